@@ -1,0 +1,116 @@
+"""A family whose denoiser is one number, so that a training step costs what everything around a denoiser costs."""
+
+import hashlib
+import json
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypedDict
+
+import torch
+from dstrain.components import Component, Files
+from dstrain.record import ModelRecord
+from dstrain.schedule import FlowMatchSchedule
+from dstrain.sources import Column
+from dstrain.unit import Signature, Unit
+from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+LATENTS = (1, 16, 1, 8, 8)
+EMBEDDING = (1, 8, 32)
+
+
+class Latents(TypedDict):
+    """What stands for a picture."""
+
+    input_latents: Tensor
+
+
+class Prompt(TypedDict):
+    """What stands for a text."""
+
+    prompt_emb: Tensor
+
+
+class Empty(nn.Module):
+    """One parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, noisy: Tensor) -> Tensor:
+        """Return `noisy` times the parameter."""
+        return noisy * self.scale
+
+
+def encode_prompt(prompt: str) -> Prompt:
+    """Numbers that depend on the text."""
+    return {"prompt_emb": _numbers(prompt, EMBEDDING)}
+
+
+def encode_image(prompt: str) -> Latents:
+    """Other numbers that depend on the text."""
+    return {"input_latents": _numbers(prompt[::-1], LATENTS)}
+
+
+def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any) -> Tensor:
+    """Call the denoiser; the timestep and the text are not used."""
+    prediction: Tensor = dit(noisy)
+    return prediction
+
+
+def decode(latents: Tensor) -> Latents:
+    """Nothing to decode."""
+    return {"input_latents": latents}
+
+
+def build(variant: str) -> Wiring:
+    """Wire the one variant."""
+    return Wiring(
+        family="empty",
+        variant=variant,
+        components=("dit",),
+        units=(Unit.of(encode_prompt), Unit.of(encode_image)),
+        model_fn=Signature.of(predict, given=GIVEN_TO_MODEL_FN),
+        decoders=(Unit.of(decode, given=GIVEN_TO_DECODER),),
+        inputs=MappingProxyType({"prompt": Column("prompt")}),
+        schedule=FlowMatchSchedule(),
+        latent_shape=Signature.of(lambda: LATENTS),
+        guide=lambda positive, negative, scale: positive,
+        padded=MappingProxyType({"prompt_emb": 1}),
+    )
+
+
+def write(folder: Path) -> Path:
+    """Write the denoiser's file; returns its path."""
+    path = folder / "dit" / "model.safetensors"
+    path.parent.mkdir()
+    save_file(Empty().state_dict(), path)
+    (path.parent / "config.json").write_text(json.dumps({}))
+    return path
+
+
+def _load(files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
+    module = Empty()
+    module.load_state_dict(load_file(files.paths[0]))
+    return module.to(dtype)
+
+
+def _numbers(text: str, shape: tuple[int, ...]) -> Tensor:
+    seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+COMPONENTS = (Component("dit", "dit", _load, marks=("scale",)),)
+
+RECORD = ModelRecord(
+    name="empty",
+    wiring="empty_family:build",
+    components="empty_family:COMPONENTS",
+    toy="",
+    variants=("base",),
+    default_trainable="dit",
+    lora_targets=MappingProxyType({}),
+    lora_prefixes=MappingProxyType({}),
+)

@@ -1,0 +1,110 @@
+"""A training run made ready by dstrain itself, the bare PyTorch loop beside it, and how the two are timed."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from dstrain.collate import collate
+from dstrain.data_process import data_process
+from dstrain.module import TrainingModule
+from dstrain.outputs import Outputs
+from dstrain.progress import Progress
+from dstrain.schedule import TRAIN_TIMESTEPS
+from dstrain.setup import Setup
+from dstrain.train import Job, feed, optimizer_steps, prepare, steps
+from dstrain.world import World
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+Step = Callable[[], object]
+Predict = Callable[[nn.Module, Tensor, Tensor, dict[str, Any]], Tensor]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds a step of both loops takes (medians), and the median of the ratios of the pairs."""
+
+    ours: float
+    bare: float
+    ratio: float
+
+
+@contextmanager
+def training(setup: Setup) -> Iterator[tuple[Job, Step]]:
+    """Fill the feature store, make the run ready, and yield it with a function that makes its next step, logged."""
+    world = World(Accelerator(mixed_precision="no", cpu=True))
+    data_process(staged(setup, "data_process"), world)
+    setup = staged(setup, "train")
+    outputs = Outputs(setup, world)
+    job = prepare(setup, world, feed(setup, world), TrainingModule)
+    outputs.begin(job)
+    with outputs.logging(), Progress("train", job.steps, 0, enabled=False) as progress:
+        numbers = steps(job)
+
+        def step() -> None:
+            made = next(numbers)
+            outputs.log(made)
+            progress.step(f"loss {made['loss']:.4f} lr {made['learning_rate']:.2e}")
+
+        yield job, step
+
+
+def staged(setup: Setup, stage: str) -> Setup:
+    """The same setup for another stage."""
+    return replace(setup, config=replace(setup.config, task=f"sft:{stage}"), stage=stage)
+
+
+def bare_step(job: Job, predict: Predict) -> Step:
+    """One step of the loop one would write by hand: a copy of the denoiser, and a batch of the run, already in memory."""
+    dit = deepcopy(job.module.pipeline.components["dit"])
+    trained = [parameter for parameter in dit.parameters() if parameter.requires_grad]
+    optimizer = AdamW(trained, 1e-4, fused=True)
+    _, batches = next(optimizer_steps(job))
+    values = collate([sample.values for sample in batches[0].samples], job.setup.wiring.padded)
+    latents = values["input_latents"]
+
+    def step() -> float:
+        noise = torch.randn_like(latents)
+        sigma = torch.rand(len(latents))
+        level = sigma.view(-1, 1, 1, 1, 1)
+        noisy = (1 - level) * latents + level * noise
+        loss = nn.functional.mse_loss(predict(dit, noisy, sigma * TRAIN_TIMESTEPS, values), noise - latents)
+        loss.backward()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return step
+
+
+def pairs(ours: Step, bare: Step, count: int, block: int = 1) -> Timing:
+    """Time `count` pairs of blocks of `block` steps, taking turns who is first."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for pair in range(-max(2, count // 10), count):
+        for which in (0, 1) if pair % 2 else (1, 0):
+            taken = timed((ours, bare)[which], block)
+            if pair >= 0:
+                seconds[which].append(taken)
+    ratios = [mine / floor for mine, floor in zip(*seconds, strict=True)]
+    return Timing(*(1e3 * statistics.median(part) for part in seconds), statistics.median(ratios))
+
+
+def timed(step: Step, block: int) -> float:
+    """Seconds that one step takes, over a block of them."""
+    start = time.perf_counter()
+    for _ in range(block):
+        step()
+    return (time.perf_counter() - start) / block
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

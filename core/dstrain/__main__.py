@@ -1,0 +1,7 @@
+"""`python -m dstrain` and `accelerate launch -m dstrain`: the command line."""
+
+import sys
+
+from dstrain.cli import main
+
+sys.exit(main())

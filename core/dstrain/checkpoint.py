@@ -1,0 +1,195 @@
+"""Checkpoints: whole components to use elsewhere, and the training state from which a run goes on bit for bit.
+
+    OUTPUT/state-STEP/trainable.safetensors, optimizer.safetensors, state.json    the state
+    OUTPUT/state-STEP/record.json     sha256 of each of these, written last: the commit point
+
+A state is built under a temporary name and renamed whole. Nothing is pickled.
+"""
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from dstrain.errors import StateError, SystemFault
+from dstrain.files import commit_folder, read_tensors, remove_folder, sha256, temporary, write_json, write_tensors
+
+FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
+FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
+RECORD = "record.json"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """All that a run needs to go on, at an optimizer-step boundary.
+
+    position: where the run is in its data. trainable: parameter name -> tensor. optimizer, scheduler: what their
+    `state_dict()` gave: tensors, plain values, and lists, tuples and dictionaries of these. versions: by library.
+    """
+
+    step: int
+    epoch: int
+    position: Mapping[str, Any]
+    trainable: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    scheduler: Mapping[str, Any]
+    config_digest: str
+    versions: Mapping[str, str]
+
+
+def save_full(path: Path, module: nn.Module, config: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
+    """Write one component's weights, named as its own `save_pretrained` would; `config` is kept as JSON in the header.
+
+    Raises SystemFault.
+    """
+    header = {"format": "pt", **metadata, "config": json.dumps(config, sort_keys=True)}
+    write_tensors(path, _published(module), header)
+
+
+def state_folder(output: Path, step: int) -> Path:
+    """Where the state of this step is kept below the output folder."""
+    return output / f"state-{step}"
+
+
+def save_state(folder: Path, state: TrainingState) -> None:
+    """Commit the state as this folder; a state there before stays until the new one is in place. Raises SystemFault."""
+    optimizer: dict[str, Tensor] = {}
+    rest = {name: getattr(state, name) for name in ("step", "epoch", "config_digest")} | {
+        "versions": dict(state.versions)
+    }
+    for name in ("position", "scheduler", "optimizer"):
+        rest[name] = _pack(getattr(state, name), optimizer, name)
+    building = temporary(folder)
+    try:
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        write_tensors(building / "trainable.safetensors", state.trainable, {})
+        write_tensors(building / "optimizer.safetensors", optimizer, {})
+        write_json(building / "state.json", rest)
+        write_json(building / RECORD, {**FORMAT, "sha256": {name: sha256(building / name) for name in FILES}})
+        commit_folder(building, folder)
+    except BaseException as error:
+        with suppress(OSError):
+            shutil.rmtree(building)
+        if isinstance(error, OSError):
+            raise SystemFault(str(folder), f"cannot be written: {error.strerror}") from error
+        raise
+
+
+def load_state(folder: Path) -> TrainingState:
+    """Read a state back, bit for bit, tensors on the CPU; raises StateError if a byte of it is missing or damaged."""
+    reason = damage(folder)
+    if reason:
+        raise StateError(str(folder), reason)
+    rest = json.loads((folder / "state.json").read_bytes())
+    optimizer, _ = read_tensors(folder / "optimizer.safetensors")
+    for name in ("position", "scheduler", "optimizer"):
+        rest[name] = _unpack(rest[name], optimizer)
+    trainable, _ = read_tensors(folder / "trainable.safetensors")
+    return TrainingState(trainable=trainable, **rest)
+
+
+def damage(folder: Path) -> str:
+    """Say why a state cannot be used, or return '' when its record and every digest agree."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        digests = record.pop("sha256")
+        if record != FORMAT:
+            return f"{RECORD}: want {dict(FORMAT)}, have {record}"
+        if sorted(digests) != sorted(FILES):
+            return f"{RECORD} is damaged: it lists {sorted(digests)}"
+        wrong = [name for name in FILES if sha256(folder / name) != digests[name]]
+    except FileNotFoundError as error:
+        return f"is not whole: {Path(error.filename).name} is missing"
+    except OSError as error:
+        return f"cannot be read: {error}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{RECORD} is damaged: {error!r}"
+    return f"is damaged: the sha256 of {', '.join(wrong)} is not the recorded one" if wrong else ""
+
+
+def states(output: Path) -> tuple[Path, ...]:
+    """The state folders below the output folder, newest first, whole or not."""
+    found = [(re.fullmatch(r"state-(\d+)(\.old)?", path.name), path) for path in output.glob("state-*")]
+    ranked = [(int(match[1]), match[2] is None, path) for match, path in found if match]
+    return tuple(path for _, _, path in sorted(ranked, reverse=True))
+
+
+def newest_state(output: Path) -> Path:
+    """The newest state that is whole; those passed over are named in a warning of the log.
+
+    Raises StateError when there is none, naming each that is damaged.
+    """
+    passed: list[str] = []
+    for folder in states(output):
+        reason = damage(folder)
+        if not reason:
+            for line in passed:
+                logging.getLogger(__name__).warning("passed over: %s", line)
+            return folder
+        passed.append(f"{folder}: {reason}")
+    raise StateError(str(output), "has no whole state to go on from", *(passed or ["no folder state-STEP is there"]))
+
+
+def prune_states(output: Path, keep: int) -> None:
+    """Remove all but the newest `keep` whole states; call it after a new one is committed. Raises SystemFault."""
+    whole = 0
+    for folder in states(output):
+        whole += (folder / RECORD).is_file()
+        if whole > keep:
+            try:
+                remove_folder(folder)
+            except OSError as error:
+                raise SystemFault(str(folder), f"cannot be removed: {error.strerror}") from error
+
+
+def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """Put tensors aside under names that begin with `name`; return JSON that keeps tuples and keys that are numbers."""
+    if value is None or type(value) in (str, bool, int, float):
+        return value
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) not in (str, int):
+                raise StateError(name, f"a key of type {type(key).__name__} cannot be kept in a state")
+        return {"dict": [[key, _pack(item, tensors, f"{name}/{key}")] for key, item in value.items()]}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_pack(item, tensors, f"{name}/{i}") for i, item in enumerate(value)]}
+    raise StateError(name, f"a value of type {type(value).__name__} cannot be kept in a state")
+
+
+def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(form, dict):
+        return form
+    ((kind, content),) = form.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _unpack(item, tensors) for key, item in content}
+    items = [_unpack(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _published(module: nn.Module) -> dict[str, Tensor]:
+    """The module's weights by the names of its published files.
+
+    transformers names the layers of some models otherwise in memory, and leaves out weights tied to another.
+    """
+    state: dict[str, Tensor] = module.state_dict()
+    if not any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__):
+        return state
+    from transformers.core_model_loading import revert_weight_conversion
+
+    tied = getattr(module, "all_tied_weights_keys", {})
+    published: dict[str, Tensor] = revert_weight_conversion(module, {k: v for k, v in state.items() if k not in tied})
+    return published

@@ -1,0 +1,103 @@
+"""The commands. Whatever imports torch or a plugin is imported inside the command that needs it."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from dstrain.cli.options import FamilyCommand, FilePath, model_options, shared_options
+from dstrain.config import GenerateConfig, TrainConfig, validate
+from dstrain.errors import UsageError
+
+
+def train(config: TrainConfig) -> None:
+    """Train a model, or run one stage of it. This is the command when none is named."""
+    validate(config)
+    from dstrain.runner import run
+
+    run(config)
+
+
+def graph(config: TrainConfig, form: str) -> None:
+    """Show the plan of a command line: what runs and what is loaded in each stage, and what crosses."""
+    validate(dataclasses.replace(config, dry_run=True))
+    from dstrain.graph import as_data, as_text
+    from dstrain.runner import plan_of
+
+    plan, wiring, task = plan_of(config)
+    click.echo(
+        as_text(plan, wiring, task) if form == "text" else json.dumps(as_data(plan), indent=2), nl=form != "text"
+    )
+
+
+def generate(config: GenerateConfig) -> None:
+    """Generate a picture with the pipeline that trains, and the LoRAs it trained."""
+    validate(config)
+    from dstrain.generate import generate as run
+
+    run(config)
+
+
+def toy(model: str, variant: str | None, seed: int, output: Path, left_out: tuple[str, ...]) -> None:
+    """Write a toy model folder in the published layout, to be used by the ordinary flags."""
+    from dstrain.plugins import load_record, variant_of
+
+    record = load_record(model, left_out)
+    chosen = variant_of(record, variant)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise UsageError("--output", f"{output} exists; what is there is left as it is")
+    record.load("toy")(output, chosen, seed)
+    click.echo(f"wrote {output}")
+
+
+def models(left_out: tuple[str, ...]) -> None:
+    """List the families installed, with distribution and version."""
+    from dstrain.plugins import installed
+
+    rows = [(plugin.name, plugin.distribution, plugin.version) for plugin in installed(left_out)]
+    click.echo(_table(("name", "distribution", "version"), rows))
+
+
+def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
+    """List each family's record: variants, state, and the reason when it is broken."""
+    from dstrain.plugins import inspect_all
+
+    findings = inspect_all(left_out)
+    if as_json:
+        columns = ("name", "distribution", "version", "variants", "state", "reason")
+        values = [
+            (f.plugin.name, f.plugin.distribution, f.plugin.version, f.variants, f.state, f.reason) for f in findings
+        ]
+        click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in values], indent=2))
+        return
+    rows = [
+        (f.plugin.name, f"{f.plugin.distribution} {f.plugin.version}", f.state, f.reason or ", ".join(f.variants))
+        for f in findings
+    ]
+    click.echo(_table(("name", "distribution", "state", "variants, or the reason"), rows))
+
+
+def commands() -> tuple[click.Command, ...]:
+    """Build every command of dstrain's own, in the order of --help."""
+    form = click.Option(
+        ["--format", "form"], type=click.Choice(["text", "json"]), default="text", help="How to print it."
+    )
+    output = click.Option(["--output"], type=FilePath(), required=True, help="Folder that is written.")
+    as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+    return (
+        FamilyCommand("train", TrainConfig, train),
+        FamilyCommand("graph", TrainConfig, graph, (form,)),
+        FamilyCommand("generate", GenerateConfig, generate),
+        click.Command("toy", callback=toy, help=toy.__doc__, params=[*model_options(), output, *shared_options()]),
+        click.Command("models", callback=models, help=models.__doc__, params=[*shared_options()]),
+        click.Command("plugins", callback=plugins, help=plugins.__doc__, params=[as_json, *shared_options()]),
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    cells = ("  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in cells)

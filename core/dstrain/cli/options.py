@@ -1,0 +1,178 @@
+"""Options of the command line, made from a configuration's flags and from a family's record."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dstrain.config import ModelChoice
+from dstrain.errors import UsageError
+from dstrain.flags import Flag, LoraFile, flags, parse_lora
+from dstrain.record import ModelRecord
+
+FAMILY = "dstrain.family"
+"""Where a context keeps the record of the family that --model names."""
+
+
+class FilePath(click.ParamType[Path]):
+    """A path as written; '' is refused, for it would mean the current folder."""
+
+    name = "path"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path."""
+        return Path(str(value)) if str(value) else self.fail("is empty", param, ctx)
+
+
+class LoraText(click.ParamType[LoraFile]):
+    """FILE or FILE:SCALE."""
+
+    name = "FILE[:SCALE]"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> LoraFile:
+        """Return the file and its scale."""
+        return value if isinstance(value, LoraFile) else parse_lora(str(value))
+
+
+class LeftOut(click.ParamType[str]):
+    """The value of -p: no:NAME, where NAME is a plugin or a distribution that is installed."""
+
+    name = "no:NAME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return NAME; whether such a plugin is there is read off metadata."""
+        from dstrain.plugins import refuse_unknown
+
+        if not str(value).startswith("no:"):
+            self.fail(f"want no:NAME, got {value!r}", param, ctx)
+        name = str(value).removeprefix("no:")
+        refuse_unknown((name,))
+        return name
+
+
+class FlagOption(click.Option):
+    """An option that stands in a group of --help."""
+
+    def __init__(self, *declarations: str, group: str, **settings: Any) -> None:
+        """Make the option as click does, in `group`."""
+        super().__init__(list(declarations), **settings)
+        self.group = group
+
+
+def shared_options() -> tuple[click.Option, ...]:
+    """The options that every command has."""
+    return (
+        FlagOption(
+            "-p",
+            "left_out",
+            group="plugins",
+            type=LeftOut(),
+            metavar="no:NAME",
+            multiple=True,
+            help="Leave a plugin out.",
+        ),
+        FlagOption("--debug", group="plugins", is_flag=True, expose_value=False, help="Show tracebacks of errors."),
+    )
+
+
+def model_options() -> tuple[click.Option, ...]:
+    """--model, --variant and --seed, for a command that has no configuration of its own."""
+    return tuple(as_option(flag) for flag in flags(ModelChoice) if flag.name in ("model", "variant", "seed"))
+
+
+def as_option(flag: Flag) -> click.Option:
+    """The option for a flag. Its choices and bounds are left to `config.validate`, which scripts go through too."""
+    settings: dict[str, Any] = {"group": flag.group, "help": flag.help, "required": flag.required}
+    if flag.kind is bool:
+        return FlagOption(flag.spelled, is_flag=True, default=flag.default, **settings)
+    types: dict[type, click.ParamType[Any]] = {
+        int: click.INT,
+        float: click.FLOAT,
+        Path: FilePath(),
+        LoraFile: LoraText(),
+    }
+    settings.update(type=types.get(flag.kind, click.STRING), multiple=flag.many)
+    if not flag.required:
+        settings.update(default=flag.default, show_default=flag.default is not None and not flag.many)
+    if flag.choices:
+        settings["metavar"] = f"[{'|'.join(flag.choices)}]"
+    if flag.bare is not None:
+        settings.update(is_flag=False, flag_value=flag.bare, metavar=f"[{flag.bare}|PATH]")
+    return FlagOption(flag.spelled, **settings)
+
+
+class FamilyCommand(click.Command):
+    """A command made from a configuration; the family that --model names adds its own flags.
+
+    body: called with the configuration and the values of `extra` options.
+    """
+
+    def __init__(
+        self, name: str, config: type[ModelChoice], body: Callable[..., None], extra: Sequence[click.Option] = ()
+    ) -> None:
+        """Make a command with a flag per field of `config`; its help text is the body's docstring."""
+        own = [as_option(flag) for flag in flags(config)]
+        super().__init__(name, params=[*own, *extra, *shared_options()], help=body.__doc__)
+        self.config, self.body = config, body
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's options and, once --model is read, the family's."""
+        record: ModelRecord | None = ctx.meta.get(FAMILY)
+        if record is None:
+            return super().get_params(ctx)
+        family = [FlagOption(f"--{o.name}", group=record.name, help=o.help) for o in record.options]
+        return [*family, *super().get_params(ctx)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read --model and -p before all else, then everything with the family's flags."""
+        if not ctx.resilient_parsing:
+            first = {"resilient_parsing": True, "ignore_unknown_options": True, "allow_extra_args": True}
+            given = self.make_context(ctx.info_name, list(args), parent=ctx.parent, **first).params
+            if given["model"] is not None:
+                ctx.meta[FAMILY] = self._record(given["model"], given["left_out"] or ())
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Build the configuration and call the body with it."""
+        record: ModelRecord = ctx.meta[FAMILY]
+        given = {option.name: ctx.params.pop(option.name) for option in record.options}
+        values = {flag.name: ctx.params.pop(flag.name) for flag in flags(self.config)}
+        options = {name: value for name, value in given.items() if value is not None}
+        config = self.config(**values, family_options=options, left_out=ctx.params.pop("left_out"))
+        _refuse(config, record)
+        self.body(config, **ctx.params)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options group by group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            if row is not None:
+                groups.setdefault(getattr(param, "group", "plugins"), []).append(row)
+        for group, rows in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(rows)
+
+    def _record(self, model: str, left_out: Sequence[str]) -> ModelRecord:
+        from dstrain.plugins import load_record
+
+        record = load_record(model, left_out)
+        taken = {param.name for param in self.params} | {"help"}
+        for option in record.options:
+            if option.name in taken:
+                raise UsageError(
+                    f"plugin {record.name}", f"its flag --{option.name} is already one of dstrain {self.name}"
+                )
+        return record
+
+
+def _refuse(config: ModelChoice, record: ModelRecord) -> None:
+    """What the family's record refuses before anything of it is imported."""
+    from dstrain.plugins import variant_of
+
+    if config.variant is not None:
+        variant_of(record, config.variant)
+    for option in record.options:
+        if config.toy and option.component and option.name in config.family_options:
+            raise UsageError(f"--{option.name}", f"would do nothing: --toy builds its own {option.component}")

@@ -1,0 +1,180 @@
+"""Stage 1: run the frozen units once per different input and put what crosses into the feature store."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dstrain.files import lock
+from dstrain.keys import Digests, hashed, input_key, value_keys
+from dstrain.loading import Found, find, load_pipeline
+from dstrain.module import Sample
+from dstrain.order import MicroBatch
+from dstrain.pipeline import Pipeline
+from dstrain.plan import Plan, Step
+from dstrain.progress import Progress
+from dstrain.randomness import SampleKey
+from dstrain.samples import Rows, load_batches
+from dstrain.setup import Setup, versions, warn_unread
+from dstrain.store import FeatureStore, ShardWriter
+from dstrain.stored_plan import plan_about, plan_identity
+from dstrain.values import flatten
+from dstrain.world import World
+
+
+@dataclass(frozen=True)
+class RowKeys:
+    """Where the crossing values of one row are or will be (value -> address); inputs that are no files stay literal."""
+
+    plan: Plan
+    addresses: Mapping[str, str]
+    literals: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A row with values the store lacks: the steps to run, the inputs to decode for them, the values wanted."""
+
+    row: int
+    steps: tuple[Step, ...]
+    inputs: frozenset[str]
+    wanted: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WorkRows:
+    """A source of samples that decodes only what the missing values of each row need."""
+
+    rows: Rows
+    needs: Mapping[int, frozenset[str]]
+
+    def sample(self, row: int) -> Sample:
+        """Decode what one row's work needs."""
+        return self.rows.decode(row, self.needs[row])
+
+
+def data_process(setup: Setup, world: World) -> None:
+    """Fill the store with everything the data set's rows need; what is there already is not computed again."""
+    warn_unread(setup, world)
+    if world.is_main:
+        with lock(setup.store_path):
+            FeatureStore.create(setup.store_path)
+            world.wait()
+            _fill(setup, world)
+    else:
+        world.wait()
+        _fill(setup, world)
+
+
+def _fill(setup: Setup, world: World) -> None:
+    digests = Digests.remembered(setup.store_path / "digests.json")
+    found = find_components(setup)
+    components = component_digests(found, digests)
+    rows = row_keys(setup, components, digests)
+    store = FeatureStore.open(setup.store_path)
+    work = list(missing_work(rows, store))
+    world.say(f"{len(rows)} rows, {len(work)} to compute; feature store {setup.store_path}")
+    if work:
+        pipeline = load_pipeline(setup.record, setup.wiring, found, setup.device, setup.dtype)
+        writer = ShardWriter(store, versions(setup.device))
+        compute(setup, pipeline, writer, work[world.rank :: world.size], rows)
+    world.wait()
+    if world.is_main:
+        store = FeatureStore.open(setup.store_path)
+        lines, presence = plan_lines(setup, rows, store)
+        about = plan_about(setup, found, components, presence)
+        store.write_plan(plan_identity(setup), about, lines)
+        digests.save()
+    world.wait()
+
+
+def find_components(setup: Setup) -> Found:
+    """The files stage 1 needs: the union over the rows' plans."""
+    plans = [setup.plan(inputs) for inputs in dict.fromkeys(frozenset(cells) for cells in setup.dataset.rows)]
+    components = dict.fromkeys(name for plan in plans for name in plan.components["data_process"])
+    configs = dict.fromkeys(name for plan in plans for name in plan.configs["data_process"])
+    return find(setup.record, setup.models, components, configs)
+
+
+def component_digests(found: Found, digests: Digests) -> dict[str, str]:
+    """The digest of each component as units use it, and of each configuration: part of every key."""
+    whole = {
+        name: hashed("component", [digests.of_all(files.paths), found.contents.get(name)])
+        for name, files in found.files.items()
+    }
+    return whole | {f"{name}_config": hashed("config", content) for name, content in found.contents.items()}
+
+
+def row_keys(setup: Setup, components: Mapping[str, str], digests: Digests) -> list[RowKeys]:
+    """The keys of every row, known before anything is decoded."""
+    rows = []
+    for cells in setup.dataset.rows:
+        plan = setup.plan(frozenset(cells))
+        inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
+        keys = value_keys(plan, inputs, components, str(setup.dtype))
+        plain = [name for name in plan.crossing if name in cells and not cells[name].files]
+        literals = {name: flatten(cells[name].literal, {}, name) for name in plain}
+        addresses = {name: keys[name] for name in plan.crossing if name not in literals}
+        rows.append(RowKeys(plan, addresses, literals))
+    return rows
+
+
+def missing_work(rows: Sequence[RowKeys], store: FeatureStore) -> Iterator[Work]:
+    """The rows to compute: each value of the whole data set is asked for once, by the first row that needs it."""
+    claimed: set[str] = set()
+    for row, keys in enumerate(rows):
+        wanted = tuple(name for name, at in keys.addresses.items() if at not in store and at not in claimed)
+        if wanted:
+            claimed.update(keys.addresses[name] for name in wanted)
+            needed = set(wanted)
+            steps: list[Step] = []
+            for step in reversed(keys.plan.frozen):
+                if needed & set(step.makes.values()):
+                    steps.insert(0, step)
+                    needed |= set(step.reads.values())
+            yield Work(row, tuple(steps), frozenset(needed & keys.plan.inputs), wanted)
+
+
+def compute(
+    setup: Setup, pipeline: Pipeline, writer: ShardWriter, part: Sequence[Work], rows: Sequence[RowKeys]
+) -> None:
+    """Compute one process's part of the work, row by row, and commit it shard by shard."""
+    source = WorkRows(Rows(setup.dataset.rows, {}), {work.row: work.inputs for work in part})
+    micros = [MicroBatch((SampleKey(0, 0, 0, work.row),), (1.0,), 1, last=True) for work in part]
+    batches = load_batches(source, lambda: micros, setup.config.dataset_num_workers)
+    with Progress("data_process", total=len(part)) as progress:
+        for work, batch in zip(part, batches, strict=True):
+            values = dict(batch.samples[0].values)
+            with torch.no_grad():
+                pipeline.run(work.steps, values)
+            for name in work.wanted:
+                writer.add(rows[work.row].addresses[name], values[name])
+            progress.step()
+        writer.flush()
+
+
+def plan_lines(
+    setup: Setup, rows: Sequence[RowKeys], store: FeatureStore
+) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    """The lines of the plan file, one per sample, and the sets of inputs present that they refer to by number."""
+    presence: dict[frozenset[str], int] = {}
+    groups: dict[Any, int] = {}
+    lines = []
+    for row, keys in enumerate(rows):
+        values = {name: {"at": at, "shapes": shapes(store.form(at))} for name, at in keys.addresses.items()}
+        lines.append({
+            "row": row,
+            "chunk": 0,
+            "inputs": presence.setdefault(keys.plan.inputs, len(presence)),
+            "group": groups.setdefault(setup.dataset.signature(row), len(groups)),
+            "values": values | dict(keys.literals),
+        })  # fmt: skip
+    return lines, [sorted(inputs) for inputs in presence]
+
+
+def shapes(form: Any) -> Any:
+    """The shapes of a stored value's tensors, from how it is stored."""
+    if "shape" in form:
+        return form["shape"]
+    return [shapes(child) for child in form.get("list") or list(form.get("record", {}).values())]

@@ -1,0 +1,211 @@
+"""Files that are whole or absent: written under a temporary name, synced, renamed, then their folder is synced.
+
+Temporary names begin with `.tmp-` and carry the process id. Only the holder of a folder's lock removes those that a
+dead run left behind.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dstrain.errors import StateError, SystemFault
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TEMPORARY = ".tmp-"
+LOCK = ".lock"
+
+
+def temporary(path: Path) -> Path:
+    """The temporary name beside `path` under which this process builds it."""
+    return path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace the file by `data`, so that a reader finds the old or the new bytes whole; raises SystemFault."""
+    with _replacing(path, len(data)) as building:
+        building.write_bytes(data)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace the file by `data` as JSON, keys sorted, so that equal data gives equal bytes; raises SystemFault."""
+    write_file(path, (json.dumps(data, ensure_ascii=False, indent=1, sort_keys=True) + "\n").encode())
+
+
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> None:
+    """Replace the safetensors file by these tensors and this header; equal content gives equal bytes.
+
+    Tensors may lie on any device, be views, or share storage (each name keeps a copy). Raises SystemFault.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    apart = _apart(tensors)
+    with _replacing(path, sum(tensor.nbytes for tensor in apart.values())) as building:
+        building.touch()
+        mode = building.stat().st_mode & 0o777
+        try:
+            save_file(apart, building, metadata=dict(metadata) or None)  # {} and no tensors: a torn header
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error)) from error
+        building.chmod(mode)  # save_file leaves 0600, which others who share the folder could not read
+        _sort_header(building)
+
+
+def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
+    """Return the tensors of a safetensors file, on the CPU, and its metadata; raises StateError if it is unreadable."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise StateError(str(path), f"cannot be read as safetensors: {error}") from error
+
+
+def commit_folder(building: Path, final: Path) -> None:
+    """Give a folder built under a temporary name its final one, in one step; its files are synced already.
+
+    A folder of the final name is kept as `<name>.old` until the new one is in place. Raises SystemFault.
+    """
+    old = final.with_name(final.name + ".old")
+    try:
+        _sync(building)
+        if final.exists():
+            remove_folder(old)
+            final.rename(old)
+        building.rename(final)
+        _sync(final.parent)
+        remove_folder(old)
+    except OSError as error:
+        raise _fault(final, 0, error) from error
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, if there, so that no half of it is ever seen under its own name."""
+    if folder.exists():
+        doomed = temporary(folder)
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporaries of a dead run from this folder, not from those below it.
+
+    Call it while holding the lock and before anything is written: then whoever wrote them is dead. Raises SystemFault.
+    """
+    for path in sorted(folder.glob(f"{TEMPORARY}*")):
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        except OSError as error:
+            raise _fault(path, 0, error) from error
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the folder, made if absent, for this process alone; the lock ends with the process, however it dies.
+
+    Raises StateError naming the process that holds it, SystemFault if the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise _fault(folder / LOCK, 0, error) from error
+    try:
+        _take(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of the file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _take(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise StateError(
+            str(folder), f"is in use by process {holder}", "wait for it to end, or use another folder"
+        ) from error
+    except OSError as error:
+        raise _fault(folder / LOCK, 0, error) from error
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        raise _fault(folder / LOCK, 0, error) from error
+
+
+@contextmanager
+def _replacing(path: Path, size: int) -> Iterator[Path]:
+    """Give a temporary path to write; commit it to `path` afterwards, or remove it when anything went wrong."""
+    building = temporary(path)
+    try:
+        yield building
+        _sync(building)
+        building.replace(path)
+        _sync(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            building.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _fault(path, size, error) from error
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fault(path: Path, size: int, error: OSError) -> SystemFault:
+    what = f"cannot write {size:,} bytes" if size else "cannot be written"
+    return SystemFault(str(path), f"{what}: {error.strerror or error}", "what was there before is untouched")
+
+
+def _apart(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """The tensors on the CPU, contiguous, no two in one storage (safetensors refuses that)."""
+    import torch
+
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        place = plain.untyped_storage().data_ptr()
+        apart[name] = plain.clone(memory_format=torch.contiguous_format) if place in seen else plain
+        seen.add(place)
+    return apart
+
+
+def _sort_header(path: Path) -> None:
+    """Sort the metadata in a safetensors header in place: the library writes it in an order that differs by process."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        if "__metadata__" in header:
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+            ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length)
+            if len(ordered) == length:  # the same characters in another order
+                file.seek(8)
+                file.write(ordered)

@@ -1,0 +1,46 @@
+"""Losses: functions of `predict` and the values they read, returning one loss per sample."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dstrain.randomness import Rng
+from dstrain.schedule import TRAIN_TIMESTEPS, NoiseLevels
+from dstrain.tasks import Task
+
+
+class Held(NamedTuple):
+    """What a variant's `hold` returns: latents with fixed parts in place, timesteps, and the loss mask (None: all).
+
+    timestep is (batch,), or broadcasts over the latents where parts of a sample have their own.
+    """
+
+    latents: Tensor
+    timestep: Tensor
+    mask: Tensor | None = None
+
+
+Hold = Callable[[Tensor, Tensor, Tensor], Held]
+
+
+def flow_match(
+    predict: Callable[..., Tensor], input_latents: Tensor, *, schedule: NoiseLevels, hold: Hold, rng: Rng
+) -> Tensor:
+    """Weighted mean square of (prediction - (noise - x_0)) per sample: (batch,) fp32.
+
+    input_latents: (batch, channels, ...). Noise and timesteps are fp32, drawn on the CPU per sample.
+    """
+    sigma = schedule.draw(rng)
+    noise = rng.normal("noise", input_latents.shape[1:]).to(input_latents.device)
+    weight, sigma = schedule.weight(sigma).to(noise.device), sigma.to(noise.device)
+    level = sigma.view(-1, *[1] * (input_latents.ndim - 1))
+    held = hold((1 - level) * input_latents + level * noise, sigma * TRAIN_TIMESTEPS, noise)
+    error = (predict(held.latents, held.timestep).float() - (noise - input_latents)).square()
+    if held.mask is None:
+        return weight * error.flatten(1).mean(1)
+    mask = held.mask.expand_as(error)
+    return weight * (error * mask).flatten(1).sum(1) / mask.flatten(1).sum(1)
+
+
+SFT = Task.of("sft", flow_match)

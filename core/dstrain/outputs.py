@@ -1,0 +1,236 @@
+"""What a training run writes: weights, the state to resume from, and loss.csv."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import torch
+
+from dstrain.checkpoint import (
+    TrainingState,
+    load_state,
+    newest_state,
+    prune_states,
+    save_full,
+    save_state,
+    state_folder,
+    states,
+)
+from dstrain.errors import StateError, UsageError
+from dstrain.files import write_json
+from dstrain.keys import hashed
+from dstrain.lora import save_lora
+from dstrain.setup import Setup, versions
+from dstrain.world import World
+
+if TYPE_CHECKING:
+    from dstrain.train import Job
+
+COLUMNS = (
+    "step",
+    "epoch",
+    "loss",
+    "learning_rate",
+    "grad_norm",
+    "samples_per_second",
+    "data_wait_seconds",
+    "memory_gib",
+)
+KEPT_STATES = 2
+RESUMABLE = (
+    "output_path",
+    "resume",
+    "num_epochs",
+    "max_steps",
+    "save_steps",
+    "dataset_num_workers",
+    "feature_cache",
+    "dry_run",
+)
+"""Flags that may differ between a run and its continuation."""
+
+
+@dataclass
+class Outputs:
+    """The output folder of one run; only the main process writes."""
+
+    setup: Setup
+    world: World
+    folder: Path = field(init=False)
+    weights: list[Path] = field(default_factory=list)
+    _log: TextIO | None = None
+
+    def __post_init__(self) -> None:
+        if self.setup.config.output_path is None:
+            raise UsageError("--output_path", "is required: where the trained weights are written")
+        self.folder = Path(self.setup.config.output_path)
+        self._check_prefix()
+
+    def _check_prefix(self) -> None:
+        """--remove_prefix_in_ckpt names a trained component; saved names carry no such prefix to begin with."""
+        prefix, trained = self.setup.config.remove_prefix_in_ckpt, self.setup.trainables.components
+        known = [f"pipe.{component}." for component in trained]
+        if prefix is not None and prefix not in known:
+            raise UsageError(
+                "--remove_prefix_in_ckpt", f"no saved name begins with {prefix!r}; want {' or '.join(known)}"
+            )
+
+    def begin(self, job: "Job") -> None:
+        """Take up the state to resume from, if asked, else refuse a folder that holds a run; say what will happen."""
+        config = self.setup.config
+        if config.resume is not None:
+            path = newest_state(self.folder) if config.resume == "auto" else Path(config.resume)
+            restore(job, load_state(path), self.fingerprint)
+            self.world.say(f"resumed at step {job.step} from {path}")
+        elif states(self.folder):
+            raise StateError(
+                str(self.folder), "holds a run already", "go on with --resume, or give another --output_path"
+            )
+        self._announce(job)
+        if self.world.is_main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            plain = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+            write_json(self.folder / "config.json", plain)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of every flag that decides the numbers of a run."""
+        content = {name: str(value) for name, value in asdict(self.setup.config).items() if name not in RESUMABLE}
+        return hashed("config", {**content, "task": self.setup.task.name})
+
+    def _announce(self, job: "Job") -> None:
+        module, say = job.module, self.world.say
+        count = sum(parameter.numel() for parameter in module.trained_parameters)
+        total = sum(parameter.numel() for parameter in module.networks.parameters())
+        say(f"device {self.setup.device}, mixed precision {self.setup.mixed_precision}, {self.world.size} process(es)")
+        say(
+            f"trains {', '.join(module.trained.components)}: {count:,} parameters, "
+            f"{count / total:.1%} of those in a step"
+        )
+        for component, matches in module.trained.matches.items():
+            say(f"LoRA on {component}: " + ", ".join(f"{pattern} x{number}" for pattern, number in matches.items()))
+        if module.trained.unreached:
+            say(f"frozen, since no loss reaches them: {len(module.trained.unreached)} parameters")
+        say(
+            f"{len(job.order.groups)} rows x {job.order.repeat}, {job.order.steps()} steps an epoch; "
+            f"runs to step {job.steps}"
+        )
+        say(f"writes {self.folder}")
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Keep loss.csv open; it is continued if it exists."""
+        if not self.world.is_main:
+            yield
+            return
+        path = self.folder / "loss.csv"
+        new = not path.exists()
+        with path.open("a") as self._log:
+            if new:
+                self._log.write(",".join(COLUMNS) + "\n")
+            yield
+
+    def log(self, numbers: Mapping[str, float]) -> None:
+        """Write one optimizer step's numbers, by column name."""
+        if self._log is not None:
+            row = {"memory_gib": _memory(), **numbers}
+            self._log.write(",".join(_short(row[name]) for name in COLUMNS) + "\n")
+
+    def save_if_due(self, job: "Job", epoch: int) -> None:
+        """Save at every --save_steps, else at the end of each epoch, and always at the last step."""
+        every = self.setup.config.save_steps
+        ends_epoch = job.step % job.order.steps() == 0
+        if every is None and ends_epoch:
+            self.save(job, f"epoch-{epoch}")
+        elif job.step == job.steps or (every is not None and job.step % every == 0):
+            self.save(job, f"step-{job.step}")
+
+    def save(self, job: "Job", name: str) -> None:
+        """Write one weights file per trained component, then the state to resume from."""
+        if self._log is not None:
+            self._log.flush()
+            self.weights = [self._save_component(job, name, component) for component in job.module.trained.components]
+            save_state(state_folder(self.folder, job.step), state_of(job, self.fingerprint))
+            prune_states(self.folder, KEPT_STATES)
+        self.world.wait()
+
+    def _save_component(self, job: "Job", name: str, component: str) -> Path:
+        trained = job.module.trained
+        suffix = f".{component}" if len(trained.components) > 1 else ""
+        path = self.folder / f"{name}{suffix}.safetensors"
+        network = job.module.pipeline.components[component]
+        about = {
+            "family": self.setup.wiring.family,
+            "variant": self.setup.wiring.variant,
+            "component": component,
+            "step": str(job.step),
+            "task": self.setup.task.name,
+            **{f"version.{library}": version for library, version in versions(self.setup.device).items()},
+        }
+        if component in trained.lora:
+            prefix = self.setup.record.lora_prefixes.get(component, component)
+            save_lora(path, network, trained.lora[component], prefix, about)
+        else:
+            save_full(path, network, dict(job.contents[component]), about)
+        return path
+
+    def end(self, job: "Job") -> None:
+        """Say where the weights are and how to try them."""
+        if not self.weights:
+            self.world.say(f"nothing left to do: {self.folder} is at step {job.step} of {job.steps}")
+            return
+        self.world.say("weights: " + ", ".join(str(path) for path in self.weights))
+        lora = (
+            [f"--lora {path}" for path in self.weights]
+            if job.module.trained.lora
+            else ["(the model files, with these in place)"]
+        )
+        self.world.say(
+            f"try them: dstrain generate --model {self.setup.wiring.family} {' '.join(lora)}"
+            " --prompt ... --output x.png"
+        )
+
+
+def state_of(job: "Job", fingerprint: str) -> TrainingState:
+    """Everything a run needs to go on exactly: no generator state, since every draw is keyed by its place."""
+    tensors = {name: parameter.detach() for name, parameter in job.module.trained.parameters.items()}
+    position = {"step": job.step, "steps": job.steps}
+    optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
+    return TrainingState(
+        step=job.step,
+        epoch=job.step // max(1, job.order.steps()),
+        position=position,
+        trainable=tensors,
+        optimizer=optimizer.state_dict(),
+        scheduler=job.scheduler.state_dict(),
+        config_digest=fingerprint,
+        versions=versions(job.setup.device),
+    )
+
+
+@torch.no_grad()
+def restore(job: "Job", state: TrainingState, fingerprint: str) -> None:
+    """Put a saved state back, bit for bit; raises StateError if it is of another run."""
+    if state.config_digest != fingerprint:
+        raise StateError("--resume", "the saved run had other settings that decide its numbers",
+                         f"flags that may change: {', '.join('--' + name for name in RESUMABLE)}")  # fmt: skip
+    parameters = job.module.trained.parameters
+    if set(parameters) != set(state.trainable):
+        raise StateError(
+            "--resume", f"the saved run trains {len(state.trainable)} parameters, this one {len(parameters)}"
+        )
+    for name, parameter in parameters.items():
+        parameter.copy_(state.trainable[name])
+    getattr(job.optimizer, "optimizer", job.optimizer).load_state_dict(dict(state.optimizer))
+    job.scheduler.load_state_dict(dict(state.scheduler))
+    job.step = state.step
+
+
+def _memory() -> float:
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+
+
+def _short(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"

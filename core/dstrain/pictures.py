@@ -1,0 +1,154 @@
+"""Pictures: what size they are loaded at, told from the header alone, and how they are loaded."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from dstrain.errors import UsageError
+
+LOADER_VERSION = 1
+"""Raised when `load_picture` returns other pixels for the same file, so that stored results are not used for it."""
+
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Kinds of file that are opened. Left out on purpose: EPS and its like, which run a program to be decoded."""
+
+GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
+MODES = GREY_16 | {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
+
+TURNS = MappingProxyType(
+    {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+)
+"""EXIF orientation (Exif 2.32, tag 0x0112) -> the turn that makes the picture upright."""
+
+SIDEWAYS = frozenset({5, 6, 7, 8})
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Wanted sizes in pixels: fixed (height and width), or dynamic (neither), which `max_pixels` bounds."""
+
+    height: int | None
+    width: int | None
+    max_pixels: int
+
+    def __post_init__(self) -> None:
+        if (self.height is None) != (self.width is None):
+            raise UsageError("--height, --width", "give both for a fixed size, or neither for a dynamic one")
+        for flag, value in (("--height", self.height), ("--width", self.width), ("--max_pixels", self.max_pixels)):
+            if value is not None and value < 1:
+                raise UsageError(flag, f"{value} is not a positive number of pixels")
+
+    def check(self, multiple: int) -> None:
+        """Raise UsageError if the fixed size is not a multiple of `multiple`; 0 allows any."""
+        for flag, value in (("--height", self.height), ("--width", self.width)):
+            if multiple and value is not None and value % multiple:
+                near = max(multiple, round(value / multiple) * multiple)
+                raise UsageError(flag, f"{value} is not a multiple of {multiple}; the nearest is {near}")
+
+
+def fit(size: tuple[int, int], resolution: Resolution, multiple: int) -> tuple[int, int]:
+    """Return the (height, width) at which a picture of size (height, width) is loaded.
+
+    With `multiple` 0 the size stays. Fixed: the size given. Dynamic: a picture of more than max_pixels shrinks to it,
+    keeping its aspect ratio, others stay; then both sides are cut down to multiples. Raises UsageError if that leaves
+    nothing.
+    """
+    if not multiple:
+        return size
+    resolution.check(multiple)
+    if resolution.height is not None and resolution.width is not None:
+        return resolution.height, resolution.width
+    height, width = size
+    if height * width > resolution.max_pixels:
+        # sqrt(max_pixels * height / width) and its twin, in integers: floating point falls just below whole numbers.
+        height, width = isqrt(resolution.max_pixels * height // width), isqrt(resolution.max_pixels * width // height)
+    height, width = height // multiple * multiple, width // multiple * multiple
+    if not height or not width:
+        raise UsageError("picture", f"{size[0]} x {size[1]} (height x width) leaves nothing at multiples of {multiple}")
+    return height, width
+
+
+def read_size(path: Path) -> tuple[int, int]:
+    """Return (height, width) of the upright picture from the file's header; raises UsageError if it is no picture."""
+    with _opened(path) as image:
+        width, height = image.size
+        return (width, height) if _orientation(image) in SIDEWAYS else (height, width)
+
+
+def load_picture(path: Path, mode: str, size: tuple[int, int] | None) -> Image.Image:
+    """Load a picture upright, in `mode` (RGB, RGBA or L), at exactly `size` (height, width).
+
+    It is scaled to cover that size and cropped about its centre; without `size` it keeps its own. Transparent parts
+    are shown over white unless the mode is RGBA; 16-bit grey becomes 8-bit grey; colour profiles are not applied.
+    Raises UsageError for a damaged file.
+    """
+    with _opened(path) as image:
+        orientation = _orientation(image)
+        image.load()
+        picture = _convert(image, mode)
+    if orientation in TURNS:
+        picture = picture.transpose(TURNS[orientation])
+    if size is not None and size != (picture.height, picture.width):
+        picture = ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.LANCZOS)
+    return picture
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            if image.mode not in MODES:
+                raise UsageError(str(path), f"colour mode {image.mode} is not read; save it as RGB")
+            yield image
+    except UsageError:
+        raise
+    except UnidentifiedImageError as error:
+        raise UsageError(str(path), f"is not a picture of a kind that is read ({', '.join(FORMATS)})") from error
+    except Exception as error:  # decoders of damaged files raise nearly anything
+        raise UsageError(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation still to be applied, 1 to 8, without decoding the picture."""
+    if image.format == "TIFF":
+        return 1  # Pillow turns these itself, in the header's size as well
+    try:
+        # The base class's method: the one for PNG decodes the whole picture to look for EXIF data behind the pixels.
+        return int(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
+    except Exception:  # a picture with damaged EXIF data is shown as stored
+        return 1
+
+
+def _convert(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode in GREY_16:
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if mode != "RGBA":
+            white = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(white, image).convert("RGB")
+    elif image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    return image.copy() if image.mode == mode else image.convert(mode)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Scale 0..65535 to 0..255, rounded; Pillow alone would clip."""
+    pixels = np.asarray(image).astype(np.int64)
+    if pixels.min() < 0 or pixels.max() > 65535:
+        raise ValueError("grey values beyond 16 bits; save it as 8-bit RGB")
+    return Image.fromarray(((pixels * 255 + 32767) // 65535).astype(np.uint8))

@@ -1,0 +1,174 @@
+"""Finding families: installed plugins by their metadata, and their records, one at a time. Imports no torch."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dstrain.errors import DstrainError, UsageError, nearest
+from dstrain.record import API, ModelRecord
+
+GROUP = "dstrain.models"
+HOOK_GROUP = "dstrain"
+PATIENCE = 60.0
+"""Seconds that `inspect_all` gives one record's import."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A plugin as its distribution's metadata tell of it: nothing of it is imported."""
+
+    name: str
+    distribution: str
+    version: str
+    entry_point: str
+    group: str = GROUP
+
+    @property
+    def where(self) -> str:
+        """How errors name it."""
+        return f"plugin {self.distribution} {self.version}"
+
+    def load(self) -> Any:
+        """Import what the entry point names; raises UsageError with the distribution, its version and the reason."""
+        try:
+            return importlib.metadata.EntryPoint(self.name, self.entry_point, self.group).load()
+        except (Exception, SystemExit) as error:
+            reason = f"{self.entry_point} cannot be imported: {type(error).__name__}: {error}"
+            raise UsageError(self.where, reason, f"leave it out with -p no:{self.name}") from error
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What `inspect_all` found out about one plugin; `reason` is '' for a record that can be used."""
+
+    plugin: Installed
+    variants: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def state(self) -> str:
+        """'ready' or 'broken'."""
+        return "broken" if self.reason else "ready"
+
+
+def installed(left_out: Collection[str] = (), group: str = GROUP) -> tuple[Installed, ...]:
+    """Every plugin of a group by name, less those whose name or distribution is in `left_out`; reads metadata only."""
+    found = []
+    for entry in importlib.metadata.entry_points(group=group):
+        if entry.dist is not None:
+            found.append(Installed(entry.name, entry.dist.name, entry.dist.version, entry.value, group))
+    kept = (plugin for plugin in found if plugin.name not in left_out and plugin.distribution not in left_out)
+    return tuple(sorted(kept, key=lambda plugin: (plugin.name, plugin.distribution)))
+
+
+def refuse_unknown(left_out: Collection[str]) -> None:
+    """Raise UsageError when a name of `-p no:NAME` is neither a plugin nor the distribution of one."""
+    plugins = (*installed(), *installed(group=HOOK_GROUP))
+    known = sorted({name for plugin in plugins for name in (plugin.name, plugin.distribution)})
+    for name in left_out:
+        if name not in known:
+            raise UsageError(
+                "-p", f"no plugin named {name!r}; installed: {', '.join(known) or 'none'}{nearest(name, known)}"
+            )
+
+
+def load_record(name: str, left_out: Collection[str] = ()) -> ModelRecord:
+    """Import the record of the family named; no other plugin is imported.
+
+    Raises UsageError when none or several distributions offer it, or when what it imports is no record that fits.
+    """
+    plugins = installed(left_out)
+    same = [plugin for plugin in plugins if plugin.name == name]
+    if not same:
+        names = list(dict.fromkeys(plugin.name for plugin in plugins))
+        raise UsageError(
+            "--model", f"no model named {name!r}; installed: {', '.join(names) or 'none'}{_near(name, names)}"
+        )
+    clash = name_clash(same[0], plugins)
+    if clash:
+        raise UsageError("--model", clash, f"leave one out with -p no:{same[0].distribution}, or uninstall it")
+    return _checked(same[0])
+
+
+def variant_of(record: ModelRecord, name: str | None) -> str:
+    """The variant named, or the record's first; raises UsageError for one it does not have."""
+    if name is None:
+        return record.variants[0]
+    if name not in record.variants:
+        known = ", ".join(record.variants)
+        raise UsageError(
+            "--variant", f"{record.name} has no variant {name!r}; variants: {known}{nearest(name, record.variants)}"
+        )
+    return name
+
+
+def name_clash(plugin: Installed, plugins: Collection[Installed]) -> str:
+    """Why a plugin is refused when another one has its name, naming the distributions; '' when none has."""
+    same = [f"{other.distribution} {other.version}" for other in plugins if other.name == plugin.name]
+    return f"{plugin.name!r} is offered by {' and by '.join(same)}" if len(same) > 1 else ""
+
+
+def inspect_all(left_out: Collection[str] = ()) -> tuple[Finding, ...]:
+    """Import every record, each in a process of its own, so that a broken one is reported and harms nothing else."""
+    plugins = installed(left_out)
+    return tuple(_inspect(plugin, name_clash(plugin, plugins)) for plugin in plugins)
+
+
+def _near(name: str, names: list[str]) -> str:
+    """Like `nearest`, but the beginning of a name finds it too, and neither case nor '-' matters."""
+    folded = name.lower().replace("-", "_")
+    longer = [known for known in names if folded and known.startswith(folded)]
+    return nearest(folded, names) or (f"; did you mean {longer[0]!r}?" if longer else "")
+
+
+def _checked(plugin: Installed) -> ModelRecord:
+    record = plugin.load()
+    if not isinstance(record, ModelRecord):
+        raise UsageError(
+            plugin.where, f"{plugin.entry_point} is a {type(record).__name__}, not a dstrain.record.ModelRecord"
+        )
+    if record.api != API:
+        raise UsageError(plugin.where, f"its record is made for plugin interface {record.api}, this dstrain has {API}",
+                         "install versions of the plugin and of dstrain that fit together")  # fmt: skip
+    if record.name != plugin.name:
+        raise UsageError(plugin.where, f"its entry point is named {plugin.name!r}, its record {record.name!r}")
+    if not record.variants:
+        raise UsageError(plugin.where, f"the record of {plugin.name!r} has no variant")
+    return record
+
+
+def _inspect(plugin: Installed, clash: str) -> Finding:
+    if clash:
+        return Finding(plugin, reason=clash)
+    command = [sys.executable, "-c", "from dstrain.plugins import _answer; _answer()", json.dumps(asdict(plugin))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding(plugin, reason=f"its import took longer than {PATIENCE:.0f} s")
+    if child.returncode != 0 or not child.stdout:
+        return Finding(
+            plugin, reason=f"its import ended the process (exit code {child.returncode}) {child.stderr[-200:]}".strip()
+        )
+    answer = json.loads(child.stdout)
+    return Finding(plugin, tuple(answer["variants"]), answer["reason"])
+
+
+def _answer() -> None:
+    """In the child of `_inspect`: write variants and reason as JSON, and nothing that the plugin prints."""
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    plugin = Installed(**json.loads(sys.argv[1]))
+    variants: tuple[str, ...] = ()
+    reason = ""
+    try:
+        variants = _checked(plugin).variants
+    except DstrainError as error:
+        reason = error.what
+    json.dump({"variants": variants, "reason": reason}, channel)
+    channel.close()

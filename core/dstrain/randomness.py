@@ -1,0 +1,63 @@
+"""Randomness by counter: every draw is keyed by what it is for, so it depends on neither world size nor resume point.
+
+A key is (seed, epoch, repeat, row, chunk); each stream of a sample counts its own draws. Numbers come from Philox
+4x64 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") on the CPU, in fp32.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class SampleKey(NamedTuple):
+    """Which draw of which row: all that the randomness of one sample depends on."""
+
+    seed: int
+    epoch: int
+    repeat: int
+    row: int
+    chunk: int = 0
+
+
+def digest(key: Sequence[int], stream: str, draw: int = 0) -> bytes:
+    """16 bytes that stand for one draw of one stream under a key."""
+    packed = struct.pack(f"<{len(key) + 1}q", *key, draw)
+    return hashlib.blake2b(packed + stream.encode(), digest_size=16).digest()
+
+
+def seed_global(key: Sequence[int], stream: str) -> None:
+    """Seed torch's global generators (library dropout, LoRA initialisation) for one place of a run."""
+    seed = int.from_bytes(digest(key, stream)[:8], "little") >> 1
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # the CPU's alone: manual_seed would also note down, with a stack trace, a seed for each absent device
+        torch.default_generator.manual_seed(seed)
+
+
+class Rng:
+    """The random numbers of one batch: sample i draws under keys[i], so that a batch equals its samples one by one."""
+
+    def __init__(self, keys: Sequence[SampleKey]) -> None:
+        self.keys = tuple(keys)
+        self._drawn: dict[str, int] = {}
+
+    def normal(self, stream: str, shape: Sequence[int] = ()) -> Tensor:
+        """Return (batch, *shape) fp32 standard normal numbers."""
+        arrays = [generator.standard_normal(tuple(shape), dtype=np.float32) for generator in self._generators(stream)]
+        return torch.from_numpy(np.stack(arrays))
+
+    def uniform(self, stream: str, shape: Sequence[int] = ()) -> Tensor:
+        """Return (batch, *shape) fp32 numbers, uniform in [0, 1)."""
+        arrays = [generator.random(tuple(shape), dtype=np.float32) for generator in self._generators(stream)]
+        return torch.from_numpy(np.stack(arrays))
+
+    def _generators(self, stream: str) -> list[np.random.Generator]:
+        draw = self._drawn.get(stream, 0)
+        self._drawn[stream] = draw + 1
+        keys = (int.from_bytes(digest(key, stream, draw), "little") for key in self.keys)
+        return [np.random.Generator(np.random.Philox(key=key)) for key in keys]

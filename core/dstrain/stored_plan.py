@@ -1,0 +1,112 @@
+"""The plan files of a feature store: which plan they were made for, and the rows stage 2 trains on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dstrain.errors import StateError
+from dstrain.files import sha256
+from dstrain.loading import Found
+from dstrain.setup import Setup, versions
+from dstrain.store import FeatureStore
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """Rows of a plan: `presence` lists the sets of inputs present; `about` is what was recorded when it was made."""
+
+    rows: Sequence[Mapping[str, Any]]
+    presence: tuple[frozenset[str], ...]
+    about: Mapping[str, Any]
+
+
+def plan_identity(setup: Setup) -> dict[str, Any]:
+    """What must be equal in both stages; repeat, epochs, optimizer, LoRA size and targets and output are not in it."""
+    c = setup.config
+    return {
+        "family": setup.wiring.family,
+        "variant": setup.wiring.variant,
+        "task": setup.task.name,
+        "sides": list(setup.task.sides),
+        "values stored": list(setup.plan(setup.all_inputs()).crossing),
+        "--height": c.height,
+        "--width": c.width,
+        "--max_pixels": None if c.height else c.max_pixels,
+        "--data_file_keys": c.data_file_keys,
+        "--extra_inputs": c.extra_inputs,
+        "dtype": str(setup.dtype).removeprefix("torch."),
+    }
+
+
+def plan_about(
+    setup: Setup, found: Found, components: Mapping[str, str], presence: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """What is recorded beside a plan: the data set, the components used, configurations, versions."""
+    table = setup.dataset.table
+    return {
+        "data set": {"path": str(table.path), "sha256": sha256(table.path), "rows": len(table.rows)},
+        "columns": list(table.columns),
+        "inputs": [list(inputs) for inputs in presence],
+        "components": dict(components),
+        "configs": dict(found.contents),
+        "versions": versions(setup.device),
+    }
+
+
+def open_plan(setup: Setup, store: FeatureStore) -> StoredPlan:
+    """Find the plan that this run asks for; raises StateError that says in words what differs, and how to refill."""
+    wanted = plan_identity(setup)
+    plans = list(store.plans())
+    fitting = [(path, record) for path, record in plans if record["identity"] == wanted]
+    if not fitting:
+        raise StateError(str(store.folder), "holds no plan for this run", *_differences(wanted, [r for _, r in plans]),
+                         f"fill it: the same command with --task {setup.task.name}:data_process")  # fmt: skip
+    path, record = _choose(setup, store, fitting)
+    if sha256(path) != record["sha256"]:
+        raise StateError(str(path), "is damaged: its sha256 is not the recorded one", "run :data_process again")
+    with path.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return StoredPlan(rows, tuple(frozenset(names) for names in record["about"]["inputs"]), record["about"])
+
+
+def check_configs(about: Mapping[str, Any], found: Found) -> None:
+    """Refuse a denoiser whose configuration is not the one stage 1 used; raises StateError naming what differs."""
+    for name, have in found.contents.items():
+        want = about["configs"].get(name)
+        if want is not None and want != dict(have):
+            keys = sorted(key for key in {*want, *have} if want.get(key) != have.get(key))
+            raise StateError(name, f"is not the one the feature store was made with: {', '.join(keys)} differ")
+
+
+def _choose(
+    setup: Setup, store: FeatureStore, fitting: list[tuple[Path, dict[str, Any]]]
+) -> tuple[Path, dict[str, Any]]:
+    """Among plans of one identity: the one of the data set named, else the newest if all are of one data set."""
+    metadata = setup.config.dataset_metadata_path
+    if metadata is not None and metadata.is_file():
+        digest = sha256(metadata)
+        same = [plan for plan in fitting if plan[1]["about"]["data set"]["sha256"] == digest]
+        if not same:
+            raise StateError(str(metadata), f"has changed since the feature store {store.folder} was filled",
+                             f"run --task {setup.task.name}:data_process again")  # fmt: skip
+        fitting = same
+    places = dict.fromkeys(record["about"]["data set"]["path"] for _, record in fitting)
+    if len(places) > 1:
+        raise StateError(str(store.folder), f"holds this plan for {len(places)} data sets: {', '.join(places)}",
+                         "name one with --dataset_metadata_path")  # fmt: skip
+    return max(fitting, key=lambda plan: int(plan[1]["sequence"]))
+
+
+def _differences(wanted: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How the plan most like the wanted one differs, in one line."""
+    if not records:
+        return ["it holds no finished plan at all"]
+
+    def differing(record: Mapping[str, Any]) -> list[str]:
+        return [key for key in wanted if record["identity"].get(key) != wanted[key]]
+
+    nearest = min(records, key=lambda record: len(differing(record)))
+    words = [f"{key}: store {nearest['identity'].get(key)}, this run {wanted[key]}" for key in differing(nearest)]
+    return ["; ".join(words)]

@@ -1,0 +1,30 @@
+"""--toy: the family at toy sizes with random weights, written to a temporary folder and read like any model."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from dstrain.loading import ModelConfig
+from dstrain.record import ModelRecord
+from dstrain.setup import Setup
+from dstrain.world import World
+
+
+@contextmanager
+def toy_models(setup: Setup, world: World) -> Iterator[Setup]:
+    """Yield the setup with a toy model's files in place if --toy asks for them; its weights depend on nothing else."""
+    if not setup.config.toy:
+        yield setup
+        return
+    with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
+        yield replace(setup, models=write_toy(setup.record, setup.wiring.variant, Path(folder)))
+
+
+def write_toy(record: ModelRecord, variant: str, folder: Path) -> tuple[ModelConfig, ...]:
+    """Write a toy model in the published layout; returns its files, one entry per component with weights."""
+    record.load("toy")(folder, variant, 0)
+    parts = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    weights = [sorted(path.glob("*.safetensors")) for path in parts]
+    return tuple(ModelConfig(path=[str(file) for file in files]) for files in weights if files)

@@ -1,0 +1,213 @@
+"""Training, in one piece or as stage 2: the loop, and what it is made of."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+from dstrain.errors import Diverged, UsageError
+from dstrain.gradient import enable_checkpointing
+from dstrain.loading import find, load_pipeline
+from dstrain.lora import load_lora
+from dstrain.module import Batch, TrainingModule
+from dstrain.order import MicroBatch, Order, deal
+from dstrain.outputs import Outputs
+from dstrain.progress import Progress
+from dstrain.samples import Rows, Source, StoredRows, load_batches
+from dstrain.setup import Setup, warn_unread
+from dstrain.store import FeatureStore
+from dstrain.stored_plan import check_configs, open_plan
+from dstrain.world import World
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The samples of a run and their signatures: `groups` numbers the signature of each row."""
+
+    source: Source
+    groups: tuple[int, ...]
+    presence: frozenset[frozenset[str]]
+    about: Any
+
+
+@dataclass
+class Job:
+    """Everything a training loop holds."""
+
+    setup: Setup
+    world: World
+    module: TrainingModule
+    model: Any
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    order: Order
+    source: Source
+    contents: Mapping[str, Mapping[str, Any]]
+    steps: int
+    step: int = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.scheduler.get_last_lr()[0])
+
+
+def train(setup: Setup, world: World, module_class: type[TrainingModule] = TrainingModule) -> None:
+    """Train and save; every number that is logged is the mean over a whole optimizer step and all processes."""
+    outputs = Outputs(setup, world)
+    job = prepare(setup, world, feed(setup, world), module_class)
+    outputs.begin(job)
+    with outputs.logging(), Progress("train", job.steps, job.step, world.is_main) as progress:
+        for numbers in steps(job):
+            outputs.log(numbers)
+            progress.step(f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}")
+            outputs.save_if_due(job, int(numbers["epoch"]))
+    outputs.end(job)
+
+
+def steps(job: Job) -> Iterator[dict[str, float]]:
+    """Make the run's optimizer steps one by one; yields the numbers of each, as they are logged."""
+    waiting = time.perf_counter()
+    for epoch, batches in optimizer_steps(job):
+        start = time.perf_counter()
+        learning_rate = job.learning_rate
+        loss, norm = update(job, batches)
+        job.step += 1
+        end = time.perf_counter()
+        yield {
+            "step": job.step, "epoch": epoch, "loss": loss, "learning_rate": learning_rate, "grad_norm": norm,
+            "samples_per_second": batches[0].micro.total / (end - waiting), "data_wait_seconds": start - waiting,
+        }  # fmt: skip
+        waiting = time.perf_counter()
+
+
+def update(job: Job, batches: Sequence[Batch]) -> tuple[float, float]:
+    """One optimizer step over a global batch; returns its mean loss and the norm of its gradient before clipping."""
+    accelerator = job.world.accelerator
+    losses = []
+    for batch in batches:
+        with nullcontext() if batch.micro.last else accelerator.no_sync(job.model):
+            loss = job.model(batch)
+            # DDP averages gradients over processes, and each loss is already a share of the global mean.
+            accelerator.backward(loss * job.world.size)
+        losses.append(loss.detach())
+    if job.step == 0:
+        warn_without_gradient(job)
+    norm = torch.nn.utils.clip_grad_norm_(job.module.trained_parameters, job.setup.config.max_grad_norm)
+    loss_value, norm_value = torch.stack([job.world.total(torch.stack(losses).sum()), norm]).tolist()
+    if not norm_value < float("inf"):
+        raise Diverged(f"step {job.step}", f"loss {loss_value}, gradient norm {norm_value}; the weights are untouched")
+    job.optimizer.step()
+    job.scheduler.step()
+    job.optimizer.zero_grad(set_to_none=True)
+    return loss_value, norm_value
+
+
+def warn_without_gradient(job: Job) -> None:
+    """Name the trained parameters that the first loss did not reach."""
+    names = [name for name, parameter in job.module.trained.parameters.items() if parameter.grad is None]
+    if names:
+        job.world.say(f"dstrain: warning: no gradient reaches {len(names)} parameters: {', '.join(names[:3])}, ...")
+
+
+def optimizer_steps(job: Job) -> Iterator[tuple[int, list[Batch]]]:
+    """Yield (epoch, micro-batches of one optimizer step) from where the job stands to its last step."""
+    per_epoch = job.order.steps()
+    while job.step < job.steps:
+        epoch, done = divmod(job.step, per_epoch)
+        batches: list[Batch] = []
+        for batch in load_batches(
+            job.source, partial(micro_batches, job, epoch, done), job.setup.config.dataset_num_workers
+        ):
+            batches.append(batch)
+            if batch.micro.last:
+                yield epoch, batches
+                batches = []
+
+
+def micro_batches(job: Job, epoch: int, done: int) -> Iterable[MicroBatch]:
+    """This process's micro-batches of an epoch, without the steps already done or beyond the last."""
+    left = job.steps - job.step
+    for samples in islice(job.order.global_batches(epoch), done, done + left):
+        yield from deal(samples, job.setup.config.batch_size, job.world.rank, job.world.size)
+
+
+def feed(setup: Setup, world: World) -> Feed:
+    """Open the samples: the data set's rows, or in stage 2 the feature store's."""
+    if setup.stage == "train":
+        store = FeatureStore.open(setup.store_path)
+        plan = open_plan(setup, store)
+        groups = tuple(int(row["group"]) for row in plan.rows)
+        return Feed(StoredRows(store, plan.rows, plan.presence), groups, frozenset(plan.presence), plan.about)
+    warn_unread(setup, world)
+    rows = setup.dataset.rows
+    reads = {inputs: setup.plan(inputs).used_inputs for inputs in {frozenset(cells) for cells in rows}}
+    numbers: dict[Any, int] = {}
+    groups = tuple(numbers.setdefault(setup.dataset.signature(row), len(numbers)) for row in range(len(rows)))
+    return Feed(Rows(rows, reads), groups, frozenset(reads), None)
+
+
+def prepare(setup: Setup, world: World, samples: Feed, module_class: type[TrainingModule]) -> Job:
+    """Load what the stage needs, make it trainable, and build order, optimizer and schedule."""
+    config = setup.config
+    plans = [setup.plan(inputs) for inputs in sorted(samples.presence, key=sorted)]
+    components = dict.fromkeys(name for plan in plans for name in plan.components[setup.stage])
+    bare = dict.fromkeys(name for plan in plans for name in plan.configs[setup.stage])
+    found = find(setup.record, setup.models, components, bare)
+    if samples.about is not None:
+        check_configs(samples.about, found)
+    full = [name for name in setup.trainables.full if "." not in name]
+    pipeline = load_pipeline(setup.record, setup.wiring, found, setup.device, setup.dtype, full)
+    pipeline.autocast = setup.dtype if setup.mixed_precision != "no" else None
+    module = module_class(pipeline, setup.task, setup.levels, setup.stage)
+    module.switch_to_training_mode(setup.trainables, config.seed)
+    if config.lora_checkpoint is not None:
+        start_from_lora(module, config.lora_checkpoint)
+    for plan in plans:
+        module.plan(plan.inputs)
+    if config.use_gradient_checkpointing or config.use_gradient_checkpointing_offload:
+        checkpointed(module, config.use_gradient_checkpointing_offload)
+    order = Order(
+        samples.groups,
+        config.dataset_repeat,
+        world.size * config.batch_size * config.gradient_accumulation_steps,
+        config.seed,
+    )
+    steps = total_steps(config, order.steps())
+    optimizer = AdamW(module.trained_parameters, config.learning_rate, weight_decay=config.weight_decay, fused=True)
+    scheduler = get_scheduler(config.lr_scheduler, optimizer, config.lr_warmup_steps, steps)
+    model, prepared = world.accelerator.prepare(module, optimizer)
+    return Job(setup, world, module, model, prepared, scheduler, order, samples.source, found.contents, steps)
+
+
+def start_from_lora(module: TrainingModule, path: Path) -> None:
+    """Fill the LoRA layers in training from a file; raises StateError unless every key, rank and alpha fit."""
+    for component in module.trained.lora:
+        prefix = module.pipeline.record.lora_prefixes.get(component, component)
+        load_lora(path, module.pipeline.components[component], prefix)
+
+
+def checkpointed(module: TrainingModule, offload: bool) -> None:
+    """Switch gradient checkpointing on in every network of a training step that can; one that is trained must."""
+    for name, network in module.networks.items():
+        try:
+            enable_checkpointing(name, network, offload)
+        except UsageError:
+            if name in module.trained.components:
+                raise
+
+
+def total_steps(config: Any, per_epoch: int) -> int:
+    """Optimizer steps of the run: --num_epochs (1 if neither is given) or --max_steps, the smaller of both."""
+    epochs = config.num_epochs if config.num_epochs is not None else (None if config.max_steps else 1)
+    limits = [epochs * per_epoch] if epochs is not None else []
+    return min(limits + ([config.max_steps] if config.max_steps else []))

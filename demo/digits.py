@@ -1,0 +1,167 @@
+"""The demo's pictures and its judge: scikit-learn's handwritten digits as a data set, and a classifier that reads pictures.
+
+    python demo/digits.py data FOLDER                   the digits in black ink on white paper, with captions
+    python demo/digits.py look FOLDER                   a few hundred of them in the new look
+    python demo/digits.py judge GRID.png FOLDER ...     read the generated pictures 7-00.png, 7-01.png, ... of each folder
+"""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.svm import SVC
+
+SIZE = 64
+"""Height and width of every picture, in pixels."""
+TRAIN = 1500
+"""Digits to train on; the other 297, by writers who are not among these, are held out to test the judge."""
+LOOK_PICTURES = 300
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+class Style(NamedTuple):
+    """Colours of a picture, as red, green and blue in 0..255, and what a caption says about them."""
+
+    ink: tuple[int, int, int]
+    paper: tuple[int, int, int]
+    words: str
+
+
+PLAIN = Style(ink=(0, 0, 0), paper=(255, 255, 255), words="")
+LOOK = Style(ink=(150, 15, 25), paper=(250, 220, 90), words=", red ink on yellow paper")
+
+
+def caption(digit: int, style: Style = PLAIN) -> str:
+    """Say what a picture of `digit` in `style` shows."""
+    return f"a picture of the number {NAMES[digit]}{style.words}"
+
+
+def strokes() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Give all 1,797 digits enlarged, (1797, 64, 64) with 0 for paper and 1 for ink, and what they are, (1797,)."""
+    digits = load_digits()
+    small = [Image.fromarray((image / 16).astype(np.float32)) for image in digits.images]
+    large = [np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in small]
+    return np.stack(large).clip(0, 1), digits.target
+
+
+def paint(stroke: NDArray[np.float32], style: Style = PLAIN) -> Image.Image:
+    """Paint one digit, (64, 64) in 0..1, in the colours of `style`."""
+    ink, paper = np.array(style.ink), np.array(style.paper)
+    return Image.fromarray((paper + stroke[..., None] * (ink - paper)).round().astype(np.uint8))
+
+
+def write(folder: Path, style: Style = PLAIN, count: int = TRAIN) -> None:
+    """Write the first `count` digits as a data set: pictures, and metadata.csv with the columns image and prompt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(("image", "prompt"))
+        for index, (stroke, digit) in enumerate(zip(*(part[:count] for part in strokes()), strict=True)):
+            name = f"{index:04}.png"
+            paint(stroke, style).save(folder / name)
+            rows.writerow((name, caption(digit, style)))
+
+
+def restyle(folder: Path) -> None:
+    """Write a few hundred digits in the new look, as a data set."""
+    write(folder, LOOK, LOOK_PICTURES)
+
+
+def features(picture: Image.Image) -> NDArray[np.float32]:
+    """Give the 64 numbers that the judge reads: 8x8 means, 0 for paper and 1 for the strongest ink, whatever the colours.
+
+    The paper is the grey of the left and right edges; ink may be darker or lighter than it.
+    """
+    grey = np.asarray(picture.convert("L").resize((8, 8), Image.Resampling.BOX), dtype=np.float32)
+    ink = grey - np.median(grey[:, [0, -1]])
+    ink = (ink * np.sign(ink.sum())).clip(min=0)
+    return (ink / max(ink.max(), 1.0)).ravel()
+
+
+def in_look(picture: Image.Image, style: Style) -> bool:
+    """Tell whether the paper, the median of the left and right edges, is within 40 of 255 of the paper of `style`."""
+    edges = np.asarray(picture.convert("RGB"))[:, [0, 1, -2, -1]].reshape(-1, 3)
+    return bool((abs(np.median(edges, axis=0) - style.paper) < 40).all())
+
+
+class Judge:
+    """A support vector classifier trained on real digits in black ink, which reads pictures in any two colours."""
+
+    def __init__(self) -> None:
+        images, self.digits = strokes()
+        self.pictures = [paint(image) for image in images]
+        self.classifier = SVC(gamma=0.2).fit([features(p) for p in self.pictures[:TRAIN]], self.digits[:TRAIN])
+
+    def read(self, pictures: Sequence[Image.Image]) -> NDArray[np.int64]:
+        """Say which digit each picture shows."""
+        read: NDArray[np.int64] = self.classifier.predict([features(picture) for picture in pictures])
+        return read
+
+    def accuracy(self, pictures: Sequence[Image.Image], digits: Sequence[int] | NDArray[np.int64]) -> float:
+        """Give the share of pictures, 0..1, that are read as the digits they should show."""
+        return float((self.read(pictures) == np.asarray(digits)).mean())
+
+    def accuracy_on_real(self) -> float:
+        """Give the share of the held-out real digits that are read as what they are."""
+        return self.accuracy(self.pictures[TRAIN:], self.digits[TRAIN:])
+
+
+def write_grid(path: Path, pictures: Sequence[Image.Image], digits: Sequence[int]) -> None:
+    """Write all pictures as one, a row for each digit 0..9, in the order given."""
+    rows = [[p for p, digit in zip(pictures, digits, strict=True) if digit == row] for row in range(10)]
+    grid = Image.new("RGB", (max(map(len, rows)) * SIZE, 10 * SIZE), "grey")
+    for y, row in enumerate(rows):
+        for x, picture in enumerate(row):
+            grid.paste(picture, (x * SIZE, y * SIZE))
+    grid.save(path)
+
+
+@click.group()
+def main() -> None:
+    """Write the demo's data sets, and judge its pictures."""
+
+
+@main.command("data")
+@click.argument("folder", type=click.Path(path_type=Path))
+def data_command(folder: Path) -> None:
+    """Write the digits in black ink on white paper to FOLDER."""
+    write(folder)
+
+
+@main.command("look")
+@click.argument("folder", type=click.Path(path_type=Path))
+def look_command(folder: Path) -> None:
+    """Write a few hundred digits in the new look to FOLDER."""
+    restyle(folder)
+
+
+@main.command("judge")
+@click.argument("grid", type=click.Path(path_type=Path))
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+def judge_command(grid: Path, folders: tuple[Path, ...]) -> None:
+    """Read the pictures of each of FOLDERS, whose names begin with their digit, and write them all to GRID."""
+    judge = Judge()
+    all_pictures: list[Image.Image] = []
+    all_digits: list[int] = []
+    for folder in folders:
+        paths = sorted(folder.glob("[0-9]-*.png"))
+        if not paths:
+            raise click.UsageError(f"{folder}: no pictures named like 7-00.png")
+        pictures, digits = [Image.open(path).convert("RGB") for path in paths], [int(path.name[0]) for path in paths]
+        share = np.mean([in_look(picture, LOOK) for picture in pictures])
+        click.echo(f"{folder}: {judge.accuracy(pictures, digits):.2f} of {len(paths)} pictures show the digit asked for")
+        click.echo(f"{folder}: {share:.2f} of them are on yellow paper")
+        all_pictures += pictures
+        all_digits += digits
+    click.echo(f"real digits, held out: {judge.accuracy_on_real():.2f} are read as what they are")
+    write_grid(grid, all_pictures, all_digits)
+
+
+if __name__ == "__main__":
+    main()

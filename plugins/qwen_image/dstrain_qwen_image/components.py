@@ -1,0 +1,148 @@
+"""Qwen-Image's components: how their files are recognised, configured and loaded."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from dstrain.components import Component, Files
+from dstrain.networks import Network, load_network
+from torch import nn
+
+DIT = Network("diffusers:QwenImageTransformer2DModel")
+VAE = Network("diffusers:AutoencoderKLQwenImage")
+
+# config.json of Qwen/Qwen-Image's folders, for weights that come without it.
+PUBLISHED_DIT = MappingProxyType(
+    {
+        "patch_size": 2,
+        "in_channels": 64,
+        "out_channels": 16,
+        "num_layers": 60,
+        "attention_head_dim": 128,
+        "num_attention_heads": 24,
+        "joint_attention_dim": 3584,
+        "guidance_embeds": False,
+        "axes_dims_rope": (16, 56, 56),
+    }
+)
+PUBLISHED_VAE = MappingProxyType(
+    {
+        "base_dim": 96,
+        "z_dim": 16,
+        "dim_mult": [1, 2, 4, 4],
+        "num_res_blocks": 2,
+        "attn_scales": [],
+        "temperal_downsample": [False, True, True],
+        "dropout": 0.0,
+        "latents_mean": [
+            *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
+            *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
+        ],
+        "latents_std": [
+            *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
+            *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.916),
+        ],
+    }
+)
+PUBLISHED_TEXT_ENCODER = MappingProxyType(
+    {
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "hidden_act": "silu",
+        "hidden_size": 3584,
+        "image_token_id": 151655,
+        "initializer_range": 0.02,
+        "intermediate_size": 18944,
+        "max_position_embeddings": 128000,
+        "max_window_layers": 28,
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "video_token_id": 151656,
+        "vision_config": {
+            "depth": 32,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+            "hidden_act": "silu",
+            "hidden_size": 1280,
+            "in_channels": 3,
+            "intermediate_size": 3420,
+            "model_type": "qwen2_5_vl",
+            "num_heads": 16,
+            "out_hidden_size": 3584,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 2,
+            "window_size": 112,
+        },
+        "vision_end_token_id": 151653,
+        "vision_start_token_id": 151652,
+        "vocab_size": 152064,
+    }
+)
+
+
+def configure_text_encoder(data: Mapping[str, Any]) -> Any:
+    """config.json's content, flat as published or nested as transformers 5 writes it -> a Qwen2_5_VLConfig."""
+    from transformers import Qwen2_5_VLConfig
+
+    return Qwen2_5_VLConfig.from_dict({name: dict(v) if isinstance(v, Mapping) else v for name, v in data.items()})
+
+
+def load_text_encoder(files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
+    """Load Qwen2.5-VL from files with the published names or with those that transformers 5 gives its modules."""
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    return load_network(lambda: Qwen2_5_VLForConditionalGeneration(configuration), files, dtype, text_encoder_name)
+
+
+def text_encoder_name(name: str) -> str:
+    """Name of a text encoder's weight in a file -> its name in the module, such as `visual.x` -> `model.visual.x`."""
+    if name.startswith("visual."):
+        return f"model.{name}"
+    if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
+        return f"model.language_model.{name.removeprefix('model.')}"
+    return name
+
+
+def load_tokenizer(files: Files, configuration: Any, dtype: torch.dtype) -> Any:
+    """Load the tokenizer from its folder; it has neither configuration nor dtype."""
+    from transformers import Qwen2Tokenizer
+
+    return Qwen2Tokenizer.from_pretrained(files.folder, local_files_only=True)
+
+
+COMPONENTS: tuple[Component, ...] = (
+    Component(
+        name="dit",
+        folder="transformer",
+        load=DIT.load,
+        marks=("txt_norm.weight", "transformer_blocks.*.img_mod.1.weight", "proj_out.weight"),
+        configure=DIT.configure,
+        published=MappingProxyType({"Qwen/Qwen-Image": PUBLISHED_DIT}),
+    ),
+    Component(
+        name="text_encoder",
+        folder="text_encoder",
+        load=load_text_encoder,
+        marks=("*embed_tokens.weight", "*visual.patch_embed.proj.weight"),
+        configure=configure_text_encoder,
+        published=MappingProxyType({"Qwen/Qwen-Image": PUBLISHED_TEXT_ENCODER}),
+    ),
+    Component(
+        name="vae",
+        folder="vae",
+        load=VAE.load,
+        marks=("post_quant_conv.weight", "encoder.*.gamma", "decoder.up_blocks.*"),
+        configure=VAE.configure,
+        published=MappingProxyType({"Qwen/Qwen-Image": PUBLISHED_VAE}),
+    ),
+    Component(name="tokenizer", folder="tokenizer", load=load_tokenizer),
+)

@@ -1,0 +1,173 @@
+"""A Qwen-Image of toy sizes with random weights, written as the published model is laid out."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import pre_tokenizers, trainers
+
+from dstrain_qwen_image.units import PREFIX, PREFIX_TOKENS, SUFFIX
+
+SPECIAL_TOKENS = tuple(
+    f"<|{name}|>"
+    for name in (
+        *("endoftext", "im_start", "im_end", "object_ref_start", "object_ref_end", "box_start", "box_end"),
+        *("quad_start", "quad_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad"),
+    )
+)
+
+DIT = MappingProxyType(
+    {
+        "patch_size": 2,
+        "in_channels": 64,
+        "out_channels": 16,
+        "num_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 32,
+        "guidance_embeds": False,
+        "axes_dims_rope": (4, 6, 6),
+    }
+)
+VAE = MappingProxyType(
+    {
+        "base_dim": 8,
+        "z_dim": 16,
+        "dim_mult": [1, 2, 4, 4],
+        "num_res_blocks": 1,
+        "attn_scales": [],
+        "temperal_downsample": [False, True, True],
+    }
+)
+# Dropout, so that an encoder left in training mode is noticed; an initial range that makes prompts differ clearly.
+TEXT = MappingProxyType(
+    {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 8192,
+        "attention_dropout": 0.1,
+        "initializer_range": 0.06,
+        "rope_scaling": {"mrope_section": [2, 3, 3], "rope_type": "default", "type": "default"},
+        "rope_theta": 1000000.0,
+    }
+)
+VISION = MappingProxyType(
+    {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "window_size": 112,
+        "fullatt_block_indexes": [1],
+        "initializer_range": 0.06,
+    }
+)
+# scheduler_config.json as published.
+SCHEDULER = MappingProxyType(
+    {
+        "_class_name": "FlowMatchEulerDiscreteScheduler",
+        "base_image_seq_len": 256,
+        "base_shift": 0.5,
+        "invert_sigmas": False,
+        "max_image_seq_len": 8192,
+        "max_shift": 0.9,
+        "num_train_timesteps": 1000,
+        "shift": 1.0,
+        "shift_terminal": 0.02,
+        "stochastic_sampling": False,
+        "time_shift_type": "exponential",
+        "use_dynamic_shifting": True,
+    }
+)
+MODEL_INDEX = MappingProxyType(
+    {
+        "_class_name": "QwenImagePipeline",
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+        "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
+        "tokenizer": ["transformers", "Qwen2Tokenizer"],
+        "transformer": ["diffusers", "QwenImageTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKLQwenImage"],
+    }
+)
+
+
+def write(
+    folder: Path, variant: str = "base", seed: int = 0, sizes: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Write a toy of `variant` to `folder`; equal arguments write equal files.
+
+    sizes: component -> arguments of its class's constructor that replace the toy's own.
+    """
+    from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+
+    sizes = sizes or {}
+    folder = Path(folder)
+    for name, data in (("model_index.json", MODEL_INDEX), ("scheduler/scheduler_config.json", SCHEDULER)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(dict(data), indent=2) + "\n", encoding="utf-8")
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        dit = QwenImageTransformer2DModel(**{**DIT, **sizes.get("dit", {})})
+        # Two shards, as the published transformer has several.
+        dit.save_pretrained(folder / "transformer", max_shard_size=int(0.6 * dit.get_memory_footprint()))
+        torch.manual_seed(seed)
+        AutoencoderKLQwenImage(**{**VAE, **sizes.get("vae", {})}).save_pretrained(folder / "vae")
+        torch.manual_seed(seed)
+        _write_text_encoder(folder / "text_encoder", tokenizer, sizes.get("text_encoder", {}))
+
+
+def make_tokenizer() -> Any:
+    """Train a byte-level tokenizer on the chat template's words, so that its prefix is 34 tokens as in the real one."""
+    from transformers import Qwen2Tokenizer
+
+    words = PREFIX + SUFFIX
+    for token in SPECIAL_TOKENS:
+        words = words.replace(token, "")
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    bytewise = Qwen2Tokenizer().backend_tokenizer
+    bytewise.train_from_iterator([words], trainer)
+    model = json.loads(bytewise.to_str())["model"]
+    merges = [tuple(pair) for pair in model["merges"]]
+    tokenizer = Qwen2Tokenizer(
+        vocab=model["vocab"], merges=merges, extra_special_tokens=list(SPECIAL_TOKENS), model_max_length=131072
+    )
+    if len(tokenizer(PREFIX).input_ids) != PREFIX_TOKENS:
+        raise AssertionError("the chat template's words no longer make 34 tokens")
+    return tokenizer
+
+
+def _write_text_encoder(folder: Path, tokenizer: Any, sizes: Mapping[str, Any]) -> None:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    ids = {token: tokenizer.convert_tokens_to_ids(f"<|{token}|>") for token in ("endoftext", "im_end")}
+    text = {**TEXT, "vocab_size": len(tokenizer), "bos_token_id": ids["endoftext"], "eos_token_id": ids["im_end"]}
+    arguments = {
+        "text_config": text,
+        "vision_config": dict(VISION),
+        "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+        "tie_word_embeddings": False,
+    }
+    module = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**{**arguments, **sizes}))
+    module.config.save_pretrained(folder)
+    weights = {published_name(name): weight.contiguous() for name, weight in module.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def published_name(name: str) -> str:
+    """Name of a text encoder's weight in the module -> its name in the published files."""
+    return name.replace("model.language_model.", "model.", 1).replace("model.visual.", "visual.", 1)

@@ -1,0 +1,171 @@
+"""The family's wiring: equal to diffusers' pipeline, its plans, and what no loss reaches."""
+
+from fnmatch import fnmatch
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
+from dstrain.errors import UsageError
+from dstrain.graph import as_text
+from dstrain.losses import SFT, Held
+from dstrain.plan import side_name
+from dstrain.randomness import Rng, SampleKey
+from dstrain.schedule import NoiseLevels
+from dstrain_qwen_image import MODEL
+from dstrain_qwen_image.model_fn import pack
+from dstrain_qwen_image.pipeline import SCHEDULE, build
+from PIL import Image
+from torch import Tensor
+
+PLANS = Path(__file__).parent / "plans"
+PROMPTS = ("a red apple on a table", "x", "two dogs that run over a long bridge in the rain at night")
+NEGATIVES = ("blurry, ugly, low quality and many other words", " ", "bad hands")
+
+
+def encode(prompts: tuple[str, ...], lent: dict[str, Any]) -> dict[str, Tensor]:
+    """Encode prompts one by one, then pad them with zeros to the longest."""
+    unit = build("base").units[0]
+    rows = [unit.run({"prompt": prompt}, lent) for prompt in prompts]
+    length = max(row["prompt_emb"].shape[1] for row in rows)
+    for row in rows:
+        rest = length - row["prompt_emb"].shape[1]
+        row["prompt_emb"] = torch.nn.functional.pad(row["prompt_emb"], (0, 0, 0, rest))
+        row["prompt_mask"] = torch.nn.functional.pad(row["prompt_mask"], (0, rest))
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+@torch.no_grad()
+def denoise(
+    noise: Tensor, prompts: tuple[str, ...], negatives: tuple[str, ...], scale: float, steps: int, lent: dict[str, Any]
+) -> list[Tensor]:
+    """Euler steps from noise; returns the latents after each."""
+    wiring = build("base")
+    sigmas = wiring.schedule.sigmas(steps, noise[0, 0].numel() // wiring.schedule.latents_per_token)
+    positive, negative = encode(prompts, lent), encode(negatives, lent) if negatives else None
+    latents, passed = noise, []
+    for now, then in pairwise(sigmas):
+        timestep = (now * 1000).expand(len(latents))
+        prediction = wiring.model_fn.function(latents, timestep, **positive, dit=lent["dit"])
+        if negative:
+            other = wiring.model_fn.function(latents, timestep, **negative, dit=lent["dit"])
+            prediction = wiring.guide(prediction, other, scale)
+        latents = latents + (then - now) * prediction
+        passed.append(latents)
+    return passed
+
+
+@pytest.mark.parametrize(
+    ("count", "guided", "size", "steps"),
+    [
+        (1, False, (64, 96), 6),
+        (1, True, (64, 96), 6),
+        (3, False, (32, 32), 6),
+        (3, True, (64, 64), 6),
+        (1, True, (128, 64), 40),
+        (1, False, (256, 256), 40),
+    ],
+)
+def test_every_step_equals_that_of_diffusers(
+    count: int, guided: bool, size: tuple[int, int], steps: int, toy_folder: Path, lent: dict[str, Any]
+) -> None:
+    with torch.no_grad():  # the default initialisation hardly uses the prompt
+        for weight in lent["dit"].parameters():
+            weight.mul_(2 if weight.ndim > 1 else 1)
+    parts = {name: lent[name] for name in ("text_encoder", "tokenizer", "vae")}
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(toy_folder / "scheduler")
+    published = QwenImagePipeline(**parts, transformer=lent["dit"], scheduler=scheduler)
+    published.set_progress_bar_config(disable=True)
+    noise = torch.randn(count, 16, 1, size[0] // 8, size[1] // 8, generator=torch.Generator().manual_seed(5))
+    wanted: list[Tensor] = []
+
+    def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        wanted.append(values["latents"])
+        return values
+
+    image = published(
+        prompt=list(PROMPTS[:count]),
+        negative_prompt=list(NEGATIVES[:count]) if guided else None,
+        true_cfg_scale=4.0 if guided else 1.0,
+        height=size[0],
+        width=size[1],
+        num_inference_steps=steps,
+        latents=pack(noise),
+        callback_on_step_end=record,
+    ).images[0]
+    made = denoise(noise, PROMPTS[:count], NEGATIVES[:count] if guided else (), 4.0, steps, lent)
+    differences = [(pack(ours) - theirs).abs().max().item() for ours, theirs in zip(made, wanted, strict=True)]
+    assert len(differences) == steps
+    assert max(differences) <= 1e-5, differences
+    with torch.no_grad():
+        picture = build("base").decoders[0].function(made[-1][:1], vae=lent["vae"])["image"]
+    difference = np.abs(np.asarray(picture, int) - np.asarray(image, int)).max()
+    assert difference <= (count > 1)
+
+
+def test_the_toy_listens_to_its_prompt(lent: dict[str, Any]) -> None:
+    noise = torch.randn(1, 16, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+    one, other = (denoise(noise, (prompt,), (), 1.0, 2, lent)[-1] for prompt in PROMPTS[:2])
+    assert (one - other).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(("steps", "tokens"), [(2, 4), (6, 24), (40, 256), (50, 4096), (50, 8192)])
+def test_sigmas_are_bit_equal_to_the_published_scheduler(steps: int, tokens: int, toy_folder: Path) -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(toy_folder / "scheduler")
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=SCHEDULE.mu(tokens))
+    assert torch.equal(scheduler.sigmas, SCHEDULE.sigmas(steps, tokens))
+    assert torch.equal(scheduler.timesteps, SCHEDULE.sigmas(steps, tokens)[:-1] * 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "trainables"), [("dit", ("dit",)), ("text_encoder", ("text_encoder",)), ("both", ("dit", "text_encoder"))]
+)
+def test_the_plan_of_sft_is_the_golden_one(name: str, trainables: tuple[str, ...]) -> None:
+    wiring = build("base")
+    plan = wiring.plan(frozenset({"prompt", "input_image", "height", "width"}), SFT, trainables)
+    assert as_text(plan, wiring, SFT) == (PLANS / f"base-sft-{name}.txt").read_text()
+
+
+def test_a_data_set_without_pictures_is_refused_by_its_column() -> None:
+    with pytest.raises(UsageError, match="no column 'image'"):
+        build("base").plan(frozenset({"prompt"}), SFT, ("dit",))
+
+
+def test_an_unknown_variant_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="no variant named 'bose'; there are: base; did you mean 'base'"):
+        build("bose")
+    assert [build(variant).variant for variant in MODEL.variants] == list(MODEL.variants)
+
+
+def test_exactly_the_parameters_said_to_be_unreached_get_no_gradient(lent: dict[str, Any]) -> None:
+    wiring = build("base")
+    for name in ("dit", "text_encoder"):
+        lent[name].requires_grad_(True)
+    condition = encode(PROMPTS[:2], lent)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8))
+    latents = wiring.units[1].run({"input_image": picture}, lent)["input_latents"].expand(2, -1, -1, -1, -1)
+    losses = SFT.loss.function(
+        lambda noisy, timestep: wiring.model_fn.function(noisy, timestep, **condition, dit=lent["dit"]),
+        latents,
+        schedule=NoiseLevels(wiring.schedule),
+        hold=Held,
+        rng=Rng([SampleKey(0, 0, 0, row) for row in range(2)]),
+    )
+    losses.sum().backward()
+    last = str(len(lent["dit"].transformer_blocks) - 1)
+    for name in ("dit", "text_encoder"):
+        patterns = [pattern.replace("{last}", last) for pattern in wiring.unreached[name]]
+        names = dict(lent[name].named_parameters())
+        said = {parameter for parameter in names if any(fnmatch(parameter, pattern) for pattern in patterns)}
+        assert said == {parameter for parameter, weight in names.items() if weight.grad is None}
+        assert all(any(fnmatch(parameter, pattern) for parameter in names) for pattern in patterns)
+
+
+def test_sides_and_padding_name_what_they_should() -> None:
+    wiring = build("base")
+    assert wiring.sided == {"prompt", "prompt_emb", "prompt_mask"}
+    assert side_name("prompt_emb", "negative") == "negative.prompt_emb"
+    assert wiring.padded == {"prompt_emb": 1, "prompt_mask": 1}

@@ -1,0 +1,63 @@
+"""Plugins that are installed for one test: a folder on sys.path with metadata and modules."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+FakePlugin = Callable[..., Path]
+
+
+@pytest.fixture
+def fake_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePlugin]:
+    """Return install(distribution, entry points, {module: source}), which returns the folder on sys.path."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+
+    def install(
+        distribution: str,
+        entries: Mapping[str, str],
+        modules: Mapping[str, str],
+        group: str = "dstrain.models",
+        version: str = "1.0",
+    ) -> Path:
+        info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        lines = "\n".join(f"{name} = {value}" for name, value in entries.items())
+        (info / "entry_points.txt").write_text(f"[{group}]\n{lines}\n")
+        for module, source in modules.items():
+            (site / f"{module}.py").write_text(source)
+        importlib.invalidate_caches()
+        return site
+
+    yield install
+    for name, module in tuple(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(site)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def record_source() -> Callable[..., str]:
+    """Return source(name, **fields as source text): a module that defines MODEL."""
+
+    def source(name: str, /, **fields: str) -> str:
+        given = {
+            "name": repr(name),
+            "wiring": f"'{name}_parts:wiring'",
+            "components": f"'{name}_parts:COMPONENTS'",
+            "toy": f"'{name}_parts:toy'",
+            "variants": "('base', 'edit')",
+            "default_trainable": "'dit'",
+            "lora_targets": "{'dit': ('to_q',)}",
+            "lora_prefixes": "{'dit': 'transformer'}",
+            "options": "(Option('tokenizer_path', 'Folder of the tokenizer.', 'tokenizer'),)",
+            **fields,
+        }
+        arguments = ", ".join(f"{key}={value}" for key, value in given.items())
+        return f"from dstrain.record import ModelRecord, Option\nMODEL = ModelRecord({arguments})\n"
+
+    return source

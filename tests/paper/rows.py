@@ -1,0 +1,114 @@
+"""The rows whose plans are golden: a wiring, the inputs its data set gives, a task and what is trained."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dstrain.graph import as_text
+from dstrain.losses import SFT
+from dstrain.plan import Plan
+from dstrain.sources import Given
+from dstrain.tasks import Task
+from dstrain.wiring import Wiring
+from torch import Tensor
+
+from . import flux, qwen_image, wan
+
+PLANS = Path(__file__).parent / "plans"
+WIRINGS: tuple[Wiring, ...] = (*qwen_image.WIRINGS, *flux.WIRINGS, *wan.WIRINGS)
+
+
+def direct_distill(
+    predict: Any,
+    input_latents: Tensor,
+    seed: int,
+    rand_device: str,
+    num_inference_steps: int,
+    cfg_scale: float = 1.0,
+    *,
+    schedule: Any,
+    hold: Any,
+) -> Tensor: ...
+
+
+def denoise(predict: Any, *, schedule: Any, hold: Any) -> Tensor: ...
+
+
+DISTILL = Task.of("direct_distill", direct_distill)
+GUIDED_DISTILL = Task.of("guided_distill", direct_distill, ("positive", "negative"))
+GENERATE = Task.of("generate", denoise, ("positive", "negative"))
+
+DISTILL_INPUTS = frozenset({"seed", "rand_device", "num_inference_steps", "cfg_scale"})
+RARE = frozenset({"negative_prompt", *DISTILL_INPUTS})
+"""Inputs whose columns an ordinary data set does not have."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One golden plan; `without` and `extra` change the inputs that an ordinary data set of the variant gives."""
+
+    family: str
+    variant: str
+    trains: tuple[str, ...] = ("dit",)
+    task: Task = SFT
+    without: frozenset[str] = frozenset()
+    extra: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The file's name: family, variant and trainables; then what is unusual about the row."""
+        parts = [self.family, self.variant, "+".join(self.trains) or "nothing"]
+        parts += [self.task.name] if self.task is not SFT else []
+        parts += [f"without_{name}" for name in sorted(self.without)]
+        return "-".join(parts)
+
+    @property
+    def wiring(self) -> Wiring:
+        """The variant's wiring."""
+        return next(w for w in WIRINGS if (w.family, w.variant) == (self.family, self.variant))
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The inputs that the data set gives."""
+        given = {name for name, source in self.wiring.inputs.items() if not isinstance(source, Given)}
+        return frozenset((given - RARE - self.without) | self.extra)
+
+    def plan(self) -> Plan:
+        """The row's plan."""
+        return self.wiring.plan(self.inputs, self.task, self.trains)
+
+    def text(self) -> str:
+        """The plan as the golden file has it."""
+        return as_text(self.plan(), self.wiring, self.task)
+
+
+def rows(family: str, variants: str, *trains: str) -> list[Row]:
+    """Rows for each variant and each of `trains` ('a+b' trains both)."""
+    return [Row(family, variant, tuple(names.split("+"))) for variant in variants.split() for names in trains]
+
+
+ROWS: tuple[Row, ...] = (
+    *rows("qwen_image", "base", "dit", "text_encoder", "dit+text_encoder"),
+    Row("qwen_image", "base", ("dit",), DISTILL, extra=DISTILL_INPUTS),
+    Row("qwen_image", "base", ("dit",), GUIDED_DISTILL, extra=DISTILL_INPUTS | {"negative_prompt"}),
+    Row("qwen_image", "base", (), GENERATE, without=frozenset({"input_image"}), extra=frozenset({"negative_prompt"})),
+    *rows("qwen_image", "edit edit-2509", "dit", "text_encoder"),
+    *rows("qwen_image", "edit-2511 layered layered-control in-context-control", "dit"),
+    *rows("qwen_image", "blockwise-controlnet blockwise-controlnet-inpaint", "dit", "blockwise_controlnet"),
+    *rows("qwen_image", "eligen", "dit", "text_encoder"),
+    Row("qwen_image", "inpaint", (), GENERATE, extra=frozenset({"negative_prompt", "inpaint_mask"})),
+    *rows("flux", "dev", "dit", "text_encoder_1", "text_encoder_2"),
+    *rows("flux", "kontext fill eligen", "dit"),
+    *rows("flux", "controlnet-union controlnet-upscaler controlnet-inpaint", "dit", "controlnet"),
+    *rows("flux", "controlnet-union", "dit+controlnet"),
+    *rows("flux", "ip-adapter", "dit", "ipadapter"),
+    *rows("flux", "redux", "dit", "redux"),
+    *rows("wan", "t2v-2.1 i2v-2.1 ti2v-2.2 flf2v-2.1 fun-inp fun-control fun-control-camera", "dit"),
+    *rows("wan", "t2v-2.2 i2v-2.2", "dit", "dit2"),
+    *rows("wan", "vace", "dit", "vace"),
+    *rows("wan", "speedcontrol", "dit", "motion_controller"),
+    Row("wan", "t2v-2.1", ("text_encoder",)),
+    Row("wan", "ti2v-2.2", ("dit",), without=frozenset({"input_image"})),
+    Row("wan", "fun-control", ("dit",), without=frozenset({"reference_image"})),
+    Row("wan", "vace", ("vace",), without=frozenset({"vace_reference_image", "vace_video_mask"})),
+)

@@ -1,0 +1,325 @@
+"""Wan on paper: every row that is not for later, as signatures without bodies."""
+
+from typing import Any, TypedDict
+
+from dstrain.schedule import FlowMatchSchedule
+from dstrain.sources import Column, Given, Size, Source
+from dstrain.unit import Signature, Unit
+from dstrain.values import Frames
+from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Expert, Wiring
+from PIL.Image import Image
+from torch import Tensor
+
+
+class Latents(TypedDict):
+    input_latents: Tensor  # (1, channels, latent frames, height/8, width/8)
+
+
+class Prompt(TypedDict):
+    prompt_emb: Tensor  # (1, tokens, channels) of true length; model_fn fills up to 512 with zeros
+
+
+class Clip(TypedDict):
+    clip_feature: Tensor  # (1, 257, channels), or twice as many tokens with a last frame
+
+
+class Y(TypedDict):
+    y: Tensor  # (1, 4 + 16, latent frames, height/8, width/8): mask, VAE of the known frames
+
+
+class FirstLatents(TypedDict):
+    first_latents: Tensor  # (1, channels, 1, height/8, width/8)
+
+
+class ControlLatents(TypedDict):
+    control_latents: Tensor
+
+
+class ReferenceLatents(TypedDict):
+    reference_latents: Tensor  # (1, 16, 1, height/8, width/8)
+
+
+class CameraRays(TypedDict):
+    camera_rays: Tensor  # (1, 24, latent frames, height, width), Pluecker coordinates
+
+
+class VaceContext(TypedDict):
+    vace_context: Tensor  # (1, 96, latent frames, height/8, width/8)
+
+
+class MotionBucket(TypedDict):
+    motion_bucket: Tensor  # (1,)
+
+
+class Video(TypedDict):
+    video: Frames
+
+
+def encode_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Prompt: ...
+
+
+def encode_video(input_video: Frames, *, vae: Any) -> Latents: ...
+
+
+def decode_video(latents: Tensor, *, vae: Any) -> Video: ...
+
+
+# I2V, FLF2V, Fun-InP: known frames.
+
+
+def encode_clip(input_image: Image, *, image_encoder: Any) -> Clip: ...
+
+
+def encode_clip_ends(input_image: Image, end_image: Image, *, image_encoder: Any) -> Clip: ...
+
+
+def encode_first(input_image: Image, num_frames: int, height: int, width: int, *, vae: Any) -> Y: ...
+
+
+def encode_ends(input_image: Image, end_image: Image, num_frames: int, height: int, width: int, *, vae: Any) -> Y: ...
+
+
+# TI2V-5B: the first frame stays clean.
+
+
+def encode_first_frame(input_image: Image, height: int, width: int, *, vae: Any) -> FirstLatents: ...
+
+
+def hold_first_frame(latents: Tensor, timestep: Tensor, noise: Tensor, first_latents: Tensor | None = None) -> Any: ...
+
+
+# Fun-Control and its camera.
+
+
+def encode_control(control_video: Frames, *, vae: Any) -> ControlLatents: ...
+
+
+def encode_reference(reference_image: Image, height: int, width: int, *, vae: Any) -> ReferenceLatents: ...
+
+
+def encode_clip_control(
+    input_image: Image | None = None, reference_image: Image | None = None, *, image_encoder: Any
+) -> Clip: ...
+
+
+def encode_first_control(
+    num_frames: int, height: int, width: int, input_image: Image | None = None, *, vae: Any
+) -> Y: ...
+
+
+def trace_camera(
+    camera_control_direction: str, camera_control_speed: float, num_frames: int, height: int, width: int
+) -> CameraRays: ...
+
+
+# VACE: the reference is one more latent frame in front of the video.
+
+
+def encode_vace_reference(vace_reference_image: Image, height: int, width: int, *, vae: Any) -> ReferenceLatents: ...
+
+
+def encode_vace(
+    vace_video: Frames,
+    reference_latents: Tensor | None = None,
+    vace_video_mask: Frames | None = None,
+    *,
+    vae: Any,
+) -> VaceContext: ...
+
+
+def encode_video_after(input_video: Frames, reference_latents: Tensor | None = None, *, vae: Any) -> Latents: ...
+
+
+def decode_video_after(latents: Tensor, reference_latents: Tensor | None = None, *, vae: Any) -> Video: ...
+
+
+# speedcontrol.
+
+
+def count_motion(motion_bucket_id: int) -> MotionBucket: ...
+
+
+# The denoiser, once per set of conditions.
+
+
+def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any) -> Tensor: ...
+
+
+def predict_seen(
+    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, clip_feature: Tensor, *, dit: Any
+) -> Tensor: ...
+
+
+def predict_known(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, *, dit: Any) -> Tensor: ...
+
+
+def predict_controlled(
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    control_latents: Tensor,
+    y: Tensor,
+    clip_feature: Tensor,
+    reference_latents: Tensor | None = None,
+    *,
+    dit: Any,
+) -> Tensor: ...
+
+
+def predict_camera(
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    camera_rays: Tensor,
+    y: Tensor,
+    clip_feature: Tensor,
+    *,
+    dit: Any,
+) -> Tensor: ...
+
+
+def predict_vace(
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    vace_context: Tensor,
+    vace_scale: float = 1.0,
+    *,
+    dit: Any,
+    vace: Any,
+) -> Tensor: ...
+
+
+def predict_speed(
+    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, motion_bucket: Tensor, *, dit: Any, motion_controller: Any
+) -> Tensor: ...
+
+
+def latent_shape(height: int, width: int, num_frames: int) -> tuple[int, ...]: ...
+
+
+def latent_shape_vace(
+    height: int, width: int, num_frames: int, vace_reference_image: Image | None = None
+) -> tuple[int, ...]: ...
+
+
+def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
+
+
+def t2v_expert(timestep: float) -> str:
+    return "dit" if timestep >= 875 else "dit2"
+
+
+def i2v_expert(timestep: float) -> str:
+    return "dit" if timestep >= 900 else "dit2"
+
+
+def video_inputs(multiple: int = 16) -> dict[str, Source]:
+    return {
+        "prompt": Column("prompt"),
+        "negative_prompt": Column("negative_prompt"),
+        "input_video": Column("video", "frames", multiple=multiple),
+        "height": Size("input_video", "height"),
+        "width": Size("input_video", "width"),
+        "num_frames": Size("input_video", "frames"),
+    }
+
+
+def first_frame(multiple: int = 16) -> dict[str, Source]:
+    return {"input_image": Column("video", "picture", pick="first", multiple=multiple)}
+
+
+FIRST = first_frame()
+ENDS: dict[str, Source] = FIRST | {"end_image": Column("video", "picture", pick="last", multiple=16)}
+BASE = [encode_prompt, encode_video]
+WITH_CLIP = ("image_encoder",)
+
+
+def wiring(
+    variant: str,
+    units: list[Any],
+    denoise: Any = predict,
+    inputs: dict[str, Source] | None = None,
+    components: tuple[str, ...] = (),
+    expert: Expert | None = None,
+    hold: Signature | None = None,
+    shape: Any = latent_shape,
+    decoder: Any = decode_video,
+) -> Wiring:
+    """A variant of the family: what is the same in all of them is said here."""
+    return Wiring(
+        family="wan",
+        variant=variant,
+        components=("dit", *(("dit2",) if expert else ()), "text_encoder", "tokenizer", "vae", *components),
+        units=tuple(Unit.of(unit) for unit in units),
+        model_fn=Signature.of(denoise, GIVEN_TO_MODEL_FN),
+        decoders=(Unit.of(decoder, given=GIVEN_TO_DECODER),),
+        inputs=video_inputs() | (inputs or {}),
+        schedule=FlowMatchSchedule(shift=5.0),
+        latent_shape=Signature.of(shape),
+        guide=guide,
+        hold=hold,
+        expert=expert,
+        per_side={"prompt": "negative_prompt"},
+        padded={"prompt_emb": 1},
+    )
+
+
+WIRINGS: tuple[Wiring, ...] = (
+    wiring("t2v-2.1", BASE),
+    wiring("t2v-2.2", BASE, expert=Expert("dit", ("dit", "dit2"), t2v_expert)),
+    wiring("i2v-2.1", [*BASE, encode_clip, encode_first], predict_seen, FIRST, WITH_CLIP),
+    wiring("i2v-2.2", [*BASE, encode_first], predict_known, FIRST, expert=Expert("dit", ("dit", "dit2"), i2v_expert)),
+    wiring(
+        "ti2v-2.2",
+        [*BASE, encode_first_frame],
+        predict,
+        video_inputs(32) | first_frame(32),
+        hold=Signature.of(hold_first_frame, GIVEN_TO_HOLD),
+    ),
+    wiring("flf2v-2.1", [*BASE, encode_clip_ends, encode_ends], predict_seen, ENDS, WITH_CLIP),
+    wiring("fun-inp", [*BASE, encode_clip, encode_ends], predict_seen, ENDS, WITH_CLIP),
+    wiring(
+        "fun-control",
+        [*BASE, encode_control, encode_reference, encode_clip_control, encode_first_control],
+        predict_controlled,
+        {
+            "control_video": Column("control_video", "frames", multiple=16),
+            "reference_image": Column("reference_image", "picture"),
+            "input_image": Given(),
+        },
+        WITH_CLIP,
+    ),
+    wiring(
+        "fun-control-camera",
+        [*BASE, trace_camera, encode_clip, encode_first],
+        predict_camera,
+        FIRST
+        | {
+            "camera_control_direction": Column("camera_control_direction"),
+            "camera_control_speed": Column("camera_control_speed", "number"),
+        },
+        WITH_CLIP,
+    ),
+    wiring(
+        "vace",
+        [encode_prompt, encode_vace_reference, encode_vace, encode_video_after],
+        predict_vace,
+        {
+            "vace_video": Column("vace_video", "frames", multiple=16),
+            "vace_video_mask": Column("vace_video_mask", "frames", multiple=16),
+            "vace_reference_image": Column("vace_reference_image", "picture"),
+            "vace_scale": Given(),
+        },
+        ("vace",),
+        shape=latent_shape_vace,
+        decoder=decode_video_after,
+    ),
+    wiring(
+        "speedcontrol",
+        [*BASE, count_motion],
+        predict_speed,
+        {"motion_bucket_id": Column("motion_bucket_id", "integer")},
+        ("motion_controller",),
+    ),
+)
