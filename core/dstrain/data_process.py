@@ -16,7 +16,7 @@ from dstrain.plan import Plan, Step
 from dstrain.progress import Progress
 from dstrain.randomness import SampleKey
 from dstrain.samples import Rows, load_batches
-from dstrain.setup import Setup, versions, warn_unread
+from dstrain.setup import Setup, versions, warn
 from dstrain.store import FeatureStore, ShardWriter
 from dstrain.stored_plan import plan_about, plan_identity
 from dstrain.values import flatten
@@ -56,7 +56,7 @@ class WorkRows:
 
 def data_process(setup: Setup, world: World) -> None:
     """Fill the store with everything the data set's rows need; what is there already is not computed again."""
-    warn_unread(setup, world)
+    warn(setup, world)
     if world.is_main:
         with lock(setup.store_path):
             FeatureStore.create(setup.store_path)

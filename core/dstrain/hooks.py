@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pluggy
 
@@ -14,7 +14,6 @@ from dstrain.plugins import HOOK_GROUP, Installed, installed, name_clash
 if TYPE_CHECKING:
     import click
 
-    from dstrain.config import TrainConfig
     from dstrain.tasks import Task
 
 hookspec = pluggy.HookspecMarker(HOOK_GROUP)
@@ -32,11 +31,6 @@ class Hooks:
     @hookspec
     def dstrain_tasks(self) -> Sequence[Task]:
         """Return extra tasks for `--task`."""
-        raise NotImplementedError
-
-    @hookspec
-    def dstrain_trackers(self, config: TrainConfig) -> Sequence[Any]:
-        """Return trackers (accelerate's GeneralTracker) that the run logs to."""
         raise NotImplementedError
 
     @hookspec

@@ -19,8 +19,10 @@ from dstrain.files import read_tensors, write_tensors
 
 ADAPTER = "default"
 ADAPTER_HEADER = "lora_adapter_metadata"
-INERT = frozenset({"r", "lora_alpha", "target_modules", "peft_version", "task_type", "init_lora_weights",
-                   "lora_dropout", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision"})  # fmt: skip
+INERT = frozenset(
+    {"r", "lora_alpha", "target_modules", "peft_version", "task_type", "init_lora_weights", "lora_dropout"}
+    | {"inference_mode", "auto_mapping", "base_model_name_or_path", "revision"}
+)
 """Fields of a peft configuration that are read, or that change nothing once the weights are loaded."""
 
 

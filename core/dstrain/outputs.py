@@ -1,7 +1,7 @@
 """What a training run writes: weights, the state to resume from, and loss.csv."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -19,7 +19,7 @@ from dstrain.checkpoint import (
     states,
 )
 from dstrain.errors import StateError, UsageError
-from dstrain.files import write_json
+from dstrain.files import lock, remove_leftovers, write_file, write_json
 from dstrain.keys import hashed
 from dstrain.lora import save_lora
 from dstrain.setup import Setup, versions
@@ -39,17 +39,25 @@ COLUMNS = (
     "memory_gib",
 )
 KEPT_STATES = 2
-RESUMABLE = (
-    "output_path",
-    "resume",
-    "num_epochs",
-    "max_steps",
-    "save_steps",
-    "dataset_num_workers",
-    "feature_cache",
-    "dry_run",
+DECISIVE = (
+    "model",
+    "variant",
+    "seed",
+    "dataset_repeat",
+    "learning_rate",
+    "weight_decay",
+    "lr_scheduler",
+    "lr_warmup_steps",
+    "max_grad_norm",
+    "timestep_sampling",
+    "loss_weighting",
+    "min_timestep_boundary",
+    "max_timestep_boundary",
+    "height",
+    "width",
+    "max_pixels",
 )
-"""Flags that may differ between a run and its continuation."""
+"""Flags that decide the numbers of a run: a continuation has the same."""
 
 
 @dataclass
@@ -77,28 +85,35 @@ class Outputs:
                 "--remove_prefix_in_ckpt", f"no saved name begins with {prefix!r}; want {' or '.join(known)}"
             )
 
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the folder, hold its lock, and refuse one that holds a run which is not to be resumed."""
+        if self.setup.config.resume is None and states(self.folder):
+            advice = "go on with --resume, or give another --output_path"
+            raise StateError(str(self.folder), "holds a run already", advice)
+        with lock(self.folder) if self.world.is_main else nullcontext():
+            if self.world.is_main:
+                remove_leftovers(self.folder)
+            yield
+
     def begin(self, job: "Job") -> None:
-        """Take up the state to resume from, if asked, else refuse a folder that holds a run; say what will happen."""
+        """Take up the state to resume from, if asked; say what will happen."""
         config = self.setup.config
         if config.resume is not None:
             path = newest_state(self.folder) if config.resume == "auto" else Path(config.resume)
-            restore(job, load_state(path), self.fingerprint)
+            restore(job, load_state(path), self.fingerprint(job))
             self.world.say(f"resumed at step {job.step} from {path}")
-        elif states(self.folder):
-            raise StateError(
-                str(self.folder), "holds a run already", "go on with --resume, or give another --output_path"
-            )
         self._announce(job)
         if self.world.is_main:
-            self.folder.mkdir(parents=True, exist_ok=True)
             plain = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
             write_json(self.folder / "config.json", plain)
 
-    @property
-    def fingerprint(self) -> str:
-        """A digest of every flag that decides the numbers of a run."""
-        content = {name: str(value) for name, value in asdict(self.setup.config).items() if name not in RESUMABLE}
-        return hashed("config", {**content, "task": self.setup.task.name})
+    def fingerprint(self, job: "Job") -> str:
+        """A digest of all that decides the numbers of a run; the split, the world and where files lie are not in it."""
+        config = asdict(self.setup.config)
+        trainables = asdict(self.setup.trainables)
+        order = [job.order.groups, job.order.size]
+        return hashed("run", [self.setup.task.name, trainables, order, {name: config[name] for name in DECISIVE}])
 
     def _announce(self, job: "Job") -> None:
         module, say = job.module, self.world.say
@@ -120,22 +135,23 @@ class Outputs:
         say(f"writes {self.folder}")
 
     @contextmanager
-    def logging(self) -> Iterator[None]:
-        """Keep loss.csv open; it is continued if it exists."""
+    def logging(self, step: int) -> Iterator[None]:
+        """Keep loss.csv open, without the rows of steps after `step` that a run which was cut off left."""
         if not self.world.is_main:
             yield
             return
         path = self.folder / "loss.csv"
-        new = not path.exists()
-        with path.open("a") as self._log:
-            if new:
-                self._log.write(",".join(COLUMNS) + "\n")
+        lines = path.read_text().splitlines() if path.exists() else [",".join(COLUMNS)]
+        kept = [line for line in lines[1:] if int(line.partition(",")[0]) <= step]
+        write_file(path, "".join(f"{line}\n" for line in [lines[0], *kept]).encode())
+        with path.open("a", buffering=1) as self._log:
             yield
 
     def log(self, numbers: Mapping[str, float]) -> None:
-        """Write one optimizer step's numbers, by column name."""
+        """Write one optimizer step's numbers, by column name, and show them to plugins that look on."""
         if self._log is not None:
             row = {"memory_gib": _memory(), **numbers}
+            self.setup.extensions.hook.dstrain_step_end(step=row["step"], numbers=row)
             self._log.write(",".join(_short(row[name]) for name in COLUMNS) + "\n")
 
     def save_if_due(self, job: "Job", epoch: int) -> None:
@@ -150,9 +166,8 @@ class Outputs:
     def save(self, job: "Job", name: str) -> None:
         """Write one weights file per trained component, then the state to resume from."""
         if self._log is not None:
-            self._log.flush()
             self.weights = [self._save_component(job, name, component) for component in job.module.trained.components]
-            save_state(state_folder(self.folder, job.step), state_of(job, self.fingerprint))
+            save_state(state_folder(self.folder, job.step), state_of(job, self.fingerprint(job)))
             prune_states(self.folder, KEPT_STATES)
         self.world.wait()
 
@@ -215,7 +230,8 @@ def restore(job: "Job", state: TrainingState, fingerprint: str) -> None:
     """Put a saved state back, bit for bit; raises StateError if it is of another run."""
     if state.config_digest != fingerprint:
         raise StateError("--resume", "the saved run had other settings that decide its numbers",
-                         f"flags that may change: {', '.join('--' + name for name in RESUMABLE)}")  # fmt: skip
+                         f"must be equal: {', '.join('--' + name for name in DECISIVE)}, what is trained, the rows",
+                         "and --batch_size x --gradient_accumulation_steps x processes")  # fmt: skip
     parameters = job.module.trained.parameters
     if set(parameters) != set(state.trainable):
         raise StateError(

@@ -6,11 +6,13 @@ A key is (seed, epoch, repeat, row, chunk); each stream of a sample counts its o
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -39,6 +41,17 @@ def seed_global(key: Sequence[int], stream: str) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+class _Philox(ISeedSequence):
+    """Makes the digest itself the generator's key; a key given by number costs a draw of the system's entropy too."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        """Return the key as `n_words` words of its own."""
+        return np.frombuffer(self.key, np.dtype(dtype).newbyteorder("<"), n_words)
+
+
 class Rng:
     """The random numbers of one batch: sample i draws under keys[i], so that a batch equals its samples one by one."""
 
@@ -48,16 +61,19 @@ class Rng:
 
     def normal(self, stream: str, shape: Sequence[int] = ()) -> Tensor:
         """Return (batch, *shape) fp32 standard normal numbers."""
-        arrays = [generator.standard_normal(tuple(shape), dtype=np.float32) for generator in self._generators(stream)]
-        return torch.from_numpy(np.stack(arrays))
+        numbers = np.empty((len(self.keys), *shape), np.float32)
+        for i, generator in enumerate(self._generators(stream)):
+            generator.standard_normal(dtype=np.float32, out=numbers[i : i + 1])
+        return torch.from_numpy(numbers)
 
     def uniform(self, stream: str, shape: Sequence[int] = ()) -> Tensor:
         """Return (batch, *shape) fp32 numbers, uniform in [0, 1)."""
-        arrays = [generator.random(tuple(shape), dtype=np.float32) for generator in self._generators(stream)]
-        return torch.from_numpy(np.stack(arrays))
+        numbers = np.empty((len(self.keys), *shape), np.float32)
+        for i, generator in enumerate(self._generators(stream)):
+            generator.random(dtype=np.float32, out=numbers[i : i + 1])
+        return torch.from_numpy(numbers)
 
-    def _generators(self, stream: str) -> list[np.random.Generator]:
+    def _generators(self, stream: str) -> Iterator[np.random.Generator]:
         draw = self._drawn.get(stream, 0)
         self._drawn[stream] = draw + 1
-        keys = (int.from_bytes(digest(key, stream, draw), "little") for key in self.keys)
-        return [np.random.Generator(np.random.Philox(key=key)) for key in keys]
+        return (np.random.Generator(np.random.Philox(_Philox(digest(key, stream, draw)))) for key in self.keys)

@@ -96,8 +96,8 @@ class NoiseLevels:
         if self.sampling == "uniform":
             top, bottom = table[self._index(self.min_boundary)], table[self._index(self.max_boundary)]
             return bottom + (top - bottom) * rng.uniform("timestep")
-        u = self._density(rng).double() * (self.max_boundary - self.min_boundary) + self.min_boundary
-        return table[(u * TRAIN_TIMESTEPS).long().clamp(max=TRAIN_TIMESTEPS - 1)]
+        span = self.max_boundary - self.min_boundary
+        return table[[self._index(u * span + self.min_boundary) for u in self._density(rng).tolist()]]
 
     def weight(self, sigma: Tensor) -> Tensor:
         """Return (batch,) fp32 loss weights; 'bsmntw': exp(-2 ((t - 500) / 1000)^2), least 0, mean 1 on the table."""

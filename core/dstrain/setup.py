@@ -1,7 +1,7 @@
 """A command line resolved: family, variant, task, trainables and data settings, before anything is loaded."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -13,7 +13,7 @@ from dstrain.config import TrainConfig
 from dstrain.dataset import DataConfig, Dataset, open_dataset
 from dstrain.errors import UsageError, nearest
 from dstrain.flags import split_commas
-from dstrain.hooks import load_extensions
+from dstrain.hooks import Extensions, load_extensions
 from dstrain.loading import ModelConfig, model_configs
 from dstrain.lora import LoraSpec
 from dstrain.losses import SFT
@@ -41,6 +41,7 @@ class Setup:
     trainables: Trainables
     device: torch.device
     models: tuple[ModelConfig, ...]
+    extensions: Extensions
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -109,7 +110,8 @@ def resolve(config: TrainConfig) -> Setup:
     """Find the family, variant and task of a configuration; raises UsageError naming what is unknown."""
     record = load_record(config.model, config.left_out)
     wiring: Wiring = record.load("wiring")(variant_of(record, config.variant))
-    tasks = known_tasks(config.left_out)
+    extensions = load_extensions(config.left_out)
+    tasks = known_tasks(extensions)
     if config.task_name not in tasks:
         known = ", ".join(tasks)
         raise UsageError(
@@ -124,12 +126,13 @@ def resolve(config: TrainConfig) -> Setup:
         trainables_of(config, record),
         default_device(),
         model_configs(config),
+        extensions,
     )
 
 
-def known_tasks(left_out: Collection[str] = ()) -> Mapping[str, Task]:
+def known_tasks(extensions: Extensions) -> Mapping[str, Task]:
     """Tasks by name: core's own, and those of plugins."""
-    extra = [task for tasks in load_extensions(left_out).hook.dstrain_tasks() for task in tasks]
+    extra = [task for tasks in extensions.hook.dstrain_tasks() for task in tasks]
     return {task.name: task for task in (SFT, *extra)}
 
 
@@ -153,7 +156,11 @@ def versions(device: torch.device) -> dict[str, str]:
     return {name: version(name) for name in names} | {"device": device.type}
 
 
-def warn_unread(setup: Setup, world: World) -> None:
-    """Name the columns of the data set that nobody reads."""
+def warn(setup: Setup, world: World) -> None:
+    """Name the plugins that were left out because they are broken, and the data set's columns that nobody reads."""
+    for reason in setup.extensions.broken:
+        world.say(f"dstrain: warning: {reason}")
+    if setup.stage == "train":
+        return
     for name in setup.dataset.unread_columns:
         world.say(f"dstrain: warning: {setup.dataset.table.path}: column {name!r} is read by no input of this variant")

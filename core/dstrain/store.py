@@ -49,7 +49,9 @@ class FeatureStore:
                              "fill it first: the same command with --task TASK:data_process")  # fmt: skip
         found = read_json(marker)
         if found != FORMAT:
-            raise StateError(str(marker), f"want {dict(FORMAT)}, have {found}", "this store was written by another version")
+            raise StateError(
+                str(marker), f"want {dict(FORMAT)}, have {found}", "this store was written by another version"
+            )
         store = cls(folder)
         for record in sorted((folder / "shards").glob("*.json")):
             store._add(record.stem)

@@ -23,7 +23,7 @@ from dstrain.order import MicroBatch, Order, deal
 from dstrain.outputs import Outputs
 from dstrain.progress import Progress
 from dstrain.samples import Rows, Source, StoredRows, load_batches
-from dstrain.setup import Setup, warn_unread
+from dstrain.setup import Setup, warn
 from dstrain.store import FeatureStore
 from dstrain.stored_plan import check_configs, open_plan
 from dstrain.world import World
@@ -64,14 +64,21 @@ class Job:
 def train(setup: Setup, world: World, module_class: type[TrainingModule] = TrainingModule) -> None:
     """Train and save; every number that is logged is the mean over a whole optimizer step and all processes."""
     outputs = Outputs(setup, world)
-    job = prepare(setup, world, feed(setup, world), module_class)
-    outputs.begin(job)
-    with outputs.logging(), Progress("train", job.steps, job.step, world.is_main) as progress:
+    warn(setup, world)
+    with outputs.opened():
+        job = prepare(setup, world, feed(setup, world), module_class)
+        outputs.begin(job)
+        run_steps(job, outputs)
+        outputs.end(job)
+
+
+def run_steps(job: Job, outputs: Outputs) -> None:
+    """The training loop: from where the job stands to its last step."""
+    with outputs.logging(job.step), Progress("train", job.steps, job.step, job.world.is_main) as progress:
         for numbers in steps(job):
             outputs.log(numbers)
             progress.step(f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}")
             outputs.save_if_due(job, int(numbers["epoch"]))
-    outputs.end(job)
 
 
 def steps(job: Job) -> Iterator[dict[str, float]]:
@@ -148,7 +155,6 @@ def feed(setup: Setup, world: World) -> Feed:
         plan = open_plan(setup, store)
         groups = tuple(int(row["group"]) for row in plan.rows)
         return Feed(StoredRows(store, plan.rows, plan.presence), groups, frozenset(plan.presence), plan.about)
-    warn_unread(setup, world)
     rows = setup.dataset.rows
     reads = {inputs: setup.plan(inputs).used_inputs for inputs in {frozenset(cells) for cells in rows}}
     numbers: dict[Any, int] = {}
@@ -185,8 +191,9 @@ def prepare(setup: Setup, world: World, samples: Feed, module_class: type[Traini
     steps = total_steps(config, order.steps())
     optimizer = AdamW(module.trained_parameters, config.learning_rate, weight_decay=config.weight_decay, fused=True)
     scheduler = get_scheduler(config.lr_scheduler, optimizer, config.lr_warmup_steps, steps)
-    model, prepared = world.accelerator.prepare(module, optimizer)
-    return Job(setup, world, module, model, prepared, scheduler, order, samples.source, found.contents, steps)
+    model, wrapped = world.accelerator.prepare(module, optimizer)
+    # Unwrapped: without loss scaling the wrapper adds nothing but a search for packages at every step.
+    return Job(setup, world, module, model, wrapped.optimizer, scheduler, order, samples.source, found.contents, steps)
 
 
 def start_from_lora(module: TrainingModule, path: Path) -> None:

@@ -5,8 +5,6 @@ import logging
 import os
 import random
 import shutil
-import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +66,8 @@ class Run:
     def state(self) -> TrainingState:
         return TrainingState(
             self.step, 1, {"row": 3, "queues": [[1, 2], []], "by size": {64: (1, 2)}},
-            dict(self.net.named_parameters()), self.optimizer.state_dict(), self.scheduler.state_dict(), "digest", {"torch": "2"},
+            dict(self.net.named_parameters()), self.optimizer.state_dict(),
+            self.scheduler.state_dict(), "digest", {"torch": "2"},
         )  # fmt: skip
 
     def restore(self, state: TrainingState) -> "Run":
@@ -253,60 +252,6 @@ def test_a_full_disk_leaves_the_earlier_state_and_no_temporary(tmp_path: Path, m
         assert not list(tmp_path.glob(".tmp-*"))
         shutil.rmtree(tmp_path / "state-2", ignore_errors=True)
     assert failing > 8
-
-
-def killed_at(event: int, save: Callable[[], None]) -> bool:
-    """Fork, save in the child and kill it at its n-th file-system event; return whether it was killed."""
-    pid = os.fork()
-    if pid == 0:
-        left = [event]
-
-        def hook(name: str, _: Any) -> None:
-            if name == "open" or name.startswith(("os.", "shutil.")):
-                left[0] -= 1
-                if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
-        save()
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-
-
-@pytest.mark.parametrize("step", [1, 2], ids=["replacing a state", "beside a state"])
-def test_every_crash_point_leaves_a_whole_older_or_newer_state(tmp_path: Path, step: int) -> None:
-    new = replace(small(step), config_digest="new")
-    found = set()
-    for event in range(1, 200):
-        output = tmp_path / str(event)
-        save_state(state_folder(output, 1), small(1))
-        killed = killed_at(event, lambda output=output: save_state(state_folder(output, step), new))  # type: ignore[misc]
-        state = load_state(newest_state(output))
-        assert same_state(state, small(1)) or same_state(state, new)
-        found.add(state.config_digest)
-        files.remove_leftovers(output)
-        save_state(state_folder(output, step), new)
-        assert same_state(load_state(newest_state(output)), new)
-        assert {path.name for path in output.iterdir()} == {"state-1", f"state-{step}"}
-        if not killed:
-            break
-    assert event > 10
-    assert found == {"d", "new"}
-
-
-@pytest.mark.parametrize("keep", [1, 2])
-def test_every_crash_point_of_pruning_leaves_whole_states(tmp_path: Path, keep: int) -> None:
-    for event in range(1, 100):
-        output = tmp_path / str(event)
-        for step in (1, 2, 3):
-            save_state(state_folder(output, step), small(step))
-        killed = killed_at(event, lambda output=output: prune_states(output, keep))  # type: ignore[misc]
-        assert all(checkpoint.damage(folder) == "" for folder in checkpoint.states(output))
-        assert newest_state(output).name == "state-3"
-        if not killed:
-            break
-    assert event > 3
-    assert len(checkpoint.states(output)) == keep
 
 
 def test_a_whole_component_is_saved_with_its_own_names_and_configuration(tmp_path: Path) -> None:

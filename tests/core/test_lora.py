@@ -139,9 +139,7 @@ def test_the_file_says_all_that_is_needed_to_use_it(saved: tuple[Path, nn.Module
     }  # fmt: skip
     assert metadata == {"format": "pt", "family": "fam", "step": "12", "component": "net", "rank": "4", "alpha": "8.0",
                         "targets": "to_out.0,to_q"}  # fmt: skip
-    layers = [
-        f"transformer.blocks.{i}.{name}.lora_{x}.weight" for i in "01" for name in ("to_out.0", "to_q") for x in "AB"
-    ]
+    layers = [f"transformer.blocks.{i}.{name}.lora_{x}.weight" for i in "01" for name in SPEC.targets for x in "AB"]
     assert sorted(keys) == sorted(layers)
 
 

@@ -1,9 +1,9 @@
 """Spelling of flags, the default command, what is imported, and errors in one form."""
 
 import json
+import os
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +40,7 @@ def answer_of(body: Callable[[TrainConfig], None], monkeypatch: pytest.MonkeyPat
 def test_help_and_models_import_neither_torch_nor_a_plugin(fake_plugin: Install) -> None:
     site = fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {"faky_record": "raise SystemExit(9)"})
     fake_plugin("extra-faky", {"extra": "faky_record"}, {}, group="dstrain")
+    env = {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])}
     heavy = {"torch", "numpy", "PIL", "transformers", "faky_record", "pluggy"}
     for words in (
         ["--help"],
@@ -51,20 +52,8 @@ def test_help_and_models_import_neither_torch_nor_a_plugin(fake_plugin: Install)
         ["--version"],
     ):
         code = f"import sys; from dstrain.cli import main; c = main({words!r}); print(c, {heavy!r} & set(sys.modules))"
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(site)}
-        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
         assert done.stdout.splitlines()[-1] == "0 set()", (words, done.stdout[-300:], done.stderr)
-
-
-@pytest.mark.parametrize("word", ["--help", "models"])
-def test_help_and_models_answer_in_less_than_0_3_seconds(word: str) -> None:
-    times = []
-    for _ in range(10):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "dstrain", word], check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.3, times
 
 
 def test_help_names_every_flag_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
