@@ -30,7 +30,8 @@ class Component:
     folder: its folder in the published layout. marks: patterns of state-dict names, all of which its files have;
     () for a tokenizer or processor, which is a folder. published: model id -> configuration, for files without
     `config.json`. configure: config.json's content -> the configuration units borrow as `<name>_config`.
-    load: (files, configuration, dtype) -> the component. save_names: module's state-dict name -> published name.
+    infer: names and shapes in the files -> config.json's content, or None where they do not tell it.
+    load: (files, configuration, dtype) -> the component.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Component:
     marks: tuple[str, ...] = ()
     configure: Callable[[Mapping[str, Any]], Any] = dict
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    infer: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, Any] | None] | None = None
 
     @property
     def is_folder(self) -> bool:

@@ -24,7 +24,7 @@ def generate(config: GenerateConfig) -> None:
     precision = config.mixed_precision or ("bf16" if device.type == "cuda" else "no")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
-        models = write_toy(record, variant, Path(folder)) if config.toy else model_configs(config)
+        models = write_toy(record, variant, Path(folder)) if config.toy else model_configs(config, record)
         pipeline = Pipeline.from_pretrained(config.model, models, variant, device, dtype)
     for lora in config.lora:
         pipeline.load_lora(lora.path, lora.scale)

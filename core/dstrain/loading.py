@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from dstrain.components import Component, Files
 from dstrain.config import ModelChoice
 from dstrain.errors import StateError, UsageError
 from dstrain.flags import parse_model_paths, parse_origins
 from dstrain.lora import load_lora
+from dstrain.networks import find_weights
 from dstrain.pipeline import Pipeline
 from dstrain.plugins import load_record, variant_of
 from dstrain.record import ModelRecord
@@ -28,11 +29,15 @@ MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Files of one component: `path` (one, or several shards), or a `model_id` with a pattern of its file names."""
+    """Files of one component: `path` (one, or several shards), or a `model_id` with a pattern of its file names.
+
+    component: which one they are, where a flag says so; otherwise their own names tell.
+    """
 
     path: str | Sequence[str] | None = None
     model_id: str | None = None
     origin_file_pattern: str | None = None
+    component: str = ""
 
     def files(self) -> Files:
         """Find the files; raises StateError naming the place where they were looked for."""
@@ -55,38 +60,50 @@ def model_base() -> Path:
     return Path(next((os.environ[name] for name in MODEL_BASE_VARIABLES if os.environ.get(name)), "models"))
 
 
-def model_configs(config: ModelChoice) -> tuple[ModelConfig, ...]:
+def model_configs(config: ModelChoice, record: ModelRecord) -> tuple[ModelConfig, ...]:
     """The model files of a command line: --model_paths, --model_id_with_origin_paths and the family's path flags."""
     paths = [ModelConfig(path=group) for group in parse_model_paths(config.model_paths)]
     published = [ModelConfig(None, *pair) for pair in parse_origins(config.model_id_with_origin_paths)]
-    own = [ModelConfig(path=value) for value in config.family_options.values() if value]
+    own = [
+        ModelConfig(path=config.family_options[option.name], component=option.component)
+        for option in record.options
+        if option.component and config.family_options.get(option.name)
+    ]
     return (*paths, *published, *own)
 
 
 def assign(configs: Iterable[ModelConfig], components: Sequence[Component], wanted: Iterable[str]) -> dict[str, Files]:
-    """Find which component each set of files is, from the names in the files; a set nobody wants is not opened further.
+    """Find which component each set of files is, from the names in the files.
 
-    Files that do not exist are an error only if a wanted component remains unfound (see `load_pipeline`).
+    Files of a model id whose folder is that of a component nobody wants are not even looked for. Files that do not
+    exist are an error only if a wanted component remains unfound.
     """
     found: dict[str, Files] = {}
     missing: list[StateError] = []
+    needed = set(wanted)
     for config in configs:
+        if _published_as(config, components) not in {"", *needed}:
+            continue
         try:
             files = config.files()
         except StateError as error:
             missing.append(error)
             continue
-        component = recognise(files, components)
-        if component.name in found and found[component.name] != files:
-            raise UsageError(
-                "model files",
-                f"two sets of files are {component.name}: {found[component.name].paths[0]} and {files.paths[0]}",
-            )
-        found[component.name] = files
-    absent = [c.name for c in components if c.name in set(wanted) and c.name not in found and not c.is_folder]
+        name = config.component or recognise(files, components).name
+        if name in found and found[name] != files:
+            both = f"{found[name].paths[0]} and {files.paths[0]}"
+            raise UsageError("model files", f"two sets of files are {name}: {both}")
+        found[name] = files
+    absent = [c.name for c in components if c.name in needed - set(found) and not c.is_folder]
     if absent and missing:
         raise missing[0]
     return found
+
+
+def _published_as(config: ModelConfig, components: Sequence[Component]) -> str:
+    """The component whose folder in the published layout a model id's pattern begins with, or ''."""
+    folder = (config.origin_file_pattern or "").partition("/")[0] if config.model_id else ""
+    return next((component.name for component in components if component.folder == folder), "")
 
 
 def recognise(files: Files, components: Sequence[Component]) -> Component:
@@ -108,14 +125,12 @@ def recognise(files: Files, components: Sequence[Component]) -> Component:
 
 def tensor_names(paths: Iterable[Path]) -> list[str]:
     """Names of all tensors in safetensors files, from their headers alone; raises StateError for a damaged file."""
-    names: list[str] = []
-    for path in paths:
-        try:
-            with safe_open(path, "pt") as file:
-                names += list(file.keys())
-        except (SafetensorError, OSError) as error:
-            raise StateError(str(path), f"is no readable safetensors file: {error}") from error
-    return names
+    return list(tensor_shapes(paths))
+
+
+def tensor_shapes(paths: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors in safetensors files; raises StateError as `networks.find_weights` does."""
+    return {name: place.shape for name, place in find_weights(paths).items()}
 
 
 def configuration(component: Component, files: Files | None, model_id: str) -> Mapping[str, Any]:
@@ -134,8 +149,11 @@ def configuration(component: Component, files: Files | None, model_id: str) -> M
         return published
     if model_id in component.published:
         return component.published[model_id]
+    inferred = component.infer(tensor_shapes(files.paths)) if files is not None and component.infer else None
+    if inferred is not None:
+        return inferred
     place = str(files.folder / "config.json") if files else component.name
-    raise StateError(place, f"no configuration of {component.name}: no config.json, none in the file's header, and "
+    raise StateError(place, f"no configuration of {component.name}: no config.json, the shapes do not tell it, and "
                      f"model id {model_id or '(none)'} is not known", "put config.json beside the weights",
                      f"known ids: {', '.join(component.published) or 'none'}")  # fmt: skip
 

@@ -125,7 +125,7 @@ def resolve(config: TrainConfig) -> Setup:
         config.stage,
         trainables_of(config, record),
         default_device(),
-        model_configs(config),
+        model_configs(config, record),
         extensions,
     )
 

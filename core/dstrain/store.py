@@ -1,27 +1,29 @@
 """The feature store: the directory that stage 1 writes and stage 2 reads. Content-addressed, append-only, no pickle.
 
-    store.json                      format and version
-    shards/NAME.safetensors         values; the file's own header says which (`dstrain`: JSON)
-    shards/NAME.json                sha256 and size of that file, written after it: the commit point of the shard
-    plans/IDENTITY.jsonl, .json     rows of one plan, and its record with the identity in words: its commit point
-    digests.json                    remembered digests of files
+    store.json                   format and version
+    shards/NAME.safetensors      values; NAME is the hash of the header's `dstrain` part, which has a hash of each value
+    plans/NAME.jsonl             one plan: its record, with a hash of itself and of what follows; then a line per sample
+    digests.json                 remembered digests of files
 
-A reader sees only what is recorded and takes no lock. A writer holds the lock of the directory.
+A file is written under a temporary name, synced and renamed: that commits it. A reader sees only whole files, takes no
+lock, and checks every byte that it uses. A writer holds the lock of the directory.
 """
 
+import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dstrain.errors import StateError
-from dstrain.files import remove_leftovers, sha256, write_file, write_json, write_tensors
+from dstrain.files import TEMPORARY, remove_leftovers, write_file, write_json, write_tensors
 from dstrain.keys import hashed
 from dstrain.values import flatten, tensor_names, unflatten
 
@@ -29,103 +31,130 @@ FORMAT = MappingProxyType({"format": "dstrain-features", "version": 1})
 SHARD_BYTES = 256 * 2**20
 SHARD_SECONDS = 60.0
 OPEN_SHARDS = 256
+AGAIN = "delete it, then run :data_process again: only what it held is computed anew"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An opened shard: `values` maps addresses to {'form': as `values.flatten` wrote it, 'sha256': of its tensors}."""
+
+    file: Any
+    values: Mapping[str, Any]
 
 
 @dataclass
 class FeatureStore:
-    """A store opened for reading: `where` maps the address of each recorded value to its shard and form."""
+    """A store opened for reading: `where` maps the address of each value to its shard."""
 
     folder: Path
-    where: dict[str, tuple[str, Any]] = field(default_factory=dict)
-    _open: dict[str, Any] = field(default_factory=dict)
-    _verified: set[str] = field(default_factory=set)
+    where: dict[str, str] = field(default_factory=dict)
+    _open: dict[str, Shard] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> "FeatureStore":
-        """Read the headers of all recorded shards; raises StateError if this is no store, or of another version."""
+        """Read the headers of all shards; raises StateError if this is no store, of another version, or damaged."""
         marker = folder / "store.json"
         if not marker.is_file():
             raise StateError(str(folder), "is no feature store (store.json is missing)",
                              "fill it first: the same command with --task TASK:data_process")  # fmt: skip
-        found = read_json(marker)
+        try:
+            found = json.loads(marker.read_bytes())
+        except (OSError, ValueError) as error:
+            raise StateError(str(marker), f"cannot be read: {error}", AGAIN) from error
         if found != FORMAT:
-            raise StateError(
-                str(marker), f"want {dict(FORMAT)}, have {found}", "this store was written by another version"
-            )
+            raise StateError(str(marker), f"want {dict(FORMAT)}, have {found}", "this store was written by another version")
         store = cls(folder)
-        for record in sorted((folder / "shards").glob("*.json")):
-            store._add(record.stem)
+        for path in _committed(folder / "shards", "*.safetensors"):
+            store.where.update(dict.fromkeys(open_shard(path).values, path.stem))
         return store
 
-    @classmethod
-    def create(cls, folder: Path) -> "FeatureStore":
-        """Open a store for writing, made if absent; temporaries of a dead run are removed."""
-        (folder / "shards").mkdir(parents=True, exist_ok=True)
-        (folder / "plans").mkdir(exist_ok=True)
+    @staticmethod
+    def create(folder: Path) -> None:
+        """Make an empty store if there is none, and remove the temporaries of a dead run; the caller holds the lock."""
         for part in (folder, folder / "shards", folder / "plans"):
+            part.mkdir(parents=True, exist_ok=True)
             remove_leftovers(part)
         if not (folder / "store.json").exists():
             write_json(folder / "store.json", dict(FORMAT))
-        for shard in sorted((folder / "shards").glob("*.safetensors")):
-            if not shard.with_suffix(".json").exists():
-                _record(shard)
-        return cls.open(folder)
-
-    def _add(self, shard: str) -> None:
-        path = self._path(shard)
-        for address, form in read_header(path)["values"].items():
-            self.where[address] = (shard, form)
-
-    def _path(self, shard: str) -> Path:
-        return self.folder / "shards" / f"{shard}.safetensors"
 
     def __contains__(self, address: str) -> bool:
         return address in self.where
 
     def form(self, address: str) -> Any:
         """How a value is stored, with the shapes of its tensors."""
-        return self.where[address][1]
+        return self._shard(address).values[address]["form"]
 
     def read(self, address: str) -> Any:
-        """Return a stored value, its tensors copies of their own; a shard's digest is checked when it is first used."""
-        shard, form = self.where[address]
-        file = self._file(shard)
-        return unflatten(form, {name: file.get_tensor(name).clone() for name in tensor_names(form)})
+        """Return a stored value, its tensors copies of their own; raises StateError if it is damaged or gone."""
+        shard = self._shard(address)
+        form, want = shard.values[address]["form"], shard.values[address]["sha256"]
+        try:
+            tensors = {name: shard.file.get_tensor(name).clone() for name in tensor_names(form)}
+        except SafetensorError as error:
+            raise StateError(str(self._path(address)), f"is damaged: {error}", AGAIN) from error
+        have = tensors_digest(tensors.values())
+        if have != want:
+            what = f"is damaged: the sha256 of value {address} is {have[:16]}..., not {want[:16]}..."
+            raise StateError(str(self._path(address)), what, AGAIN)
+        return unflatten(form, tensors)
 
-    def _file(self, shard: str) -> Any:
-        if shard not in self._open:
-            self.verify(shard)
+    def _path(self, address: str) -> Path:
+        return self.folder / "shards" / f"{self.where[address]}.safetensors"
+
+    def _shard(self, address: str) -> Shard:
+        if address not in self.where:
+            raise StateError(str(self.folder), f"lacks value {address}", "run :data_process again")
+        name = self.where[address]
+        if name not in self._open:
             if len(self._open) >= OPEN_SHARDS:
                 self._open.pop(next(iter(self._open)))
-            self._open[shard] = safe_open(self._path(shard), "pt")
-        return self._open[shard]
-
-    def verify(self, shard: str) -> None:
-        """Compare a shard with the digest in its record; raises StateError naming both when it is damaged."""
-        if shard in self._verified:
-            return
-        path = self._path(shard)
-        want, have = read_json(path.with_suffix(".json"))["sha256"], sha256(path)
-        if want != have:
-            raise StateError(str(path), f"is damaged: sha256 is {have[:16]}..., its record says {want[:16]}...",
-                             "delete it and its .json, then run :data_process again")  # fmt: skip
-        self._verified.add(shard)
+            self._open[name] = open_shard(self._path(address))
+        return self._open[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "where": self.where, "_open": {}, "_verified": set()}
+        return {"folder": self.folder, "where": self.where, "_open": {}}
 
-    def write_plan(self, identity: Mapping[str, Any], about: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
-        """Commit the rows of a plan under its identity and data set; `about` is recorded beside it."""
+    def write_plan(self, identity: Mapping[str, Any], about: Mapping[str, Any], rows: Iterable[Any]) -> None:
+        """Commit the rows of a plan; it replaces one of the same identity and data set. `about` is recorded with it."""
+        lines = b"".join(_line(row) for row in rows)
+        record = {
+            "identity": identity,
+            "about": about,
+            "sequence": 1 + max((record["sequence"] for _, record in self.plans()), default=0),
+            "sha256": hashlib.sha256(lines).hexdigest(),
+        }
         path = self.folder / "plans" / f"{hashed('plan', [identity, about['data set']])}.jsonl"
-        sequence = 1 + max((record["sequence"] for _, record in self.plans()), default=0)
-        write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        record = {"identity": identity, "about": about, "sequence": sequence, "rows": len(rows), "sha256": sha256(path)}
-        write_json(path.with_suffix(".json"), record)
+        write_file(path, _line({"record": record, "digest": hashed("record", record)}) + lines)
 
     def plans(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield each recorded plan: the path of its rows and its record."""
-        for record in sorted((self.folder / "plans").glob("*.json")):
-            yield record.with_suffix(".jsonl"), read_json(record)
+        """Yield the path and the record of each plan; raises StateError for a damaged record."""
+        for path in _committed(self.folder / "plans", "*.jsonl"):
+            with path.open("rb") as file:
+                yield path, _record(path, file.readline())
+
+    def plan_rows(self, path: Path) -> "Lines":
+        """The rows of a plan; raises StateError if they are damaged."""
+        head, _, lines = path.read_bytes().partition(b"\n")
+        if hashlib.sha256(lines).hexdigest() != _record(path, head)["sha256"]:
+            raise StateError(str(path), "is damaged: the sha256 of its rows is not the recorded one", AGAIN)
+        return Lines(lines)
+
+
+class Lines(Sequence[Any]):
+    """Lines of JSON, read one by one when asked for: a million rows as objects would fill the memory."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        ends = torch.frombuffer(bytearray(text), dtype=torch.uint8) == 10 if text else torch.empty(0)
+        self.ends = ends.nonzero().flatten().numpy()
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        place = range(len(self))[index]
+        start = int(self.ends[place - 1]) + 1 if place else 0
+        return json.loads(self.text[start : int(self.ends[place])])
 
 
 @dataclass
@@ -137,53 +166,71 @@ class ShardWriter:
     max_bytes: int = SHARD_BYTES
     max_seconds: float = SHARD_SECONDS
     _tensors: dict[str, Tensor] = field(default_factory=dict)
-    _forms: dict[str, Any] = field(default_factory=dict)
+    _values: dict[str, Any] = field(default_factory=dict)
     _bytes: int = 0
     _since: float = field(default_factory=time.monotonic)
 
     def add(self, address: str, value: Any) -> None:
         """Put a value into the shard in progress, unless it is there or already stored."""
-        if address in self.store or address in self._forms:
+        if address in self.store or address in self._values:
             return
         tensors: dict[str, Tensor] = {}
         form = flatten(value, tensors, address)
         self._tensors.update(tensors)
-        self._forms[address] = form
+        self._values[address] = {"form": form, "sha256": tensors_digest(tensors.values())}
         self._bytes += sum(tensor.nbytes for tensor in tensors.values())
         if self._bytes >= self.max_bytes or time.monotonic() - self._since >= self.max_seconds:
             self.flush()
 
     def flush(self) -> None:
-        """Commit the shard in progress: the file, then its record."""
-        if self._forms:
-            name = hashed("shard", sorted(self._forms))
-            header = {"values": self._forms, "about": dict(self.about)}
-            path = self.store.folder / "shards" / f"{name}.safetensors"
-            write_tensors(path, self._tensors, {"dstrain": json.dumps(header, ensure_ascii=False)})
-            _record(path)
-            self.store._add(name)
-        self._tensors, self._forms, self._bytes, self._since = {}, {}, 0, time.monotonic()
+        """Commit the shard in progress."""
+        if self._values:
+            text = json.dumps({"values": self._values, "about": dict(self.about)}, ensure_ascii=False, sort_keys=True)
+            name = _text_digest(text)
+            write_tensors(self.store.folder / "shards" / f"{name}.safetensors", self._tensors, {"dstrain": text})
+            self.store.where.update(dict.fromkeys(self._values, name))
+        self._tensors, self._values, self._bytes, self._since = {}, {}, 0, time.monotonic()
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """The `dstrain` part of a safetensors file's header; raises StateError if it cannot be read."""
+def open_shard(path: Path) -> Shard:
+    """Open a shard and check its header against its name; raises StateError if it is damaged or gone."""
     try:
-        with safe_open(path, "pt") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {})["dstrain"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise StateError(str(path), f"cannot be read: {error}",
-                         "delete this shard and its .json and run :data_process again") from error  # fmt: skip
-    return header
+        file = safe_open(path, "pt")
+        text = (file.metadata() or {})["dstrain"]
+    except (SafetensorError, OSError, KeyError) as error:
+        raise StateError(str(path), f"cannot be read: {error or 'it has no header of ours'}", AGAIN) from error
+    if _text_digest(text) != path.stem:
+        raise StateError(str(path), "is damaged: its name is not the hash of its header", AGAIN)
+    return Shard(file, json.loads(text)["values"])
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a record; raises StateError if it is not JSON."""
+def tensors_digest(tensors: Iterable[Tensor]) -> str:
+    """The sha256 of tensors' dtypes, shapes and bytes, in their order."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _committed(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith(TEMPORARY))
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+def _line(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+
+
+def _record(path: Path, line: bytes) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise StateError(str(path), f"cannot be read: {error}") from error
-    return content
-
-
-def _record(shard: Path) -> None:
-    write_json(shard.with_suffix(".json"), {"sha256": sha256(shard), "bytes": shard.stat().st_size})
+        head = json.loads(line)
+        record: dict[str, Any] = head["record"]
+        if hashed("record", record) != head["digest"]:
+            raise ValueError("its hash is not the recorded one")
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(str(path), f"is damaged: its record: {error}", AGAIN) from error
+    return record

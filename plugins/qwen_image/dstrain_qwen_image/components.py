@@ -89,6 +89,20 @@ PUBLISHED_TEXT_ENCODER = MappingProxyType(
 )
 
 
+def infer_dit(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None:
+    """The published transformer's configuration for any number of layers and heads of 128 channels, from its shapes."""
+    width, channels = shapes["img_in.weight"]
+    head = PUBLISHED_DIT["attention_head_dim"]
+    if shapes["transformer_blocks.0.attn.norm_q.weight"] != (head,):
+        return None
+    return dict(PUBLISHED_DIT) | {
+        "in_channels": channels,
+        "num_layers": 1 + max(int(n.split(".")[1]) for n in shapes if n.startswith("transformer_blocks.")),
+        "num_attention_heads": width // head,
+        "joint_attention_dim": shapes["txt_in.weight"][1],
+    }
+
+
 def configure_text_encoder(data: Mapping[str, Any]) -> Any:
     """config.json's content, flat as published or nested as transformers 5 writes it -> a Qwen2_5_VLConfig."""
     from transformers import Qwen2_5_VLConfig
@@ -127,6 +141,7 @@ COMPONENTS: tuple[Component, ...] = (
         marks=("txt_norm.weight", "transformer_blocks.*.img_mod.1.weight", "proj_out.weight"),
         configure=DIT.configure,
         published=MappingProxyType({"Qwen/Qwen-Image": PUBLISHED_DIT}),
+        infer=infer_dit,
     ),
     Component(
         name="text_encoder",
