@@ -1,8 +1,9 @@
-"""The demo's pictures and its judge: scikit-learn's handwritten digits as a data set, and a classifier that reads pictures.
+"""The demo's pictures and its judge: scikit-learn's handwritten digits as a data set, and a classifier that reads them.
 
-    python demo/digits.py data FOLDER                   the digits in black ink on white paper, with captions
-    python demo/digits.py look FOLDER                   a few hundred of them in the new look
-    python demo/digits.py judge GRID.png FOLDER ...     read the generated pictures 7-00.png, 7-01.png, ... of each folder
+The commands:
+    python demo/digits.py data FOLDER                  the digits in black ink on white paper, with captions
+    python demo/digits.py look FOLDER                  a few hundred of them in the new look
+    python demo/digits.py judge GRID.png FOLDER ...    read the pictures 7-00.png, 7-01.png, ... of each folder
 """
 
 import csv
@@ -74,14 +75,15 @@ def restyle(folder: Path) -> None:
 
 
 def features(picture: Image.Image) -> NDArray[np.float32]:
-    """Give the 64 numbers that the judge reads: 8x8 means, 0 for paper and 1 for the strongest ink, whatever the colours.
+    """Give the 64 numbers that the judge reads: means of 8x8 parts, 0 for paper and 1 for the strongest ink.
 
-    The paper is the grey of the left and right edges; ink may be darker or lighter than it.
+    Colours do not matter. The paper is the grey of the left and right edges; ink may be darker or lighter than it.
     """
     grey = np.asarray(picture.convert("L").resize((8, 8), Image.Resampling.BOX), dtype=np.float32)
     ink = grey - np.median(grey[:, [0, -1]])
     ink = (ink * np.sign(ink.sum())).clip(min=0)
-    return (ink / max(ink.max(), 1.0)).ravel()
+    strongest = max(float(ink.max()), 1.0)
+    return np.asarray(ink / strongest, dtype=np.float32).ravel()
 
 
 def in_look(picture: Image.Image, style: Style) -> bool:
@@ -155,7 +157,8 @@ def judge_command(grid: Path, folders: tuple[Path, ...]) -> None:
             raise click.UsageError(f"{folder}: no pictures named like 7-00.png")
         pictures, digits = [Image.open(path).convert("RGB") for path in paths], [int(path.name[0]) for path in paths]
         share = np.mean([in_look(picture, LOOK) for picture in pictures])
-        click.echo(f"{folder}: {judge.accuracy(pictures, digits):.2f} of {len(paths)} pictures show the digit asked for")
+        right = judge.accuracy(pictures, digits)
+        click.echo(f"{folder}: {right:.2f} of {len(paths)} pictures show the digit asked for")
         click.echo(f"{folder}: {share:.2f} of them are on yellow paper")
         all_pictures += pictures
         all_digits += digits
