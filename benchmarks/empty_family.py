@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
@@ -82,8 +83,13 @@ def build(variant: str) -> Wiring:
     )
 
 
-def write(folder: Path) -> Path:
-    """Write the denoiser's file; returns its path."""
+def install(folder: Path) -> Path:
+    """Offer the family to this process as an installed plugin would be, and write its denoiser; returns that file."""
+    about = folder / "plugin_empty-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-empty\nVersion: 0\n")
+    (about / "entry_points.txt").write_text("[dstrain.models]\nempty = empty_family:RECORD\n")
+    sys.path.append(str(folder))
     path = folder / "dit" / "model.safetensors"
     path.parent.mkdir()
     save_file(Empty().state_dict(), path)

@@ -4,6 +4,7 @@ The workload `empty` is a real run of stage 2: samples read from a feature store
 counter, collation, loss, clipping, AdamW, schedule and loss.csv. Its floor is a bare PyTorch loop on the same denoiser.
 """
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,31 +13,26 @@ import click
 import empty_family
 import torch
 from dstrain.config import TrainConfig
-from dstrain.loading import ModelConfig
-from dstrain.losses import SFT
-from dstrain.setup import Setup
-from dstrain.trainables import Trainables
+from report import table
 from torch import Tensor, nn
-from workload import bare_step, pairs, table, training
+from workload import HEAD, bare_step, pairs, training
 
 ROWS = 500
 
 
-def empty_run(folder: Path) -> Setup:
+def empty_run(folder: Path) -> TrainConfig:
     """A data set of captions, the denoiser's file, and the run that trains it in full."""
     captions = "".join(f"caption number {row}\n" for row in range(ROWS))
     (folder / "metadata.csv").write_text(f"prompt\n{captions}")
-    config = TrainConfig(
+    return TrainConfig(
         model="empty",
+        model_paths=json.dumps([str(empty_family.install(folder))]),
         dataset_base_path=folder,
         feature_cache=folder / "features",
         output_path=folder / "out",
         trainable_models="dit",
         num_epochs=1000,
     )
-    models = (ModelConfig(str(empty_family.write(folder))),)
-    wiring = empty_family.build("base")
-    return Setup(config, empty_family.RECORD, wiring, SFT, "", Trainables(("dit",)), torch.device("cpu"), models)
 
 
 def predict(dit: nn.Module, noisy: Tensor, timestep: Tensor, values: dict[str, Any]) -> Tensor:
@@ -53,8 +49,7 @@ def main(count: int, block: int) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, training(empty_run(Path(folder))) as (job, step):
         timing = pairs(step, bare_step(job, predict), count, block)
-    head = ("workload", "dstrain, ms a step", "bare loop, ms a step", "ratio")
-    print(table(head, [("empty", f"{timing.ours:.3f}", f"{timing.bare:.3f}", f"{timing.ratio:.2f}")]))
+    print(table(HEAD, [("empty", *timing.cells())]))
 
 
 if __name__ == "__main__":

@@ -2,21 +2,23 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from dstrain.collate import collate
+from dstrain.config import TrainConfig
 from dstrain.data_process import data_process
 from dstrain.module import TrainingModule
 from dstrain.outputs import Outputs
 from dstrain.progress import Progress
 from dstrain.schedule import TRAIN_TIMESTEPS
-from dstrain.setup import Setup
+from dstrain.setup import resolve
 from dstrain.train import Job, feed, optimizer_steps, prepare, steps
 from dstrain.world import World
 from torch import Tensor, nn
@@ -28,40 +30,43 @@ Predict = Callable[[nn.Module, Tensor, Tensor, dict[str, Any]], Tensor]
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds a step of both loops takes (medians), and the median of the ratios of the pairs."""
+    """Milliseconds a step of both loops takes, (median, least), and the median of the ratios of the pairs."""
 
-    ours: float
-    bare: float
+    ours: tuple[float, float]
+    bare: tuple[float, float]
     ratio: float
+
+    def cells(self) -> tuple[str, str, str]:
+        """The numbers for a table."""
+        return f"{_pair(self.ours)}", f"{_pair(self.bare)}", f"{self.ratio:.3f}"
+
+
+HEAD = ("workload", "dstrain, ms a step: median (least)", "bare loop, ms a step: median (least)", "median ratio")
 
 
 @contextmanager
-def training(setup: Setup) -> Iterator[tuple[Job, Step]]:
+def training(config: TrainConfig) -> Iterator[tuple[Job, Step]]:
     """Fill the feature store, make the run ready, and yield it with a function that makes its next step, logged."""
     world = World(Accelerator(mixed_precision="no", cpu=True))
-    data_process(staged(setup, "data_process"), world)
-    setup = staged(setup, "train")
+    data_process(resolve(replace(config, task="sft:data_process")), world)
+    setup = resolve(replace(config, task="sft:train"))
     outputs = Outputs(setup, world)
-    job = prepare(setup, world, feed(setup, world), TrainingModule)
-    outputs.begin(job)
-    with outputs.logging(), Progress("train", job.steps, 0, enabled=False) as progress:
-        numbers = steps(job)
-
-        def step() -> None:
-            made = next(numbers)
-            outputs.log(made)
-            progress.step(f"loss {made['loss']:.4f} lr {made['learning_rate']:.2e}")
-
-        yield job, step
+    with outputs.opened():
+        job = prepare(setup, world, feed(setup, world), TrainingModule)
+        outputs.begin(job)
+        with outputs.logging(job.step), Progress("train", job.steps) as progress:
+            yield job, partial(logged_step, outputs.watched(steps(job)), outputs, progress)
 
 
-def staged(setup: Setup, stage: str) -> Setup:
-    """The same setup for another stage."""
-    return replace(setup, config=replace(setup.config, task=f"sft:{stage}"), stage=stage)
+def logged_step(numbers: Iterator[Mapping[str, float]], outputs: Outputs, progress: Progress) -> None:
+    """What `dstrain.train.run_steps` does at every step but those that save."""
+    made = next(numbers)
+    outputs.log(made)
+    progress.step(f"loss {made['loss']:.4f} lr {made['learning_rate']:.2e}")
 
 
 def bare_step(job: Job, predict: Predict) -> Step:
-    """One step of the loop one would write by hand: a copy of the denoiser, and a batch of the run, already in memory."""
+    """One step of the loop one would write by hand: a copy of the denoiser, and one batch in memory."""
     dit = deepcopy(job.module.pipeline.components["dit"])
     trained = [parameter for parameter in dit.parameters() if parameter.requires_grad]
     optimizer = AdamW(trained, 1e-4, fused=True)
@@ -93,7 +98,8 @@ def pairs(ours: Step, bare: Step, count: int, block: int = 1) -> Timing:
             if pair >= 0:
                 seconds[which].append(taken)
     ratios = [mine / floor for mine, floor in zip(*seconds, strict=True)]
-    return Timing(*(1e3 * statistics.median(part) for part in seconds), statistics.median(ratios))
+    ours, bare = ((1e3 * statistics.median(part), 1e3 * min(part)) for part in seconds)
+    return Timing(ours, bare, statistics.median(ratios))
 
 
 def timed(step: Step, block: int) -> float:
@@ -104,7 +110,5 @@ def timed(step: Step, block: int) -> float:
     return (time.perf_counter() - start) / block
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _pair(milliseconds: tuple[float, float]) -> str:
+    return "{:.3g} ({:.3g})".format(*milliseconds)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,13 +25,22 @@ from dstrain.values import flatten
 from dstrain.world import World
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowKeys:
-    """Where the crossing values of one row are or will be (value -> address); inputs that are no files stay literal."""
+    """Where the crossing values of one row are or will be: value -> address. Inputs that are no files have none."""
 
     plan: Plan
     addresses: Mapping[str, str]
-    literals: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """The rows with their keys, and what the keys were made from."""
+
+    found: Found
+    components: Mapping[str, str]
+    digests: Digests
+    rows: Sequence[RowKeys]
 
 
 @dataclass(frozen=True)
@@ -60,33 +71,40 @@ def data_process(setup: Setup, world: World) -> None:
     if world.is_main:
         with lock(setup.store_path):
             FeatureStore.create(setup.store_path)
+            keyed = key_rows(setup)
+            keyed.digests.save()
             world.wait()
-            _fill(setup, world)
+            _fill(setup, world, keyed)
     else:
-        world.wait()
-        _fill(setup, world)
+        world.wait()  # the main process first: what it remembers of files need not be read again
+        _fill(setup, world, key_rows(setup))
 
 
-def _fill(setup: Setup, world: World) -> None:
-    digests = Digests.remembered(setup.store_path / "digests.json")
-    found = find_components(setup)
-    components = component_digests(found, digests)
-    rows = row_keys(setup, components, digests)
+def _fill(setup: Setup, world: World, keyed: Keyed) -> None:
     store = FeatureStore.open(setup.store_path)
-    work = list(missing_work(rows, store))
-    world.say(f"{len(rows)} rows, {len(work)} to compute; feature store {setup.store_path}")
+    work = list(missing_work(keyed.rows, store))
+    world.say(f"{len(keyed.rows)} rows, {len(work)} to compute; feature store {setup.store_path}")
+    world.wait()  # before anyone adds to the store, so that all list, and divide, the same work
     if work:
-        pipeline = load_pipeline(setup.record, setup.wiring, found, setup.device, setup.dtype)
-        writer = ShardWriter(store, versions(setup.device))
-        compute(setup, pipeline, writer, work[world.rank :: world.size], rows)
+        pipeline = load_pipeline(setup.record, setup.wiring, keyed.found, setup.device, setup.dtype)
+        for files in keyed.found.files.values():
+            keyed.digests.check_unchanged(files.paths)
+        compute(setup, pipeline, ShardWriter(store, versions(setup.device)), work[world.rank :: world.size], keyed)
     world.wait()
     if world.is_main:
         store = FeatureStore.open(setup.store_path)
-        lines, presence = plan_lines(setup, rows, store)
-        about = plan_about(setup, found, components, presence)
-        store.write_plan(plan_identity(setup), about, lines)
-        digests.save()
+        presence = tuple(dict.fromkeys(keys.plan.inputs for keys in keyed.rows))
+        about = plan_about(setup, keyed.found, keyed.components, presence)
+        store.write_plan(plan_identity(setup), about, plan_lines(setup, keyed.rows, store, presence))
     world.wait()
+
+
+def key_rows(setup: Setup) -> Keyed:
+    """Find the components, and the keys of all rows; reads every file that changed since it was last read."""
+    digests = Digests.remembered(setup.store_path / "digests.json")
+    found = find_components(setup)
+    components = component_digests(found, digests)
+    return Keyed(found, components, digests, row_keys(setup, components, digests))
 
 
 def find_components(setup: Setup) -> Found:
@@ -100,23 +118,22 @@ def find_components(setup: Setup) -> Found:
 def component_digests(found: Found, digests: Digests) -> dict[str, str]:
     """The digest of each component as units use it, and of each configuration: part of every key."""
     whole = {
-        name: hashed("component", [digests.of_all(files.paths), found.contents.get(name)])
+        name: hashed("component", [digests.of_all(files.paths), dict(found.contents.get(name, {}))])
         for name, files in found.files.items()
     }
-    return whole | {f"{name}_config": hashed("config", content) for name, content in found.contents.items()}
+    return whole | {f"{name}_config": hashed("config", dict(content)) for name, content in found.contents.items()}
 
 
 def row_keys(setup: Setup, components: Mapping[str, str], digests: Digests) -> list[RowKeys]:
     """The keys of every row, known before anything is decoded."""
+    plan_of = cache(setup.plan)
     rows = []
     for cells in setup.dataset.rows:
-        plan = setup.plan(frozenset(cells))
+        plan = plan_of(frozenset(cells))
         inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
         keys = value_keys(plan, inputs, components, str(setup.dtype))
-        plain = [name for name in plan.crossing if name in cells and not cells[name].files]
-        literals = {name: flatten(cells[name].literal, {}, name) for name in plain}
-        addresses = {name: keys[name] for name in plan.crossing if name not in literals}
-        rows.append(RowKeys(plan, addresses, literals))
+        stored = [name for name in plan.crossing if name not in cells or cells[name].files]
+        rows.append(RowKeys(plan, {name: keys[name] for name in stored}))
     return rows
 
 
@@ -136,41 +153,45 @@ def missing_work(rows: Sequence[RowKeys], store: FeatureStore) -> Iterator[Work]
             yield Work(row, tuple(steps), frozenset(needed & keys.plan.inputs), wanted)
 
 
-def compute(
-    setup: Setup, pipeline: Pipeline, writer: ShardWriter, part: Sequence[Work], rows: Sequence[RowKeys]
-) -> None:
+def compute(setup: Setup, pipeline: Pipeline, writer: ShardWriter, part: Sequence[Work], keyed: Keyed) -> None:
     """Compute one process's part of the work, row by row, and commit it shard by shard."""
-    source = WorkRows(Rows(setup.dataset.rows, {}), {work.row: work.inputs for work in part})
-    micros = [MicroBatch((SampleKey(0, 0, 0, work.row),), (1.0,), 1, last=True) for work in part]
-    batches = load_batches(source, lambda: micros, setup.config.dataset_num_workers)
+    rows = setup.dataset.rows
+    source = WorkRows(Rows(rows, {}), {work.row: work.inputs for work in part})
+
+    def micro_batches() -> Iterator[MicroBatch]:
+        return (MicroBatch((SampleKey(0, 0, 0, work.row),), (1.0,), 1, last=True) for work in part)
+
+    batches = load_batches(source, micro_batches, setup.config.dataset_num_workers)
     with Progress("data_process", total=len(part)) as progress:
         for work, batch in zip(part, batches, strict=True):
+            keyed.digests.check_unchanged(Path(file) for name in work.inputs for file in rows[work.row][name].files)
             values = dict(batch.samples[0].values)
             with torch.no_grad():
                 pipeline.run(work.steps, values)
             for name in work.wanted:
-                writer.add(rows[work.row].addresses[name], values[name])
+                writer.add(keyed.rows[work.row].addresses[name], values[name])
             progress.step()
         writer.flush()
 
 
 def plan_lines(
-    setup: Setup, rows: Sequence[RowKeys], store: FeatureStore
-) -> tuple[list[dict[str, Any]], list[list[str]]]:
-    """The lines of the plan file, one per sample, and the sets of inputs present that they refer to by number."""
-    presence: dict[frozenset[str], int] = {}
+    setup: Setup, rows: Sequence[RowKeys], store: FeatureStore, presence: Sequence[frozenset[str]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the plan file, one per sample; `inputs` and `group` number the presence and the signature."""
+    numbers = {inputs: number for number, inputs in enumerate(presence)}
     groups: dict[Any, int] = {}
-    lines = []
-    for row, keys in enumerate(rows):
-        values = {name: {"at": at, "shapes": shapes(store.form(at))} for name, at in keys.addresses.items()}
-        lines.append({
+    for row, (keys, cells) in enumerate(zip(rows, setup.dataset.rows, strict=True)):
+        literals = {
+            name: flatten(cells[name].literal, {}, name) for name in keys.plan.crossing if name not in keys.addresses
+        }
+        yield {
             "row": row,
             "chunk": 0,
-            "inputs": presence.setdefault(keys.plan.inputs, len(presence)),
+            "inputs": numbers[keys.plan.inputs],
             "group": groups.setdefault(setup.dataset.signature(row), len(groups)),
-            "values": values | dict(keys.literals),
-        })  # fmt: skip
-    return lines, [sorted(inputs) for inputs in presence]
+            "values": literals
+            | {name: {"at": at, "shapes": shapes(store.form(at))} for name, at in keys.addresses.items()},
+        }
 
 
 def shapes(form: Any) -> Any:

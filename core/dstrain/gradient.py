@@ -38,7 +38,8 @@ def enable_checkpointing(name: str, module: nn.Module, offload: bool) -> None:
             enable_blocks: Any = module.enable_gradient_checkpointing
             enable_blocks(block)
         else:
-            enable: Any = module.gradient_checkpointing_enable
+            named = "activation_checkpointing_enable"  # older transformers have the other name only
+            enable: Any = getattr(module, named if hasattr(module, named) else "gradient_checkpointing_enable")
             enable({"use_reentrant": False})
             for layer in module.modules():
                 if hasattr(layer, "_gradient_checkpointing_func"):

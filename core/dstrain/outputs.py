@@ -18,7 +18,7 @@ from dstrain.checkpoint import (
     state_folder,
     states,
 )
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import Diverged, StateError, UsageError
 from dstrain.files import lock, remove_leftovers, write_file, write_json
 from dstrain.keys import hashed
 from dstrain.lora import save_lora
@@ -58,6 +58,8 @@ DECISIVE = (
     "max_pixels",
 )
 """Flags that decide the numbers of a run: a continuation has the same."""
+ENDING_AT_LAST_STEP = ("linear", "cosine")
+"""Learning rate schedules whose every value depends on how many steps the run has."""
 
 
 @dataclass
@@ -104,7 +106,9 @@ class Outputs:
             restore(job, load_state(path), self.fingerprint(job))
             self.world.say(f"resumed at step {job.step} from {path}")
         self._announce(job)
+        self.world.wait()
         if self.world.is_main:
+            prune_states(self.folder, KEPT_STATES)
             plain = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
             write_json(self.folder / "config.json", plain)
 
@@ -113,7 +117,9 @@ class Outputs:
         config = asdict(self.setup.config)
         trainables = asdict(self.setup.trainables)
         order = [job.order.groups, job.order.size]
-        return hashed("run", [self.setup.task.name, trainables, order, {name: config[name] for name in DECISIVE}])
+        curve = job.steps if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP else None
+        numbers = [self.setup.mixed_precision, curve, {name: config[name] for name in DECISIVE}]
+        return hashed("run", [self.setup.task.name, trainables, order, numbers])
 
     def _announce(self, job: "Job") -> None:
         module, say = job.module, self.world.say
@@ -141,11 +147,20 @@ class Outputs:
             yield
             return
         path = self.folder / "loss.csv"
-        lines = path.read_text().splitlines() if path.exists() else [",".join(COLUMNS)]
-        kept = [line for line in lines[1:] if int(line.partition(",")[0]) <= step]
-        write_file(path, "".join(f"{line}\n" for line in [lines[0], *kept]).encode())
+        lines = path.read_text().splitlines() if path.exists() else []
+        whole = [line for line in lines[1:] if line.count(",") == len(COLUMNS) - 1]
+        kept = [line for line in whole if int(line.partition(",")[0]) <= step]
+        write_file(path, "".join(f"{line}\n" for line in [",".join(COLUMNS), *kept]).encode())
         with path.open("a", buffering=1) as self._log:
             yield
+
+    def watched(self, steps: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
+        """Pass steps on; when one raises Diverged, name the last good checkpoint in it."""
+        try:
+            yield from steps
+        except Diverged as error:
+            good = next(iter(states(self.folder)), "none")
+            raise Diverged(error.where, error.what, f"last good checkpoint: {good}") from error
 
     def log(self, numbers: Mapping[str, float]) -> None:
         """Write one optimizer step's numbers, by column name, and show them to plugins that look on."""
@@ -231,7 +246,8 @@ def restore(job: "Job", state: TrainingState, fingerprint: str) -> None:
     if state.config_digest != fingerprint:
         raise StateError("--resume", "the saved run had other settings that decide its numbers",
                          f"must be equal: {', '.join('--' + name for name in DECISIVE)}, what is trained, the rows",
-                         "and --batch_size x --gradient_accumulation_steps x processes")  # fmt: skip
+                         "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
+                         "and for a linear or cosine schedule --num_epochs and --max_steps")  # fmt: skip
     parameters = job.module.trained.parameters
     if set(parameters) != set(state.trainable):
         raise StateError(

@@ -76,4 +76,5 @@ class Rng:
     def _generators(self, stream: str) -> Iterator[np.random.Generator]:
         draw = self._drawn.get(stream, 0)
         self._drawn[stream] = draw + 1
-        return (np.random.Generator(np.random.Philox(_Philox(digest(key, stream, draw)))) for key in self.keys)
+        digests = (digest(key, stream, draw) for key in self.keys)
+        return (np.random.Generator(np.random.Philox(_Philox(key))) for key in digests)  # type: ignore[arg-type]

@@ -92,12 +92,17 @@ class NoiseLevels:
 
     def draw(self, rng: Rng) -> Tensor:
         """Return (batch,) fp32 sigmas, one per sample."""
-        table = self.schedule.table
         if self.sampling == "uniform":
-            top, bottom = table[self._index(self.min_boundary)], table[self._index(self.max_boundary)]
+            top, bottom = (self.schedule.table[self._index(end)] for end in (self.min_boundary, self.max_boundary))
             return bottom + (top - bottom) * rng.uniform("timestep")
         span = self.max_boundary - self.min_boundary
-        return table[[self._index(u * span + self.min_boundary) for u in self._density(rng).tolist()]]
+        indices = (self._index(u * span + self.min_boundary) for u in self._density(rng).tolist())
+        return torch.tensor([self._levels[index] for index in indices])
+
+    @cached_property
+    def _levels(self) -> list[float]:
+        levels: list[float] = self.schedule.table.tolist()
+        return levels
 
     def weight(self, sigma: Tensor) -> Tensor:
         """Return (batch,) fp32 loss weights; 'bsmntw': exp(-2 ((t - 500) / 1000)^2), least 0, mean 1 on the table."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -62,7 +63,9 @@ class FeatureStore:
         except (OSError, ValueError) as error:
             raise StateError(str(marker), f"cannot be read: {error}", AGAIN) from error
         if found != FORMAT:
-            raise StateError(str(marker), f"want {dict(FORMAT)}, have {found}", "this store was written by another version")
+            raise StateError(
+                str(marker), f"want {dict(FORMAT)}, have {found}", "this store was written by another version"
+            )
         store = cls(folder)
         for path in _committed(folder / "shards", "*.safetensors"):
             store.where.update(dict.fromkeys(open_shard(path).values, path.stem))
@@ -145,8 +148,7 @@ class Lines(Sequence[Any]):
 
     def __init__(self, text: bytes) -> None:
         self.text = text
-        ends = torch.frombuffer(bytearray(text), dtype=torch.uint8) == 10 if text else torch.empty(0)
-        self.ends = ends.nonzero().flatten().numpy()
+        self.ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -185,7 +187,9 @@ class ShardWriter:
     def flush(self) -> None:
         """Commit the shard in progress."""
         if self._values:
-            text = json.dumps({"values": self._values, "about": dict(self.about)}, ensure_ascii=False, sort_keys=True)
+            # Not sort_keys: a record's fields keep their order, and so do its tensors, of which the digest is taken.
+            header = {"values": dict(sorted(self._values.items())), "about": dict(self.about)}
+            text = json.dumps(header, ensure_ascii=False)
             name = _text_digest(text)
             write_tensors(self.store.folder / "shards" / f"{name}.safetensors", self._tensors, {"dstrain": text})
             self.store.where.update(dict.fromkeys(self._values, name))
@@ -195,8 +199,8 @@ class ShardWriter:
 def open_shard(path: Path) -> Shard:
     """Open a shard and check its header against its name; raises StateError if it is damaged or gone."""
     try:
-        file = safe_open(path, "pt")
-        text = (file.metadata() or {})["dstrain"]
+        file: Any = safe_open(path, "pt")
+        text: str = (file.metadata() or {})["dstrain"]
     except (SafetensorError, OSError, KeyError) as error:
         raise StateError(str(path), f"cannot be read: {error or 'it has no header of ours'}", AGAIN) from error
     if _text_digest(text) != path.stem:
@@ -209,7 +213,7 @@ def tensors_digest(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

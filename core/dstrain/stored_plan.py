@@ -9,6 +9,7 @@ from typing import Any
 from dstrain.errors import StateError
 from dstrain.files import sha256
 from dstrain.loading import Found
+from dstrain.metadata import SUFFIXES
 from dstrain.setup import Setup, versions
 from dstrain.store import FeatureStore
 
@@ -41,16 +42,16 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
 
 
 def plan_about(
-    setup: Setup, found: Found, components: Mapping[str, str], presence: Sequence[Sequence[str]]
+    setup: Setup, found: Found, components: Mapping[str, str], presence: Sequence[frozenset[str]]
 ) -> dict[str, Any]:
     """What is recorded beside a plan: the data set, the components used, configurations, versions."""
     table = setup.dataset.table
     return {
-        "data set": {"path": str(table.path), "sha256": sha256(table.path), "rows": len(table.rows)},
+        "data set": {"path": str(table.path.resolve()), "sha256": sha256(table.path), "rows": len(table.rows)},
         "columns": list(table.columns),
-        "inputs": [list(inputs) for inputs in presence],
+        "inputs": [sorted(inputs) for inputs in presence],
         "components": dict(components),
-        "configs": dict(found.contents),
+        "configs": {name: dict(content) for name, content in found.contents.items()},
         "versions": versions(setup.device),
     }
 
@@ -64,39 +65,55 @@ def open_plan(setup: Setup, store: FeatureStore) -> StoredPlan:
         raise StateError(str(store.folder), "holds no plan for this run", *_differences(wanted, [r for _, r in plans]),
                          f"fill it: the same command with --task {setup.task.name}:data_process")  # fmt: skip
     path, record = _choose(setup, store, fitting)
-    if sha256(path) != record["sha256"]:
-        raise StateError(str(path), "is damaged: its sha256 is not the recorded one", "run :data_process again")
-    with path.open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = store.plan_rows(path)
+    _refuse_incomplete(setup, store, rows)
     return StoredPlan(rows, tuple(frozenset(names) for names in record["about"]["inputs"]), record["about"])
 
 
 def check_configs(about: Mapping[str, Any], found: Found) -> None:
     """Refuse a denoiser whose configuration is not the one stage 1 used; raises StateError naming what differs."""
-    for name, have in found.contents.items():
-        want = about["configs"].get(name)
-        if want is not None and want != dict(have):
-            keys = sorted(key for key in {*want, *have} if want.get(key) != have.get(key))
-            raise StateError(name, f"is not the one the feature store was made with: {', '.join(keys)} differ")
+    for name, content in found.contents.items():
+        want, have = about["configs"].get(name), json.loads(json.dumps(dict(content)))
+        keys = sorted(key for key in {*(want or {}), *have} if want is not None and want.get(key) != have.get(key))
+        differing = [key for key in keys if not key.startswith("_")]  # _name_or_path and the like say nothing of it
+        if differing:
+            raise StateError(name, f"is not the one the feature store was made with: {', '.join(differing)} differ")
 
 
 def _choose(
     setup: Setup, store: FeatureStore, fitting: list[tuple[Path, dict[str, Any]]]
 ) -> tuple[Path, dict[str, Any]]:
-    """Among plans of one identity: the one of the data set named, else the newest if all are of one data set."""
-    metadata = setup.config.dataset_metadata_path
-    if metadata is not None and metadata.is_file():
+    """Among plans of one identity: those of the data set at hand, else all if they are of one; of these the newest."""
+    metadata = _metadata(setup)
+    if metadata is not None:
         digest = sha256(metadata)
         same = [plan for plan in fitting if plan[1]["about"]["data set"]["sha256"] == digest]
         if not same:
-            raise StateError(str(metadata), f"has changed since the feature store {store.folder} was filled",
-                             f"run --task {setup.task.name}:data_process again")  # fmt: skip
-        fitting = same
+            what = f"is not what the feature store {store.folder} was filled from, or has changed"
+            raise StateError(str(metadata), what, f"run --task {setup.task.name}:data_process again")
+        place = str(metadata.resolve())
+        fitting = [plan for plan in same if plan[1]["about"]["data set"]["path"] == place] or same
     places = dict.fromkeys(record["about"]["data set"]["path"] for _, record in fitting)
     if len(places) > 1:
         raise StateError(str(store.folder), f"holds this plan for {len(places)} data sets: {', '.join(places)}",
                          "name one with --dataset_metadata_path")  # fmt: skip
     return max(fitting, key=lambda plan: int(plan[1]["sequence"]))
+
+
+def _metadata(setup: Setup) -> Path | None:
+    """The data set's metadata if it is here; stage 2 does without."""
+    named, base = setup.config.dataset_metadata_path, setup.config.dataset_base_path
+    if named is None and base is not None:
+        named = next((path for suffix in SUFFIXES if (path := base / f"metadata{suffix}").is_file()), None)
+    return named if named is not None and named.is_file() else None
+
+
+def _refuse_incomplete(setup: Setup, store: FeatureStore, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise StateError if the store lacks values of the plan: shards may have been deleted, or not copied."""
+    lacking = [row["row"] for row in rows if any("at" in v and v["at"] not in store for v in row["values"].values())]
+    if lacking:
+        what = f"lacks values of {len(lacking)} of {len(rows)} rows, the first is row {lacking[0]}"
+        raise StateError(str(store.folder), what, f"run --task {setup.task.name}:data_process again")
 
 
 def _differences(wanted: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -75,7 +75,7 @@ def train(setup: Setup, world: World, module_class: type[TrainingModule] = Train
 def run_steps(job: Job, outputs: Outputs) -> None:
     """The training loop: from where the job stands to its last step."""
     with outputs.logging(job.step), Progress("train", job.steps, job.step, job.world.is_main) as progress:
-        for numbers in steps(job):
+        for numbers in outputs.watched(steps(job)):
             outputs.log(numbers)
             progress.step(f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}")
             outputs.save_if_due(job, int(numbers["epoch"]))
@@ -105,14 +105,15 @@ def update(job: Job, batches: Sequence[Batch]) -> tuple[float, float]:
         with nullcontext() if batch.micro.last else accelerator.no_sync(job.model):
             loss = job.model(batch)
             # DDP averages gradients over processes, and each loss is already a share of the global mean.
-            accelerator.backward(loss * job.world.size)
+            loss.backward(torch.full_like(loss, job.world.size))
         losses.append(loss.detach())
     if job.step == 0:
         warn_without_gradient(job)
     norm = torch.nn.utils.clip_grad_norm_(job.module.trained_parameters, job.setup.config.max_grad_norm)
     loss_value, norm_value = torch.stack([job.world.total(torch.stack(losses).sum()), norm]).tolist()
     if not norm_value < float("inf"):
-        raise Diverged(f"step {job.step}", f"loss {loss_value}, gradient norm {norm_value}; the weights are untouched")
+        what = f"loss {loss_value}, gradient norm {norm_value}; the weights are untouched"
+        raise Diverged(f"step {job.step + 1}", what)
     job.optimizer.step()
     job.scheduler.step()
     job.optimizer.zero_grad(set_to_none=True)
@@ -171,7 +172,10 @@ def prepare(setup: Setup, world: World, samples: Feed, module_class: type[Traini
     found = find(setup.record, setup.models, components, bare)
     if samples.about is not None:
         check_configs(samples.about, found)
-    full = [name for name in setup.trainables.full if "." not in name]
+    live = {name for plan in plans for step in plan.live for name in step.unit.borrows}
+    # Units run without autocast, so one in which a part is trained in fp32 is in fp32 as a whole.
+    parts = [name.partition(".") for name in setup.trainables.full]
+    full = [component for component, _, part in parts if not part or component in live]
     pipeline = load_pipeline(setup.record, setup.wiring, found, setup.device, setup.dtype, full)
     pipeline.autocast = setup.dtype if setup.mixed_precision != "no" else None
     module = module_class(pipeline, setup.task, setup.levels, setup.stage)

@@ -1,4 +1,4 @@
-"""Plugins that are installed for one test: a folder on sys.path with metadata and modules."""
+"""Plugins that are installed for one test, and the tests' own family (`family.py`), installed for a module of tests."""
 
 import importlib
 import sys
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 FakePlugin = Callable[..., Path]
+HERE = Path(__file__).parent
+
+sys.path.insert(0, str(HERE))  # family.py and runs.py can be imported by the tests here
 
 
 @pytest.fixture
@@ -61,3 +64,16 @@ def record_source() -> Callable[..., str]:
         return f"from dstrain.record import ModelRecord, Option\nMODEL = ModelRecord({arguments})\n"
 
     return source
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Install the family `tiny`; returns the folder of its metadata, for processes that a test starts."""
+    site = tmp_path_factory.mktemp("site")
+    info = site / "plugin_tiny-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-tiny\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dstrain.models]\ntiny = family:MODEL\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        yield site

@@ -26,11 +26,14 @@ SCHEDULE = FlowMatchSchedule(
     latents_per_token=model_fn.PATCH**2,
 )
 
-# What follows the last attention of the text half of the last block is thrown away; the text encoder is used
+# In the last block, what the text's tokens ask for and what follows is thrown away; the text encoder is used
 # without its head, and without pictures.
 UNREACHED = MappingProxyType(
     {
-        "dit": ("transformer_blocks.{last}.attn.to_add_out.*", "transformer_blocks.{last}.txt_mlp.*"),
+        "dit": tuple(
+            f"transformer_blocks.{{last}}.{part}.*"
+            for part in ("attn.add_q_proj", "attn.norm_added_q", "attn.to_add_out", "txt_mlp")
+        ),
         "text_encoder": ("lm_head.*", "model.visual.*"),
     }
 )

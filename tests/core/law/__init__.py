@@ -1,0 +1,1 @@
+"""Random unit programs, and the law they are held to."""

@@ -1,0 +1,257 @@
+"""What a training run writes: names, contents, what is refused, and what a continuation must have in common."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.checkpoint import load_state, states
+from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.files import lock
+from dstrain.outputs import COLUMNS, DECISIVE
+from dstrain.runner import run
+from runs import PowerCut, config, files, job, log, outcome, project, same, stop_at, train
+from safetensors import safe_open
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+RUN_FILES = ["config.json", "loss.csv"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "saved", "kept"),
+    [
+        ({"num_epochs": 3}, ["epoch-0", "epoch-1", "epoch-2"], [12, 18]),
+        ({"num_epochs": 1, "save_steps": 4}, ["step-4", "step-6"], [4, 6]),
+        ({"num_epochs": 1, "save_steps": 2}, ["step-2", "step-4", "step-6"], [4, 6]),
+        ({"num_epochs": 1, "save_steps": 100}, ["step-6"], [6]),
+        ({"max_steps": 8}, ["epoch-0", "step-8"], [6, 8]),
+        ({"max_steps": 2, "dataset_repeat": 5}, ["step-2"], [2]),
+        ({"num_epochs": 1, "batch_size": 2, "gradient_accumulation_steps": 3}, ["epoch-0"], [2]),
+    ],
+)
+def test_weights_are_named_by_epoch_or_step_and_the_last_step_is_always_saved(
+    flags: dict[str, Any], saved: list[str], kept: list[int], here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, **flags)
+    weights = sorted(f"{name}.safetensors" for name in saved)
+    assert names(tmp_path) == sorted([*RUN_FILES, *weights, *(f"state-{step}" for step in kept)])
+    assert load_state(states(tmp_path)[0]).step == kept[-1]
+
+
+def test_each_of_several_trainables_has_a_file_of_its_own(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path, trainable_models="text_encoder", lora_base_model="dit", lora_alpha=6.0)
+    made = files(tmp_path)
+    assert set(made) == {"epoch-0.dit.safetensors", "epoch-0.text_encoder.safetensors"}
+    assert all(name.startswith("transformer.blocks.") for name in made["epoch-0.dit.safetensors"])
+    whole = job(config(here, trainable_models="text_encoder")).module.pipeline.components["text_encoder"].state_dict()
+    assert made["epoch-0.text_encoder.safetensors"].keys() == whole.keys()
+    with safe_open(tmp_path / "epoch-0.dit.safetensors", "pt") as file:
+        header = file.metadata()
+    told = {name: header[name] for name in ("family", "variant", "component", "step", "task", "rank", "alpha")}
+    assert list(told.values()) == ["tiny", "base", "dit", "6", "sft", "2", "6.0"]
+    assert header["version.torch"] == torch.__version__
+    adapter = json.loads(header["lora_adapter_metadata"])
+    assert (adapter["transformer.r"], adapter["transformer.lora_alpha"]) == (2, 6.0)
+
+
+def test_the_trackers_columns_are_there_for_every_step(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path, num_epochs=2, batch_size=2)
+    header, *rows = (tmp_path / "loss.csv").read_text().splitlines()
+    assert tuple(header.split(",")) == COLUMNS
+    assert [row.split(",")[:2] for row in rows] == [[str(step + 1), str(step // 4)] for step in range(8)]
+    assert all(len(row.split(",")) == len(COLUMNS) and float(row.split(",")[5]) > 0 for row in rows)
+
+
+def test_the_configuration_is_written_as_it_was_given(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path, max_steps=1, seed=9)
+    told = json.loads((tmp_path / "config.json").read_text())
+    given = asdict(config(here, output_path=tmp_path, max_steps=1, seed=9))
+    assert told == json.loads(json.dumps(given, default=str))
+
+
+def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(here, output_path=tmp_path, lora_target_modules="text,to_q", num_epochs=2, batch_size=2)
+    told = capsys.readouterr().err
+    for words in (
+        "device cpu, mixed precision no, 1 process(es)",
+        "trains dit: 96 parameters, ",
+        "LoRA on dit: text x2, to_q x2",
+        "no loss reaches them: 2 parameters",
+        "6 rows x 1, 4 steps an epoch; runs to step 8",
+        f"weights: {tmp_path}/epoch-1.safetensors",
+        f"dstrain generate --model tiny --lora {tmp_path}/epoch-1.safetensors",
+    ):
+        assert words in told, words
+    train(here, output_path=tmp_path, lora_target_modules="text,to_q", num_epochs=2, batch_size=2, resume="auto")
+    assert f"nothing left to do: {tmp_path} is at step 8 of 8" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_a_run_is_refused_without_resume_and_left_alone(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path, max_steps=2)
+    before = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(StateError, match="holds a run already") as caught:
+        train(here, output_path=tmp_path, max_steps=2)
+    assert "--resume" in str(caught.value)
+    assert before == {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_folder_in_use_is_refused_naming_the_process(here: Path, tmp_path: Path) -> None:
+    with lock(tmp_path), pytest.raises(StateError, match=str(os.getpid())):
+        train(here, output_path=tmp_path, max_steps=1)
+
+
+def test_resume_without_a_state_is_refused_and_starts_nothing(here: Path, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="has no whole state to go on from"):
+        train(here, output_path=tmp_path, max_steps=1, resume="auto")
+    assert not files(tmp_path)
+
+
+def test_a_damaged_state_is_passed_over_for_the_one_before(here: Path, tmp_path: Path) -> None:
+    flags = {"max_steps": 6, "save_steps": 2}
+    train(here, output_path=tmp_path / "whole", **flags)
+    with pytest.raises(PowerCut):
+        train(here, stop_at(5), output_path=tmp_path / "cut", **flags)
+    damaged = tmp_path / "cut/state-4/optimizer.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x01")
+    train(here, output_path=tmp_path / "cut", resume="auto", **flags)
+    assert same(outcome(tmp_path / "whole"), outcome(tmp_path / "cut"))
+    with pytest.raises(StateError, match="sha256 of optimizer"):
+        damaged.write_bytes(b"")
+        train(here, output_path=tmp_path / "cut", resume=str(damaged.parent), **flags)
+
+
+def test_a_state_can_be_named_and_what_came_after_it_is_done_again(here: Path, tmp_path: Path) -> None:
+    flags = {"max_steps": 6, "save_steps": 2}
+    out = train(here, output_path=tmp_path, **flags)
+    before = outcome(out)
+    train(here, output_path=out, resume=str(out / "state-4"), **flags)
+    assert same(before, outcome(out))
+
+
+OTHER: dict[str, dict[str, Any]] = {
+    "variant": {"variant": "other"},
+    "seed": {"seed": 1},
+    "dataset_repeat": {"dataset_repeat": 2},
+    "learning_rate": {"learning_rate": 1e-3},
+    "weight_decay": {"weight_decay": 0.5},
+    "lr_scheduler": {"lr_scheduler": "cosine"},
+    "lr_warmup_steps": {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 3},
+    "max_grad_norm": {"max_grad_norm": 0.1},
+    "timestep_sampling": {"timestep_sampling": "uniform"},
+    "loss_weighting": {"loss_weighting": "none"},
+    "min_timestep_boundary": {"min_timestep_boundary": 0.5},
+    "max_timestep_boundary": {"max_timestep_boundary": 0.5},
+    "height": {"height": 16, "width": 16},
+    "width": {"height": 16, "width": 24},
+    "max_pixels": {"max_pixels": 128},
+    "batch_size": {"batch_size": 2},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
+    "mixed_precision": {"mixed_precision": "bf16"},
+    "what is trained": {"lora_rank": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def held(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a short run."""
+    return train(here, output_path=tmp_path_factory.mktemp("held"), max_steps=2)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_run_with_other_numbers_is_no_continuation_and_what_must_be_equal_is_named(
+    name: str, here: Path, held: Path
+) -> None:
+    with pytest.raises(StateError) as caught:
+        train(here, output_path=held, resume="auto", **{"max_steps": 4, **OTHER[name]})
+    assert name in str(caught.value)
+    assert "--resume: the saved run had other settings" in str(caught.value)
+    assert load_state(states(held)[0]).step == 2
+    assert len(log(held)) == 2
+
+
+def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(here: Path, tmp_path: Path) -> None:
+    flags = {"output_path": tmp_path, "lr_scheduler": "cosine"}
+    train(here, max_steps=2, **flags)
+    with pytest.raises(StateError, match="--max_steps"):
+        train(here, max_steps=4, resume="auto", **flags)
+    train(here, max_steps=2, num_epochs=3, resume="auto", **flags)  # the same steps
+
+
+def test_every_flag_that_decides_is_tried() -> None:
+    assert set(DECISIVE) - {"model"} <= set(OTHER)
+
+
+def test_other_rows_are_no_continuation(held: Path, tmp_path: Path) -> None:
+    project(tmp_path)
+    rows = json.loads((tmp_path / "data/metadata.json").read_text())
+    (tmp_path / "data/metadata.json").write_text(json.dumps(rows[:-1]))
+    with pytest.raises(StateError, match="other settings"):
+        train(tmp_path, output_path=held, max_steps=4, resume="auto")
+
+
+def test_where_things_lie_and_how_fast_they_go_may_change(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path / "whole", max_steps=4, batch_size=2)
+    train(here, output_path=tmp_path / "cut", max_steps=2, batch_size=2)
+    run(config(here, task="sft:data_process", feature_cache=tmp_path / "cache"))
+    changes = {"task": "sft:train", "feature_cache": tmp_path / "cache", "use_gradient_checkpointing": True,
+               "batch_size": 2, "dataset_num_workers": 1}  # fmt: skip
+    train(here, output_path=tmp_path / "cut", max_steps=4, resume="auto", **changes)
+    whole, cut = outcome(tmp_path / "whole"), outcome(tmp_path / "cut")
+    assert same(whole["state"]["trainable"], cut["state"]["trainable"])
+    assert same(whole["log"], cut["log"])
+
+
+@pytest.mark.parametrize("torn", ["", "7", "2,0,0.5", "7,1,0.5,0.01,0.1,10,0.1,0", "\n"])
+def test_a_log_cut_off_anywhere_goes_on_without_gaps_or_doubles(torn: str, here: Path, tmp_path: Path) -> None:
+    flags = {"max_steps": 10, "save_steps": 4}
+    train(here, output_path=tmp_path / "whole", **flags)
+    with pytest.raises(PowerCut):
+        train(here, stop_at(6), output_path=tmp_path / "cut", **flags)
+    path = tmp_path / "cut/loss.csv"
+    path.write_text(path.read_text() + torn)
+    train(here, output_path=tmp_path / "cut", resume="auto", **flags)
+    assert same(log(tmp_path / "whole"), log(tmp_path / "cut"))
+
+
+def test_a_log_that_is_gone_or_was_cut_off_at_its_start_begins_again(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path, max_steps=2)
+    for steps, content in ((3, ""), (4, "step,epo")):
+        (tmp_path / "loss.csv").write_text(content)
+        train(here, output_path=tmp_path, max_steps=steps, resume="auto")
+        assert [row["step"] for row in log(tmp_path)] == [steps]
+
+
+@pytest.mark.parametrize(("prefix", "accepted"), [("pipe.dit.", True), ("pipe.vae.", False), ("model.", False)])
+def test_a_prefix_to_remove_is_one_that_a_trained_component_would_have(
+    prefix: str, accepted: bool, here: Path, tmp_path: Path
+) -> None:
+    flags = {"output_path": tmp_path, "max_steps": 1, "remove_prefix_in_ckpt": prefix}
+    if accepted:
+        train(here, **flags)
+        assert all(name.startswith("transformer.") for name in files(tmp_path)["step-1.safetensors"])
+        return
+    with pytest.raises(UsageError, match=r"no saved name begins with '.*'; want pipe\.dit\."):
+        train(here, **flags)
+
+
+def test_an_output_that_cannot_be_written_is_named_before_any_model_is_opened(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DstrainError, match="file") as caught:
+        train(here, output_path=tmp_path / "file/out", model_paths='["nothing.safetensors"]')
+    assert caught.value.exit_code == 4

@@ -1,0 +1,243 @@
+"""A run from plain data: what it resolves to, toy models, the launcher's settings, and where messages go."""
+
+import io
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from dstrain import progress
+from dstrain.config import TrainConfig
+from dstrain.errors import DstrainError, UsageError
+from dstrain.pictures import Resolution
+from dstrain.progress import Progress
+from dstrain.record import ModelRecord
+from dstrain.runner import check_launcher, plan_of, run
+from dstrain.setup import resolve, versions
+from dstrain.toys import toy_models, write_toy
+from dstrain.train import steps
+from dstrain.world import World, default_device
+from family import MODEL, weights_of
+from runs import config, files, job, project, same, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(config(here, dry_run=True, output_path=tmp_path / "out", model_paths='["nothing.safetensors"]'))
+    told = capsys.readouterr().out
+    assert "encode_prompt" in told
+    assert "input_latents" in told
+    assert not (tmp_path / "out").exists()
+    run(TrainConfig(model="tiny", dry_run=True))
+    assert capsys.readouterr().out == told
+
+
+def test_the_plan_of_a_command_line_is_that_of_its_columns(here: Path, tmp_path: Path) -> None:
+    plan, wiring, task = plan_of(config(here, dry_run=True))
+    assert plan.inputs == {"prompt", "input_image", "height", "width"}
+    assert (wiring.variant, task.name, plan.trainables) == ("base", "sft", ("dit",))
+    (tmp_path / "metadata.json").write_text(json.dumps([{"prompt": "dog"}]))
+    with pytest.raises(UsageError, match="no column 'image'"):
+        plan_of(config(here, dry_run=True, dataset_base_path=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "tinny"}, "no model named 'tinny'.*did you mean 'tiny'"),
+        ({"variant": "othr"}, "no variant 'othr'.*did you mean 'other'"),
+        ({"task": "stf"}, "no task named 'stf'; tasks: sft; did you mean 'sft'"),
+        ({"task": "sft:trian"}, "is no task with a stage.*did you mean 'train'"),
+        ({"trainable_models": "dit", "lora_base_model": "dit"}, "trained in full or by LoRA"),
+        ({"dataset_base_path": None}, "--dataset_base_path"),
+        ({"output_path": None}, "--output_path"),
+    ],
+)
+def test_what_is_unknown_or_missing_is_named(changes: dict[str, Any], message: str, here: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(config(here, **changes))
+
+
+def test_a_command_line_resolves_to_what_it_says(here: Path) -> None:
+    setup = resolve(config(here, task="sft:train", max_pixels=99, extra_inputs="a,b", data_file_keys="image"))
+    assert (setup.stage, setup.task.name, setup.wiring.variant) == ("train", "sft", "base")
+    (spec,) = setup.trainables.lora
+    assert (spec.component, spec.targets, spec.rank, spec.alpha) == ("dit", ("to_q", "to_out"), 2, 2.0)
+    assert setup.resolution == Resolution(None, None, 99)
+    assert (setup.data_config.extra_inputs, setup.data_config.file_keys) == (("a", "b"), ("image",))
+    assert set(versions(setup.device)) >= {"core", "torch", "device"}
+    lora = resolve(config(here, lora_target_modules="to_q", lora_alpha=7.0)).trainables.lora[0]
+    assert (lora.targets, lora.alpha) == (("to_q",), 7.0)
+    full = resolve(config(here, trainable_models="dit.time,text_encoder")).trainables
+    assert (full.full, full.lora, full.components) == (("dit.time", "text_encoder"), (), ("dit", "text_encoder"))
+
+
+def test_the_store_lies_where_the_flags_or_the_reference_commands_say(here: Path) -> None:
+    places = {
+        "sft:data_process": here / "out",
+        "sft:train": here / "data",
+    }
+    for task, place in places.items():
+        assert resolve(config(here, task=task)).store_path == place
+        assert resolve(config(here, task=task, feature_cache=here / "cache")).store_path == here / "cache"
+
+
+@pytest.mark.parametrize(
+    ("flag", "told", "precision"),
+    [(None, None, "no"), ("bf16", None, "bf16"), (None, "bf16", "bf16"), ("no", None, "no")],
+)
+def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
+    flag: str | None, told: str | None, precision: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if told:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+    setup = resolve(config(here, mixed_precision=flag))
+    assert default_device().type == "cuda" or setup.mixed_precision == precision
+    assert setup.dtype == {"bf16": torch.bfloat16, "no": torch.float32}[setup.mixed_precision]
+
+
+@pytest.mark.parametrize(
+    ("variable", "told", "changes", "clashes"),
+    [
+        ("MIXED_PRECISION", "bf16", {"mixed_precision": "no"}, True),
+        ("MIXED_PRECISION", "bf16", {"mixed_precision": "bf16"}, False),
+        ("MIXED_PRECISION", "bf16", {}, False),
+        ("MIXED_PRECISION", "no", {"mixed_precision": "bf16"}, False),
+        ("GRADIENT_ACCUMULATION_STEPS", "4", {"gradient_accumulation_steps": 2}, True),
+        ("GRADIENT_ACCUMULATION_STEPS", "4", {"gradient_accumulation_steps": 4}, False),
+        ("GRADIENT_ACCUMULATION_STEPS", "1", {"gradient_accumulation_steps": 4}, False),
+    ],
+)
+def test_flags_that_contradict_the_launcher_are_refused_naming_both(
+    variable: str, told: str, changes: dict[str, Any], clashes: bool, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"ACCELERATE_{variable}", told)
+    if not clashes:
+        check_launcher(config(here, **changes))
+        return
+    with pytest.raises(UsageError, match=f"--{variable.lower()}: is .*, but accelerate's configuration says {told}"):
+        run(config(here, **changes))
+
+
+def test_losses_are_finite_in_bf16_and_near_those_in_fp32(here: Path) -> None:
+    exact, rounded = (
+        [numbers["loss"] for numbers in steps(job(config(here, mixed_precision=precision, max_steps=4)))]
+        for precision in ("no", "bf16")
+    )
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.05)
+
+
+def test_a_toy_run_needs_no_files_and_its_model_is_always_the_same(here: Path, tmp_path: Path) -> None:
+    made = [files(train(here, output_path=tmp_path / name, toy=True, max_steps=2)) for name in ("a", "b")]
+    assert same(*made)
+    assert same(made[0], files(train(here, output_path=tmp_path / "c", max_steps=2)))  # the same model, from files
+
+
+def test_a_toy_model_lies_in_a_folder_that_is_gone_afterwards(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    setup = resolve(config(here, toy=True))
+    with toy_models(setup, World(Accelerator(cpu=True))) as ready:
+        paths = [Path(name) for model in ready.models for name in model.path or ()]
+        assert len(paths) == 4
+        assert all(path.is_file() for path in paths)
+    assert not any(tmp_path.iterdir())
+    plain = resolve(config(here))
+    with toy_models(plain, World(Accelerator(cpu=True))) as ready:
+        assert ready is plain
+
+
+def test_toy_files_are_one_entry_per_component(tmp_path: Path) -> None:
+    record: ModelRecord = MODEL
+    made = write_toy(record, "base", tmp_path)
+    assert {tuple(model.path or ()) for model in made} == {tuple(paths) for paths in weights_of(tmp_path).values()}
+
+
+def test_one_process_alone_is_its_own_world(capsys: pytest.CaptureFixture[str]) -> None:
+    world = World(Accelerator(cpu=True))
+    world.wait()
+    assert (world.rank, world.size, world.is_main) == (0, 1, True)
+    value = torch.ones(2)
+    assert world.total(value) is value
+    world.say("a line")
+    assert capsys.readouterr().err == "a line\n"
+
+
+class Other:
+    """What another process sees of its accelerator."""
+
+    process_index, num_processes = 1, 2
+    waited = 0
+
+    def wait_for_everyone(self) -> None:
+        self.waited += 1
+
+    def reduce(self, value: torch.Tensor, reduction: str) -> torch.Tensor:
+        assert reduction == "sum"
+        return value * 2
+
+
+def test_another_process_keeps_quiet_and_sums_and_waits_with_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    accelerator = Other()
+    world = World(accelerator)
+    world.say("a line")
+    world.wait()
+    assert (world.is_main, accelerator.waited, capsys.readouterr().err) == (False, 1, "")
+    assert world.total(torch.ones(1)).item() == 2.0
+
+
+def test_progress_is_a_line_a_minute_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Progress("train", 12, done=2) as bar:
+        for _ in range(9):
+            now[0] += 20
+            bar.step("loss 1")
+    assert capsys.readouterr().err.splitlines() == [
+        "train 5/12, 0.05/s, 140 s left loss 1",
+        "train 8/12, 0.05/s, 80 s left loss 1",
+        "train 11/12, 0.05/s, 20 s left loss 1",
+        "train 11/12, 0.05/s, 20 s left",
+    ]
+    with Progress("train", 3, enabled=False) as bar:
+        now[0] += 1000
+        bar.step()
+    with pytest.raises(ZeroDivisionError), Progress("train", 3):
+        raise ZeroDivisionError
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress("train", 2) as bar:
+        bar.step("loss 1")
+        bar.step("loss 2")
+    assert "train: 100%" in terminal.getvalue()
+    assert "loss 2" in terminal.getvalue()
+
+
+def test_errors_of_a_run_are_for_its_user(here: Path) -> None:
+    with pytest.raises(DstrainError) as caught:
+        run(config(here, trainable_models="dot"))
+    assert str(caught.value).startswith("dstrain: error: ")
