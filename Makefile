@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test quick lint format wheels clean
+.PHONY: install demo test quick bench lint format wheels clean
 
 install: $(STAMP)
 
@@ -21,6 +21,11 @@ test: install
 
 quick: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+bench: install
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/empty_step.py
+	$(BIN)/python benchmarks/train_step.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -23,6 +23,8 @@ SIZE = 64
 TRAIN = 1500
 """Digits to train on; the other 297, by writers who are not among these, are held out to test the judge."""
 LOOK_PICTURES = 300
+GAP = 4
+"""Pixels between the pictures of a grid."""
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -117,10 +119,11 @@ class Judge:
 def write_grid(path: Path, pictures: Sequence[Image.Image], digits: Sequence[int]) -> None:
     """Write all pictures as one, a row for each digit 0..9, in the order given."""
     rows = [[p for p, digit in zip(pictures, digits, strict=True) if digit == row] for row in range(10)]
-    grid = Image.new("RGB", (max(map(len, rows)) * SIZE, 10 * SIZE), "grey")
+    cell = SIZE + GAP
+    grid = Image.new("RGB", (max(map(len, rows)) * cell + GAP, 10 * cell + GAP), "grey")
     for y, row in enumerate(rows):
         for x, picture in enumerate(row):
-            grid.paste(picture, (x * SIZE, y * SIZE))
+            grid.paste(picture, (x * cell + GAP, y * cell + GAP))
     grid.save(path)
 
 
@@ -146,9 +149,11 @@ def look_command(folder: Path) -> None:
 @main.command("judge")
 @click.argument("grid", type=click.Path(path_type=Path))
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
-def judge_command(grid: Path, folders: tuple[Path, ...]) -> None:
+@click.option("--least", default=0.0, help="Fail if a smaller share of the first folder shows the digit asked for.")
+def judge_command(grid: Path, folders: tuple[Path, ...], least: float) -> None:
     """Read the pictures of each of FOLDERS, whose names begin with their digit, and write them all to GRID."""
     judge = Judge()
+    shares: list[float] = []
     all_pictures: list[Image.Image] = []
     all_digits: list[int] = []
     for folder in folders:
@@ -164,6 +169,8 @@ def judge_command(grid: Path, folders: tuple[Path, ...]) -> None:
         all_digits += digits
     click.echo(f"real digits, held out: {judge.accuracy_on_real():.2f} are read as what they are")
     write_grid(grid, all_pictures, all_digits)
+    if shares[0] < least:
+        raise click.ClickException(f"{shares[0]:.2f} is below {least}")
 
 
 if __name__ == "__main__":

@@ -42,10 +42,12 @@ def commands() -> list[list[str]]:
     on_digits = [*train, "--dataset_base_path", str(OUT / "digits"), "--model_paths", json.dumps([shards, *encoders]),
                  "--trainable_models", "dit", "--learning_rate", "1e-3", "--batch_size", "64",
                  "--lr_scheduler", "cosine", "--lr_warmup_steps", "50", "--loss_weighting", "none",
-                 "--max_steps", str(FULL_STEPS), "--output_path", str(OUT / "full")]  # fmt: skip
+                 "--max_steps", str(FULL_STEPS), "--save_steps", str(FULL_STEPS),
+                 "--output_path", str(OUT / "full")]  # fmt: skip
     on_look = [*train, "--dataset_base_path", str(OUT / "look"), "--model_paths", json.dumps([str(full), *encoders]),
-               "--lora_base_model", "dit", "--lora_rank", "16", "--learning_rate", "2e-3", "--batch_size", "32", "--loss_weighting", "none",
-               "--max_steps", str(LORA_STEPS), "--output_path", str(OUT / "lora")]  # fmt: skip
+               "--lora_base_model", "dit", "--lora_rank", "16", "--learning_rate", "2e-3", "--batch_size", "32",
+               "--loss_weighting", "none", "--max_steps", str(LORA_STEPS), "--save_steps", str(LORA_STEPS),
+               "--output_path", str(OUT / "lora")]  # fmt: skip
     pictures = ["python", "demo/pictures.py", str(MODEL), str(full)]
     return [
         ["python", "demo/digits.py", "data", str(OUT / "digits")],
@@ -57,7 +59,16 @@ def commands() -> list[list[str]]:
         [*on_look, "--task", "sft:train"],
         [*pictures, str(OUT / "plain")],
         [*pictures, str(OUT / "restyled"), "--lora", str(lora), "--words", LOOK, "--each", "5"],
-        ["python", "demo/digits.py", "judge", str(OUT / "grid.png"), str(OUT / "plain"), str(OUT / "restyled")],
+        [
+            "python",
+            "demo/digits.py",
+            "judge",
+            "--least",
+            "0.9",
+            str(OUT / "grid.png"),
+            str(OUT / "plain"),
+            str(OUT / "restyled"),
+        ],
     ]
 
 

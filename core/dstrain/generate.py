@@ -1,16 +1,20 @@
 """`dstrain generate`: load a pipeline, add LoRAs, make one picture and write it."""
 
+import json
+import shlex
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dstrain.config import GenerateConfig, validate
-from dstrain.errors import UsageError
-from dstrain.loading import model_configs
+from dstrain.errors import StateError, UsageError
+from dstrain.loading import Found, ModelConfig, model_configs
 from dstrain.pipeline import Pipeline
 from dstrain.plugins import load_record, variant_of
+from dstrain.setup import Setup
 from dstrain.toys import write_toy
 from dstrain.world import default_device
 
@@ -43,3 +47,30 @@ def write(picture: Any, path: Path) -> None:
 def _arguments(config: GenerateConfig) -> dict[str, Any]:
     names = ("prompt", "negative_prompt", "guidance_scale", "seed", "height", "width", "num_inference_steps")
     return {name: value for name in names if (value := getattr(config, name)) is not None}
+
+
+def generate_command(setup: Setup, found: Found, full: Mapping[str, Path], loras: Mapping[str, Path]) -> str:
+    """The command that tries trained weights: those of `full` in the place of the files they were loaded from."""
+    toy = setup.config.toy
+    replaced = {path for name in full for path in found.files[name].paths}
+    others = [] if toy else [config for config in setup.models if not replaced & set(_paths(config))]
+    paths: list[Any] = [str(path) for path in full.values()]
+    for config in others:
+        if config.path and not config.component:
+            paths.append(config.path if isinstance(config.path, str) or len(config.path) > 1 else config.path[0])
+    words = ["dstrain", "generate", "--model", setup.wiring.family, "--variant", setup.wiring.variant]
+    words += ["--model_paths", json.dumps(paths)] if paths else ["--toy"] if toy else []
+    ids = [f"{config.model_id}:{config.origin_file_pattern}" for config in others if config.model_id]
+    words += ["--model_id_with_origin_paths", ",".join(ids)] if ids else []
+    for name, value in setup.config.family_options.items():
+        words += [f"--{name}", value]
+    for path in loras.values():
+        words += ["--lora", str(path)]
+    return shlex.join([*words, "--prompt", "...", "--output", "picture.png"])
+
+
+def _paths(config: ModelConfig) -> tuple[Path, ...]:
+    try:
+        return config.files().paths
+    except StateError:
+        return ()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import torch
 
@@ -18,8 +18,9 @@ from dstrain.checkpoint import (
     state_folder,
     states,
 )
-from dstrain.errors import Diverged, StateError, UsageError
+from dstrain.errors import Diverged, Interrupted, StateError, UsageError
 from dstrain.files import lock, remove_leftovers, write_file, write_json
+from dstrain.generate import generate_command
 from dstrain.keys import hashed
 from dstrain.lora import save_lora
 from dstrain.setup import Setup, versions
@@ -169,14 +170,24 @@ class Outputs:
             self.setup.extensions.hook.dstrain_step_end(step=row["step"], numbers=row)
             self._log.write(",".join(_short(row[name]) for name in COLUMNS) + "\n")
 
-    def save_if_due(self, job: "Job", epoch: int) -> None:
-        """Save at every --save_steps, else at the end of each epoch, and always at the last step."""
+    def save_if_due(self, job: "Job", epoch: int) -> bool:
+        """Save at every --save_steps, else after each epoch, and always at the last step; return whether it did."""
         every = self.setup.config.save_steps
         ends_epoch = job.step % job.order.steps() == 0
         if every is None and ends_epoch:
             self.save(job, f"epoch-{epoch}")
-        elif job.step == job.steps or (every is not None and job.step % every == 0):
+            return True
+        if job.step == job.steps or (every is not None and job.step % every == 0):
             self.save(job, f"step-{job.step}")
+            return True
+        return False
+
+    def stop(self, job: "Job", saved: bool) -> NoReturn:
+        """Save unless that was just done, and raise Interrupted."""
+        if not saved:
+            self.save(job, f"step-{job.step}")
+        raise Interrupted(str(self.folder), f"interrupted after step {job.step} of {job.steps}, where it was saved",
+                          "run the same command with --resume")  # fmt: skip
 
     def save(self, job: "Job", name: str) -> None:
         """Write one weights file per trained component, then the state to resume from."""
@@ -203,7 +214,7 @@ class Outputs:
             prefix = self.setup.record.lora_prefixes.get(component, component)
             save_lora(path, network, trained.lora[component], prefix, about)
         else:
-            save_full(path, network, dict(job.contents[component]), about)
+            save_full(path, network, dict(job.found.contents[component]), about)
         return path
 
     def end(self, job: "Job") -> None:
@@ -212,15 +223,10 @@ class Outputs:
             self.world.say(f"nothing left to do: {self.folder} is at step {job.step} of {job.steps}")
             return
         self.world.say("weights: " + ", ".join(str(path) for path in self.weights))
-        lora = (
-            [f"--lora {path}" for path in self.weights]
-            if job.module.trained.lora
-            else ["(the model files, with these in place)"]
-        )
-        self.world.say(
-            f"try them: dstrain generate --model {self.setup.wiring.family} {' '.join(lora)}"
-            " --prompt ... --output x.png"
-        )
+        by_component = dict(zip(job.module.trained.components, self.weights, strict=True))
+        loras = {name: path for name, path in by_component.items() if name in job.module.trained.lora}
+        full = {name: path for name, path in by_component.items() if name not in loras}
+        self.world.say("try them: " + generate_command(self.setup, job.found, full, loras))
 
 
 def state_of(job: "Job", fingerprint: str) -> TrainingState:

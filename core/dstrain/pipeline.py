@@ -76,7 +76,8 @@ class Pipeline:
         """Run units in order, adding what they make to the table of values."""
         for step in steps:
             reads = {name: values[key] for name, key in step.reads.items() if key in values}
-            made = step.unit.run(reads, self.lend(step.unit, rng=rng, side=step.side or POSITIVE))
+            own = rng.scoped(f"{step.unit.name}.{step.side}") if rng is not None else None
+            made = step.unit.run(reads, self.lend(step.unit, rng=own, side=step.side or POSITIVE))
             values.update({step.makes[name]: value for name, value in made.items()})
 
     def predict(self, values: Mapping[str, Any], noisy: Tensor, timestep: Tensor, side: str = POSITIVE) -> Tensor:

@@ -55,9 +55,14 @@ class _Philox(ISeedSequence):
 class Rng:
     """The random numbers of one batch: sample i draws under keys[i], so that a batch equals its samples one by one."""
 
-    def __init__(self, keys: Sequence[SampleKey]) -> None:
+    def __init__(self, keys: Sequence[SampleKey], scope: str = "") -> None:
         self.keys = tuple(keys)
+        self.scope = scope
         self._drawn: dict[str, int] = {}
+
+    def scoped(self, name: str) -> "Rng":
+        """The random numbers of one unit, whose streams are its own."""
+        return Rng(self.keys, f"{name}/")
 
     def normal(self, stream: str, shape: Sequence[int] = ()) -> Tensor:
         """Return (batch, *shape) fp32 standard normal numbers."""
@@ -76,5 +81,5 @@ class Rng:
     def _generators(self, stream: str) -> Iterator[np.random.Generator]:
         draw = self._drawn.get(stream, 0)
         self._drawn[stream] = draw + 1
-        digests = (digest(key, stream, draw) for key in self.keys)
+        digests = (digest(key, self.scope + stream, draw) for key in self.keys)
         return (np.random.Generator(np.random.Philox(_Philox(key))) for key in digests)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Training, in one piece or as stage 2: the loop, and what it is made of."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +14,10 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
-from dstrain.errors import Diverged, UsageError
+from dstrain.errors import Diverged, OutOfMemory, UsageError
 from dstrain.gradient import enable_checkpointing
-from dstrain.loading import find, load_pipeline
+from dstrain.interrupt import asked_to_stop
+from dstrain.loading import Found, find, load_pipeline
 from dstrain.lora import load_lora
 from dstrain.module import Batch, TrainingModule
 from dstrain.order import MicroBatch, Order, deal
@@ -51,7 +52,7 @@ class Job:
     scheduler: LRScheduler
     order: Order
     source: Source
-    contents: Mapping[str, Mapping[str, Any]]
+    found: Found
     steps: int
     step: int = 0
 
@@ -74,11 +75,14 @@ def train(setup: Setup, world: World, module_class: type[TrainingModule] = Train
 
 def run_steps(job: Job, outputs: Outputs) -> None:
     """The training loop: from where the job stands to its last step."""
-    with outputs.logging(job.step), Progress("train", job.steps, job.step, job.world.is_main) as progress:
+    bar = Progress("train", job.steps, job.step, job.world.is_main)
+    with outputs.logging(job.step), bar as progress, asked_to_stop() as asked:
         for numbers in outputs.watched(steps(job)):
             outputs.log(numbers)
             progress.step(f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}")
-            outputs.save_if_due(job, int(numbers["epoch"]))
+            saved = outputs.save_if_due(job, int(numbers["epoch"]))
+            if job.world.any(asked()) and job.step < job.steps:
+                outputs.stop(job, saved)
 
 
 def steps(job: Job) -> Iterator[dict[str, float]]:
@@ -87,7 +91,10 @@ def steps(job: Job) -> Iterator[dict[str, float]]:
     for epoch, batches in optimizer_steps(job):
         start = time.perf_counter()
         learning_rate = job.learning_rate
-        loss, norm = update(job, batches)
+        try:
+            loss, norm = update(job, batches)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(job, batches) from error
         job.step += 1
         end = time.perf_counter()
         yield {
@@ -95,6 +102,23 @@ def steps(job: Job) -> Iterator[dict[str, float]]:
             "samples_per_second": batches[0].micro.total / (end - waiting), "data_wait_seconds": start - waiting,
         }  # fmt: skip
         waiting = time.perf_counter()
+
+
+def out_of_memory(job: Job, batches: Sequence[Batch]) -> OutOfMemory:
+    """What did not fit: the shapes of the largest micro-batch's first sample, the peak, and the flags that lower it."""
+    largest = max(batches, key=lambda batch: len(batch.samples))
+    values = largest.samples[0].values
+    shapes = ", ".join(
+        f"{name} {list(value.shape)}" for name, value in values.items() if isinstance(value, torch.Tensor)
+    )
+    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    return OutOfMemory(
+        f"step {job.step + 1}",
+        f"out of memory at {peak:.1f} GiB with {len(largest.samples)} samples like row {largest.micro.keys[0].row}",
+        f"values: {shapes or ', '.join(values)}",
+        "lower --batch_size (and raise --gradient_accumulation_steps), --max_pixels or --lora_rank",
+        "or give --use_gradient_checkpointing, --use_gradient_checkpointing_offload",
+    )
 
 
 def update(job: Job, batches: Sequence[Batch]) -> tuple[float, float]:
@@ -197,7 +221,7 @@ def prepare(setup: Setup, world: World, samples: Feed, module_class: type[Traini
     scheduler = get_scheduler(config.lr_scheduler, optimizer, config.lr_warmup_steps, steps)
     model, wrapped = world.accelerator.prepare(module, optimizer)
     # Unwrapped: without loss scaling the wrapper adds nothing but a search for packages at every step.
-    return Job(setup, world, module, model, wrapped.optimizer, scheduler, order, samples.source, found.contents, steps)
+    return Job(setup, world, module, model, wrapped.optimizer, scheduler, order, samples.source, found, steps)
 
 
 def start_from_lora(module: TrainingModule, path: Path) -> None:

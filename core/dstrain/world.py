@@ -41,6 +41,12 @@ class World:
         summed: Tensor = self.accelerator.reduce(value, reduction="sum")
         return summed
 
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        if self.size == 1:
+            return flag
+        return bool(self.total(torch.tensor(float(flag), device=self.accelerator.device)).item())
+
     def say(self, line: str) -> None:
         """Print a line once, on the main process."""
         if self.is_main:

@@ -89,3 +89,14 @@ def test_the_global_generator_is_seeded_by_key_and_stream() -> None:
 def test_seeds_that_agree_in_their_low_32_bits_differ() -> None:
     low, high = (Rng([SampleKey(seed, 0, 0, 0)]).normal("noise", (4,)) for seed in (5, 5 + 2**32))
     assert not torch.equal(low, high)
+
+
+def test_a_units_streams_are_its_own() -> None:
+    rng = Rng([SampleKey(0, 0, 0, 1)])
+    drawn = [
+        rng.normal("noise", (3,)),
+        rng.scoped("one").normal("noise", (3,)),
+        rng.scoped("two").normal("noise", (3,)),
+    ]
+    assert not any(torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
+    assert torch.equal(rng.scoped("one").normal("noise", (3,)), drawn[1])
