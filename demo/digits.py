@@ -163,6 +163,7 @@ def judge_command(grid: Path, folders: tuple[Path, ...], least: float) -> None:
         pictures, digits = [Image.open(path).convert("RGB") for path in paths], [int(path.name[0]) for path in paths]
         share = np.mean([in_look(picture, LOOK) for picture in pictures])
         right = judge.accuracy(pictures, digits)
+        shares.append(right)
         click.echo(f"{folder}: {right:.2f} of {len(paths)} pictures show the digit asked for")
         click.echo(f"{folder}: {share:.2f} of them are on yellow paper")
         all_pictures += pictures
