@@ -14,7 +14,7 @@ from pathlib import Path
 
 OUT = Path("demo_output")
 MODEL = OUT / "model"
-FULL_STEPS, LORA_STEPS = 1000, 200
+FULL_STEPS, LORA_STEPS = 1200, 250
 LOOK = ", red ink on yellow paper"
 
 

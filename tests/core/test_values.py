@@ -88,7 +88,9 @@ def test_a_picture_that_would_lose_something_is_refused(mode: str) -> None:
         flatten(Image.new(mode, (2, 2)), {}, "unit.x")
 
 
-@pytest.mark.parametrize("value", [b"x", (1, 2), {1, 2}, np.float32(1), object()], ids=str)
+@pytest.mark.parametrize(
+    "value", [b"x", (1, 2), {1, 2}, np.float32(1), object()], ids=str, ids=lambda value: type(value).__name__
+)
 def test_a_value_that_cannot_be_stored_is_refused_naming_it(value: Any) -> None:
     with pytest.raises(UsageError, match=f"unit.x: a value of type {type(value).__name__} cannot be stored"):
         flatten(value, {}, "unit.x")
