@@ -173,7 +173,6 @@ IMAGES, TEXTS = Counter({"encode_image": 4}), Counter({"encode_prompt": 3, "desc
         (rename, {}, {}),
         (nothing, {"learning_rate": 1.0, "dataset_repeat": 7, "max_timestep_boundary": 0.5}, {}),
     ],
-    ids=str,
 )
 def test_exactly_what_a_change_affects_is_computed_again(
     place: Place, change: Callable[[Place], None], config: dict[str, Any], computed: dict[str, int]

@@ -68,7 +68,6 @@ def test_a_store_that_was_never_finished_is_refused(place: Place, monkeypatch: p
         ({"data_file_keys": "image"}, "--data_file_keys: store None, this run image"),
         ({"task": GUIDED}, "task: store sft, this run guided"),
     ],
-    ids=str,
 )
 def test_a_store_of_another_plan_is_refused_in_words(place: Place, asked: dict[str, Any], words: str) -> None:
     place.fill()
