@@ -95,7 +95,8 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
         "no loss reaches them: 2 parameters",
         "6 rows x 1, 4 steps an epoch; runs to step 8",
         f"weights: {tmp_path}/epoch-1.safetensors",
-        f"dstrain generate --model tiny --lora {tmp_path}/epoch-1.safetensors",
+        "try them: dstrain generate --model tiny --variant base --model_paths ",
+        f"--lora {tmp_path}/epoch-1.safetensors --prompt",
     ):
         assert words in told, words
     train(here, output_path=tmp_path, lora_target_modules="text,to_q", num_epochs=2, batch_size=2, resume="auto")
