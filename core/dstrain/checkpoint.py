@@ -31,13 +31,11 @@ RECORD = "record.json"
 class TrainingState:
     """All that a run needs to go on, at an optimizer-step boundary.
 
-    position: where the run is in its data. trainable: parameter name -> tensor. optimizer, scheduler: what their
-    `state_dict()` gave: tensors, plain values, and lists, tuples and dictionaries of these. versions: by library.
+    Where the run is in its data follows from the step. trainable: parameter name -> tensor. optimizer, scheduler: what
+    their `state_dict()` gave: tensors, plain values, and lists, tuples and dictionaries of these. versions: by library.
     """
 
     step: int
-    epoch: int
-    position: Mapping[str, Any]
     trainable: Mapping[str, Tensor]
     optimizer: Mapping[str, Any]
     scheduler: Mapping[str, Any]
@@ -62,10 +60,8 @@ def state_folder(output: Path, step: int) -> Path:
 def save_state(folder: Path, state: TrainingState) -> None:
     """Commit the state as this folder; a state there before stays until the new one is in place. Raises SystemFault."""
     optimizer: dict[str, Tensor] = {}
-    rest = {name: getattr(state, name) for name in ("step", "epoch", "config_digest")} | {
-        "versions": dict(state.versions)
-    }
-    for name in ("position", "scheduler", "optimizer"):
+    rest = {"step": state.step, "config_digest": state.config_digest, "versions": dict(state.versions)}
+    for name in ("scheduler", "optimizer"):
         rest[name] = _pack(getattr(state, name), optimizer, name)
     building = temporary(folder)
     try:
@@ -91,7 +87,7 @@ def load_state(folder: Path) -> TrainingState:
         raise StateError(str(folder), reason)
     rest = json.loads((folder / "state.json").read_bytes())
     optimizer, _ = read_tensors(folder / "optimizer.safetensors")
-    for name in ("position", "scheduler", "optimizer"):
+    for name in ("scheduler", "optimizer"):
         rest[name] = _unpack(rest[name], optimizer)
     trainable, _ = read_tensors(folder / "trainable.safetensors")
     return TrainingState(trainable=trainable, **rest)

@@ -20,9 +20,7 @@ class ModelChoice:
     """
 
     model: str = field(metadata=about("models", "The family to use (`dstrain models` lists those installed)."))
-    variant: str | None = field(
-        default=None, metadata=about("models", "The family's variant; without it, found from the model files.")
-    )
+    variant: str | None = field(default=None, metadata=about("models", "The family's variant; without it, its first."))
     model_paths: str | None = field(
         default=None, metadata=about("models", "Local model files: a JSON list of paths, or of lists of paths.")
     )
@@ -62,7 +60,7 @@ class TrainConfig(ModelChoice):
         default=None, metadata=about("dataset", "Columns that name files, with commas; without it, the variant's.")
     )
     extra_inputs: str | None = field(
-        default=None, metadata=about("models", "Further inputs to read from the data set, with commas.")
+        default=None, metadata=about("models", "Inputs beside the usual ones that the data set must have, with commas.")
     )
     learning_rate: float = field(default=1e-4, metadata=about("training", "Learning rate.", above=0))
     num_epochs: int | None = field(
@@ -136,7 +134,8 @@ class TrainConfig(ModelChoice):
         default=None, metadata=about("output", "Save every so many steps; without it, after each epoch.", least=1)
     )
     remove_prefix_in_ckpt: str | None = field(
-        default=None, metadata=about("output", "Prefix to take off the names in saved files.")
+        default=None,
+        metadata=about("output", "Accepted from the reference: pipe.COMPONENT., which saved names never carry."),
     )
     resume: str | None = field(
         default=None,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from dstrain.config import GenerateConfig, validate
 from dstrain.errors import StateError, UsageError
-from dstrain.loading import Found, ModelConfig, model_configs
-from dstrain.pipeline import Pipeline
+from dstrain.loading import Found, ModelConfig, model_configs, open_pipeline
 from dstrain.plugins import load_record, variant_of
 from dstrain.setup import Setup
 from dstrain.toys import write_toy
@@ -22,6 +22,7 @@ from dstrain.world import default_device
 def generate(config: GenerateConfig) -> None:
     """Make the picture a configuration describes; raises a DstrainError for what cannot be found or does not fit."""
     validate(config)
+    check_output(config.output)
     record = load_record(config.model, config.left_out)
     variant = variant_of(record, config.variant)
     device = default_device()
@@ -29,10 +30,16 @@ def generate(config: GenerateConfig) -> None:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         models = write_toy(record, variant, Path(folder)) if config.toy else model_configs(config, record)
-        pipeline = Pipeline.from_pretrained(config.model, models, variant, device, dtype)
+        pipeline = open_pipeline(config.model, models, variant, device, dtype, config.left_out)
     for lora in config.lora:
         pipeline.load_lora(lora.path, lora.scale)
     write(pipeline(**_arguments(config)), config.output)
+
+
+def check_output(path: Path) -> None:
+    """Refuse, before anything is loaded, a file name whose ending is no picture format."""
+    if path.suffix.lower() not in Image.registered_extensions():
+        raise UsageError("--output", f"{path}: {path.suffix or 'no ending'} is no picture format; use .png")
 
 
 def write(picture: Any, path: Path) -> None:
@@ -66,7 +73,8 @@ def generate_command(setup: Setup, found: Found, full: Mapping[str, Path], loras
         words += [f"--{name}", value]
     for path in loras.values():
         words += ["--lora", str(path)]
-    return shlex.join([*words, "--prompt", "...", "--output", "picture.png"])
+    lacking = " (add the model files of the other components)" if toy and full else ""
+    return shlex.join([*words, "--prompt", "...", "--output", "picture.png"]) + lacking
 
 
 def _paths(config: ModelConfig) -> tuple[Path, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 from dstrain.plan import Plan, Step
 from dstrain.tasks import Task
 from dstrain.unit import AMBIENT, Signature
-from dstrain.wiring import Wiring
+from dstrain.wiring import GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Wiring
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
@@ -39,9 +39,9 @@ def as_text(plan: Plan, wiring: Wiring, task: Task) -> str:
     lines += [f"    = {key:{width}}  {plan.crossing_kinds[key]}" for key in plan.crossing]
     lines += ["", f"stage 2  {plan.task}:train   loads {_loaded(plan, 'train')}"]
     lines += _rows(plan.live)
-    lines.append(_reader(plan, wiring.model_fn, ("noisy", "timestep"), wiring))
+    lines.append(_reader(plan, wiring.model_fn, GIVEN_TO_MODEL_FN, wiring))
     if wiring.hold is not None:
-        lines.append(_reader(plan, wiring.hold, ("latents", "timestep", "noise"), wiring))
+        lines.append(_reader(plan, wiring.hold, GIVEN_TO_HOLD, wiring))
     lines += [f"    {task.loss.name}({', '.join(['predict', *task.loss.reads])}) -> loss"]
     if plan.skipped or plan.idle:
         lines += ["", "not run"]

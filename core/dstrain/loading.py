@@ -3,7 +3,7 @@
 import fnmatch
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,12 +141,10 @@ def configuration(component: Component, files: Files | None, model_id: str) -> M
             return header
         beside = files.folder / "config.json"
         if beside.is_file():
-            content: Mapping[str, Any] = json.loads(beside.read_text())
-            return content
+            return _read_json(beside)
     folder = model_base() / model_id / component.folder / "config.json" if model_id else None
     if folder is not None and folder.is_file():
-        published: Mapping[str, Any] = json.loads(folder.read_text())
-        return published
+        return _read_json(folder)
     if model_id in component.published:
         return component.published[model_id]
     inferred = component.infer(tensor_shapes(files.paths)) if files is not None and component.infer else None
@@ -156,6 +154,14 @@ def configuration(component: Component, files: Files | None, model_id: str) -> M
     raise StateError(place, f"no configuration of {component.name}: no config.json, the shapes do not tell it, and "
                      f"model id {model_id or '(none)'} is not known", "put config.json beside the weights",
                      f"known ids: {', '.join(component.published) or 'none'}")  # fmt: skip
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        content: Mapping[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StateError(str(path), f"cannot be read: {error}") from error
+    return content
 
 
 def _header_config(files: Files) -> Mapping[str, Any] | None:
@@ -202,7 +208,7 @@ def _beside(component: Component, roots: Iterable[Path], model_id: str, record: 
         default = record.default_ids.get(component.name, ":").partition(":")
         places = [root / component.folder for root in roots]
         places += [model_base() / model_id / component.folder] if model_id else []
-        places += [model_base() / default[0] / default[2]]
+        places += [model_base() / default[0] / default[2]] if default[0] else []
         for place in places:
             if place.is_dir():
                 return Files((place,), model_id)
@@ -238,9 +244,10 @@ def open_pipeline(
     variant: str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
+    left_out: Collection[str] = (),
 ) -> Pipeline:
     """Load all that inference with every input would use; model_fn computes in `dtype`."""
-    record = load_record(family)
+    record = load_record(family, left_out)
     wiring: Wiring = record.load("wiring")(variant_of(record, variant))
     plan = wiring.plan(frozenset(wiring.inputs), generate_task(wiring, guided=True))
     found = find(record, configs, plan.components[""], plan.configs[""])

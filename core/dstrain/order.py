@@ -5,6 +5,7 @@ Nothing here depends on the number of processes but the last step, which hands e
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class Order:
         """Samples in one epoch: rows times repeats."""
         return len(self.groups) * self.repeat
 
+    @cached_property
     def steps(self) -> int:
         """Global batches in one epoch; each signature's left-overs make one smaller batch."""
         counts = np.bincount(np.asarray(self.groups)) * self.repeat

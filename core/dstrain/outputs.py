@@ -104,7 +104,9 @@ class Outputs:
         config = self.setup.config
         if config.resume is not None:
             path = newest_state(self.folder) if config.resume == "auto" else Path(config.resume)
-            restore(job, load_state(path), self.fingerprint(job))
+            state = load_state(path)
+            self._refuse_other_states(path)
+            restore(job, state, self.fingerprint(job))
             self.world.say(f"resumed at step {job.step} from {path}")
         self._announce(job)
         self.world.wait()
@@ -112,6 +114,14 @@ class Outputs:
             prune_states(self.folder, KEPT_STATES)
             plain = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
             write_json(self.folder / "config.json", plain)
+
+    def _refuse_other_states(self, path: Path) -> None:
+        """Refuse to go on from a state while the folder holds others that would later be taken for newer ones."""
+        kept = [state.resolve() for state in states(self.folder)]
+        newer = kept[: kept.index(path.resolve())] if path.resolve() in kept else kept
+        if newer and self.setup.config.resume != "auto":
+            raise StateError(str(self.folder), f"holds {newer[0].name}, which does not come from {path}",
+                             "move it away, or give another --output_path")  # fmt: skip
 
     def fingerprint(self, job: "Job") -> str:
         """A digest of all that decides the numbers of a run; the split, the world and where files lie are not in it."""
@@ -136,7 +146,7 @@ class Outputs:
         if module.trained.unreached:
             say(f"frozen, since no loss reaches them: {len(module.trained.unreached)} parameters")
         say(
-            f"{len(job.order.groups)} rows x {job.order.repeat}, {job.order.steps()} steps an epoch; "
+            f"{len(job.order.groups)} rows x {job.order.repeat}, {job.order.steps} steps an epoch; "
             f"runs to step {job.steps}"
         )
         say(f"writes {self.folder}")
@@ -173,7 +183,7 @@ class Outputs:
     def save_if_due(self, job: "Job", epoch: int) -> bool:
         """Save at every --save_steps, else after each epoch, and always at the last step; return whether it did."""
         every = self.setup.config.save_steps
-        ends_epoch = job.step % job.order.steps() == 0
+        ends_epoch = job.step % job.order.steps == 0
         if every is None and ends_epoch:
             self.save(job, f"epoch-{epoch}")
             return True
@@ -232,12 +242,9 @@ class Outputs:
 def state_of(job: "Job", fingerprint: str) -> TrainingState:
     """Everything a run needs to go on exactly: no generator state, since every draw is keyed by its place."""
     tensors = {name: parameter.detach() for name, parameter in job.module.trained.parameters.items()}
-    position = {"step": job.step, "steps": job.steps}
     optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
     return TrainingState(
         step=job.step,
-        epoch=job.step // max(1, job.order.steps()),
-        position=position,
         trainable=tensors,
         optimizer=optimizer.state_dict(),
         scheduler=job.scheduler.state_dict(),

@@ -223,7 +223,7 @@ def _spread(wiring: Wiring, unit: Unit, sides: tuple[str, ...], available: set[s
     sided = wiring.sided
     per_side = bool(set(unit.makes) & sided)
     for side in sides if per_side else ("",):
-        reads = {name: value_key(wiring, name, side) for name in unit.reads if name in available}
+        reads = {name: value_key(wiring, name, side) for name in unit.reads if _has(wiring, name, side, available)}
         yield Step(
             unit,
             side,
@@ -241,11 +241,18 @@ def value_key(wiring: Wiring, name: str, side: str) -> str:
     return side_name(name, side)
 
 
+def _has(wiring: Wiring, name: str, side: str, available: set[str]) -> bool:
+    """Whether a side finds a value: for the negative side of an input, whether that side's own input is there."""
+    other = wiring.per_side.get(name) if side == "negative" else None
+    return name in available and (other is None or other in available)
+
+
 def _reader_keys(
     wiring: Wiring, readers: tuple[Signature, ...], sides: tuple[str, ...], available: set[str]
 ) -> list[str]:
     """Keys that model_fn reads for every side, and the others for the positive one."""
-    keys = [value_key(wiring, name, side) for side in sides for name in readers[0].reads if name in available]
+    reads = readers[0].reads
+    keys = [value_key(wiring, name, side) for side in sides for name in reads if _has(wiring, name, side, available)]
     return keys + [name for reader in readers[1:] for name in reader.reads if name in available]
 
 

@@ -2,11 +2,13 @@
 
 import os
 from dataclasses import replace
+from datetime import timedelta
+from typing import get_args
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
-from dstrain.config import TrainConfig, validate
+from dstrain.config import Precision, TrainConfig, validate
 from dstrain.data_process import data_process
 from dstrain.dataset import columns_read, find_metadata
 from dstrain.errors import UsageError
@@ -32,11 +34,12 @@ def run(config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
     check_launcher(config)
     setup = resolve(config)
     if config.dry_run:
-        plan, wiring, task = plan_of(config)
-        print(as_text(plan, wiring, task), end="")
+        print(as_text(setup.plan(_inputs(setup)), setup.wiring, setup.task), end="")
         return
     ddp = DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters)
-    accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp])
+    # The first process reads every file of the data set and the encoders while the others wait.
+    patient = InitProcessGroupKwargs(timeout=timedelta(days=1))
+    accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp, patient])
     setup = replace(setup, device=accelerator.device)
     world = World(accelerator)
     with toy_models(setup, world) as ready:
@@ -51,12 +54,14 @@ def check_launcher(config: TrainConfig) -> None:
     for name, plain in (("mixed_precision", "no"), ("gradient_accumulation_steps", "1")):
         told = os.environ.get(f"ACCELERATE_{name.upper()}", plain)
         asked = getattr(config, name)
+        if name == "mixed_precision" and told not in get_args(Precision):
+            raise UsageError("accelerate's configuration", f"mixed precision {told} is not supported; use no or bf16")
         if told != plain and asked is not None and str(asked) != told:
             raise UsageError(f"--{name}", f"is {asked}, but accelerate's configuration says {told}; change one of them")
 
 
 def plan_of(config: TrainConfig) -> tuple[Plan, Wiring, Task]:
-    """The plan of a command line: for the columns of its metadata, or for every column if there is none yet."""
+    """The plan of a command line: for the columns of its metadata, or without a data set for every column."""
     setup = resolve(config)
     return setup.plan(_inputs(setup)), setup.wiring, setup.task
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from dstrain.errors import UsageError, nearest
 from dstrain.pipeline import Pipeline
 from dstrain.plan import POSITIVE
+from dstrain.randomness import Rng, SampleKey
 from dstrain.schedule import TRAIN_TIMESTEPS
 from dstrain.tasks import Task
 from dstrain.unit import Signature
@@ -56,7 +57,7 @@ def generate(pipeline: Pipeline, **arguments: Any) -> Any:
     guided = sampling.guidance_scale > 1 and negatives <= set(inputs)
     plan = pipeline.wiring.plan(frozenset(inputs), generate_task(pipeline.wiring, guided))
     values = dict(inputs)
-    pipeline.run(plan.frozen, values)
+    pipeline.run((*plan.frozen, *plan.live), values, Rng([SampleKey(sampling.seed, 0, 0, 0)]))
     latents = sample(pipeline, values, sampling, guided)
     return decode(pipeline, values, latents)
 

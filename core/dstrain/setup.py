@@ -132,8 +132,15 @@ def resolve(config: TrainConfig) -> Setup:
 
 def known_tasks(extensions: Extensions) -> Mapping[str, Task]:
     """Tasks by name: core's own, and those of plugins."""
-    extra = [task for tasks in extensions.hook.dstrain_tasks() for task in tasks]
-    return {task.name: task for task in (SFT, *extra)}
+    tasks = {SFT.name: SFT}
+    for task in (task for answer in extensions.hook.dstrain_tasks() for task in answer):
+        if task.name in tasks:
+            both = f"{tasks[task.name].loss.name} and {task.loss.name}"
+            raise UsageError(
+                "plugins", f"two tasks are named {task.name!r}, with losses {both}", "leave one out with -p no:NAME"
+            )
+        tasks[task.name] = task
+    return tasks
 
 
 def trainables_of(config: TrainConfig, record: ModelRecord) -> Trainables:

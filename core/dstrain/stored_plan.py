@@ -8,6 +8,7 @@ from typing import Any
 
 from dstrain.errors import StateError
 from dstrain.files import sha256
+from dstrain.flags import split_commas
 from dstrain.loading import Found
 from dstrain.metadata import SUFFIXES
 from dstrain.setup import Setup, versions
@@ -35,8 +36,8 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
         "--height": c.height,
         "--width": c.width,
         "--max_pixels": None if c.height else c.max_pixels,
-        "--data_file_keys": c.data_file_keys,
-        "--extra_inputs": c.extra_inputs,
+        "--data_file_keys": ",".join(split_commas(c.data_file_keys)) or None,
+        "--extra_inputs": ",".join(sorted(split_commas(c.extra_inputs))) or None,
         "dtype": str(setup.dtype).removeprefix("torch."),
     }
 

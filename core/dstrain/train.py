@@ -153,7 +153,7 @@ def warn_without_gradient(job: Job) -> None:
 
 def optimizer_steps(job: Job) -> Iterator[tuple[int, list[Batch]]]:
     """Yield (epoch, micro-batches of one optimizer step) from where the job stands to its last step."""
-    per_epoch = job.order.steps()
+    per_epoch = job.order.steps
     while job.step < job.steps:
         epoch, done = divmod(job.step, per_epoch)
         batches: list[Batch] = []
@@ -216,7 +216,7 @@ def prepare(setup: Setup, world: World, samples: Feed, module_class: type[Traini
         world.size * config.batch_size * config.gradient_accumulation_steps,
         config.seed,
     )
-    steps = total_steps(config, order.steps())
+    steps = total_steps(config, order.steps)
     optimizer = AdamW(module.trained_parameters, config.learning_rate, weight_decay=config.weight_decay, fused=True)
     scheduler = get_scheduler(config.lr_scheduler, optimizer, config.lr_warmup_steps, steps)
     model, wrapped = world.accelerator.prepare(module, optimizer)

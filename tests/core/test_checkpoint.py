@@ -65,9 +65,9 @@ class Run:
 
     def state(self) -> TrainingState:
         return TrainingState(
-            self.step, 1, {"row": 3, "queues": [[1, 2], []], "by size": {64: (1, 2)}},
+            self.step,
             dict(self.net.named_parameters()), self.optimizer.state_dict(),
-            self.scheduler.state_dict(), "digest", {"torch": "2"},
+            {**self.scheduler.state_dict(), "by size": {64: (1, 2)}}, "digest", {"torch": "2"},
         )  # fmt: skip
 
     def restore(self, state: TrainingState) -> "Run":
@@ -99,7 +99,7 @@ def same_state(a: TrainingState, b: TrainingState) -> bool:
 
 
 def small(step: int) -> TrainingState:
-    return TrainingState(step, 0, {}, {"w": torch.full((3,), float(step))}, {"state": {}}, {}, "d", {})
+    return TrainingState(step, {"w": torch.full((3,), float(step))}, {"state": {}}, {}, "d", {})
 
 
 @pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
@@ -119,7 +119,7 @@ def test_a_state_comes_back_as_it_was_types_included(tmp_path: Path) -> None:
     back = load_state(tmp_path / "s")
     assert same_state(state, back)
     assert back.optimizer["param_groups"][0]["betas"] == (0.8, 0.95)
-    assert back.position["by size"] == {64: (1, 2)}
+    assert back.scheduler["by size"] == {64: (1, 2)}
 
 
 def test_odd_numbers_survive(tmp_path: Path) -> None:

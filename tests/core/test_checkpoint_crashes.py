@@ -15,7 +15,7 @@ from dstrain.checkpoint import TrainingState, load_state, newest_state, prune_st
 
 
 def small(step: int) -> TrainingState:
-    return TrainingState(step, 0, {}, {"w": torch.full((3,), float(step))}, {"state": {}}, {}, "old", {})
+    return TrainingState(step, {"w": torch.full((3,), float(step))}, {"state": {}}, {}, "old", {})
 
 
 def killed_at(event: int, save: Callable[[], None]) -> bool:

@@ -78,12 +78,12 @@ def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
     assert sorted(chain(*batches)) == sorted(order.draws(0))
     assert all(len({order.groups[key.row] for key in batch}) == 1 for batch in batches)
     assert sorted(map(len, batches)) == [1, 2, 3, *[4] * 6]
-    assert order.steps() == len(batches)
+    assert order.steps == len(batches)
 
 
 def test_a_group_that_no_row_has_makes_no_step() -> None:
     order = Order((3, 3), repeat=1, size=2, seed=0)
-    assert order.steps() == len(list(order.global_batches(0))) == 1
+    assert order.steps == len(list(order.global_batches(0))) == 1
 
 
 @pytest.mark.parametrize(("world", "batch_size"), [(1, 8), (1, 4), (1, 1), (2, 4), (2, 1), (4, 2), (4, 1), (8, 1)])
@@ -119,7 +119,7 @@ def test_only_the_last_micro_batch_of_a_step_ends_it() -> None:
 def test_two_thousand_million_draws_start_at_once_with_flat_memory() -> None:
     start = time.process_time()
     assert HUGE.samples == 2_000_000_000
-    assert HUGE.steps() == sum(-(-HUGE.groups.count(group) * 20_000 // 8) for group in range(3))
+    assert HUGE.steps == sum(-(-HUGE.groups.count(group) * 20_000 // 8) for group in range(3))
     assert len(list(islice(HUGE.global_batches(1), 100))) == 100
     assert time.process_time() - start < 1
     tracemalloc.start()

@@ -141,8 +141,21 @@ def test_a_state_can_be_named_and_what_came_after_it_is_done_again(here: Path, t
     flags = {"max_steps": 6, "save_steps": 2}
     out = train(here, output_path=tmp_path, **flags)
     before = outcome(out)
+    with pytest.raises(StateError, match="holds state-6, which does not come from"):
+        train(here, output_path=out, resume=str(out / "state-4"), **flags)
+    assert same(before, outcome(out))
+    (out / "state-6").rename(tmp_path.parent / f"{tmp_path.name}-later")
     train(here, output_path=out, resume=str(out / "state-4"), **flags)
     assert same(before, outcome(out))
+
+
+def test_a_state_of_another_folder_is_not_mixed_into_a_run(here: Path, tmp_path: Path) -> None:
+    first = train(here, output_path=tmp_path / "first", max_steps=2, save_steps=1)
+    other = train(here, output_path=tmp_path / "other", max_steps=3, save_steps=3)
+    with pytest.raises(StateError, match="holds state-3"):
+        train(here, output_path=other, resume=str(first / "state-1"), max_steps=4, save_steps=1)
+    train(here, output_path=tmp_path / "new", resume=str(first / "state-1"), max_steps=2, save_steps=1)
+    assert same(files(tmp_path / "new")["step-2.safetensors"], files(first)["step-2.safetensors"])
 
 
 OTHER: dict[str, dict[str, Any]] = {
