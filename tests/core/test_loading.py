@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.components import Component, Files
 from dstrain.errors import StateError, UsageError
-from dstrain.loading import ModelConfig, add_lora, find, load_pipeline, model_base
+from dstrain.loading import ModelConfig, add_lora, configuration, find, load_pipeline, model_base
 from dstrain.lora import LoraSpec, inject, save_lora
 from dstrain.pipeline import Pipeline
 from dstrain.runner import run
 from family import COMPONENTS, FOLDERS, MODEL, build, weights_of, write
 from runs import config, files, project, same, train
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -280,3 +281,10 @@ def test_a_pipeline_is_opened_in_the_dtype_asked_for(model: Path) -> None:
     assert Pipeline.from_pretrained("tiny", configs(model), "other").wiring.variant == "other"
     with pytest.raises(UsageError, match=r"tiny has no variant 'othr'.*did you mean 'other'"):
         Pipeline.from_pretrained("tiny", configs(model), "othr")
+
+
+def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "w.safetensors").write_bytes(save({"w": torch.zeros(1)}))
+    with pytest.raises(StateError, match=r"config\.json: cannot be read"):
+        configuration(Component("dit", "dit", lambda *_: None, ("w",)), Files((tmp_path / "w.safetensors",)), "")

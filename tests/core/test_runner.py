@@ -5,6 +5,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from accelerate import Accelerator
 from dstrain import progress
 from dstrain.config import TrainConfig
 from dstrain.errors import DstrainError, UsageError
+from dstrain.hooks import Extensions
 from dstrain.pictures import Resolution
 from dstrain.progress import Progress
 from dstrain.record import ModelRecord
 from dstrain.runner import check_launcher, plan_of, run
-from dstrain.setup import resolve, versions
+from dstrain.setup import known_tasks, resolve, versions
+from dstrain.tasks import Task
 from dstrain.toys import toy_models, write_toy
 from dstrain.train import steps
 from dstrain.world import World, default_device
@@ -241,3 +244,15 @@ def test_errors_of_a_run_are_for_its_user(here: Path) -> None:
     with pytest.raises(DstrainError) as caught:
         run(config(here, trainable_models="dot"))
     assert str(caught.value).startswith("dstrain: error: ")
+
+
+def test_a_precision_of_the_launcher_that_is_not_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(UsageError, match="mixed precision fp16 is not supported"):
+        check_launcher(TrainConfig(model="tiny"))
+
+
+def test_two_tasks_of_one_name_are_refused() -> None:
+    hook = SimpleNamespace(dstrain_tasks=lambda: [[Task.of("sft", lambda predict: predict)]])
+    with pytest.raises(UsageError, match="two tasks are named 'sft'"):
+        known_tasks(Extensions(hook))  # type: ignore[arg-type]

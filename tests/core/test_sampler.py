@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pytest
@@ -16,13 +16,20 @@ from dstrain.loading import ModelConfig
 from dstrain.losses import Held
 from dstrain.pipeline import Pipeline
 from dstrain.plan import side_name
+from dstrain.randomness import Rng
 from dstrain.sampler import generate_task
-from dstrain.unit import Signature
+from dstrain.unit import Signature, Unit
 from dstrain.wiring import GIVEN_TO_HOLD
 from family import encode_prompt, weights_of, write
 from PIL import Image
 from runs import project, train
 from torch import Tensor
+
+
+class Plain(TypedDict):
+    plain_emb: Tensor
+    prompt_mask: Tensor
+
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -204,3 +211,28 @@ def test_generate_names_an_output_it_cannot_write(model: Path, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises((SystemFault, OSError), match="file"):
         generate(wanted(model, tmp_path / "file/x.png"))
+
+
+class Jitter(TypedDict):
+    prompt_emb: Tensor
+
+
+def test_a_unit_that_draws_random_numbers_runs_in_inference_and_the_seed_decides_them(pipe: Pipeline) -> None:
+    drawn: list[Tensor] = []
+
+    def jitter(plain_emb: Tensor, *, rng: Rng) -> Jitter:
+        drawn.append(rng.normal("jitter", plain_emb.shape[1:]))
+        return {"prompt_emb": plain_emb + drawn[-1]}
+
+    first = pipe.wiring.units[[unit.name for unit in pipe.wiring.units].index("encode_prompt")]
+
+    def encode_plain(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Plain:
+        made = first.function(prompt, text_encoder=text_encoder, tokenizer=tokenizer)
+        return {"plain_emb": made["prompt_emb"], "prompt_mask": made["prompt_mask"]}
+
+    others = tuple(unit for unit in pipe.wiring.units if unit is not first)
+    pipe.wiring = replace(pipe.wiring, units=(Unit.of(encode_plain), Unit.of(jitter), *others))
+    for seed in (1, 1, 2):
+        pipe(prompt="dog", height=16, width=16, num_inference_steps=1, guidance_scale=1.0, seed=seed)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
