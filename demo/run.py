@@ -22,6 +22,7 @@ def main() -> None:
     """Run the demo from the beginning; what an earlier one wrote is removed."""
     start = time.monotonic()
     shutil.rmtree(OUT, ignore_errors=True)
+    print(f"to type these commands by hand: . {Path(sys.prefix).name}/bin/activate", flush=True)
     for command in commands():
         print("\n$ " + shlex.join(command), flush=True)
         subprocess.run([executable(command[0]), *command[1:]], check=True)
