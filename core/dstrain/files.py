@@ -66,6 +66,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 
     try:
         with safe_open(path, "pt") as file:
+            # SIM118: a safetensors file has keys() and is itself not iterable.
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise StateError(str(path), f"cannot be read as safetensors: {error}") from error

@@ -43,6 +43,7 @@ def enable_checkpointing(name: str, module: nn.Module, offload: bool) -> None:
             enable({"use_reentrant": False})
             for layer in module.modules():
                 if hasattr(layer, "_gradient_checkpointing_func"):
+                    # mypy takes every attribute of a module for a tensor or a module.
                     layer._gradient_checkpointing_func = block  # type: ignore[assignment]
     except (AttributeError, ValueError) as error:
         raise UsageError(

@@ -84,6 +84,7 @@ def find_weights(paths: Iterable[Path], rename: Callable[[str], str] = str) -> d
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
+                # SIM118: a safetensors file has keys() and is itself not iterable.
                 found = [(name, tuple(file.get_slice(name).get_shape())) for name in file.keys()]  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise StateError(str(path), f"cannot be read as safetensors: {error}") from error

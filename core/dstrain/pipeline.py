@@ -1,6 +1,7 @@
 """A pipeline: a variant's wiring with the components that fill it. Training and inference run the same units."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,7 @@ from dstrain.plan import POSITIVE, Step, value_key
 from dstrain.randomness import Rng
 from dstrain.record import ModelRecord
 from dstrain.unit import Signature, component_of
-from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Wiring
-
-__all__ = ("GIVEN_TO_DECODER", "GIVEN_TO_HOLD", "GIVEN_TO_MODEL_FN", "Pipeline", "Wiring")
+from dstrain.wiring import Wiring
 
 
 @dataclass
@@ -84,7 +83,7 @@ class Pipeline:
         """Call model_fn under autocast with the conditions of one side; returns the prediction, shaped as `noisy`."""
         model_fn = self.wiring.model_fn
         conditions = self._reads(model_fn, values, side)
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+        with torch.autocast(self.device.type, self.autocast) if self.autocast is not None else nullcontext():
             prediction: Tensor = model_fn.function(
                 noisy, timestep, **conditions, **self.lend(model_fn, self._expert(timestep), side=side)
             )

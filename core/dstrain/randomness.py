@@ -82,4 +82,5 @@ class Rng:
         draw = self._drawn.get(stream, 0)
         self._drawn[stream] = draw + 1
         digests = (digest(key, self.scope + stream, draw) for key in self.keys)
+        # numpy accepts any ISeedSequence here; its annotation names SeedSequence alone.
         return (np.random.Generator(np.random.Philox(_Philox(key))) for key in digests)  # type: ignore[arg-type]

@@ -66,6 +66,7 @@ class Unit(Signature):
     makes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     version: int = 1
 
+    # The override also takes a version, which no signature has.
     @classmethod
     def of(cls, function: Callable[..., Any], version: int = 1, given: tuple[str, ...] = ()) -> "Unit":  # type: ignore[override]
         """Read a unit off a function that returns a TypedDict; raises UsageError when the declaration is incomplete."""
