@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test quick bench lint format wheels clean
+.PHONY: install demo test quick test-real bench lint format wheels clean
 
 install: $(STAMP)
 
@@ -21,6 +21,10 @@ test: install
 
 quick: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-real: install
+	$(BIN)/python real/assets.py .assets
+	$(BIN)/python -m pytest -s real
 
 bench: install
 	$(BIN)/python benchmarks/startup.py

@@ -21,7 +21,7 @@ from dstrain import ModelConfig, Pipeline
 def main(model: Path, dit: Path, output: Path, lora: Path | None, words: str, each: int, steps: int) -> None:
     """Write OUTPUT/7-03.png and so on: the file name begins with the digit that was asked for."""
     files = [dit, *model.glob("text_encoder/*.safetensors"), *model.glob("vae/*.safetensors")]
-    pipe = Pipeline.from_pretrained("qwen_image", [ModelConfig(str(file)) for file in files])
+    pipe = Pipeline.from_pretrained("qwen_image", [ModelConfig(str(file)) for file in files], "base")
     if lora is not None:
         pipe.load_lora(lora)
     output.mkdir(parents=True, exist_ok=True)

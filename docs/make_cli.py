@@ -1,6 +1,8 @@
 """Writes docs/cli.md from the flags themselves: `python docs/make_cli.py`. A test compares the page with a new one."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -87,7 +89,8 @@ def _families() -> Iterator[str]:
         targets = [
             (f"`{name}`", ", ".join(f"`{p}`" for p in patterns)) for name, patterns in record.lora_targets.items()
         ]
-        defaults = [(f"`--{name}`", f"`{value!r}`") for name, value in record.inference.items()]
+        wirings = {variant: record.load("wiring")(variant) for variant in record.variants}
+        defaults = [(f"`{variant}`", _spelled(wiring.defaults)) for variant, wiring in wirings.items()]
         yield (
             f"## Family `{record.name}`\n\nVariants: {', '.join(f'`{name}`' for name in record.variants)}. "
             f"Trained by default: LoRA in `{record.default_trainable}`.\n\n"
@@ -95,8 +98,17 @@ def _families() -> Iterator[str]:
             + "\n"
             + _table(("component", "default of `--lora_target_modules`"), targets)
             + "\n"
-            + _table(("flag of `generate`", "default"), defaults)
+            + _table(("variant", "defaults of `generate`"), defaults)
         )
+
+
+def _spelled(values: Mapping[str, object]) -> str:
+    own = {flag.name for flag in flags(GenerateConfig)}
+    texts = {name: textwrap.shorten(str(value), 40, placeholder="...") or str(value) for name, value in values.items()}
+    return ", ".join(
+        f"`--{name} {shlex.quote(text)}`" if name in own else f"`--input {name}={shlex.quote(text)}`"
+        for name, text in texts.items()
+    )
 
 
 def _exit_codes() -> str:

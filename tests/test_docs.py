@@ -5,7 +5,8 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 from accelerate.commands.launch import launch_command, launch_command_parser
 from dstrain.cli import command_group, main
-from dstrain.config import GenerateConfig, TrainConfig
+from dstrain.config import GenerateConfig, ModelChoice, TrainConfig
 from dstrain.flags import flags
 from dstrain.plugins import load_record
-from dstrain_qwen_image.toy import write
+from dstrain.record import ModelRecord
+from dstrain.variants import settled
+from dstrain.wiring import Wiring
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +31,7 @@ PAGES = (
 )
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INFO = re.compile(r"sh|sh exit=\d+|sh no-test \(\w.*\)|python|python file=\S+|csv file=\S+|text|text output")
+FAMILIES = ("flux", "qwen_image", "wan")
 NOT_RUN = 6
 """Blocks that may be marked no-test, in all pages together: those that install, download or run everything."""
 SMALL: Mapping[str, tuple[str, ...]] = MappingProxyType({
@@ -105,17 +109,35 @@ def shortened(source: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    write(folder / "Qwen/Qwen-Image")
-    return folder
+def toy_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of models; a page's are written when it is tested, and shared by all pages."""
+    return tmp_path_factory.mktemp("models")
+
+
+def write_toys(page: str, folder: Path) -> None:
+    """Write a toy in the place of each published model that a page names: of the variant that its id means."""
+    ids = dict.fromkeys(["Qwen/Qwen-Image", *re.findall(r"[\w.-]+/[\w.-]+(?=:)", page)])
+    for record in (load_record(name) for name in FAMILIES):
+        for variant, patterns in record.model_ids.items():
+            for model_id in ids:
+                if any(fnmatchcase(model_id, pattern) for pattern in patterns) and not (folder / model_id).exists():
+                    record.load("toy")(folder / model_id, variant)
 
 
 @pytest.fixture
-def project(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as the pages suppose it, with a toy model and two captioned pictures; it is the working directory."""
+def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as the pages suppose it, with two captioned pictures; it is the working directory.
+
+    Settings are those of --toy, which the pages do not give: pictures to be edited are small.
+    """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(toy_model))
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(toy_models))
+
+    def small(wiring: Wiring, record: ModelRecord, config: ModelChoice) -> Wiring:
+        return settled(wiring, record, replace(config, toy=True))
+
+    for module in ("dstrain.setup", "dstrain.generate"):
+        monkeypatch.setattr(f"{module}.settled", small)
     data = tmp_path / "data/example_image_dataset"
     data.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
@@ -127,8 +149,9 @@ def project(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @every(tuple(page for page in PAGES if runs(page)))
 def test_every_command_and_snippet_runs_and_prints_what_is_shown(
-    page: Path, project: Path, capfd: pytest.CaptureFixture[str]
+    page: Path, project: Path, toy_models: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    write_toys(page.read_text(), toy_models)
     names: dict[str, Any] = {}
     for block in blocks(page.read_text()):
         kind, _, note = block.info.partition(" ")
@@ -167,7 +190,7 @@ def test_every_flag_that_is_named_exists(page: Path) -> None:
     known |= {
         name for command in command_group().commands.values() for option in command.params for name in option.opts
     }
-    known |= {f"--{option.name}" for option in load_record("qwen_image").options}
+    known |= {f"--{option.name}" for family in FAMILIES for option in load_record(family).options}
     known |= {"--flag_name", "--flag-name", "--help"}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text())) <= known
 

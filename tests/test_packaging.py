@@ -1,4 +1,4 @@
-"""The wheels of core and plugin install into an empty environment, and the command finds the family."""
+"""The wheels install into an empty environment, alone or together, and the command finds the families."""
 
 import json
 import subprocess
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("core", "plugins/qwen_image")
+FAMILIES = ("flux", "qwen_image", "wan")
+PACKAGES = ("core", *(f"plugins/{family}" for family in FAMILIES))
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -21,22 +22,44 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that has the two wheels, and whatever else this one has."""
+    """An environment that has the wheels of core and of every family, and whatever else this one has."""
     folder = tmp_path_factory.mktemp("packaging")
     for package in PACKAGES:
         run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", ROOT / package)
-    venv.create(folder / "env", with_pip=False)
-    python = folder / "env/bin/python"
+    return installed(folder, "env", "core", *(f"plugin-{family.replace('_', '-')}" for family in FAMILIES))
+
+
+def installed(folder: Path, name: str, *distributions: str) -> Path:
+    """An environment of its own for these wheels of a folder's `dist`."""
+    place = folder / name
+    venv.create(place, with_pip=False)
+    python = place / "bin/python"
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index")
-    run(*pip, "--find-links", folder / "dist", "core", "plugin-qwen-image")
+    run(*pip, "--find-links", folder / "dist", *distributions)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "env"
+    # What they depend on comes from this environment; not its links to the sources, nor the metadata of these.
+    for part in Path(sysconfig.get_path("purelib")).iterdir():
+        if not part.name.startswith(("core-", "plugin_")) and part.suffix != ".pth" and not (site / part.name).exists():
+            (site / part.name).symlink_to(part)
+    return place
 
 
-def test_the_command_finds_the_family_of_the_wheel(environment: Path, tmp_path: Path) -> None:
-    found = json.loads(run(environment / "bin/dstrain", "plugins", "--json", cwd=tmp_path))
-    assert [(one["name"], one["state"]) for one in found] == [("qwen_image", "ready")]
+def families(environment: Path, folder: Path) -> dict[str, str]:
+    """Families as the command of an environment lists them, with their state."""
+    found = json.loads(run(environment / "bin/dstrain", "plugins", "--json", cwd=folder))
+    return {one["name"]: one["state"] for one in found}
+
+
+def test_the_command_finds_the_families_of_the_wheels(environment: Path, tmp_path: Path) -> None:
+    assert families(environment, tmp_path) == dict.fromkeys(FAMILIES, "ready")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_installed_alone_plans_its_run(family: str, environment: Path, tmp_path: Path) -> None:
+    alone = installed(environment.parent, family, "core", f"plugin-{family.replace('_', '-')}")
+    assert families(alone, tmp_path) == {family: "ready"}
+    assert "encode_prompt" in run(alone / "bin/dstrain", "graph", "--model", family, cwd=tmp_path)
 
 
 def test_the_installed_packages_are_those_of_the_wheels(environment: Path, tmp_path: Path) -> None:

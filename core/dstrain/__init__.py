@@ -9,9 +9,10 @@ from typing import Any
 _PLACES = (
     ("components", "Component", "Files"),
     ("config", "GenerateConfig", "TrainConfig"),
+    ("distill", "DIRECT_DISTILL"),
     ("errors", "DstrainError", "StateError", "UsageError"),
     ("gradient", "gradient_checkpoint_forward"),
-    ("loading", "ModelConfig"),
+    ("model_files", "ModelConfig"),
     ("lora", "LoraSpec"),
     ("losses", "SFT", "Held", "flow_match"),
     ("module", "Batch", "Sample", "TrainingModule"),

@@ -1,6 +1,6 @@
 """Samples to a batch: tensors are joined along their first axis, padded with zeros where the family says so."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +10,16 @@ from torch import Tensor
 from dstrain.errors import UsageError
 
 
-def collate(samples: Sequence[Mapping[str, Any]], padded: Mapping[str, int]) -> dict[str, Any]:
+def collate(
+    samples: Sequence[Mapping[str, Any]], padded: Mapping[str, int], listed: Collection[str] = ()
+) -> dict[str, Any]:
     """Join values of equal names; `padded` names the axis that is padded to the longest of this batch.
 
-    Every tensor has a first axis of 1 per sample. Other values must be equal in all samples, else UsageError.
+    Every tensor has a first axis of 1 per sample. A value named in `listed` becomes the list of what each sample has.
+    Other values must be equal in all samples, else UsageError.
     """
-    return {name: _join(name, [sample[name] for sample in samples], padded) for name in samples[0]}
+    columns = {name: [sample[name] for sample in samples] for name in samples[0]}
+    return {name: values if name in listed else _join(name, values, padded) for name, values in columns.items()}
 
 
 def _join(name: str, values: list[Any], padded: Mapping[str, int]) -> Any:

@@ -5,8 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from dstrain.clips import Way
 from dstrain.errors import UsageError, nearest
-from dstrain.flags import LoraFile, about, check_value, flags, parse_model_paths, parse_origins, split_commas
+from dstrain.flags import (
+    LoraFile,
+    NamedInput,
+    about,
+    check_value,
+    flags,
+    parse_model_paths,
+    parse_origins,
+    split_commas,
+)
 
 STAGES = ("", "data_process", "train")
 Precision = Literal["no", "bf16"]
@@ -93,17 +103,18 @@ class TrainConfig(ModelChoice):
     loss_weighting: Literal["bsmntw", "none"] = field(
         default="bsmntw", metadata=about("training", "How the loss weighs timesteps.")
     )
-    min_timestep_boundary: float = field(
-        default=0.0,
+    min_timestep_boundary: float | None = field(
+        default=None,
         metadata=about(
             "training",
-            "Start of the timesteps trained, a fraction of the table from its noisiest end.",
+            "Start of the timesteps trained, a fraction of the table from its noisiest end; without it, the expert's.",
             least=0,
             most=1,
         ),
     )
-    max_timestep_boundary: float = field(
-        default=1.0, metadata=about("training", "End of the timesteps trained.", least=0, most=1)
+    max_timestep_boundary: float | None = field(
+        default=None,
+        metadata=about("training", "End of the timesteps trained; without it, the expert's.", least=0, most=1),
     )
     gradient_accumulation_steps: int = field(
         default=1, metadata=about("gradient", "Forward passes per optimizer step.", least=1)
@@ -127,6 +138,16 @@ class TrainConfig(ModelChoice):
     max_pixels: int = field(
         default=1048576,
         metadata=about("size", "Without --height and --width: larger pictures are scaled down.", least=1),
+    )
+    num_frames: int = field(default=81, metadata=about("size", "Frames of a video that make a sample.", least=1))
+    frame_sampling: Way = field(
+        default="head",
+        metadata=about(
+            "size", "The samples a video gives: its first frames, every chunk of them, or --frame_samples spread out."
+        ),
+    )
+    frame_samples: int | None = field(
+        default=None, metadata=about("size", "Samples of each video, for --frame_sampling uniform.", least=1)
     )
     output_path: Path | None = field(default=None, metadata=about("output", "Folder that the run writes."))
     feature_cache: Path | None = field(default=None, metadata=about("output", "Folder of the feature store."))
@@ -166,18 +187,32 @@ class TrainConfig(ModelChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(ModelChoice):
-    """One picture to generate, as plain data; None leaves a value to the family."""
+    """One picture to generate, or one for each row of a table, as plain data; None leaves a value to the family."""
 
-    prompt: str = field(metadata=about("inference", "What to generate."))
+    prompt: str | None = field(default=None, metadata=about("inference", "What to generate."))
+    dataset: Path | None = field(
+        default=None,
+        metadata=about(
+            "inference",
+            "Metadata (csv, json, jsonl) with prompt, seed and other inputs, instead of --prompt: makes a data set.",
+        ),
+    )
     negative_prompt: str | None = field(default=None, metadata=about("inference", "What to stay away from."))
     guidance_scale: float | None = field(
         default=None, metadata=about("inference", "Strength of classifier-free guidance.", least=0)
     )
     num_inference_steps: int | None = field(default=None, metadata=about("inference", "Denoising steps.", least=1))
+    num_frames: int | None = field(default=None, metadata=about("inference", "Frames of a video.", least=1))
+    input: tuple[NamedInput, ...] = field(
+        default=(),
+        metadata=about(
+            "inference", "Any other input of the variant; a file for a picture. Repeat it for several, and for a list."
+        ),
+    )
     lora: tuple[LoraFile, ...] = field(
         default=(), metadata=about("models", "A LoRA file, with a scale after a colon; may be repeated.")
     )
-    output: Path = field(metadata=about("output", "File that is written."))
+    output: Path = field(metadata=about("output", "File that is written; with --dataset, a folder."))
 
 
 def validate(config: ModelChoice) -> None:
@@ -189,8 +224,19 @@ def validate(config: ModelChoice) -> None:
         _check_task(config)
         _check_trainables(config)
         _check_steps(config)
+        _check_frames(config)
         if not config.dry_run:
             _check_places(config)
+    if isinstance(config, GenerateConfig):
+        _check_prompt(config)
+
+
+def _check_prompt(config: GenerateConfig) -> None:
+    if config.prompt is None and config.dataset is None:
+        raise UsageError("--prompt", "is required", "or --dataset: a table of prompts and seeds, to make a data set")
+    for flag in flags(GenerateConfig) if config.dataset is not None else ():
+        if flag.name in ("prompt", "seed") and getattr(config, flag.name) != flag.default:
+            raise UsageError(flag.spelled, f"is given with --dataset, whose column {flag.name!r} has one for each row")
 
 
 def _check_model(config: ModelChoice) -> None:
@@ -232,11 +278,20 @@ def _check_steps(config: TrainConfig) -> None:
         raise UsageError("--lr_warmup_steps", "would do nothing: --lr_scheduler constant has no warm-up", help_line)
     if config.lr_scheduler == "constant_with_warmup" and not config.lr_warmup_steps:
         raise UsageError("--lr_scheduler", "constant_with_warmup needs --lr_warmup_steps")
-    low, high = config.min_timestep_boundary, config.max_timestep_boundary
+    low = config.min_timestep_boundary or 0.0
+    high = 1.0 if config.max_timestep_boundary is None else config.max_timestep_boundary
     if low >= high:
         raise UsageError(
             "--min_timestep_boundary", f"{low} is not below --max_timestep_boundary {high}: nothing is left"
         )
+
+
+def _check_frames(config: TrainConfig) -> None:
+    if config.frame_sampling == "uniform" and config.frame_samples is None:
+        raise UsageError("--frame_sampling", "uniform needs --frame_samples")
+    if config.frame_sampling != "uniform" and config.frame_samples is not None:
+        what = f"would do nothing with --frame_sampling {config.frame_sampling}"
+        raise UsageError("--frame_samples", what, "use --frame_sampling uniform")
 
 
 def _check_places(config: TrainConfig) -> None:

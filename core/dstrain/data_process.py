@@ -10,9 +10,10 @@ import torch
 
 from dstrain.files import lock
 from dstrain.keys import Digests, hashed, input_key, value_keys
-from dstrain.loading import Found, find, load_pipeline
+from dstrain.loading import load_pipeline
+from dstrain.model_files import Found, find
 from dstrain.module import Sample
-from dstrain.order import MicroBatch
+from dstrain.order import MicroBatch, first_samples
 from dstrain.pipeline import Pipeline
 from dstrain.plan import Plan, Step
 from dstrain.progress import Progress
@@ -45,9 +46,9 @@ class Keyed:
 
 @dataclass(frozen=True)
 class Work:
-    """A row with values the store lacks: the steps to run, the inputs to decode for them, the values wanted."""
+    """A sample with values the store lacks: the steps to run, the inputs to decode for them, the values wanted."""
 
-    row: int
+    sample: int
     steps: tuple[Step, ...]
     inputs: frozenset[str]
     wanted: tuple[str, ...]
@@ -55,14 +56,14 @@ class Work:
 
 @dataclass(frozen=True)
 class WorkRows:
-    """A source of samples that decodes only what the missing values of each row need."""
+    """A source of samples that decodes only what the missing values of each one need, by row and chunk."""
 
     rows: Rows
-    needs: Mapping[int, frozenset[str]]
+    needs: Mapping[tuple[int, int], frozenset[str]]
 
-    def sample(self, row: int) -> Sample:
-        """Decode what one row's work needs."""
-        return self.rows.decode(row, self.needs[row])
+    def sample(self, row: int, chunk: int = 0) -> Sample:
+        """Decode what one sample's work needs."""
+        return self.rows.decode(row, chunk, self.needs[row, chunk])
 
 
 def data_process(setup: Setup, world: World) -> None:
@@ -138,9 +139,9 @@ def row_keys(setup: Setup, components: Mapping[str, str], digests: Digests) -> l
 
 
 def missing_work(rows: Sequence[RowKeys], store: FeatureStore) -> Iterator[Work]:
-    """The rows to compute: each value of the whole data set is asked for once, by the first row that needs it."""
+    """The samples to compute: each value of the data set is asked for once, by the first sample that needs it."""
     claimed: set[str] = set()
-    for row, keys in enumerate(rows):
+    for sample, keys in enumerate(rows):
         wanted = tuple(name for name, at in keys.addresses.items() if at not in store and at not in claimed)
         if wanted:
             claimed.update(keys.addresses[name] for name in wanted)
@@ -150,26 +151,27 @@ def missing_work(rows: Sequence[RowKeys], store: FeatureStore) -> Iterator[Work]
                 if needed & set(step.makes.values()):
                     steps.insert(0, step)
                     needed |= set(step.reads.values())
-            yield Work(row, tuple(steps), frozenset(needed & keys.plan.inputs), wanted)
+            yield Work(sample, tuple(steps), frozenset(needed & keys.plan.inputs), wanted)
 
 
 def compute(setup: Setup, pipeline: Pipeline, writer: ShardWriter, part: Sequence[Work], keyed: Keyed) -> None:
     """Compute one process's part of the work, row by row, and commit it shard by shard."""
-    rows = setup.dataset.rows
-    source = WorkRows(Rows(rows, {}), {work.row: work.inputs for work in part})
+    rows, places = setup.dataset.rows, setup.dataset.places
+    source = WorkRows(Rows(rows, {}, first_samples(places)), {places[work.sample]: work.inputs for work in part})
 
     def micro_batches() -> Iterator[MicroBatch]:
-        return (MicroBatch((SampleKey(0, 0, 0, work.row),), (1.0,), 1, last=True) for work in part)
+        keys = (SampleKey(0, 0, 0, *places[work.sample]) for work in part)
+        return (MicroBatch((key,), (1.0,), 1, last=True) for key in keys)
 
     batches = load_batches(source, micro_batches, setup.config.dataset_num_workers)
     with Progress("data_process", total=len(part)) as progress:
         for work, batch in zip(part, batches, strict=True):
-            keyed.digests.check_unchanged(Path(file) for name in work.inputs for file in rows[work.row][name].files)
+            keyed.digests.check_unchanged(Path(file) for name in work.inputs for file in rows[work.sample][name].files)
             values = dict(batch.samples[0].values)
             with torch.no_grad():
                 pipeline.run(work.steps, values)
             for name in work.wanted:
-                writer.add(keyed.rows[work.row].addresses[name], values[name])
+                writer.add(keyed.rows[work.sample].addresses[name], values[name])
             progress.step()
         writer.flush()
 
@@ -180,15 +182,16 @@ def plan_lines(
     """Yield the lines of the plan file, one per sample; `inputs` and `group` number the presence and the signature."""
     numbers = {inputs: number for number, inputs in enumerate(presence)}
     groups: dict[Any, int] = {}
-    for row, (keys, cells) in enumerate(zip(rows, setup.dataset.rows, strict=True)):
+    samples = zip(rows, setup.dataset.rows, setup.dataset.places, strict=True)
+    for sample, (keys, cells, (row, chunk)) in enumerate(samples):
         literals = {
             name: flatten(cells[name].literal, {}, name) for name in keys.plan.crossing if name not in keys.addresses
         }
         yield {
             "row": row,
-            "chunk": 0,
+            "chunk": chunk,
             "inputs": numbers[keys.plan.inputs],
-            "group": groups.setdefault(setup.dataset.signature(row), len(groups)),
+            "group": groups.setdefault(setup.dataset.signature(sample), len(groups)),
             "values": literals
             | {name: {"at": at, "shapes": shapes(store.form(at))} for name, at in keys.addresses.items()},
         }

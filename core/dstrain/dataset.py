@@ -1,26 +1,26 @@
 """A data set: every row checked before anything is decoded, and cells that worker processes load."""
 
-import json
 import math
 import os
-import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from dstrain.cells import Cell, Footage, file_names, picture_cell, read_literal
+from dstrain.clips import FrameSampling
 from dstrain.errors import UsageError, nearest
 from dstrain.metadata import SUFFIXES, Table, Written, read_metadata, refuse
-from dstrain.pictures import LOADER_VERSION, Resolution, fit, load_picture, read_size
-from dstrain.sources import Column, Size, Source
+from dstrain.pictures import Resolution, read_size
+from dstrain.sources import Column, Setting, Size, Source
+from dstrain.videos import Video, probe
 
 HEADER_READERS = 16
 """Threads that read headers; more than processors, because they wait for the disk or the network."""
-
-AXES = ("height", "width")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class DataConfig:
 
     metadata_path: None looks for base_path/metadata.{csv,json,jsonl}. file_keys: the columns whose files are loaded;
     None loads every one the variant's table reads. extra_inputs: inputs (or columns) the data set must have.
+    sampling: the clips that videos are cut into.
     """
 
     base_path: Path
@@ -36,35 +37,29 @@ class DataConfig:
     file_keys: tuple[str, ...] | None
     resolution: Resolution
     extra_inputs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One input of one row before decoding; small to send to a process.
-
-    kind: as in Column. literal: the value of a text, integer or number. files: absolute paths. parameters: all but the
-    files' bytes that decides what is loaded, (name, value) pairs; 'sizes' has one (height, width) per file.
-    size: (height, width) as loaded, of the first of several pictures; None if there are none.
-    """
-
-    kind: str
-    literal: Any = None
-    files: tuple[str, ...] = ()
-    parameters: tuple[tuple[str, Any], ...] = ()
-    size: tuple[int, int] | None = None
+    sampling: FrameSampling = field(default_factory=FrameSampling)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Checked rows, input name -> Cell, without the inputs that are absent; `unread_columns` feed no input."""
+    """Checked samples, input name -> Cell, without the inputs that are absent; `unread_columns` feed no input.
+
+    A row with a video gives one sample for each of its clips, any other row one. places: the (row, chunk) of each
+    sample, rows of the table and clips of the row counted from 0. alike: the inputs whose values are equal in all
+    samples of a batch.
+    """
 
     table: Table
     rows: tuple[Mapping[str, Cell], ...]
+    places: tuple[tuple[int, int], ...]
     unread_columns: tuple[str, ...]
+    alike: frozenset[str] = frozenset()
 
-    def signature(self, row: int) -> tuple[tuple[str, Any], ...]:
-        """Say which inputs a row has and the sizes of its pictures: rows of one signature can share a batch."""
-        return tuple(sorted((name, dict(cell.parameters).get("sizes", ())) for name, cell in self.rows[row].items()))
+    def signature(self, sample: int) -> tuple[tuple[str, Any], ...]:
+        """Say which inputs a sample has, the sizes of its files and what must be alike: such samples share a batch."""
+        cells = self.rows[sample].items()
+        told = ((n, cell.literal if n in self.alike else cell.shapes) for n, cell in cells)
+        return tuple(sorted(told, key=itemgetter(0)))
 
 
 def open_dataset(config: DataConfig, inputs: Mapping[str, Source]) -> Dataset:
@@ -72,39 +67,40 @@ def open_dataset(config: DataConfig, inputs: Mapping[str, Source]) -> Dataset:
 
     Raises one UsageError that lists all bad cells as file:row:column: what (the first 50, then a count).
     """
-    table = read_metadata(config.metadata_path or find_metadata(config.base_path))
+    return check_rows(read_metadata(config.metadata_path or find_metadata(config.base_path)), config, inputs)
+
+
+def check_rows(table: Table, config: DataConfig, inputs: Mapping[str, Source]) -> Dataset:
+    """Check every row of a table as `open_dataset` does."""
     columns = columns_read(table, config, inputs)
     if not table.rows:
         raise UsageError(str(table.path), "has no rows")
     measured = _measure(table, columns.values(), config.base_path)
+    constant = {name: _constant(source) for name, source in inputs.items() if isinstance(source, Setting)}
     faults: list[str] = []
     rows: list[dict[str, Cell]] = []
+    places: list[tuple[int, int]] = []
     for index, row in enumerate(table.rows):
         cells: dict[str, Cell] = {}
+        footage: dict[str, Footage] = {}
         for name, column in columns.items():
             try:
-                cell = _cell(row[column.name], column, config.resolution, measured)
+                found = _read(row[column.name], column, config.resolution, measured)
             except ValueError as error:
                 faults.append(f"{table.where(index, column.name)}: {error}")
                 continue
-            if cell is not None:
-                cells[name] = cell
-        rows.append(cells | _sizes(cells, inputs))
+            if isinstance(found, Footage):
+                footage[name] = found
+            elif found is not None:
+                cells[name] = found
+        for chunk, clip in enumerate(_clips(footage, config.sampling)):
+            rows.append(cells | clip | _sizes(cells | clip, inputs) | constant)
+            places.append((index, chunk))
     refuse(str(table.path), "cell", list(dict.fromkeys(faults)))
     read = {column.name for column in columns.values()}
-    return Dataset(table, tuple(rows), tuple(name for name in table.columns if name not in read))
-
-
-def load_cell(cell: Cell) -> Any:
-    """Load what a cell holds: its literal, a picture, or a list of pictures. Raises UsageError for a damaged file."""
-    if not cell.files:
-        return cell.literal
-    parameters = dict(cell.parameters)
-    pictures = [
-        load_picture(Path(file), parameters["mode"], size)
-        for file, size in zip(cell.files, parameters["sizes"], strict=True)
-    ]
-    return pictures if cell.kind == "pictures" else pictures[0]
+    unread = tuple(name for name in table.columns if name not in read)
+    alike = frozenset(name for name, column in columns.items() if column.alike)
+    return Dataset(table, tuple(rows), tuple(places), unread, alike)
 
 
 def find_metadata(base_path: Path) -> Path:
@@ -121,21 +117,31 @@ def find_metadata(base_path: Path) -> Path:
 def columns_read(table: Table, config: DataConfig, inputs: Mapping[str, Source]) -> dict[str, Column]:
     """Return input name -> column for the inputs this data set can give; needs no rows and no files.
 
-    Raises UsageError for a name in file_keys or extra_inputs that fits no column, and for a fixed size that is not a
-    multiple of what an input needs.
+    Raises UsageError for a name in file_keys or extra_inputs that fits no column, and for a fixed size or a number of
+    frames that an input cannot have.
     """
-    known = {name: source for name, source in inputs.items() if isinstance(source, Column)}
+    sources = {name: source for name, source in inputs.items() if isinstance(source, Column)}
+    known = {name: _completed(column, sources.values()) for name, column in sources.items()}
     loaded = _files_loaded(table, config.file_keys, known)
     columns: dict[str, Column] = {}
     for name, column in known.items():
-        if column.name in table.columns and (column.name in loaded or not column.is_file):
-            if column.kind == "frames" or column.pick:
-                raise UsageError(f"{table.path}: column {column.name!r}", "videos are not read yet")
+        asked = not column.extra or name in config.extra_inputs
+        if asked and column.name in table.columns and (column.name in loaded or not column.is_file):
             config.resolution.check(column.multiple)
+            if from_video(column):
+                config.sampling.check(column.frames)
             columns[name] = column
     for wanted in config.extra_inputs:
         _check_extra(wanted, table, known, columns)
     return columns
+
+
+def _completed(column: Column, others: Iterable[Column]) -> Column:
+    """A column; a picture picked from a video is cut out of it as it is loaded, at its size and frame rate."""
+    whole = next((other for other in others if other.kind == "frames" and other.name == column.name), None)
+    if not column.pick or whole is None:
+        return column
+    return replace(column, multiple=whole.multiple, frames=whole.frames, fps=whole.fps)
 
 
 def _files_loaded(table: Table, keys: tuple[str, ...] | None, known: Mapping[str, Column]) -> set[str]:
@@ -176,16 +182,33 @@ class _Picture:
     size: tuple[int, int]
 
 
-def _measure(table: Table, columns: Iterable[Column], base_path: Path) -> dict[str, _Picture | str]:
-    """Find each file named in these columns once and read its header: name as written -> picture, or what is wrong."""
-    names: dict[str, None] = {}
+@dataclass(frozen=True)
+class _Footage:
+    path: str
+    video: Video
+
+
+_Name = tuple[str, bool]
+"""A file as written in the metadata, and whether it is read as a video."""
+_Measured = Mapping[_Name, _Picture | _Footage | str]
+
+
+def from_video(column: Column) -> bool:
+    """Whether the column names a video, whose frames or one frame of which are loaded."""
+    return column.kind == "frames" or bool(column.pick)
+
+
+def _measure(table: Table, columns: Iterable[Column], base_path: Path) -> _Measured:
+    """Find each file named in these columns once and read its header, or packets: name -> it, or what is wrong."""
+    names: dict[_Name, None] = {}
     for column in columns:
         if column.is_file:
             for row in table.rows:
                 try:
-                    names.update(dict.fromkeys(_file_names(row[column.name], column)))
+                    named = file_names(row[column.name], column)
                 except ValueError:
                     continue  # reported with its row
+                names.update(dict.fromkeys((name, from_video(column)) for name in named))
     if not names:
         return {}
     if not base_path.is_dir():
@@ -194,108 +217,78 @@ def _measure(table: Table, columns: Iterable[Column], base_path: Path) -> dict[s
         return dict(zip(names, readers.map(partial(_inspect, os.path.realpath(base_path)), names), strict=True))
 
 
-def _inspect(base: str, name: str) -> _Picture | str:
+def _inspect(base: str, named: _Name) -> _Picture | _Footage | str:
+    name, is_video = named
+    path = ""
     try:
-        path = os.path.realpath(os.path.join(base, name))
-        if not os.path.join(path, "").startswith(os.path.join(base, "")):
-            return f"{name!r} leads out of the data set's folder, to {path}"
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return f"{name!r} is not a regular file"
-        return _Picture(path, read_size(Path(path)))
+        path = _inside(base, name)
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not (is_video and stat.S_ISDIR(mode)):
+            return f"{name!r} is not a regular file{' or a folder of frames' if is_video else ''}"
+        if not is_video:
+            return _Picture(path, read_size(Path(path)))
+        video = probe(Path(path))
+        for file in video.files:
+            _inside(base, file)
+        return _Footage(path, video)
     except FileNotFoundError:
         return f"no such file {name!r}"
     except UsageError as error:
-        return f"{name!r} {error.what}"
+        part = f": {Path(error.where).name}" if path and error.where != path else ""
+        return f"{name!r}{part} {error.what}"
     except (OSError, ValueError) as error:
         return f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
-def _cell(
-    value: Written, column: Column, resolution: Resolution, measured: Mapping[str, _Picture | str]
-) -> Cell | None:
+def _inside(base: str, name: str) -> str:
+    """The real path of a file below `base`; raises UsageError for one that lies elsewhere."""
+    path = os.path.realpath(os.path.join(base, name))
+    if not os.path.join(path, "").startswith(os.path.join(base, "")):
+        raise UsageError(name, f"leads out of the data set's folder, to {path}")
+    return path
+
+
+def _read(value: Written, column: Column, resolution: Resolution, measured: _Measured) -> Cell | Footage | None:
     """Read one cell; None if it is absent. Raises ValueError saying what is wrong."""
-    if column.is_file:
-        return _picture_cell(_file_names(value, column), column, resolution, measured)
-    if column.kind == "texts":
-        return Cell("texts", _texts(value))
-    if not isinstance(value, str):
-        raise ValueError(f"is a list, but a {column.kind} is one value")
-    if column.kind == "text":
-        if re.search("[\ud800-\udfff]", value):
-            raise ValueError("has half of a surrogate pair (\\ud800 to \\udfff), which is no character")
-        return Cell("text", value)
-    text = value.strip()
-    return Cell(column.kind, _integer(text) if column.kind == "integer" else _number(text)) if text else None
-
-
-def _picture_cell(
-    names: list[str], column: Column, resolution: Resolution, measured: Mapping[str, _Picture | str]
-) -> Cell | None:
+    if not column.is_file:
+        cell = read_literal(value, column)
+        fault = column.check(cell.literal) if column.check is not None and cell is not None else ""
+        if fault:
+            raise ValueError(fault)
+        return cell
     pictures: list[_Picture] = []
-    for name in names:
-        found = measured[name]
+    for name in file_names(value, column):
+        found = measured[name, from_video(column)]
         if isinstance(found, str):
             raise ValueError(found)
+        if isinstance(found, _Footage):
+            return Footage.of(column, resolution, found.path, found.video)
         pictures.append(found)
-    if not pictures:
-        return None
-    try:
-        sizes = tuple(fit(picture.size, resolution, column.multiple) for picture in pictures)
-    except UsageError as error:
-        raise ValueError(error.what) from error
-    parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", sizes))
-    return Cell(column.kind, None, tuple(picture.path for picture in pictures), parameters, sizes[0])
+    files, sizes = [picture.path for picture in pictures], [picture.size for picture in pictures]
+    return picture_cell(column, resolution, files, sizes) if pictures else None
 
 
-def _file_names(value: Written, column: Column) -> list[str]:
-    """Return the file names in a cell, none if it is blank; a list in csv is written as json."""
-    if isinstance(value, str) and not value.strip():
-        return []
-    if column.kind == "picture":
-        if not isinstance(value, str):
-            raise ValueError("is a list, but one picture is read here")
-        return [value]
-    names = _texts(value)
-    if not all(name.strip() for name in names):
-        raise ValueError("has a file name that is blank")
-    return names
-
-
-def _texts(value: Written) -> list[str]:
-    """Return the texts in a cell: a list (in csv written as json); a single one is a list of one, a blank cell none."""
-    texts: Any = value
-    if isinstance(value, str):
-        texts = [value] if value.strip() else []
-        if value.strip().startswith("[") and value.strip().endswith("]"):
-            try:
-                texts = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f'is no list of texts such as ["a.png", "b.png"]: {error}') from error
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("has an entry that is no text")
-    return list(texts)
-
-
-def _integer(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise ValueError(f"{text!r} is not an integer (of at most 18 digits)")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or "_" in text:
-        raise ValueError(f"{text!r} is not a finite number")
-    return number
+def _clips(footage: Mapping[str, Footage], sampling: FrameSampling) -> Iterator[dict[str, Cell]]:
+    """The cells of each sample of a row: all its videos are cut at the same places, as far as the shortest goes."""
+    if not footage:
+        yield {}
+        return
+    total = min(len(video.shown) for video in footage.values())
+    stride = math.lcm(*(video.column.frames or 1 for video in footage.values()))
+    for clip in sampling.clips(total, stride):
+        yield {name: video.cell(clip) for name, video in footage.items()}
 
 
 def _sizes(cells: Mapping[str, Cell], inputs: Mapping[str, Source]) -> dict[str, Cell]:
-    """Return the inputs measured on pictures of a row as integer cells."""
+    """Return the inputs measured on pictures and videos of a sample as integer cells."""
     measured: dict[str, Cell] = {}
     for name, source in inputs.items():
         if isinstance(source, Size) and source.of in cells and (size := cells[source.of].size):
-            measured[name] = Cell("integer", size[AXES.index(source.axis)])
+            axes = {"height": size[0], "width": size[1], "frames": cells[source.of].frames}
+            measured[name] = Cell("integer", axes[source.axis])
     return measured
+
+
+def _constant(source: Setting) -> Cell:
+    kind = "text" if isinstance(source.value, str) else "number" if isinstance(source.value, float) else "integer"
+    return Cell(kind, source.value)

@@ -23,6 +23,14 @@ class LoraFile:
 
 
 @dataclass(frozen=True)
+class NamedInput:
+    """An input of inference by its name, as text: a file's name where the input is a picture or a video."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Flag:
     """A flag as read off a configuration's field: `kind` is the type of its value, `many` whether it may be repeated.
 
@@ -131,3 +139,11 @@ def parse_lora(text: str) -> LoraFile:
     except ValueError:
         return LoraFile(Path(text))
     return LoraFile(Path(path), scale) if path and math.isfinite(scale) else LoraFile(Path(text))
+
+
+def parse_input(text: str) -> NamedInput:
+    """Read NAME=VALUE; raises UsageError without a name."""
+    name, equals, value = text.partition("=")
+    if not name.strip() or not equals:
+        raise UsageError("--input", f"want NAME=VALUE, got {text!r}")
+    return NamedInput(name.strip().replace("-", "_"), value)

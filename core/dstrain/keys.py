@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dstrain.dataset import Cell
+from dstrain.cells import Cell
 from dstrain.errors import StateError, SystemFault
 from dstrain.files import sha256, write_json
 from dstrain.plan import POSITIVE, Plan, Step

@@ -9,6 +9,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ INERT = frozenset(
 class LoraSpec:
     """LoRA layers to add to one component.
 
-    targets: patterns of layer names; a layer matches when its dotted name is the pattern or ends with '.' + pattern.
+    targets: patterns of layer names; a layer matches when its dotted name is the pattern or ends with '.' + pattern,
+    in which `*` stands for anything.
     """
 
     component: str
@@ -39,25 +41,27 @@ class LoraSpec:
     alpha: float
 
 
-def inject(module: nn.Module, spec: LoraSpec, aliases: Mapping[str, str]) -> dict[str, int]:
+def inject(module: nn.Module, spec: LoraSpec, aliases: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """Freeze the module, add trainable fp32 LoRA layers, and return how many layers each target matched.
 
-    aliases: other name of a target -> pattern. Initial numbers come from torch's global generator: seed it before.
+    aliases: other name of a target -> patterns. Initial numbers come from torch's global generator: seed it before.
     Raises UsageError for a target that matches nothing, naming the nearest layers, or that no LoRA layer can wrap.
     """
     if not spec.targets:
         raise UsageError("--lora_target_modules", f"names no layer of {spec.component}")
-    patterns = {target: aliases.get(target, target) for target in spec.targets}
-    counts = {target: len(_matched(module, pattern, spec.component)) for target, pattern in patterns.items()}
-    nothing = [target for target, count in counts.items() if count == 0]
+    patterns = {target: aliases.get(target, (target,)) for target in spec.targets}
+    layers = {pattern: _matched(module, pattern, spec.component) for group in patterns.values() for pattern in group}
+    nothing = [target for target, group in patterns.items() if not any(layers[pattern] for pattern in group)]
     if nothing:
-        lines = [f"nearest to {target!r}: {_nearest(module, patterns[target])}" for target in nothing[:3]]
+        lines = [f"nearest to {target!r}: {_nearest(module, patterns[target][0])}" for target in nothing[:3]]
         what = f"no layer of {spec.component} matches {', '.join(map(repr, nothing))}"
         raise UsageError("--lora_target_modules", what, *lines)
     module.requires_grad_(False)
-    for parameter in _add(module, _config(spec.rank, spec.alpha, patterns.values()), ADAPTER).values():
+    # peft compares endings alone: where a pattern has a `*`, it gets the names themselves.
+    named = [name for pattern, names in layers.items() for name in (names if "*" in pattern else [pattern])]
+    for parameter in _add(module, _config(spec.rank, spec.alpha, named), ADAPTER).values():
         parameter.requires_grad_(True)
-    return counts
+    return {target: sum(len(layers[pattern]) for pattern in group) for target, group in patterns.items()}
 
 
 def lora_state(module: nn.Module) -> dict[str, Tensor]:
@@ -178,7 +182,7 @@ def _layers(module: nn.Module) -> dict[str, bool]:
 
 
 def _matched(module: nn.Module, pattern: str, component: str) -> list[str]:
-    found = {name: fits for name, fits in _layers(module).items() if f".{name}".endswith(f".{pattern}")}
+    found = {name: fits for name, fits in _layers(module).items() if fnmatchcase(f".{name}", f"*.{pattern}")}
     for name, fits in found.items():
         if not fits:
             kind = type(module.get_submodule(name)).__name__

@@ -22,6 +22,10 @@ class Held(NamedTuple):
 
 
 Hold = Callable[[Tensor, Tensor, Tensor], Held]
+Velocity = Callable[[Tensor, Tensor], Tensor]
+"""(latents, timestep) -> prediction, as `predict` is for one side."""
+Sampler = Callable[[Velocity, Tensor, int], Held]
+"""(velocity, noise, steps) -> the sampler's final latents, with gradients; see `dstrain.sampler.integrate`."""
 
 
 def flow_match(
@@ -36,11 +40,16 @@ def flow_match(
     weight, sigma = schedule.weight(sigma).to(noise.device), sigma.to(noise.device)
     level = sigma.view(-1, *[1] * (input_latents.ndim - 1))
     held = hold((1 - level) * input_latents + level * noise, sigma * TRAIN_TIMESTEPS, noise)
-    error = (predict(held.latents, held.timestep).float() - (noise - input_latents)).square()
-    if held.mask is None:
-        return weight * error.flatten(1).mean(1)
-    mask = held.mask.expand_as(error)
-    return weight * (error * mask).flatten(1).sum(1) / mask.flatten(1).sum(1)
+    return weight * mean_square(predict(held.latents, held.timestep).float() - (noise - input_latents), held.mask)
+
+
+def mean_square(error: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean square of each sample's error, where the mask (broadcasts over it; None: all) is 1: (batch,)."""
+    square = error.square()
+    if mask is None:
+        return square.flatten(1).mean(1)
+    mask = mask.expand_as(square)
+    return (square * mask).flatten(1).sum(1) / mask.flatten(1).sum(1)
 
 
 SFT = Task.of("sft", flow_match)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from dstrain.order import MicroBatch
 from dstrain.pipeline import Pipeline
 from dstrain.plan import Plan
 from dstrain.randomness import Rng, SampleKey, seed_global
+from dstrain.sampler import integrate
 from dstrain.schedule import NoiseLevels
 from dstrain.tasks import Task
 from dstrain.trainables import Trainables, Trained, prepare_trainables
@@ -85,7 +87,7 @@ class TrainingModule(nn.Module):
             moved = {name: _moved(value, self.pipeline.device) for name, value in table.items()}
             self.pipeline.run(plan.live, moved, Rng([key]))
             in_step.append({name: moved[name] for name in plan.in_step})
-        return self._loss(collate(in_step, self.pipeline.wiring.padded), keys)
+        return self._loss(collate(in_step, self.pipeline.wiring.padded, self.task.listed), keys)
 
     @torch.no_grad()
     def preprocess(self, sample: Sample, plan: Plan) -> dict[str, Any]:
@@ -98,9 +100,10 @@ class TrainingModule(nn.Module):
         def predict(noisy: Tensor, timestep: Tensor, side: str = "positive") -> Tensor:
             return self.pipeline.predict(values, noisy, timestep, side)
 
-        loss = self.task.loss
+        loss, hold = self.task.loss, self.pipeline.hold(values)
         reads = {name: values[name] for name in loss.reads if name in values}
-        lent = self.pipeline.lend(loss, schedule=self.levels, hold=self.pipeline.hold(values), rng=Rng(keys))
+        sampler = partial(integrate, self.pipeline.wiring.schedule, hold)
+        lent = self.pipeline.lend(loss, schedule=self.levels, hold=hold, sampler=sampler, rng=Rng(keys))
         losses: Tensor = loss.function(predict, **reads, **lent)
         return losses
 

@@ -1,19 +1,19 @@
-"""Networks: built without allocating memory, then filled from safetensors files, strictly in both directions."""
+"""Networks: built without allocating memory, then filled from files, strictly in both directions."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from dstrain.components import Files
 from dstrain.errors import StateError
+from dstrain.weights import AS_IS, Weights
 
 EXAMPLES = 3
 """How many names an error lists of each kind."""
@@ -48,84 +48,96 @@ class Network:
         return getattr(import_module(module), name)
 
 
-class Place(NamedTuple):
-    """Where a weight lies: its file, its name there, and its shape."""
+@dataclass(frozen=True)
+class TransformersNetwork:
+    """A network of transformers, whose constructor takes a configuration record: the names of both classes."""
 
-    path: Path
+    model: str
+    config: str
+
+    def configure(self, data: Mapping[str, Any]) -> Any:
+        """Return what `config.json` holds as the configuration record."""
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in data.items()}
+        return _transformers(self.config).from_dict(plain)
+
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
+        """Build the network and fill it; raises what `load_network` raises."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        # A copy, because some constructors change their configuration.
+        network = load_network(lambda: _transformers(self.model)(deepcopy(configuration)), files, dtype)
+        # As transformers' own loader does, so that what is saved has the published names.
+        network._weight_conversions = get_model_conversion_mapping(network, add_legacy=False)
+        return network
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer class of transformers, by its name; it has neither configuration nor dtype."""
+
     name: str
-    shape: tuple[int, ...]
+
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
+        """Load it from its folder."""
+        return _transformers(self.name).from_pretrained(files.folder, local_files_only=True)
 
 
-def load_network(
-    build: Callable[[], nn.Module], files: Files, dtype: torch.dtype, rename: Callable[[str], str] = str
-) -> nn.Module:
-    """Build a network and fill it from one or more shard files; it is in eval mode, on the CPU.
+def load_network(build: Callable[[], nn.Module], files: Files, dtype: torch.dtype) -> nn.Module:
+    """Build a network and fill it from one or more shard files, whatever their layout; it is in eval mode, on the CPU.
 
-    dtype: of all floating-point weights, whatever the files hold. rename: name in the files -> the module's own name.
-    Raises StateError, before any weight is read, when names or shapes of files and network differ.
+    dtype: of all floating-point weights, whatever the files hold. Weights that a network of transformers declares to
+    be one (`all_tied_weights_keys`) may be there once, and are one. Raises StateError, before any weight is read, when
+    names or shapes of files and network differ.
     """
     from accelerate import init_empty_weights  # slow to import, and planning needs this module but no weights
 
     # Buffers are computed by the constructor and are not in the files, so they must be real.
     with init_empty_weights(include_buffers=False):
         network = build()
-    places = find_weights(files.paths, rename)
-    _refuse_misfit(network, places, str(files.folder))
-    network.load_state_dict(_read(places, dtype), strict=True, assign=True)
+    tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
+    weights = Weights.of(files)
+    pieces = dict(weights.pieces)
+    for one, other in (*tied.items(), *((other, one) for one, other in tied.items())):
+        if other in pieces:
+            pieces.setdefault(one, pieces[other])
+    weights = replace(weights, pieces=pieces)
+    wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
+    _refuse_misfit(wanted, weights, files, type(network).__name__)
+    network.load_state_dict(weights.read(wanted, dtype), strict=True, assign=True)
+    if tied:
+        network.tie_weights(missing_keys=set())  # type: ignore[operator]  # of transformers: those whose values are equal
     return network.eval()
 
 
-def find_weights(paths: Iterable[Path], rename: Callable[[str], str] = str) -> dict[str, Place]:
-    """Read the headers of safetensors files: weight, as renamed -> where it lies.
-
-    Raises StateError for a file that is absent or damaged, and for a weight that is there twice.
-    """
-    places: dict[str, Place] = {}
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                # SIM118: a safetensors file has keys() and is itself not iterable.
-                found = [(name, tuple(file.get_slice(name).get_shape())) for name in file.keys()]  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise StateError(str(path), f"cannot be read as safetensors: {error}") from error
-        for name, shape in found:
-            own = rename(name)
-            if own in places:
-                raise StateError(
-                    str(path), f"{name!r} is also in {places[own].path.name}; give the files of one model only"
-                )
-            places[own] = Place(path, name, shape)
-    return places
-
-
-def _read(places: Mapping[str, Place], dtype: torch.dtype) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for path in dict.fromkeys(place.path for place in places.values()):
-        with safe_open(path, framework="pt") as file:
-            for own, place in places.items():
-                if place.path == path:
-                    weight = file.get_tensor(place.name)
-                    # Copied always: a mapped tensor's alignment depends on the file, and results depend on alignment.
-                    weights[own] = weight.to(dtype if weight.is_floating_point() else weight.dtype, copy=True)
-    return weights
-
-
-def _refuse_misfit(network: nn.Module, places: Mapping[str, Place], where: str) -> None:
-    wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
-    shapes = [
-        f"{n} (want {wanted[n]}, have {places[n].shape})"
-        for n in wanted
-        if n in places and wanted[n] != places[n].shape
-    ]
+def _refuse_misfit(wanted: Mapping[str, tuple[int, ...]], weights: Weights, files: Files, network: str) -> None:
+    """Raise StateError with examples, in the files' names, of what is missing, unexpected or of another shape."""
+    layout = files.layout or AS_IS
+    have = weights.shapes
+    placed = {name: place.shape for name, place in weights.places.items()}
+    used = {piece.name for own in wanted for piece in weights.pieces.get(own, ())}
     kinds = {
-        "missing": [name for name in wanted if name not in places],
-        "unexpected": [place.name for own, place in places.items() if own not in wanted],
-        "of another shape": shapes,
+        "missing": dict.fromkeys(files.prefix + layout.original(own, placed) for own in wanted if own not in have),
+        "unexpected": [
+            place.name for name, place in weights.places.items() if name not in used and not layout.ignores(name)
+        ],
+        "of another shape": [
+            f"{' + '.join(files.prefix + piece.name for piece in weights.pieces[own])} (want {shape}, have {have[own]})"
+            for own, shape in wanted.items()
+            if own in have and not _fits(have[own], shape, exactly=files.layout is None)
+        ],
     }
-    found = [f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds.items() if names]
+    found = [f"{len(names)} {kind}: {_some(list(names))}" for kind, names in kinds.items() if names]
     if found:
-        what = f"these files do not fit {type(network).__name__}, which has {len(wanted)} weights"
-        raise StateError(where, what, *found)
+        what = f"these files do not fit {network}, which has {len(wanted)} weights"
+        raise StateError(str(files.folder), what, *found)
+
+
+def _fits(have: tuple[int, ...], want: tuple[int, ...], exactly: bool) -> bool:
+    return have == want if exactly else [n for n in have if n != 1] == [n for n in want if n != 1]
+
+
+def _transformers(name: str) -> Any:
+    return getattr(import_module("transformers"), name)
 
 
 def _some(names: list[str]) -> str:

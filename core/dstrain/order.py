@@ -63,16 +63,21 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Order:
-    """The samples of every epoch. groups: row -> number of its signature. size: samples in a full global batch."""
+    """The samples of every epoch.
+
+    groups: sample -> number of its signature. size: samples in a full global batch. places: (row, chunk) of each
+    sample; without them, there is one sample of each row.
+    """
 
     groups: tuple[int, ...]
     repeat: int
     size: int
     seed: int
+    places: Sequence[tuple[int, int]] = ()
 
     @property
     def samples(self) -> int:
-        """Samples in one epoch: rows times repeats."""
+        """Samples in one epoch, repeats included."""
         return len(self.groups) * self.repeat
 
     @cached_property
@@ -83,23 +88,43 @@ class Order:
 
     def draws(self, epoch: int) -> Iterator[SampleKey]:
         """Yield the epoch's samples in order, never holding more than a chunk of them."""
+        for item in self._items(epoch):
+            yield self._key(epoch, item)
+
+    def _items(self, epoch: int) -> Iterator[int]:
+        """The epoch's order of its draws, each numbered repeat * (samples of the data set) + sample."""
         permutation = Permutation(self.samples, (self.seed, epoch))
-        rows = len(self.groups)
         for start in range(0, self.samples, CHUNK):
             items = permutation.at(np.arange(start, min(start + CHUNK, self.samples), dtype=np.uint64))
-            for item in items.tolist():
-                yield SampleKey(self.seed, epoch, item // rows, item % rows)
+            yield from items.tolist()
+
+    def _key(self, epoch: int, item: int) -> SampleKey:
+        repeat, sample = divmod(item, len(self.groups))
+        row, chunk = self.places[sample] if self.places else (sample, 0)
+        return SampleKey(self.seed, epoch, repeat, row, chunk)
 
     def global_batches(self, epoch: int) -> Iterator[list[SampleKey]]:
         """Yield batches of one signature each: full ones as their queue fills, then the left-overs."""
         queues: dict[int, list[SampleKey]] = {}
-        for key in self.draws(epoch):
-            queue = queues.setdefault(self.groups[key.row], [])
-            queue.append(key)
+        for item in self._items(epoch):
+            group = self.groups[item % len(self.groups)]
+            queue = queues.setdefault(group, [])
+            queue.append(self._key(epoch, item))
             if len(queue) == self.size:
-                yield queues.pop(self.groups[key.row])
+                yield queues.pop(group)
         for group in sorted(queues):
             yield queues[group]
+
+
+def first_samples(places: Sequence[tuple[int, int]]) -> Sequence[int]:
+    """Row -> the number of its first sample, from the (row, chunk) of all samples in order."""
+    first = tuple(number for number, (_, chunk) in enumerate(places) if not chunk)
+    return range(len(first)) if len(first) == len(places) else first
+
+
+def sample_number(first: Sequence[int], row: int, chunk: int) -> int:
+    """The number of the sample of a row and chunk; `first` is empty where each row has one sample."""
+    return (first[row] if first else row) + chunk
 
 
 def deal(samples: Sequence[SampleKey], batch_size: int, rank: int, world: int) -> Iterator[MicroBatch]:

@@ -57,6 +57,9 @@ DECISIVE = (
     "height",
     "width",
     "max_pixels",
+    "num_frames",
+    "frame_sampling",
+    "frame_samples",
 )
 """Flags that decide the numbers of a run: a continuation has the same."""
 ENDING_AT_LAST_STEP = ("linear", "cosine")
@@ -129,7 +132,8 @@ class Outputs:
         trainables = asdict(self.setup.trainables)
         order = [job.order.groups, job.order.size]
         curve = job.steps if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP else None
-        numbers = [self.setup.mixed_precision, curve, {name: config[name] for name in DECISIVE}]
+        settings = {name: setting.value for name, setting in self.setup.wiring.settings.items()}
+        numbers = [self.setup.mixed_precision, curve, settings, {name: config[name] for name in DECISIVE}]
         return hashed("run", [self.setup.task.name, trainables, order, numbers])
 
     def _announce(self, job: "Job") -> None:

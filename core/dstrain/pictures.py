@@ -18,6 +18,12 @@ LOADER_VERSION = 1
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Kinds of file that are opened. Left out on purpose: EPS and its like, which run a program to be decoded."""
 
+ANIMATED = frozenset({"GIF", "PNG", "WEBP"})
+"""Of these, the ones whose frames follow each other in time; the pages of a TIFF do not."""
+
+UNSAID = 100
+"""Milliseconds for which a frame is shown whose duration is given as 0."""
+
 GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 MODES = GREY_16 | {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 
@@ -89,21 +95,58 @@ def read_size(path: Path) -> tuple[int, int]:
         return (width, height) if _orientation(image) in SIDEWAYS else (height, width)
 
 
-def load_picture(path: Path, mode: str, size: tuple[int, int] | None) -> Image.Image:
+def is_picture(path: Path) -> bool:
+    """Say whether a file begins as a picture of a kind that is read does; it may be damaged behind that."""
+    try:
+        with Image.open(path, formats=FORMATS):
+            return True
+    except UnidentifiedImageError:
+        return False
+    except Exception:  # as in `_opened`, which tells what is wrong
+        return True
+
+
+def animation(path: Path) -> tuple[int, ...]:
+    """Return how long each frame of a picture is shown, in milliseconds; one that does not move has one frame.
+
+    A duration of 0 is read as 100, as browsers do. Raises UsageError for a damaged file, and for a GIF without its
+    last byte: a GIF does not say how many frames it has, so half of one would pass for a shorter one.
+    """
+    with _opened(path) as image:
+        if image.format == "GIF" and not path.read_bytes().rstrip(b"\0\r\n").endswith(b";"):
+            raise UsageError(str(path), "is half-written or damaged: it does not end as a GIF does")
+        if image.format not in ANIMATED or getattr(image, "n_frames", 1) == 1:
+            return (UNSAID,)
+        shown = []
+        for number in range(getattr(image, "n_frames", 1)):
+            image.seek(number)
+            image.load()  # WebP tells the duration then
+            shown.append(int(image.info.get("duration") or UNSAID))
+        return tuple(shown)
+
+
+def load_picture(path: Path, mode: str, size: tuple[int, int] | None, number: int = 0) -> Image.Image:
     """Load a picture upright, in `mode` (RGB, RGBA or L), at exactly `size` (height, width).
 
     It is scaled to cover that size and cropped about its centre; without `size` it keeps its own. Transparent parts
     are shown over white unless the mode is RGBA; 16-bit grey becomes 8-bit grey; colour profiles are not applied.
-    Raises UsageError for a damaged file.
+    number: which frame of an animated one. Raises UsageError for a damaged file.
     """
     with _opened(path) as image:
         orientation = _orientation(image)
+        if number:
+            image.seek(number)
         image.load()
-        picture = _convert(image, mode)
+        picture = convert(image, mode)
     if orientation in TURNS:
         picture = picture.transpose(TURNS[orientation])
+    return cover(picture, size)
+
+
+def cover(picture: Image.Image, size: tuple[int, int] | None) -> Image.Image:
+    """Scale a picture to cover `size` (height, width) and crop it about its centre; None leaves it."""
     if size is not None and size != (picture.height, picture.width):
-        picture = ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.LANCZOS)
+        return ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.LANCZOS)
     return picture
 
 
@@ -133,7 +176,8 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _convert(image: Image.Image, mode: str) -> Image.Image:
+def convert(image: Image.Image, mode: str) -> Image.Image:
+    """Return an 8-bit copy of a picture in another colour mode; see `load_picture`."""
     if image.mode in GREY_16:
         image = _eight_bits(image)
     if image.has_transparency_data:

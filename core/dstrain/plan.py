@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dstrain.errors import UsageError, nearest
-from dstrain.sources import Column, Size
+from dstrain.sources import Column, Setting, Size
 from dstrain.unit import LENT_TO_LOSS, Signature, Unit, component_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def make_plan(
     made_live = {key for step in live_steps for key in step.makes.values()}
     in_step = tuple(dict.fromkeys(_reader_keys(wiring, readers, task.sides, available)))
     crossing = tuple(sorted({*in_step, *(key for step in live_steps for key in step.reads.values())} - made_live))
-    components, configs = _loads(wiring, frozen_steps, live_steps, readers, trained)
+    components, configs = _loads(wiring, frozen_steps, live_steps, readers, trained, whole=task.runs_sampler)
     used = {key for step in (*frozen_steps, *live_steps) for key in step.reads.values()} | set(crossing)
     return Plan(
         family=wiring.family,
@@ -151,7 +151,7 @@ def _refuse_missing(
                 words = " and no ".join(
                     _column(wiring, root) + _nearest_column(wiring, root, columns) for root in roots
                 )
-                what = f"{reader.name} needs {name}, and the data set gives no {words}"
+                what = f"{reader.name} needs {name}, and there is no {words}"
                 raise UsageError(_named(wiring), what, *_why(wiring, name, skipped))
 
 
@@ -262,8 +262,12 @@ def _loads(
     live: Iterable[Step],
     readers: tuple[Signature, ...],
     trained: tuple[str, ...],
+    whole: bool,
 ) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
-    """Components, and configurations alone, per stage ('': one piece). An expert's role is what is trained of it."""
+    """Components, and configurations alone, per stage ('': one piece).
+
+    An expert's role is what is trained of it, or all its parts: those of a loss that needs it whole.
+    """
     in_step: list[Signature] = [*(step.unit for step in live), *readers]
     by_stage: dict[str, list[Signature]] = {"data_process": [step.unit for step in frozen], "train": in_step}
     by_stage[""] = by_stage["data_process"] + in_step
@@ -271,7 +275,7 @@ def _loads(
     configs: dict[str, tuple[str, ...]] = {}
     for stage, users in by_stage.items():
         names = [name for user in users for name in user.borrows if name not in LENT_TO_LOSS]
-        names = [part for name in names for part in _parts(wiring, name, trained)]
+        names = [part for name in names for part in _parts(wiring, name, () if whole else trained)]
         full = {name for name in names if name in wiring.components}
         components[stage] = tuple(name for name in wiring.components if name in full)
         bare = {component_of(name) for name in names if name not in wiring.components} - full
@@ -299,6 +303,8 @@ def _kind(wiring: Wiring, key: str) -> str:
     source = wiring.inputs[name]
     if isinstance(source, Column):
         return KINDS_OF_COLUMNS[source.kind]
+    if isinstance(source, Setting):
+        return type(source.value).__name__
     return "int" if isinstance(source, Size) else "as given"
 
 

@@ -12,11 +12,21 @@ API = 1
 
 @dataclass(frozen=True)
 class Option:
-    """A flag of the family's own: `--<name>`, kept as text; `component` is the component whose path it gives."""
+    """A flag of the family's own: `--<name>`.
+
+    component alone: the flag's value is the path of that component. component and field: the bare flag sets that entry
+    of the component's configuration to true. Neither: it changes the `Setting` of its name.
+    """
 
     name: str
     help: str
     component: str = ""
+    field: str = ""
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it stands alone, with no value after it."""
+        return bool(self.field)
 
 
 @dataclass(frozen=True)
@@ -25,8 +35,10 @@ class ModelRecord:
 
     wiring: "package.module:function", function(variant) -> Wiring. components: "package.module:COMPONENTS", a tuple of
     Component. toy: "package.module:function", function(folder, variant, seed) writes a toy model as published.
-    variants: the first is the default. lora_targets: component -> target patterns. lora_aliases: other name -> pattern.
-    lora_prefixes: component -> prefix of its keys in a LoRA file. inference: default arguments of the pipeline's call.
+    variants: the first is the toy's default. model_ids: variant -> patterns of the model ids that mean it.
+    variants_for: "package.module:function", function(content of the denoiser's configuration) -> variants it can be.
+    lora_targets: component -> target patterns. lora_aliases: other name of a target -> patterns.
+    lora_prefixes: component -> prefix of its keys in a LoRA file.
     default_ids: component -> "model id:pattern" used when nothing else says where a tokenizer is.
     """
 
@@ -38,8 +50,9 @@ class ModelRecord:
     default_trainable: str
     lora_targets: Mapping[str, tuple[str, ...]]
     lora_prefixes: Mapping[str, str]
-    lora_aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    inference: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    lora_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    model_ids: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    variants_for: str = ""
     default_ids: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     options: tuple[Option, ...] = ()
     api: int = API

@@ -73,4 +73,4 @@ def _inputs(setup: Setup) -> frozenset[str]:
     path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
     columns = columns_read(read_metadata(path), setup.data_config, setup.wiring.inputs)
     sizes = (n for n, source in setup.wiring.inputs.items() if isinstance(source, Size) and source.of in columns)
-    return frozenset([*columns, *sizes])
+    return frozenset([*columns, *sizes, *setup.wiring.settings])

@@ -1,7 +1,7 @@
 """Inference: the same units, model_fn, hold, guide and schedule as training, stepped by Euler's rule."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError, nearest
+from dstrain.losses import Held, Hold, Velocity
 from dstrain.pipeline import Pipeline
 from dstrain.plan import POSITIVE
 from dstrain.randomness import Rng, SampleKey
-from dstrain.schedule import TRAIN_TIMESTEPS
+from dstrain.schedule import TRAIN_TIMESTEPS, FlowMatchSchedule
 from dstrain.tasks import Task
 from dstrain.unit import Signature
 from dstrain.wiring import Wiring
 
 NEGATIVE = "negative"
+NOISE_DEVICE = "cpu"
+"""Where initial noise is drawn unless a call, or a row, says otherwise: the same numbers on every machine."""
 OnStep = Callable[[int, Tensor], None]
 
 
@@ -25,7 +28,7 @@ OnStep = Callable[[int, Tensor], None]
 class Sampling:
     """num_inference_steps; guidance_scale: 1 is none; seed of the initial noise; latents: that noise itself, if given.
 
-    on_step: called after each step with its index and the latents.
+    rand_device: where the noise is drawn. on_step: called after each step with its index and the latents.
     """
 
     num_inference_steps: int
@@ -33,6 +36,7 @@ class Sampling:
     seed: int = 0
     latents: Tensor | None = None
     on_step: OnStep | None = None
+    rand_device: str = NOISE_DEVICE
 
 
 def generate_task(wiring: Wiring, guided: bool) -> Task:
@@ -64,35 +68,61 @@ def generate(pipeline: Pipeline, **arguments: Any) -> Any:
 
 def sample(pipeline: Pipeline, values: dict[str, Any], sampling: Sampling, guided: bool) -> Tensor:
     """Integrate from noise to latents: (1, channels, ...) fp32 on the pipeline's device."""
-    latents = initial_noise(pipeline, values, sampling)
-    schedule = pipeline.wiring.schedule
-    tokens = math.prod(latents.shape[2:]) // schedule.latents_per_token
-    sigmas = schedule.sigmas(sampling.num_inference_steps, tokens)
-    hold, noise = pipeline.hold(values), latents
-    for i in range(sampling.num_inference_steps):
+
+    def velocity(latents: Tensor, timestep: Tensor) -> Tensor:
+        prediction = pipeline.predict(values, latents, timestep).float()
+        if not guided:
+            return prediction
+        negative = pipeline.predict(values, latents, timestep, NEGATIVE).float()
+        guided_prediction: Tensor = pipeline.wiring.guide(prediction, negative, sampling.guidance_scale)
+        return guided_prediction
+
+    noise, steps = initial_noise(pipeline, values, sampling), sampling.num_inference_steps
+    schedule, hold = pipeline.wiring.schedule, pipeline.hold(values)
+    return integrate(schedule, hold, velocity, noise, steps, sampling.on_step).latents
+
+
+def integrate(
+    schedule: FlowMatchSchedule,
+    hold: Hold,
+    velocity: Velocity,
+    noise: Tensor,
+    steps: int,
+    on_step: OnStep | None = None,
+) -> Held:
+    """Step from noise, (batch, channels, ...) fp32, by Euler's rule; returns the last latents with the loss mask.
+
+    velocity: (latents, timestep) -> noise - x_0 as predicted, whose gradients are kept where the caller keeps any.
+    """
+    sigmas = schedule.sigmas(steps, math.prod(noise.shape[2:]) // schedule.latents_per_token)
+    latents = noise
+    for i in range(steps):
         timestep = (sigmas[i] * TRAIN_TIMESTEPS).expand(latents.shape[0]).to(latents.device)
         held = hold(latents, timestep, noise)
-        prediction = pipeline.predict(values, held.latents, held.timestep).float()
-        if guided:
-            negative = pipeline.predict(values, held.latents, held.timestep, NEGATIVE).float()
-            prediction = pipeline.wiring.guide(prediction, negative, sampling.guidance_scale)
-        latents = held.latents + (sigmas[i + 1] - sigmas[i]) * prediction
-        if sampling.on_step is not None:
-            sampling.on_step(i, latents)
-    last = torch.zeros(latents.shape[0], device=latents.device)
-    result: Tensor = hold(latents, last, noise).latents
-    return result
+        latents = held.latents + (sigmas[i + 1] - sigmas[i]) * velocity(held.latents, held.timestep).float()
+        if on_step is not None:
+            on_step(i, latents)
+    return hold(latents, torch.zeros(latents.shape[0], device=latents.device), noise)
 
 
 def initial_noise(pipeline: Pipeline, values: dict[str, Any], sampling: Sampling) -> Tensor:
-    """fp32 noise of the variant's latent shape, drawn on the CPU from the seed, or the latents that were given."""
+    """fp32 noise of the variant's latent shape, drawn from the seed, or the latents that were given."""
     if sampling.latents is not None:
         return sampling.latents.to(pipeline.device, torch.float32)
     reader = pipeline.wiring.latent_shape
     reads = {name: values[name] for name in reader.reads if name in values}
     shape = reader.function(**reads, **pipeline.lend(reader))
-    noise = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(sampling.seed))
-    return noise.to(pipeline.device)
+    return seeded_noise(shape, sampling.seed, sampling.rand_device).to(pipeline.device)
+
+
+def seeded_noise(shape: Sequence[int], seed: int, device: str = NOISE_DEVICE) -> Tensor:
+    """fp32 noise of one sample; each kind of device draws its own. Raises UsageError where that device is absent."""
+    name = device.strip() or NOISE_DEVICE
+    try:
+        return torch.randn(tuple(shape), generator=torch.Generator(name).manual_seed(seed), device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        what = f"the noise of device {name!r} cannot be drawn here; another device draws other noise from a seed"
+        raise UsageError("rand_device", what) from error
 
 
 def decode(pipeline: Pipeline, values: dict[str, Any], latents: Tensor) -> Any:
@@ -113,7 +143,8 @@ def _arguments(pipeline: Pipeline, arguments: dict[str, Any]) -> tuple[Sampling,
     for name in arguments:
         if name not in known:
             raise UsageError("pipe()", f"takes no argument {name!r}{nearest(name, known)}")
-    defaults = {name: value for name, value in pipeline.record.inference.items() if name in known}
-    merged = {name: value for name, value in {**defaults, **arguments}.items() if value is not None}
+    settings = {name: setting.value for name, setting in pipeline.wiring.settings.items()}
+    merged = {**settings, **pipeline.wiring.defaults, **arguments}
+    merged = {name: value for name, value in merged.items() if value is not None}
     inputs = {name: value for name, value in merged.items() if name not in fields}
     return Sampling(**{name: value for name, value in merged.items() if name in fields}), inputs

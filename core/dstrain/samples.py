@@ -8,49 +8,64 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from dstrain.dataset import Cell, load_cell
-from dstrain.errors import DstrainError
+from dstrain.cells import Cell, load_cell
+from dstrain.errors import DstrainError, UsageError
 from dstrain.module import Batch, Sample
-from dstrain.order import MicroBatch
+from dstrain.order import MicroBatch, sample_number
 from dstrain.store import FeatureStore
 from dstrain.values import unflatten
 
 
 class Source(Protocol):
-    """Where samples come from, by row."""
+    """Where samples come from, by row and by chunk: the clip of the row's video."""
 
-    def sample(self, row: int) -> Sample:
-        """Return the sample of one row."""
+    def sample(self, row: int, chunk: int = 0) -> Sample:
+        """Return one sample of one row."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a data set; `reads` maps the inputs present to those that are decoded."""
+    """Samples of a data set; `reads` maps the inputs present to those that are decoded.
+
+    first: row -> the number of its first sample, if there are rows with several (`order.first_samples`).
+    """
 
     rows: Sequence[Mapping[str, Cell]]
     reads: Mapping[frozenset[str], frozenset[str]]
+    first: Sequence[int] = ()
 
-    def sample(self, row: int) -> Sample:
-        """Decode the inputs of one row that the run reads."""
-        return self.decode(row, self.reads[frozenset(self.rows[row])])
+    def sample(self, row: int, chunk: int = 0) -> Sample:
+        """Decode the inputs of one sample that the run reads."""
+        return self.decode(row, chunk, self.reads[frozenset(self.rows[sample_number(self.first, row, chunk)])])
 
-    def decode(self, row: int, names: Iterable[str]) -> Sample:
-        """Decode the named inputs of one row."""
-        cells = self.rows[row]
-        return Sample({name: load_cell(cells[name]) for name in sorted(names)}, frozenset(cells))
+    def decode(self, row: int, chunk: int, names: Iterable[str]) -> Sample:
+        """Decode the named inputs of one sample; an error names its row and chunk (both from 0)."""
+        cells = self.rows[sample_number(self.first, row, chunk)]
+        values = {}
+        for name in sorted(names):
+            try:
+                values[name] = load_cell(cells[name])
+            except UsageError as error:
+                what = f"{error.what} (input {name} of row {row}, chunk {chunk})"
+                raise UsageError(error.where, what, *error.help_lines) from error
+        return Sample(values, frozenset(cells))
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows of a plan in a feature store: value -> {'at': address} or the value itself, as `values.flatten` wrote it."""
+    """Lines of a plan in a feature store: value -> {'at': address} or the value itself, as `values.flatten` wrote it.
+
+    first: as in `Rows`.
+    """
 
     store: FeatureStore
     rows: Sequence[Mapping[str, Any]]
     presence: Sequence[frozenset[str]]
+    first: Sequence[int] = ()
 
-    def sample(self, row: int) -> Sample:
-        """Read the values of one row."""
-        entry = self.rows[row]
+    def sample(self, row: int, chunk: int = 0) -> Sample:
+        """Read the values of one sample."""
+        entry = self.rows[sample_number(self.first, row, chunk)]
         values = {
             name: self.store.read(form["at"]) if "at" in form else unflatten(form, {})
             for name, form in entry["values"].items()
@@ -64,7 +79,7 @@ class _Batches(TorchDataset[Batch]):
 
     def __getitem__(self, micro: Any) -> Any:
         try:
-            return Batch(micro, [self.source.sample(key.row) for key in micro.keys])
+            return Batch(micro, [self.source.sample(key.row, key.chunk) for key in micro.keys])
         except DstrainError as error:
             return error  # a loader's process cannot raise it across
 

@@ -62,6 +62,10 @@ class FlowMatchSchedule:
         plain = np.linspace(1.0, self.sigma_min, TRAIN_TIMESTEPS + (self.sigma_min == 0.0))[:TRAIN_TIMESTEPS]
         return torch.from_numpy(self._shifted(plain, self.training_mu).astype(np.float32))
 
+    def fraction(self, timestep: float) -> float:
+        """Return the part of the training table, 0 to 1, whose timesteps are at or above this one (0 to 1000)."""
+        return int((self.table >= timestep / TRAIN_TIMESTEPS).sum()) / TRAIN_TIMESTEPS
+
     def _shifted(self, sigmas: NDArray[np.floating], mu: float) -> NDArray[np.floating]:
         if self.shift is not None:
             return np.asarray(self.shift * sigmas / (1 + (self.shift - 1) * sigmas))

@@ -1,30 +1,35 @@
 """A command line resolved: family, variant, task, trainables and data settings, before anything is loaded."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from dstrain.clips import FrameSampling
 from dstrain.config import TrainConfig
-from dstrain.dataset import DataConfig, Dataset, open_dataset
+from dstrain.dataset import DataConfig, Dataset, find_metadata, open_dataset
+from dstrain.distill import DIRECT_DISTILL
 from dstrain.errors import UsageError, nearest
-from dstrain.flags import split_commas
+from dstrain.flags import flags, split_commas
 from dstrain.hooks import Extensions, load_extensions
-from dstrain.loading import ModelConfig, model_configs
 from dstrain.lora import LoraSpec
 from dstrain.losses import SFT
+from dstrain.metadata import read_metadata
+from dstrain.model_files import ModelConfig, model_configs, named_folder
 from dstrain.pictures import Resolution
 from dstrain.plan import Plan
-from dstrain.plugins import load_record, variant_of
+from dstrain.plugins import load_record
 from dstrain.record import ModelRecord
-from dstrain.schedule import NoiseLevels
-from dstrain.sources import Given
+from dstrain.schedule import TRAIN_TIMESTEPS, NoiseLevels
+from dstrain.sources import Column, Given
+from dstrain.store import FeatureStore
 from dstrain.tasks import Task
 from dstrain.trainables import Trainables
+from dstrain.variants import Hints, choose_variant, fitting_columns, settled
 from dstrain.wiring import Wiring
 from dstrain.world import World, default_device
 
@@ -55,14 +60,20 @@ class Setup:
         if not c.dataset_base_path:
             raise UsageError("--dataset_base_path", "is required: the folder that holds the data set")
         keys = split_commas(c.data_file_keys) if c.data_file_keys else None
+        extra = split_commas(c.extra_inputs)
         return DataConfig(
-            c.dataset_base_path, c.dataset_metadata_path, keys, self.resolution, split_commas(c.extra_inputs)
+            c.dataset_base_path, c.dataset_metadata_path, keys, self.resolution, extra, self.frame_sampling
         )
 
     @property
     def resolution(self) -> Resolution:
         """--height, --width and --max_pixels."""
         return Resolution(self.config.height, self.config.width, self.config.max_pixels)
+
+    @property
+    def frame_sampling(self) -> FrameSampling:
+        """--num_frames, --frame_sampling and --frame_samples."""
+        return FrameSampling(self.config.num_frames, self.config.frame_sampling, self.config.frame_samples or 1)
 
     @property
     def mixed_precision(self) -> str:
@@ -78,10 +89,17 @@ class Setup:
 
     @property
     def levels(self) -> NoiseLevels:
-        """The noise levels this run draws."""
-        c = self.config
-        return NoiseLevels(self.wiring.schedule, c.timestep_sampling, c.loss_weighting,
-                           c.min_timestep_boundary, c.max_timestep_boundary)  # fmt: skip
+        """The noise levels this run draws: between its boundaries, else those of the one expert trained."""
+        c, schedule, expert = self.config, self.wiring.schedule, self.wiring.expert
+        low, high = 0.0, 1.0
+        trained = [part for part in expert.components if part in self.trainables.components] if expert else []
+        if expert is not None and len(trained) == 1:
+            least, greatest = expert.ranges[trained[0]]
+            high = schedule.fraction(least)
+            low = schedule.fraction(greatest) if greatest < TRAIN_TIMESTEPS else 0.0
+        low = low if c.min_timestep_boundary is None else c.min_timestep_boundary
+        high = high if c.max_timestep_boundary is None else c.max_timestep_boundary
+        return NoiseLevels(schedule, c.timestep_sampling, c.loss_weighting, low, high)
 
     @property
     def store_path(self) -> Path:
@@ -102,37 +120,85 @@ class Setup:
         return frozenset().union(*(self.plan(frozenset(cells)).used_inputs for cells in self.dataset.rows))
 
     def all_inputs(self) -> frozenset[str]:
-        """Every input a data set of this variant can give."""
-        return frozenset(name for name, source in self.wiring.inputs.items() if not isinstance(source, Given))
+        """Every input a data set of this variant can give, of the extra ones those that were asked for."""
+        asked = split_commas(self.config.extra_inputs)
+        sources = self.wiring.inputs.items()
+        left_out = {name for name, s in sources if isinstance(s, Column) and s.extra and name not in asked}
+        return frozenset(name for name, s in sources if not isinstance(s, Given)) - left_out
 
 
 def resolve(config: TrainConfig) -> Setup:
     """Find the family, variant and task of a configuration; raises UsageError naming what is unknown."""
     record = load_record(config.model, config.left_out)
-    wiring: Wiring = record.load("wiring")(variant_of(record, config.variant))
+    models = model_configs(config, record)
     extensions = load_extensions(config.left_out)
-    tasks = known_tasks(extensions)
+    task = _task(config, known_tasks(extensions))
+    variant = choose_variant(record, config.variant, _hints(config, models, task))
+    wiring = settled(record.load("wiring")(variant), record, config)
+    return Setup(
+        config,
+        record,
+        wiring.joined(task),
+        task,
+        config.stage,
+        role_played(trainables_of(config, record), wiring, record, models),
+        default_device(),
+        models,
+        extensions,
+    )
+
+
+def _task(config: TrainConfig, tasks: Mapping[str, Task]) -> Task:
+    """The task named; raises UsageError if there is none, or for an option that its loss does not use."""
     if config.task_name not in tasks:
         known = ", ".join(tasks)
         raise UsageError(
             "--task", f"no task named {config.task_name!r}; tasks: {known}{nearest(config.task_name, tasks)}"
         )
-    return Setup(
-        config,
-        record,
-        wiring,
-        tasks[config.task_name],
-        config.stage,
-        trainables_of(config, record),
-        default_device(),
-        model_configs(config, record),
-        extensions,
-    )
+    task = tasks[config.task_name]
+    for flag in flags(TrainConfig):
+        if flag.name in task.idle_options and getattr(config, flag.name) != flag.default:
+            raise UsageError(flag.spelled, f"would do nothing: the loss of task {task.name} draws no timesteps")
+    return task
+
+
+def _hints(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> Hints:
+    """What of a command line tells the variant: model files, and the data set's columns or the store's plans."""
+    either = config.toy or not models
+    if config.dataset_base_path is not None and config.stage != "train":
+        path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
+        own = {*task.inputs, *(source.name for source in task.inputs.values() if isinstance(source, Column))}
+        extra = set(split_commas(config.extra_inputs)) - own
+        fits = fitting_columns(read_metadata(path).columns, extra)
+        return Hints(models, fits, either)
+    place = (config.feature_cache or config.dataset_base_path) if config.stage == "train" else None
+    if place is None or not (place / "store.json").is_file():
+        return Hints(models, None, either)
+    stored = [record["identity"] for _, record in FeatureStore.open(place).plans()]
+    names = {identity["variant"] for identity in stored if identity["family"] == config.model}
+    return Hints(models, lambda wiring: (1, 0) if wiring.variant in names else None, either)
+
+
+def role_played(
+    trainables: Trainables, wiring: Wiring, record: ModelRecord, models: Sequence[ModelConfig]
+) -> Trainables:
+    """What is trained where the role of experts is asked for and the files given are those of another of its parts."""
+    expert = wiring.expert
+    if expert is None or expert.role not in trainables.components:
+        return trainables
+    given = {named_folder(model, record) for model in models} & set(expert.components)
+    if len(given) != 1 or expert.role in given:
+        return trainables
+    (part,) = given
+    names = (name.partition(".") for name in trainables.full)
+    full = tuple((part if name == expert.role else name) + dot + rest for name, dot, rest in names)
+    lora = tuple(replace(spec, component=part) if spec.component == expert.role else spec for spec in trainables.lora)
+    return Trainables(full, lora)
 
 
 def known_tasks(extensions: Extensions) -> Mapping[str, Task]:
     """Tasks by name: core's own, and those of plugins."""
-    tasks = {SFT.name: SFT}
+    tasks = {SFT.name: SFT, DIRECT_DISTILL.name: DIRECT_DISTILL}
     for task in (task for answer in extensions.hook.dstrain_tasks() for task in answer):
         if task.name in tasks:
             both = f"{tasks[task.name].loss.name} and {task.loss.name}"

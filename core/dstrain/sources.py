@@ -1,8 +1,10 @@
 """Where a variant's inputs come from when they are read from a data set: one table per variant."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+Kind = Literal["text", "texts", "integer", "number", "picture", "pictures", "frames"]
 FILE_KINDS = frozenset({"picture", "pictures", "frames"})
 
 
@@ -15,13 +17,22 @@ class Column:
     mode: the colour mode a picture is converted to (Pillow's names).
     multiple: resize pictures and frames by --height, --width, --max_pixels to sides that are multiples of it;
     0 leaves the size as it is.
+    frames: for frames, and a picture picked from them: their number is a multiple of it, plus one; 0 allows any.
+    fps: frames per second that a video is resampled to; 0 leaves them as they are.
+    alike: samples of one batch must have the same value. extra: it is read only where --extra_inputs names it.
+    check: for a cell itself: its value -> what is wrong with it, '' for nothing.
     """
 
     name: str
-    kind: Literal["text", "texts", "integer", "number", "picture", "pictures", "frames"] = "text"
+    kind: Kind = "text"
     pick: Literal["", "first", "last"] = ""
     mode: Literal["RGB", "RGBA", "L"] = "RGB"
     multiple: int = 0
+    frames: int = 0
+    fps: float = 0.0
+    alike: bool = False
+    extra: bool = False
+    check: Callable[[Any], str] | None = None
 
     @property
     def is_file(self) -> bool:
@@ -39,7 +50,20 @@ class Size:
 
 @dataclass(frozen=True)
 class Given:
-    """An input that only inference gives; a data set has no column for it."""
+    """An input that only inference gives; a data set has no column for it. kind: as in Column."""
+
+    kind: Kind = "text"
 
 
-Source = Column | Size | Given
+@dataclass(frozen=True)
+class Setting:
+    """An input that is a constant of the variant: no row gives it, a flag of the family's of its name changes it.
+
+    toy: the value under --toy; None leaves it.
+    """
+
+    value: str | int | float
+    toy: str | int | float | None = None
+
+
+Source = Column | Size | Given | Setting

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dstrain.dataset import from_video
 from dstrain.errors import StateError
 from dstrain.files import sha256
 from dstrain.flags import split_commas
-from dstrain.loading import Found
-from dstrain.metadata import SUFFIXES
+from dstrain.metadata import SUFFIXES, refuse
+from dstrain.model_files import Found
 from dstrain.setup import Setup, versions
+from dstrain.sources import Column
 from dstrain.store import FeatureStore
 
 
@@ -27,6 +29,8 @@ class StoredPlan:
 def plan_identity(setup: Setup) -> dict[str, Any]:
     """What must be equal in both stages; repeat, epochs, optimizer, LoRA size and targets and output are not in it."""
     c = setup.config
+    reads_videos = any(isinstance(source, Column) and from_video(source) for source in setup.wiring.inputs.values())
+    sampling = {"--num_frames": c.num_frames, "--frame_sampling": c.frame_sampling, "--frame_samples": c.frame_samples}
     return {
         "family": setup.wiring.family,
         "variant": setup.wiring.variant,
@@ -39,6 +43,8 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
         "--data_file_keys": ",".join(split_commas(c.data_file_keys)) or None,
         "--extra_inputs": ",".join(sorted(split_commas(c.extra_inputs))) or None,
         "dtype": str(setup.dtype).removeprefix("torch."),
+        **(sampling if reads_videos else {}),
+        **{f"--{name}": setting.value for name, setting in setup.wiring.settings.items()},
     }
 
 
@@ -68,6 +74,7 @@ def open_plan(setup: Setup, store: FeatureStore) -> StoredPlan:
     path, record = _choose(setup, store, fitting)
     rows = store.plan_rows(path)
     _refuse_incomplete(setup, store, rows)
+    _refuse_unfit(setup, store, rows)
     return StoredPlan(rows, tuple(frozenset(names) for names in record["about"]["inputs"]), record["about"])
 
 
@@ -115,6 +122,19 @@ def _refuse_incomplete(setup: Setup, store: FeatureStore, rows: Sequence[Mapping
     if lacking:
         what = f"lacks values of {len(lacking)} of {len(rows)} rows, the first is row {lacking[0]}"
         raise StateError(str(store.folder), what, f"run --task {setup.task.name}:data_process again")
+
+
+def _refuse_unfit(setup: Setup, store: FeatureStore, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UsageError for values that this machine cannot use, such as the noise of a device it lacks."""
+    sources = setup.wiring.inputs.items()
+    checks = {name: source.check for name, source in sources if isinstance(source, Column) and source.check}
+    faults = [
+        f"row {row['row']}: {name}: {fault}"
+        for row in rows
+        for name, check in checks.items()
+        if "value" in (form := row["values"].get(name, {})) and (fault := check(form["value"]))
+    ]
+    refuse(str(store.folder), "value", faults)
 
 
 def _differences(wanted: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[str]:

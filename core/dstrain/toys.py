@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.loading import ModelConfig
+from dstrain.model_files import ModelConfig, changed_entries
 from dstrain.record import ModelRecord
 from dstrain.setup import Setup
 from dstrain.world import World
@@ -19,7 +19,8 @@ def toy_models(setup: Setup, world: World) -> Iterator[Setup]:
         yield setup
         return
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
-        yield replace(setup, models=write_toy(setup.record, setup.wiring.variant, Path(folder)))
+        toy = write_toy(setup.record, setup.wiring.variant, Path(folder))
+        yield replace(setup, models=(*toy, *changed_entries(setup.config, setup.record)))
 
 
 def write_toy(record: ModelRecord, variant: str, folder: Path) -> tuple[ModelConfig, ...]:

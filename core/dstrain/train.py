@@ -17,10 +17,11 @@ from transformers import get_scheduler
 from dstrain.errors import Diverged, OutOfMemory, UsageError
 from dstrain.gradient import enable_checkpointing
 from dstrain.interrupt import asked_to_stop
-from dstrain.loading import Found, find, load_pipeline
+from dstrain.loading import load_pipeline
 from dstrain.lora import load_lora
+from dstrain.model_files import Found, find
 from dstrain.module import Batch, TrainingModule
-from dstrain.order import MicroBatch, Order, deal
+from dstrain.order import MicroBatch, Order, deal, first_samples
 from dstrain.outputs import Outputs
 from dstrain.progress import Progress
 from dstrain.samples import Rows, Source, StoredRows, load_batches
@@ -32,10 +33,11 @@ from dstrain.world import World
 
 @dataclass(frozen=True)
 class Feed:
-    """The samples of a run and their signatures: `groups` numbers the signature of each row."""
+    """The samples of a run: `groups` numbers the signature of each, `places` has its row and chunk."""
 
     source: Source
     groups: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
     presence: frozenset[frozenset[str]]
     about: Any
 
@@ -178,13 +180,15 @@ def feed(setup: Setup, world: World) -> Feed:
     if setup.stage == "train":
         store = FeatureStore.open(setup.store_path)
         plan = open_plan(setup, store)
-        groups = tuple(int(row["group"]) for row in plan.rows)
-        return Feed(StoredRows(store, plan.rows, plan.presence), groups, frozenset(plan.presence), plan.about)
-    rows = setup.dataset.rows
+        lines = [(int(line["group"]), (int(line["row"]), int(line["chunk"]))) for line in plan.rows]
+        groups, places = tuple(group for group, _ in lines), tuple(place for _, place in lines)
+        stored = StoredRows(store, plan.rows, plan.presence, first_samples(places))
+        return Feed(stored, groups, places, frozenset(plan.presence), plan.about)
+    rows, places = setup.dataset.rows, setup.dataset.places
     reads = {inputs: setup.plan(inputs).used_inputs for inputs in {frozenset(cells) for cells in rows}}
     numbers: dict[Any, int] = {}
-    groups = tuple(numbers.setdefault(setup.dataset.signature(row), len(numbers)) for row in range(len(rows)))
-    return Feed(Rows(rows, reads), groups, frozenset(reads), None)
+    groups = tuple(numbers.setdefault(setup.dataset.signature(number), len(numbers)) for number in range(len(rows)))
+    return Feed(Rows(rows, reads, first_samples(places)), groups, places, frozenset(reads), None)
 
 
 def prepare(setup: Setup, world: World, samples: Feed, module_class: type[TrainingModule]) -> Job:
@@ -215,6 +219,7 @@ def prepare(setup: Setup, world: World, samples: Feed, module_class: type[Traini
         config.dataset_repeat,
         world.size * config.batch_size * config.gradient_accumulation_steps,
         config.seed,
+        samples.places,
     )
     steps = total_steps(config, order.steps)
     optimizer = AdamW(module.trained_parameters, config.learning_rate, weight_decay=config.weight_decay, fused=True)

@@ -16,7 +16,7 @@ from dstrain.values import kind_of, own, storages
 
 AMBIENT = frozenset({"device", "dtype", "rng", "side"})
 """Names any function may borrow that are not components; `<component>_config` is another."""
-LENT_TO_LOSS = AMBIENT | {"schedule", "hold"}
+LENT_TO_LOSS = AMBIENT | {"schedule", "hold", "sampler"}
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """The wiring of one variant: what it declares, checked when it is built, before anything is loaded."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from dstrain.errors import UsageError, nearest
 from dstrain.plan import Plan, make_plan
 from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Size, Source
+from dstrain.sources import Setting, Size, Source
 from dstrain.tasks import Task
 from dstrain.unit import AMBIENT, LENT_TO_LOSS, Signature, Unit, component_of
 
@@ -19,14 +19,23 @@ GIVEN_TO_DECODER = ("latents",)
 
 @dataclass(frozen=True)
 class Expert:
-    """A denoiser in several parts, each trained for its own timesteps.
+    """A denoiser in several parts, each for its own timesteps.
 
-    role: the name model_fn borrows; components: the parts; choose: timestep (float, 0 to 1000) -> part.
+    role: the name model_fn borrows. ranges: part -> (least, greatest) timestep, 0 to 1000, the noisiest part first.
     """
 
     role: str
-    components: tuple[str, ...]
-    choose: Callable[[float], str]
+    ranges: Mapping[str, tuple[float, float]]
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The parts, the noisiest first."""
+        return tuple(self.ranges)
+
+    def choose(self, timestep: float) -> str:
+        """The part for a timestep: the first whose range does not lie above it."""
+        fitting = (part for part, (least, _) in self.ranges.items() if timestep >= least)
+        return next(fitting, self.components[-1])
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ class Wiring:
     latent_shape: inputs -> shape (1, channels, ...) of the latents. hold: fixes latents, timesteps and the loss mask.
     guide: (positive, negative, scale) -> prediction. padded: value name -> axis along which a batch is padded with
     zeros. unreached: component -> patterns of parameters that no loss reaches ('{last}' is the last block's index).
+    defaults: default arguments of inference, by the names of inputs and of `sampler.Sampling`.
     """
 
     family: str
@@ -55,6 +65,7 @@ class Wiring:
     per_side: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     padded: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     unreached: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         check(self)
@@ -63,6 +74,11 @@ class Wiring:
     def makers(self) -> dict[str, Unit]:
         """Value name -> the one unit that makes it."""
         return {name: unit for unit in self.units for name in unit.makes}
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """The inputs that are constants of the variant."""
+        return {name: source for name, source in self.inputs.items() if isinstance(source, Setting)}
 
     @property
     def sided(self) -> frozenset[str]:
@@ -81,7 +97,23 @@ class Wiring:
         columns: the data set's, to name the nearest one when an input is missing. Raises UsageError for that.
         """
         check_borrows(task.loss, self, f"task {task.name}", LENT_TO_LOSS)
-        return make_plan(self, inputs, task, trainables, columns)
+        wiring = self.joined(task)
+        return make_plan(wiring, inputs | frozenset(wiring.settings), task, trainables, columns)
+
+    def joined(self, task: Task) -> "Wiring":
+        """The wiring with the task's own inputs in its table; raises UsageError for a name that both declare."""
+        inputs = task.joined(self.inputs, f"{self.family} {self.variant}")
+        return self if len(inputs) == len(self.inputs) else replace(self, inputs=MappingProxyType(inputs))
+
+    def can_train(self, inputs: frozenset[str]) -> bool:
+        """Whether model_fn and hold get what they require from these inputs and those measured on them."""
+        measured = {name for name, source in self.inputs.items() if isinstance(source, Size) and source.of in inputs}
+        available = {*inputs, *measured, *self.settings}
+        for unit in self.units:
+            if available.issuperset(unit.required):
+                available |= set(unit.makes)
+        readers = (self.model_fn, *([self.hold] if self.hold else []))
+        return all(available.issuperset(reader.required) for reader in readers)
 
 
 def check(wiring: Wiring) -> None:

@@ -162,7 +162,7 @@ def decode(latents: Tensor, *, vae: Any) -> Picture:
 
 
 def build(variant: str) -> Wiring:
-    """Wire a variant; both are the same."""
+    """Wire a variant; both are the same, but `other` has a column more, which nothing reads."""
     return Wiring(
         family="tiny",
         variant=variant,
@@ -177,6 +177,7 @@ def build(variant: str) -> Wiring:
                 "input_image": Column("image", "picture", multiple=8),
                 "height": Size("input_image", "height"),
                 "width": Size("input_image", "width"),
+                **({"mood": Column("mood")} if variant == "other" else {}),
             }
         ),
         schedule=FlowMatchSchedule(shift=3.0, latents_per_token=1),
@@ -185,7 +186,13 @@ def build(variant: str) -> Wiring:
         per_side=MappingProxyType({"prompt": "negative_prompt"}),
         padded=MappingProxyType({"prompt_emb": 1, "prompt_mask": 1}),
         unreached=MappingProxyType({"dit": ("blocks.{last}.text.*",), "text_encoder": ("head.*",)}),
+        defaults=MappingProxyType({"height": 16, "width": 16, "num_inference_steps": 4, "negative_prompt": ""}),
     )
+
+
+def variants_for(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """A denoiser of one block is that of `other`."""
+    return ("other",) if content["depth"] == 1 else ("base",)
 
 
 def write(folder: Path, variant: str = "base", seed: int = 0, dropout: float = 0.0) -> None:
@@ -242,7 +249,7 @@ def _component(name: str) -> Component:
     network = Network(f"{__name__}:{NETWORKS[name].__name__}")
     return Component(
         name,
-        FOLDERS[name],
+        (FOLDERS[name],),
         network.load,
         MARKS[name],
         network.configure,
@@ -250,7 +257,7 @@ def _component(name: str) -> Component:
     )
 
 
-COMPONENTS = (*map(_component, NETWORKS), Component("tokenizer", "tokenizer", load_tokenizer))
+COMPONENTS = (*map(_component, NETWORKS), Component("tokenizer", ("tokenizer",), load_tokenizer))
 
 MODEL = ModelRecord(
     name="tiny",
@@ -258,10 +265,11 @@ MODEL = ModelRecord(
     components=f"{__name__}:COMPONENTS",
     toy=f"{__name__}:write",
     variants=("base", "other"),
+    variants_for=f"{__name__}:variants_for",
+    model_ids=MappingProxyType({"other": ("Tiny/Other*",)}),
     default_trainable="dit",
     lora_targets=MappingProxyType({"dit": ("to_q", "to_out"), "text_encoder": ("layer",)}),
     lora_prefixes=MappingProxyType({"dit": "transformer", "text_encoder": "text_encoder"}),
-    inference=MappingProxyType({"height": 16, "width": 16, "num_inference_steps": 4, "negative_prompt": ""}),
     default_ids=MappingProxyType({"tokenizer": "Tiny/Tiny:tokenizer/"}),
     options=(Option("tokenizer_path", "Folder of the tokenizer.", "tokenizer"),),
 )

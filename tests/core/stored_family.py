@@ -179,10 +179,10 @@ def load_tokenizer(files: Files, configuration: Any, dtype: torch.dtype) -> int:
 
 PUBLISHED = MappingProxyType({"Stored/Stored": MappingProxyType({"depth": 3, "axes": (1, 2)})})
 COMPONENTS = (
-    Component("dit", "dit", _module(lambda: nn.Conv2d(4, 4, 1)), ("dit.*",), published=PUBLISHED),
-    Component("text_encoder", "text_encoder", _module(lambda: nn.Sequential(nn.Embedding(64, 8))), ("0.weight",)),
-    Component("vae", "vae", _module(lambda: nn.Conv2d(3, 4, 1)), ("weight", "bias")),
-    Component("tokenizer", "tokenizer", load_tokenizer),
+    Component("dit", ("dit",), _module(lambda: nn.Conv2d(4, 4, 1)), ("dit.*",), published=PUBLISHED),
+    Component("text_encoder", ("text_encoder",), _module(lambda: nn.Sequential(nn.Embedding(64, 8))), ("0.weight",)),
+    Component("vae", ("vae",), _module(lambda: nn.Conv2d(3, 4, 1)), ("weight", "bias")),
+    Component("tokenizer", ("tokenizer",), load_tokenizer),
 )
 
 MODEL = ModelRecord(

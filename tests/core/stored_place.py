@@ -16,8 +16,8 @@ import torch
 from dstrain.config import TrainConfig
 from dstrain.data_process import data_process
 from dstrain.hooks import load_extensions
-from dstrain.loading import ModelConfig
 from dstrain.losses import SFT
+from dstrain.model_files import ModelConfig
 from dstrain.samples import StoredRows
 from dstrain.setup import Setup
 from dstrain.store import FeatureStore

@@ -72,3 +72,10 @@ def test_gradients_go_through_joining_and_padding() -> None:
 def test_samples_that_differ_in_what_cannot_be_joined_are_refused_by_name(one: Any, other: Any) -> None:
     with pytest.raises(UsageError, match=r"value style(.|\n)*--batch_size 1"):
         collate([{"style": one}, {"style": other}], {})
+
+
+def test_a_listed_value_is_what_each_sample_has_and_others_must_agree() -> None:
+    samples = [{"seed": 3, "steps": 4, "pair": [1]}, {"seed": 5, "steps": 4, "pair": [1, 2]}]
+    assert collate(samples, {}, {"seed", "pair"}) == {"seed": [3, 5], "steps": 4, "pair": [[1], [1, 2]]}
+    with pytest.raises(UsageError, match="value seed"):
+        collate(samples, {}, {"pair"})

@@ -13,16 +13,16 @@ from dstrain.flags import LoraFile, flags, parse_lora, parse_model_paths, parse_
 
 PUBLIC_TRAIN_FLAGS = """
 batch_size data_file_keys dataset_base_path dataset_metadata_path dataset_num_workers dataset_repeat dry_run
-extra_inputs feature_cache find_unused_parameters gradient_accumulation_steps height learning_rate lora_alpha
-lora_base_model lora_checkpoint lora_rank lora_target_modules loss_weighting lr_scheduler lr_warmup_steps
-max_grad_norm max_pixels max_steps max_timestep_boundary min_timestep_boundary mixed_precision model
-model_id_with_origin_paths model_paths num_epochs output_path remove_prefix_in_ckpt resume save_steps seed task
-timestep_sampling toy trainable_models use_gradient_checkpointing use_gradient_checkpointing_offload variant
+extra_inputs feature_cache find_unused_parameters frame_samples frame_sampling gradient_accumulation_steps height
+learning_rate lora_alpha lora_base_model lora_checkpoint lora_rank lora_target_modules loss_weighting lr_scheduler
+lr_warmup_steps max_grad_norm max_pixels max_steps max_timestep_boundary min_timestep_boundary mixed_precision model
+model_id_with_origin_paths model_paths num_epochs num_frames output_path remove_prefix_in_ckpt resume save_steps seed
+task timestep_sampling toy trainable_models use_gradient_checkpointing use_gradient_checkpointing_offload variant
 weight_decay width
 """
 PUBLIC_GENERATE_FLAGS = """
-guidance_scale height lora mixed_precision model model_id_with_origin_paths model_paths negative_prompt
-num_inference_steps output prompt seed toy variant width
+dataset guidance_scale height input lora mixed_precision model model_id_with_origin_paths model_paths negative_prompt
+num_frames num_inference_steps output prompt seed toy variant width
 """
 DEFAULTS = {
     "task": "sft",
@@ -38,10 +38,10 @@ DEFAULTS = {
     "seed": 0,
     "lora_rank": 32,
     "max_pixels": 1048576,
+    "num_frames": 81,
+    "frame_sampling": "head",
     "timestep_sampling": "shifted",
     "loss_weighting": "bsmntw",
-    "min_timestep_boundary": 0.0,
-    "max_timestep_boundary": 1.0,
 }
 
 
@@ -169,9 +169,12 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"seed": -1}, "--seed", "0 or more"),
     ({"seed": 2**63}, "--seed", "or less"),
     ({"batch_size": True}, "--batch_size", "want int"),
+    ({"frame_sampling": "uniform"}, "--frame_sampling", "needs --frame_samples"),
+    ({"frame_sampling": "chunk", "frame_samples": 2}, "--frame_samples", "would do nothing"),
+    ({"frame_sampling": "tail"}, "--frame_sampling", "one of head, chunk, uniform"),
     ({"mixed_precision": "fp16"}, "--mixed_precision", "one of no, bf16"),
     *(({name: 0}, f"--{name}", "1 or more") for name in ("num_epochs", "max_steps", "batch_size", "lora_rank",
-      "dataset_repeat", "gradient_accumulation_steps", "save_steps", "max_pixels")),
+      "dataset_repeat", "gradient_accumulation_steps", "save_steps", "max_pixels", "num_frames", "frame_samples")),
     ({"dataset_num_workers": -1}, "--dataset_num_workers", "0 or more"),
 )  # fmt: skip
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.dataset import Cell, DataConfig, Dataset, columns_read, find_metadata, load_cell, open_dataset
+from dstrain.cells import Cell, load_cell
+from dstrain.dataset import DataConfig, Dataset, columns_read, find_metadata, open_dataset
 from dstrain.errors import UsageError
 from dstrain.metadata import read_metadata
 from dstrain.pictures import Resolution
-from dstrain.sources import Column, Given, Size, Source
+from dstrain.sources import Column, Given, Setting, Size, Source
 from PIL import Image
 
 DYNAMIC = Resolution(None, None, 1024 * 1024)
@@ -169,6 +170,13 @@ def test_files_inside_the_folder_may_be_named_by_absolute_paths_dots_and_links(b
     assert {row["input_image"].files for row in data.rows} == {(str((base / "wide.png").resolve()),)}
 
 
+def test_an_extra_column_is_read_only_where_it_is_asked_for(base: Path) -> None:
+    inputs = {**INPUTS, "mask": Column("mask", "picture", mode="L", extra=True)}
+    metadata = "image,mask,prompt\nwide.png,wide.png,a\n"
+    assert "mask" not in opened(base, metadata, inputs=inputs).rows[0]
+    assert "mask" in opened(base, metadata, inputs=inputs, extra_inputs=("mask",)).rows[0]
+
+
 def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
     metadata = "image,edit_image,prompt\nwide.png,none.png,a\n"
     data = opened(base, metadata, file_keys=("image",))
@@ -206,13 +214,6 @@ def test_extra_inputs_may_be_named_as_input_or_as_column(base: Path) -> None:
 
 def test_columns_that_feed_no_input_are_told(base: Path) -> None:
     assert opened(base, "image,promt,note\nwide.png,a,b\n").unread_columns == ("promt", "note")
-
-
-@pytest.mark.parametrize("source", [Column("video", "frames"), Column("video", "picture", pick="first")])
-def test_videos_are_refused_by_the_name_of_their_column(base: Path, source: Column) -> None:
-    error = refused(base, "video\na.mp4\n", inputs={"input_video": source})
-    assert "column 'video': videos are not read yet" in str(error)
-    assert opened(base, "prompt\na\n", inputs={"input_video": source, "prompt": Column("prompt")}).rows
 
 
 def test_signature_tells_inputs_and_sizes_apart_and_nothing_else(base: Path) -> None:
@@ -273,3 +274,12 @@ def test_a_file_damaged_since_it_was_checked_is_named(base: Path) -> None:
 def test_workers_import_no_torch() -> None:
     code = "import sys, dstrain.dataset; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_constants_of_the_variant_are_cells_of_every_row(base: Path) -> None:
+    inputs = {"prompt": Column("prompt"), "edit_pixels": Setting(4096), "shift": Setting(3.0), "mode": Setting("plain")}
+    data = opened(base, "prompt\na\nb\n", inputs=inputs)
+    for row in data.rows:
+        cells = {name: (row[name].kind, row[name].literal) for name in ("edit_pixels", "shift", "mode")}
+        assert cells == {"edit_pixels": ("integer", 4096), "shift": ("number", 3.0), "mode": ("text", "plain")}
+    assert data.places == ((0, 0), (1, 0))

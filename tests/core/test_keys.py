@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
-from dstrain.dataset import Cell
+from dstrain.cells import Cell
 from dstrain.errors import StateError, SystemFault
 from dstrain.files import sha256
 from dstrain.keys import Digests, hashed, input_key, step_key

@@ -2,16 +2,18 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dstrain.components import Component, Files
+from dstrain.components import Component, Files, Layout, Row
 from dstrain.errors import StateError, UsageError
-from dstrain.loading import ModelConfig, add_lora, configuration, find, load_pipeline, model_base
+from dstrain.loading import add_lora, load_pipeline
 from dstrain.lora import LoraSpec, inject, save_lora
+from dstrain.model_files import ModelConfig, assign, configuration, find, model_base, published_as
 from dstrain.pipeline import Pipeline
 from dstrain.runner import run
 from family import COMPONENTS, FOLDERS, MODEL, build, weights_of, write
@@ -287,4 +289,120 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "w.safetensors").write_bytes(save({"w": torch.zeros(1)}))
     with pytest.raises(StateError, match=r"config\.json: cannot be read"):
-        configuration(Component("dit", "dit", lambda *_: None, ("w",)), Files((tmp_path / "w.safetensors",)), "")
+        configuration(Component("dit", ("dit",), lambda *_: None, ("w",)), Files((tmp_path / "w.safetensors",)), "")
+
+
+def translated(content: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None:
+    """The configuration of the layout OLD: another name, and a number that only the weights tell."""
+    if "dim" not in content:
+        return None
+    return {"width": content["dim"], "depth": len(shapes)}
+
+
+OLD = Layout(("old.weight",), (Row("new", "old"),), configuration=translated)
+FOREIGN = Layout(("foreign.weight",), (Row("new", "foreign"),))
+
+
+def part(name: str, *folders: str, **fields: Any) -> Component:
+    return Component(name, folders, lambda *_: None, **{"marks": ("new.weight",), "layouts": (OLD, FOREIGN), **fields})
+
+
+DIT = part("dit", "transformer", "high", prefixes=("net.",), infer=lambda shapes: {"inferred": shapes["new.weight"]})
+TWIN = part("dit2", "transformer_2", "low", prefixes=("net.",))
+
+
+def weights(path: Path, *names: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: torch.zeros(2, 3) for name in names}, path)
+    return str(path)
+
+
+def assigned(*paths: str) -> dict[str, str]:
+    found = assign([ModelConfig(path=path) for path in paths], (DIT, TWIN), ())
+    return {name: "/".join(files.paths[0].parts[-2:]) for name, files in found.items()}
+
+
+def test_twins_are_told_apart_by_their_folders_else_by_their_order(tmp_path: Path) -> None:
+    low, high, first, second, third = (
+        weights(tmp_path / f"{place}.safetensors", "new.weight") for place in ("low/a", "high/a", "x/a", "x/b", "x/c")
+    )
+    assert assigned(low, high) == {"dit": "high/a.safetensors", "dit2": "low/a.safetensors"}
+    assert assigned(first, high) == {"dit": "high/a.safetensors", "dit2": "x/a.safetensors"}
+    assert assigned(second, first) == {"dit": "x/b.safetensors", "dit2": "x/a.safetensors"}
+    assert assigned(first, first) == assigned(first) == {"dit": "x/a.safetensors"}
+    with pytest.raises(UsageError, match=r"two sets of files are dit: .*x/a.safetensors and .*x/c.safetensors"):
+        assigned(first, second, third)
+    with pytest.raises(UsageError, match=r"two sets of files are dit2: .*low/a.safetensors and .*low/b.safetensors"):
+        assigned(low, weights(tmp_path / "low/b.safetensors", "new.weight"))
+
+
+def test_a_flag_says_which_of_twins_a_file_is(tmp_path: Path) -> None:
+    given = ModelConfig(path=weights(tmp_path / "high/a.safetensors", "net.old.weight"), component="dit2")
+    (files,) = assign([given], (DIT, TWIN), ()).values()
+    assert (files.prefix, files.layout) == ("net.", OLD)
+    with pytest.raises(StateError, match="is none of dit2"):
+        assign([replace(given, path=weights(tmp_path / "b.safetensors", "strange"))], (DIT, TWIN), ())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("transformer/x*", "dit"),
+        ("low/x*", "dit2"),
+        ("a/words/", "words"),
+        ("a/x", ""),
+        ("x*.pth", ""),
+        ("lower/x", ""),
+    ],
+)
+def test_a_pattern_may_name_a_components_folder_of_any_depth(pattern: str, name: str) -> None:
+    words = Component("words", ("tokenizer", "a/words"), lambda *_: None)
+    assert published_as(ModelConfig(None, "A/B", pattern), (DIT, TWIN, words)) == name
+    assert published_as(ModelConfig(path=pattern), (DIT, TWIN, words)) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "content", "wanted"),
+    [
+        (["new.weight"], {"width": 5}, {"width": 5}),
+        (["new.weight"], {"dim": 5}, {"width": 5, "depth": 1}),
+        (["old.weight", "more"], {"dim": 5}, {"width": 5, "depth": 2}),
+        (["old.weight"], {"width": 5}, {"inferred": (2, 3)}),
+        (["foreign.weight"], {"dim": 5}, {"inferred": (2, 3)}),
+        (["net.new.weight"], {"width": 5}, {"inferred": (2, 3)}),
+        (["net.old.weight", "vae.x"], {"dim": 5}, {"width": 5, "depth": 1}),
+    ],
+    ids=["own", "own names, old content", "old", "not old content", "not known", "behind a prefix", "old, behind one"],
+)
+def test_a_configuration_beside_another_layout_is_translated_or_left_aside(
+    names: list[str], content: dict[str, int], wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    path = weights(tmp_path / "x.safetensors", *names)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    vae = Component("vae", ("vae",), lambda *_: None, ("x",), prefixes=("vae.",))
+    files = assign([ModelConfig(path=path)], (DIT, vae), ())["dit"]
+    assert configuration(DIT, files, "") == wanted
+
+
+def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
+    (tmp_path / "A/B/low").mkdir(parents=True)
+    (tmp_path / "A/B/low/config.json").write_text('{"dim": 5}')
+    assert configuration(TWIN, None, "A/B") == {"width": 5, "depth": 0}
+    with pytest.raises(StateError, match=r"no configuration of dit: .* model id A/B is not known"):
+        configuration(DIT, None, "A/B")
+
+
+def test_the_tokenizer_is_found_in_a_folder_beside_files_that_lie_in_none(here: Path) -> None:
+    shutil.copytree("models/Tiny/Tiny/tokenizer", "flat/some/words")
+    shutil.rmtree("models")
+    shutil.rmtree("model/tokenizer")
+    shutil.copy("model/text_encoder/model-1-of-1.safetensors", "flat/text.safetensors")
+    shutil.copy("model/text_encoder/config.json", "flat/config.json")
+    parts = tuple(replace(c, folders=("tokenizer", "some/words")) if c.is_folder else c for c in COMPONENTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("family.COMPONENTS", parts)
+        found = find(MODEL, [ModelConfig(path="flat/text.safetensors")], ["text_encoder", "tokenizer"])
+    assert found.files["tokenizer"].paths == (Path("flat/some/words"),)

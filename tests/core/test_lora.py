@@ -70,7 +70,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 def test_inject_counts_what_each_target_matches_and_trains_only_that() -> None:
     module = net()
     before = run(module)
-    assert inject(module, LoraSpec("net", ("to_q", "to_out.0", "1.to_q", "out"), 2, 2.0), {"out": "to_out.0"}) == {
+    assert inject(module, LoraSpec("net", ("to_q", "to_out.0", "1.to_q", "out"), 2, 2.0), {"out": ("to_out.0",)}) == {
         "to_q": 2, "to_out.0": 2, "1.to_q": 1, "out": 2,
     }  # fmt: skip
     trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
@@ -145,7 +145,7 @@ def test_the_file_says_all_that_is_needed_to_use_it(saved: tuple[Path, nn.Module
 
 def test_an_alias_is_saved_as_the_layer_it_stands_for(tmp_path: Path) -> None:
     spec, module = LoraSpec("net", ("out",), 2, 2.0), net()
-    inject(module, spec, {"out": "to_out.0"})
+    inject(module, spec, {"out": ("to_out.0",)})
     save_lora(tmp_path / "a.safetensors", module, spec, "", {})
     load_lora(tmp_path / "a.safetensors", net(), "")
     with safe_open(tmp_path / "a.safetensors", "pt") as file:

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
-from dstrain.components import Files
+from dstrain.components import Files, Layout, Row, nth_of
 from dstrain.errors import StateError
-from dstrain.networks import Network, find_weights, load_network
+from dstrain.networks import Network, load_network
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -80,10 +81,95 @@ def test_building_draws_no_random_numbers_and_allocates_no_weights(tmp_path: Pat
     assert seen == ["meta"]
 
 
-def test_names_are_translated_before_they_are_compared(tmp_path: Path) -> None:
-    paths = saved(tmp_path, **{"first.bias": None, "old.bias": torch.ones(3)})
-    network = load_network(Small, Files(paths), torch.float32, lambda name: name.replace("old.", "first."))
-    assert torch.equal(network.first.bias, torch.ones(3))
+OLD = Layout(
+    marks=("old.weight", "old.second"),
+    rows=(
+        Row("first.weight", "old.weight", nth_of(1, 2)),
+        Row("first.weight", "old.weight", nth_of(0, 2)),
+        Row("first.bias", "old.weights", nth_of(0, 1)),
+        Row("second", "old.second"),
+    ),
+    ignored=("optimizer.*",),
+)
+"""Small's weights otherwise: halves swapped, a bias with axes of length 1."""
+
+
+def old(folder: Path, **changes: Tensor | None) -> tuple[Files, Small]:
+    """Write a Small of width 4 in the layout OLD, under a prefix; a change of None leaves a name out."""
+    torch.manual_seed(0)
+    small = Small(4)
+    state = {
+        "old.weight": torch.cat([small.first.weight[2:], small.first.weight[:2]]),
+        "old.weights": small.first.bias.reshape(4, 1, 1),
+        "old.second.weight": small.second.weight,
+        "count": small.count,
+        "optimizer.step": torch.zeros(1),
+    }
+    kept = {name: weight for name, weight in {**state, **changes}.items() if weight is not None}
+    tensors = {f"net.{name}": weight.detach() for name, weight in kept.items()}
+    save_file({**tensors, "other.weight": torch.zeros(1)}, folder / "old.safetensors")
+    return Files((folder / "old.safetensors",), prefix="net.", layout=OLD), small
+
+
+def test_a_network_is_filled_from_another_layout_behind_a_prefix(tmp_path: Path) -> None:
+    files, small = old(tmp_path)
+    state = load_network(lambda: Small(4), files, torch.float32).state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in small.state_dict().items())
+    assert all(weight.is_contiguous() for weight in state.values())
+
+
+def test_misfits_of_another_layout_are_named_as_in_the_file(tmp_path: Path) -> None:
+    changes = {"old.weight": torch.zeros(5, 2), "old.second.weight": None, "old.third": torch.zeros(1)}
+    files, _ = old(tmp_path, **changes)
+    with pytest.raises(StateError) as error:
+        load_network(lambda: Small(4), files, torch.float32)
+    text = str(error.value)
+    assert "1 missing: net.old.second.weight\n" in text
+    assert "1 unexpected: net.old.third\n" in text
+    assert "1 of another shape: net.old.weight + net.old.weight (want (4, 2), have (5, 2))" in text
+    assert "other.weight" not in text
+
+
+def test_axes_of_length_1_make_no_difference_in_another_layout_alone(tmp_path: Path) -> None:
+    paths = saved(tmp_path, **{"first.bias": torch.zeros(3, 1)})
+    with pytest.raises(StateError, match=r"first.bias \(want \(3,\), have \(3, 1\)\)"):
+        load_network(Small, Files(paths), torch.float32)
+
+
+class Tied(nn.Module):
+    """A network that declares two of its weights to be one, as those of transformers do."""
+
+    all_tied_weights_keys = MappingProxyType({"head.weight": "embed.weight"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(3, 2)
+        self.head = nn.Linear(2, 3, bias=False)
+
+    def tie_weights(self, missing_keys: set[str]) -> None:
+        """Make them one where their values are equal."""
+        if torch.equal(self.head.weight, self.embed.weight):
+            self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("present", ["embed.weight", "head.weight"])
+def test_weights_that_are_one_may_be_in_the_files_once(present: str, tmp_path: Path) -> None:
+    save_file({present: torch.ones(3, 2)}, tmp_path / "x.safetensors")
+    network = load_network(Tied, Files((tmp_path / "x.safetensors",)), torch.float32)
+    assert network.get_parameter("head.weight") is network.get_parameter("embed.weight")
+    assert torch.equal(network.get_parameter("head.weight"), torch.ones(3, 2))
+
+
+def test_weights_that_differ_in_the_files_are_not_made_one(tmp_path: Path) -> None:
+    save_file({"embed.weight": torch.ones(3, 2), "head.weight": torch.zeros(3, 2)}, tmp_path / "x.safetensors")
+    network = load_network(Tied, Files((tmp_path / "x.safetensors",)), torch.float32)
+    assert not torch.equal(network.get_parameter("head.weight"), network.get_parameter("embed.weight"))
+
+
+def test_a_weight_that_is_one_with_none_in_the_files_is_missing(tmp_path: Path) -> None:
+    save_file({"other.weight": torch.ones(3, 2)}, tmp_path / "x.safetensors")
+    with pytest.raises(StateError, match=r"2 missing: embed.weight, head.weight"):
+        load_network(Tied, Files((tmp_path / "x.safetensors",)), torch.float32)
 
 
 def test_every_misfit_is_named_with_examples_and_counts(tmp_path: Path) -> None:
@@ -96,27 +182,6 @@ def test_every_misfit_is_named_with_examples_and_counts(tmp_path: Path) -> None:
     assert "1 missing: first.bias" in text
     assert "5 unexpected: surplus.0, surplus.1, surplus.2, ..." in text
     assert "1 of another shape: second.weight (want (2, 3), have (2, 9))" in text
-
-
-def test_a_damaged_or_absent_file_is_named(tmp_path: Path) -> None:
-    whole = saved(tmp_path)[0]
-    (tmp_path / "torn.safetensors").write_bytes(whole.read_bytes()[:-3])
-    for name in ("torn.safetensors", "absent.safetensors"):
-        with pytest.raises(StateError, match=f"{name}: cannot be read as safetensors"):
-            find_weights([tmp_path / name])
-
-
-def test_a_weight_in_two_files_is_refused(tmp_path: Path) -> None:
-    first, second = saved(tmp_path)
-    (tmp_path / "copy.safetensors").write_bytes(first.read_bytes())
-    with pytest.raises(StateError, match=r"copy.safetensors: 'count' is also in model-1.safetensors"):
-        find_weights([first, second, tmp_path / "copy.safetensors"])
-
-
-def test_headers_tell_where_each_weight_lies(tmp_path: Path) -> None:
-    paths = saved(tmp_path)
-    places = find_weights(paths, lambda name: f"model.{name}")
-    assert places["model.second.weight"] == (paths[1], "second.weight", (2, 3))
 
 
 def test_a_configuration_has_defaults_filled_in_and_nothing_the_constructor_does_not_take(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from itertools import chain, islice, permutations
 
 import numpy as np
 import pytest
-from dstrain.order import Indices, MicroBatch, Order, Permutation, deal
+from dstrain.order import Indices, MicroBatch, Order, Permutation, deal, first_samples, sample_number
 from dstrain.randomness import SampleKey
 
 HUGE = Order(tuple(row % 3 for row in range(100_000)), repeat=20_000, size=8, seed=0)
@@ -63,6 +63,30 @@ def test_neighbours_do_not_stay_neighbours() -> None:
 def test_an_epoch_draws_each_row_as_often_as_asked_and_each_draw_has_its_own_key() -> None:
     drawn = list(Order((0,) * 7, repeat=5, size=4, seed=9).draws(epoch=2))
     assert sorted(drawn) == [SampleKey(9, 2, repeat, row) for repeat in range(5) for row in range(7)]
+
+
+PLACES = ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1))
+
+
+def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_many_rows() -> None:
+    groups = (0, 1, 0, 1, 1, 0)
+    by_place, by_row = Order(groups, 3, 4, 1, PLACES), Order(groups, 3, 4, 1)
+    drawn = [(key.repeat, key.row, key.chunk) for key in by_place.draws(2)]
+    assert sorted(drawn) == [(repeat, *place) for repeat in range(3) for place in PLACES]
+    assert drawn == [(key.repeat, *PLACES[key.row]) for key in by_row.draws(2)]
+    batches = list(by_place.global_batches(2))
+    assert [[PLACES[key.row] for key in batch] for batch in by_row.global_batches(2)] == [
+        [(key.row, key.chunk) for key in batch] for batch in batches
+    ]
+    group_of = dict(zip(PLACES, groups, strict=True))
+    assert all(len({group_of[key.row, key.chunk] for key in batch}) == 1 for batch in batches)
+
+
+def test_a_sample_is_found_by_its_row_and_chunk() -> None:
+    first = first_samples(PLACES)
+    assert [sample_number(first, row, chunk) for row, chunk in PLACES] == list(range(6))
+    assert first_samples([(0, 0), (1, 0)]) == range(2)
+    assert sample_number((), 5, 0) == 5
 
 
 def test_epochs_and_seeds_differ_in_their_order() -> None:

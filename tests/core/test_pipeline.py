@@ -144,7 +144,7 @@ def test_hold_reads_the_values_it_names() -> None:
 
 def experts(model_fn: Any = predict) -> Pipeline:
     parts = COMPONENTS | {"dit2": lambda noisy: noisy * 3}
-    expert = Expert("dit", ("dit", "dit2"), lambda timestep: "dit" if timestep >= 875 else "dit2")
+    expert = Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})
     wiring = replace(
         WIRING,
         components=(*WIRING.components, "dit2"),

@@ -298,7 +298,7 @@ def test_the_kind_of_an_input_is_said_as_that_of_a_made_value() -> None:
 
 
 EXPERTS = replace(
-    WIRING, components=(*WIRING.components, "dit2"), expert=Expert("dit", ("dit", "dit2"), lambda timestep: "dit")
+    WIRING, components=(*WIRING.components, "dit2"), expert=Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})
 )
 
 

@@ -61,7 +61,7 @@ def test_the_plan_of_a_command_line_is_that_of_its_columns(here: Path, tmp_path:
     [
         ({"model": "tinny"}, "no model named 'tinny'.*did you mean 'tiny'"),
         ({"variant": "othr"}, "no variant 'othr'.*did you mean 'other'"),
-        ({"task": "stf"}, "no task named 'stf'; tasks: sft; did you mean 'sft'"),
+        ({"task": "stf"}, "no task named 'stf'; tasks: sft, direct_distill; did you mean 'sft'"),
         ({"task": "sft:trian"}, "is no task with a stage.*did you mean 'train'"),
         ({"trainable_models": "dit", "lora_base_model": "dit"}, "trained in full or by LoRA"),
         ({"dataset_base_path": None}, "--dataset_base_path"),

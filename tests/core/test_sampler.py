@@ -12,8 +12,8 @@ from dstrain.config import GenerateConfig
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.flags import LoraFile
 from dstrain.generate import generate
-from dstrain.loading import ModelConfig
 from dstrain.losses import Held
+from dstrain.model_files import ModelConfig
 from dstrain.pipeline import Pipeline
 from dstrain.plan import side_name
 from dstrain.randomness import Rng
@@ -107,7 +107,7 @@ def test_the_negative_side_is_computed_only_with_guidance(scale: float, calls: i
 def test_the_seed_alone_decides_the_noise_and_what_is_not_given_is_the_familys(pipe: Pipeline) -> None:
     one, again, other = (collected(pipe, prompt="dog", seed=seed) for seed in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(one[0], again[0], strict=True))
-    assert len(one[0]) == pipe.record.inference["num_inference_steps"]
+    assert len(one[0]) == pipe.wiring.defaults["num_inference_steps"]
     assert one[0][0].shape == (1, 4, 2, 2)
     assert not torch.equal(one[0][-1], other[0][-1])
     noise = torch.randn((1, 4, 2, 2), generator=torch.Generator().manual_seed(3))

@@ -2,21 +2,29 @@
 
 import multiprocessing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import stored_family
 import torch
 from dstrain import samples
-from dstrain.dataset import Cell
+from dstrain.cells import Cell
+from dstrain.data_process import data_process
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.module import Sample
 from dstrain.order import MicroBatch
 from dstrain.randomness import SampleKey
 from dstrain.samples import Rows, Source, load_batches
-from stored_place import Place, plain, write_place, write_rows
+from dstrain.setup import Setup
+from dstrain.sources import Column
+from dstrain.train import feed
+from films import film, seconds, steady
+from stored_family import runs
+from stored_place import Place, alone, plain, write_place, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +104,7 @@ class Failing:
 
     error: BaseException
 
-    def sample(self, row: int) -> Sample:
+    def sample(self, row: int, chunk: int = 0) -> Sample:
         if row == 1:
             raise self.error
         return Sample({"row": row}, frozenset())
@@ -147,3 +155,59 @@ def test_a_picture_damaged_after_the_check_is_named_from_a_process(filled: Place
             loaded(source, 1)
     finally:
         path.write_bytes(whole)
+
+
+CHUNKS = {"num_frames": 5, "frame_sampling": "chunk"}
+
+
+def with_videos(setup: Setup) -> Setup:
+    """The same run, its picture taken from a video's clip."""
+    columns = {"input_image": Column("clip", "picture", "first", multiple=8, frames=4, fps=15.0)}
+    return replace(setup, wiring=replace(setup.wiring, inputs=MappingProxyType({**setup.wiring.inputs, **columns})))
+
+
+@pytest.fixture
+def films(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A data set of four rows: 12 frames, 17 frames, the first again, and 3 frames."""
+    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
+    stored_family.LOG.touch()
+    place = write_place(tmp_path / "place")
+    for name, count in (("a", 12), ("b", 17), ("c", 3)):
+        film(place.data / f"{name}.mp4", steady(count, 15), 15)
+    for row, name in zip(place.rows, "abac", strict=True):
+        row |= {"clip": f"{name}.mp4", "reference": "0.png", "references": [], "label": "x"}
+        del row["image"]
+    write_rows(place.data, place.rows)
+    return place
+
+
+def fill(place: Place, stage: str = "data_process", **config: Any) -> Setup:
+    return with_videos(place.setup(stage, **config))
+
+
+def test_every_clip_is_stored_once_and_read_back_by_row_and_chunk(films: Place) -> None:
+    data_process(fill(films, **CHUNKS), alone())
+    assert runs()["encode_image"] == 2 + 3 + 1  # the clips of the first video once
+    unsplit, split = (feed(fill(films, stage, **CHUNKS), alone()) for stage in ("", "train"))
+    assert split.places == unsplit.places == ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0))
+    assert split.groups == unsplit.groups
+    latents = {place: plain(split.source.sample(*place).values["input_latents"]) for place in split.places}
+    assert latents[0, 0] == latents[2, 0] != latents[0, 1] == latents[2, 1]
+    for row, chunk in unsplit.places:
+        picture = unsplit.source.sample(row, chunk).values["input_image"]
+        assert seconds(np.asarray(picture)[None]) == pytest.approx([5 * chunk / 15], abs=0.04)
+
+
+def test_another_choice_of_frames_is_another_plan(films: Place) -> None:
+    data_process(fill(films, **CHUNKS), alone())
+    for other in ({"num_frames": 9}, {"frame_sampling": "head"}, {"frame_sampling": "uniform", "frame_samples": 2}):
+        with pytest.raises(StateError, match=r"--num_frames|--frame_sampling"):
+            feed(fill(films, "train", **(CHUNKS | other)), alone())
+
+
+def test_a_video_damaged_after_the_check_is_named_with_row_and_chunk(films: Place) -> None:
+    source = feed(fill(films, "", **CHUNKS), alone()).source
+    path = films.data / "b.mp4"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UsageError, match=r"b\.mp4: .* \(input input_image of row 1, chunk 2\)"):
+        source.sample(1, 2)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import stored_family
 from dstrain.errors import StateError
-from dstrain.loading import Found
 from dstrain.losses import SFT
+from dstrain.model_files import Found
 from dstrain.stored_plan import check_configs, plan_identity
 from dstrain.tasks import Task
 from stored_family import GUIDED

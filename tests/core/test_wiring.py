@@ -126,7 +126,7 @@ def test_padded_names_known_values() -> None:
 
 
 def test_the_role_of_experts_may_be_borrowed_though_no_component_has_that_name() -> None:
-    expert = Expert("dit", ("high", "low"), lambda timestep: "high")
+    expert = Expert("dit", {"high": (875, 1000), "low": (0, 875)})
     assert build(encode_prompt, components=("high", "low", "text_encoder", "vae"), expert=expert)
 
 
@@ -146,7 +146,7 @@ def test_a_size_is_measured_on_a_known_input() -> None:
 
 
 def test_the_parts_of_an_expert_are_components() -> None:
-    assert "low" in refusal(encode_prompt, expert=Expert("dit", ("dit", "low"), lambda timestep: "dit"))
+    assert "low" in refusal(encode_prompt, expert=Expert("dit", {"dit": (875, 1000), "low": (0, 875)}))
 
 
 def test_a_component_is_not_called_like_an_ambient_name() -> None:

@@ -206,12 +206,8 @@ def latent_shape_vace(
 def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
 
 
-def t2v_expert(timestep: float) -> str:
-    return "dit" if timestep >= 875 else "dit2"
-
-
-def i2v_expert(timestep: float) -> str:
-    return "dit" if timestep >= 900 else "dit2"
+T2V_EXPERTS = Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})
+I2V_EXPERTS = Expert("dit", {"dit": (900, 1000), "dit2": (0, 900)})
 
 
 def video_inputs(multiple: int = 16) -> dict[str, Source]:
@@ -267,9 +263,9 @@ def wiring(
 
 WIRINGS: tuple[Wiring, ...] = (
     wiring("t2v-2.1", BASE),
-    wiring("t2v-2.2", BASE, expert=Expert("dit", ("dit", "dit2"), t2v_expert)),
+    wiring("t2v-2.2", BASE, expert=T2V_EXPERTS),
     wiring("i2v-2.1", [*BASE, encode_clip, encode_first], predict_seen, FIRST, WITH_CLIP),
-    wiring("i2v-2.2", [*BASE, encode_first], predict_known, FIRST, expert=Expert("dit", ("dit", "dit2"), i2v_expert)),
+    wiring("i2v-2.2", [*BASE, encode_first], predict_known, FIRST, expert=I2V_EXPERTS),
     wiring(
         "ti2v-2.2",
         [*BASE, encode_first_frame],

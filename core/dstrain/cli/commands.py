@@ -61,9 +61,13 @@ def models(left_out: tuple[str, ...]) -> None:
 
 
 def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
-    """List each family's record: variants, state, and the reason when it is broken."""
+    """List each family's record: variants, state, and the reason when it is broken; `new NAME` begins one."""
     from dstrain.plugins import inspect_all
 
+    if click.get_current_context().invoked_subcommand is not None:
+        if as_json:
+            raise UsageError("--json", "would do nothing here: it is how the list is printed")
+        return
     findings = inspect_all(left_out)
     if as_json:
         columns = ("name", "distribution", "version", "variants", "state", "reason")
@@ -79,6 +83,14 @@ def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
     click.echo(_table(("name", "distribution", "state", "variants, or the reason"), rows))
 
 
+def new_plugin(name: str) -> None:
+    """Write the package of a new family, NAME, to a folder of that name; it passes the conformance kit as it stands."""
+    from dstrain.cli.new_plugin import write_plugin
+
+    write_plugin(name, Path(name))
+    click.echo(f"wrote {name}; install and test it: pip install -e '{name}[test]' && pytest {name}")
+
+
 def commands() -> tuple[click.Command, ...]:
     """Build every command of dstrain's own, in the order of --help."""
     form = click.Option(
@@ -86,13 +98,22 @@ def commands() -> tuple[click.Command, ...]:
     )
     output = click.Option(["--output"], type=FilePath(), required=True, help="Folder that is written.")
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+    name = click.Argument(["name"])
+    new = click.Command("new", callback=new_plugin, help=new_plugin.__doc__, params=[name, *shared_options()[1:]])
     return (
         FamilyCommand("train", TrainConfig, train),
         FamilyCommand("graph", TrainConfig, graph, (form,)),
         FamilyCommand("generate", GenerateConfig, generate),
         click.Command("toy", callback=toy, help=toy.__doc__, params=[*model_options(), output, *shared_options()]),
         click.Command("models", callback=models, help=models.__doc__, params=[*shared_options()]),
-        click.Command("plugins", callback=plugins, help=plugins.__doc__, params=[as_json, *shared_options()]),
+        click.Group(
+            "plugins",
+            commands=(new,),
+            invoke_without_command=True,
+            callback=plugins,
+            help=plugins.__doc__,
+            params=[as_json, *shared_options()],
+        ),
     )
 
 

@@ -8,7 +8,7 @@ import click
 
 from dstrain.config import ModelChoice
 from dstrain.errors import UsageError
-from dstrain.flags import Flag, LoraFile, flags, parse_lora
+from dstrain.flags import Flag, LoraFile, NamedInput, flags, parse_input, parse_lora
 from dstrain.record import ModelRecord
 
 FAMILY = "dstrain.family"
@@ -33,6 +33,16 @@ class LoraText(click.ParamType[LoraFile]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> LoraFile:
         """Return the file and its scale."""
         return value if isinstance(value, LoraFile) else parse_lora(str(value))
+
+
+class InputText(click.ParamType[NamedInput]):
+    """NAME=VALUE."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> NamedInput:
+        """Return the name and its text."""
+        return value if isinstance(value, NamedInput) else parse_input(str(value))
 
 
 class LeftOut(click.ParamType[str]):
@@ -91,6 +101,7 @@ def as_option(flag: Flag) -> click.Option:
         float: click.FLOAT,
         Path: FilePath(),
         LoraFile: LoraText(),
+        NamedInput: InputText(),
     }
     settings.update(type=types.get(flag.kind, click.STRING), multiple=flag.many)
     if not flag.required:
@@ -121,7 +132,7 @@ class FamilyCommand(click.Command):
         record: ModelRecord | None = ctx.meta.get(FAMILY)
         if record is None:
             return super().get_params(ctx)
-        family = [FlagOption(f"--{o.name}", group=record.name, help=o.help) for o in record.options]
+        family = [FlagOption(f"--{o.name}", group=record.name, help=o.help, is_flag=o.is_flag) for o in record.options]
         return [*family, *super().get_params(ctx)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -138,7 +149,7 @@ class FamilyCommand(click.Command):
         record: ModelRecord = ctx.meta[FAMILY]
         given = {option.name: ctx.params.pop(option.name) for option in record.options}
         values = {flag.name: ctx.params.pop(flag.name) for flag in flags(self.config)}
-        options = {name: value for name, value in given.items() if value is not None}
+        options = {name: str(value) for name, value in given.items() if value not in (None, False)}
         config = self.config(**values, family_options=options, left_out=ctx.params.pop("left_out"))
         _refuse(config, record)
         self.body(config, **ctx.params)
@@ -174,5 +185,5 @@ def _refuse(config: ModelChoice, record: ModelRecord) -> None:
     if config.variant is not None:
         variant_of(record, config.variant)
     for option in record.options:
-        if config.toy and option.component and option.name in config.family_options:
+        if config.toy and option.component and not option.field and option.name in config.family_options:
             raise UsageError(f"--{option.name}", f"would do nothing: --toy builds its own {option.component}")

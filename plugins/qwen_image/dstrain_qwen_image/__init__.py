@@ -24,13 +24,32 @@ MODEL = ModelRecord(
     wiring="dstrain_qwen_image.pipeline:build",
     components="dstrain_qwen_image.components:COMPONENTS",
     toy="dstrain_qwen_image.toy:write",
-    variants=("base",),
+    variants=("base", "edit", "edit-2509", "edit-2511"),
+    model_ids=MappingProxyType(
+        {
+            "base": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
+            "edit": ("Qwen/Qwen-Image-Edit",),
+            "edit-2509": ("Qwen/Qwen-Image-Edit-2509",),
+            "edit-2511": ("Qwen/Qwen-Image-Edit-2511",),
+        }
+    ),
+    variants_for="dstrain_qwen_image.pipeline:variants_for",
     default_trainable="dit",
     lora_targets=MappingProxyType({"dit": DIT_LORA_TARGETS, "text_encoder": ("q_proj", "k_proj", "v_proj", "o_proj")}),
     lora_prefixes=MappingProxyType({"dit": "transformer", "text_encoder": "text_encoder"}),
-    inference=MappingProxyType(
-        {"height": 1024, "width": 1024, "num_inference_steps": 50, "guidance_scale": 4.0, "negative_prompt": " "}
+    default_ids=MappingProxyType(
+        {"tokenizer": "Qwen/Qwen-Image:tokenizer/", "processor": "Qwen/Qwen-Image-Edit:processor/"}
     ),
-    default_ids=MappingProxyType({"tokenizer": "Qwen/Qwen-Image:tokenizer/"}),
-    options=(Option("tokenizer_path", "Folder of the tokenizer; by default that of Qwen/Qwen-Image.", "tokenizer"),),
+    options=(
+        Option("tokenizer_path", "Folder of the tokenizer; by default that of Qwen/Qwen-Image.", "tokenizer"),
+        Option("processor_path", "Folder of the processor; by default that of Qwen/Qwen-Image-Edit.", "processor"),
+        Option("edit_pixels", "Pixels to which each picture to be edited is resized."),
+        Option("edit_text_pixels", "Pixels to which each is resized for the text encoder (edit-2509, edit-2511)."),
+        Option(
+            "zero_cond_t",
+            "Edit-2511: pictures to be edited are at timestep 0, where the denoiser's config.json does not say so.",
+            "dit",
+            "zero_cond_t",
+        ),
+    ),
 )

@@ -5,12 +5,14 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from dstrain.components import Component, Files
-from dstrain.networks import Network, load_network
-from torch import nn
+from dstrain.components import Component, Files, Layout, Row, same_configuration
+from dstrain.networks import Network, Tokenizer, TransformersNetwork
+
+from dstrain_qwen_image.processor import Processor
 
 DIT = Network("diffusers:QwenImageTransformer2DModel")
 VAE = Network("diffusers:AutoencoderKLQwenImage")
+TEXT_ENCODER = TransformersNetwork("Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig")
 
 # config.json of Qwen/Qwen-Image's folders, for weights that come without it.
 PUBLISHED_DIT = MappingProxyType(
@@ -26,6 +28,7 @@ PUBLISHED_DIT = MappingProxyType(
         "axes_dims_rope": (16, 56, 56),
     }
 )
+PUBLISHED_EDIT_2511_DIT = MappingProxyType({**PUBLISHED_DIT, "zero_cond_t": True})
 PUBLISHED_VAE = MappingProxyType(
     {
         "base_dim": 96,
@@ -88,6 +91,16 @@ PUBLISHED_TEXT_ENCODER = MappingProxyType(
     }
 )
 
+# The names of transformers before version 5, as published.
+PUBLISHED_TEXT_ENCODER_LAYOUT = Layout(
+    marks=("model.embed_tokens.weight", "visual.patch_embed.proj.weight"),
+    rows=(Row("model.visual", "visual"), Row("model.language_model", "model")),
+    configuration=same_configuration,
+)
+
+# Models whose text encoder, VAE and (but for the last one's zero_cond_t) transformer are alike but for the weights.
+IDS = tuple(f"Qwen/Qwen-Image{suffix}" for suffix in ("", "-2512", "-Edit", "-Edit-2509", "-Edit-2511"))
+
 
 def infer_dit(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None:
     """The published transformer's configuration for any number of layers and heads of 128 channels, from its shapes."""
@@ -103,61 +116,41 @@ def infer_dit(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None
     }
 
 
-def configure_text_encoder(data: Mapping[str, Any]) -> Any:
-    """config.json's content, flat as published or nested as transformers 5 writes it -> a Qwen2_5_VLConfig."""
-    from transformers import Qwen2_5_VLConfig
-
-    return Qwen2_5_VLConfig.from_dict({name: dict(v) if isinstance(v, Mapping) else v for name, v in data.items()})
-
-
-def load_text_encoder(files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
-    """Load Qwen2.5-VL from files with the published names or with those that transformers 5 gives its modules."""
-    from transformers import Qwen2_5_VLForConditionalGeneration
-
-    return load_network(lambda: Qwen2_5_VLForConditionalGeneration(configuration), files, dtype, text_encoder_name)
-
-
-def text_encoder_name(name: str) -> str:
-    """Name of a text encoder's weight in a file -> its name in the module, such as `visual.x` -> `model.visual.x`."""
-    if name.startswith("visual."):
-        return f"model.{name}"
-    if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
-        return f"model.language_model.{name.removeprefix('model.')}"
-    return name
-
-
-def load_tokenizer(files: Files, configuration: Any, dtype: torch.dtype) -> Any:
-    """Load the tokenizer from its folder; it has neither configuration nor dtype."""
-    from transformers import Qwen2Tokenizer
-
-    return Qwen2Tokenizer.from_pretrained(files.folder, local_files_only=True)
+def load_processor(files: Files, configuration: Any, dtype: torch.dtype) -> Processor:
+    """Load the processor from its folder; it has neither configuration nor dtype."""
+    return Processor.from_folder(files.folder)
 
 
 COMPONENTS: tuple[Component, ...] = (
     Component(
         name="dit",
-        folder="transformer",
+        folders=("transformer",),
         load=DIT.load,
         marks=("txt_norm.weight", "transformer_blocks.*.img_mod.1.weight", "proj_out.weight"),
         configure=DIT.configure,
-        published=MappingProxyType({"Qwen/Qwen-Image": PUBLISHED_DIT}),
+        published=MappingProxyType(
+            {**dict.fromkeys(IDS, PUBLISHED_DIT), "Qwen/Qwen-Image-Edit-2511": PUBLISHED_EDIT_2511_DIT}
+        ),
         infer=infer_dit,
+        prefixes=("model.diffusion_model.", "diffusion_model."),
     ),
     Component(
         name="text_encoder",
-        folder="text_encoder",
-        load=load_text_encoder,
-        marks=("*embed_tokens.weight", "*visual.patch_embed.proj.weight"),
-        configure=configure_text_encoder,
-        published=MappingProxyType({"Qwen/Qwen-Image": PUBLISHED_TEXT_ENCODER}),
+        folders=("text_encoder",),
+        load=TEXT_ENCODER.load,
+        marks=("model.language_model.embed_tokens.weight", "model.visual.patch_embed.proj.weight"),
+        layouts=(PUBLISHED_TEXT_ENCODER_LAYOUT,),
+        configure=TEXT_ENCODER.configure,
+        published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_TEXT_ENCODER)),
     ),
     Component(
         name="vae",
-        folder="vae",
+        folders=("vae",),
         load=VAE.load,
         marks=("post_quant_conv.weight", "encoder.*.gamma", "decoder.up_blocks.*"),
         configure=VAE.configure,
-        published=MappingProxyType({"Qwen/Qwen-Image": PUBLISHED_VAE}),
+        published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_VAE)),
     ),
-    Component(name="tokenizer", folder="tokenizer", load=load_tokenizer),
+    Component(name="tokenizer", folders=("tokenizer",), load=Tokenizer("Qwen2Tokenizer").load),
+    Component(name="processor", folders=("processor",), load=load_processor),
 )

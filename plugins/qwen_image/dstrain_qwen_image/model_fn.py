@@ -1,16 +1,17 @@
 """Qwen-Image's denoiser: one call of it, its guidance, and the shape of its latents.
 
 Latents lie in the VAE's layout, (batch, 16, 1, height / 8, width / 8); the transformer reads tokens, which are
-patches of 2x2: (batch, height / 16 * width / 16, 64).
+patches of 2x2: (batch, height / 16 * width / 16, 64). Pictures to be edited are more tokens of the same kind.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from dstrain.errors import UsageError
+import torch
+from dstrain import latents
+from dstrain.exact import exact_arguments
 from dstrain.schedule import TRAIN_TIMESTEPS
-from torch import Tensor, nn
+from PIL import Image
+from torch import Tensor
 
 CHANNELS = 16
 DOWNSCALE = 8
@@ -25,31 +26,30 @@ def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, prompt_mask: Te
     noisy: (batch, 16, 1, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb: (batch, tokens, channels).
     prompt_mask: (batch, tokens) bool; all true counts as no mask, which lets attention use its faster kernels.
     """
-    rows, columns = noisy.shape[-2] // PATCH, noisy.shape[-1] // PATCH
+    return predict_edit(noisy, timestep, prompt_emb, prompt_mask, [], dit=dit)
+
+
+def predict_edit(
+    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, prompt_mask: Tensor, edit_latents: list[Tensor], *, dit: Any
+) -> Tensor:
+    """Predict as `predict` does; the tokens of pictures to be edited, (batch, 16, 1, h, w) each, follow the noisy ones.
+
+    Each picture has its own grid of positions. A denoiser with `zero_cond_t` sees these tokens at timestep 0.
+    """
+    pictures = [noisy, *edit_latents]
+    grids = [(1, picture.shape[-2] // PATCH, picture.shape[-1] // PATCH) for picture in pictures]
     time = timestep / TRAIN_TIMESTEPS
-    with exact_timestep(dit.time_text_embed, time):
+    with exact_arguments(dit.time_text_embed, torch.cat([time, torch.zeros_like(time)]) if dit.zero_cond_t else time):
         tokens = dit(
-            hidden_states=pack(noisy),
+            hidden_states=torch.cat([pack(picture) for picture in pictures], dim=1),
             timestep=time,
             encoder_hidden_states=prompt_emb,
             encoder_hidden_states_mask=None if prompt_mask.all() else prompt_mask,
-            img_shapes=[[(1, rows, columns)]] * len(noisy),
+            img_shapes=[grids] * len(noisy),
             return_dict=False,
         )[0]
-    return unpack(tokens, rows, columns)
-
-
-@contextmanager
-def exact_timestep(embed: nn.Module, timestep: Tensor) -> Iterator[None]:
-    """While this lasts, the timestep's embedding receives `timestep`, (batch,) fp32, as it is.
-
-    The transformer rounds its timestep to the dtype of the hidden states first: in bf16, 500 and 501 are then one.
-    """
-    handle = embed.register_forward_pre_hook(lambda _, arguments: (timestep, *arguments[1:]))
-    try:
-        yield
-    finally:
-        handle.remove()
+    _, rows, columns = grids[0]
+    return unpack(tokens[:, : rows * columns], rows, columns)
 
 
 def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
@@ -58,29 +58,30 @@ def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     All are (batch, 16, 1, h, w). Source: QwenImagePipeline of diffusers.
     """
     rows, columns = positive.shape[-2] // PATCH, positive.shape[-1] // PATCH
-    wanted, other = pack(positive), pack(negative)
-    guided = other + scale * (wanted - other)
+    wanted = pack(positive)
+    guided = latents.guide(wanted, pack(negative), scale)
     return unpack(guided * (wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)), rows, columns)
 
 
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
     """Return (1, 16, 1, height / 8, width / 8); raises UsageError for a side that is no multiple of 16."""
-    multiple = DOWNSCALE * PATCH
-    for name, side in (("height", height), ("width", width)):
-        if side <= 0 or side % multiple:
-            raise UsageError(name, f"want a multiple of {multiple}, got {side}")
+    latents.check_sides(height, width, DOWNSCALE * PATCH)
     return (1, CHANNELS, 1, height // DOWNSCALE, width // DOWNSCALE)
 
 
-def pack(latents: Tensor) -> Tensor:
+def latent_shape_edit(
+    edit_pictures: list[Image.Image], height: int | None = None, width: int | None = None
+) -> tuple[int, ...]:
+    """Return the shape for a side that is given, else for that of the last picture to be edited, as diffusers does."""
+    last = edit_pictures[-1]
+    return latent_shape(height or last.height, width or last.width)
+
+
+def pack(grid: Tensor) -> Tensor:
     """Latents, (batch, channels, 1, 2 rows, 2 columns) -> tokens, (batch, rows * columns, 4 channels)."""
-    batch, channels, _, height, width = latents.shape
-    patches = latents.reshape(batch, channels, height // PATCH, PATCH, width // PATCH, PATCH).permute(0, 2, 4, 1, 3, 5)
-    return patches.reshape(batch, -1, channels * PATCH**2)
+    return latents.pack(grid[:, :, 0], PATCH)
 
 
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """Tokens, (batch, rows * columns, 4 channels) -> latents, (batch, channels, 1, 2 rows, 2 columns)."""
-    batch, _, width = tokens.shape
-    patches = tokens.reshape(batch, rows, columns, width // PATCH**2, PATCH, PATCH).permute(0, 3, 1, 4, 2, 5)
-    return patches.reshape(batch, -1, 1, rows * PATCH, columns * PATCH)
+    return latents.unpack(tokens, rows * PATCH, columns * PATCH, PATCH)[:, :, None]

@@ -1,13 +1,12 @@
 """Qwen-Image's variants: which units each has, and where its inputs come from."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.errors import UsageError, nearest
 from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Column, Given, Size, Source
+from dstrain.sources import Column, Given, Setting, Size, Source
 from dstrain.unit import Signature, Unit
 from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
 
@@ -26,25 +25,32 @@ SCHEDULE = FlowMatchSchedule(
     latents_per_token=model_fn.PATCH**2,
 )
 
+SAMPLING: Mapping[str, Any] = MappingProxyType(
+    {"num_inference_steps": 50, "guidance_scale": 4.0, "negative_prompt": " "}
+)
+
 # In the last block, what the text's tokens ask for and what follows is thrown away; the text encoder is used
-# without its head, and without pictures.
-UNREACHED = MappingProxyType(
-    {
-        "dit": tuple(
-            f"transformer_blocks.{{last}}.{part}.*"
-            for part in ("attn.add_q_proj", "attn.norm_added_q", "attn.to_add_out", "txt_mlp")
-        ),
-        "text_encoder": ("lm_head.*", "model.visual.*"),
-    }
+# without its head, and without its visual tower where there are no pictures.
+LAST_TEXT = tuple(
+    f"transformer_blocks.{{last}}.{part}.*"
+    for part in ("attn.add_q_proj", "attn.norm_added_q", "attn.to_add_out", "txt_mlp")
 )
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What one variant has of its own: the functions of its units, in order, and its inputs."""
+    """What one variant has of its own; `units` are the functions of its units, in order.
+
+    defaults: those of inference. unreached: patterns of the text encoder's parameters that no loss reaches.
+    """
 
     units: tuple[Callable[..., Any], ...]
     inputs: Mapping[str, Source]
+    predict: Callable[..., Any] = model_fn.predict_edit
+    components: tuple[str, ...] = ("dit", "text_encoder", "vae", "processor")
+    latent_shape: Callable[..., Any] = model_fn.latent_shape_edit
+    defaults: Mapping[str, Any] = field(default_factory=lambda: SAMPLING)
+    unreached: tuple[str, ...] = ("lm_head.*",)
 
 
 TEXT_TO_IMAGE: Mapping[str, Source] = MappingProxyType(
@@ -56,33 +62,67 @@ TEXT_TO_IMAGE: Mapping[str, Source] = MappingProxyType(
         "width": Size("input_image", "width"),
     }
 )
+# VAE_IMAGE_SIZE and CONDITION_IMAGE_SIZE of diffusers' QwenImageEditPlusPipeline.
+EDIT: Mapping[str, Source] = MappingProxyType(
+    {
+        **TEXT_TO_IMAGE,
+        "edit_image": Column("edit_image", "picture"),
+        "edit_pixels": Setting(1024 * 1024, toy=64 * 64),
+    }
+)
+EDIT_SEVERAL: Mapping[str, Source] = MappingProxyType(
+    {
+        **EDIT,
+        "edit_image": Column("edit_image", "pictures"),
+        "edit_text_pixels": Setting(384 * 384, toy=64 * 64),
+    }
+)
+SEVERAL = Variant(
+    (units.resize_edit_images, units.encode_numbered_prompt, units.encode_edit_images, units.encode_image),
+    EDIT_SEVERAL,
+)
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
-        "base": Variant((units.encode_prompt, units.encode_image), TEXT_TO_IMAGE),
+        "base": Variant(
+            (units.encode_prompt, units.encode_image),
+            TEXT_TO_IMAGE,
+            model_fn.predict,
+            ("dit", "text_encoder", "vae", "tokenizer"),
+            model_fn.latent_shape,
+            MappingProxyType({"height": 1024, "width": 1024, **SAMPLING}),
+            ("lm_head.*", "model.visual.*"),
+        ),
+        "edit": Variant(
+            (units.resize_edit_image, units.encode_edit_prompt, units.encode_edit_images, units.encode_image), EDIT
+        ),
+        "edit-2509": SEVERAL,
+        "edit-2511": SEVERAL,
     }
 )
 
 
+def variants_for(dit: Mapping[str, Any]) -> tuple[str, ...]:
+    """The variants that a denoiser with this configuration (config.json's content) can be."""
+    return ("edit-2511",) if dit.get("zero_cond_t") else ("base", "edit", "edit-2509")
+
+
 def build(variant: str) -> Wiring:
-    """Wire one variant; raises UsageError when there is none of that name."""
-    if variant not in VARIANTS:
-        raise UsageError(
-            "qwen_image", f"no variant named {variant!r}; there are: {', '.join(VARIANTS)}{nearest(variant, VARIANTS)}"
-        )
+    """Wire one of the variants that the record names."""
     row = VARIANTS[variant]
     return Wiring(
         family="qwen_image",
         variant=variant,
-        components=("dit", "text_encoder", "vae", "tokenizer"),
+        components=row.components,
         units=tuple(Unit.of(function) for function in row.units),
-        model_fn=Signature.of(model_fn.predict, given=GIVEN_TO_MODEL_FN),
+        model_fn=Signature.of(row.predict, given=GIVEN_TO_MODEL_FN),
         decoders=(Unit.of(units.decode, given=GIVEN_TO_DECODER),),
         inputs=row.inputs,
         schedule=SCHEDULE,
-        latent_shape=Signature.of(model_fn.latent_shape),
+        latent_shape=Signature.of(row.latent_shape),
         guide=model_fn.guide,
         per_side=MappingProxyType({"prompt": "negative_prompt"}),
         padded=MappingProxyType({"prompt_emb": 1, "prompt_mask": 1}),
-        unreached=UNREACHED,
+        unreached=MappingProxyType({"dit": LAST_TEXT, "text_encoder": row.unreached}),
+        defaults=row.defaults,
     )

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers, trainers
 
-from dstrain_qwen_image.units import PREFIX, PREFIX_TOKENS, SUFFIX
+from dstrain_qwen_image.units import EDIT_PREFIX, EDIT_PREFIX_TOKENS, PREFIX, PREFIX_TOKENS, SUFFIX
 
 SPECIAL_TOKENS = tuple(
     f"<|{name}|>"
@@ -87,6 +87,26 @@ SCHEDULER = MappingProxyType(
         "use_dynamic_shifting": True,
     }
 )
+# processor/preprocessor_config.json as published: patches of 14x14 pixels, merged 2x2, and at least 56x56 pixels.
+PREPROCESSOR = MappingProxyType(
+    {
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "max_pixels": 12845056,
+        "merge_size": 2,
+        "min_pixels": 3136,
+        "patch_size": 14,
+        "processor_class": "Qwen2VLProcessor",
+        "resample": 3,
+        "rescale_factor": 0.00392156862745098,
+        "temporal_patch_size": 2,
+    }
+)
 MODEL_INDEX = MappingProxyType(
     {
         "_class_name": "QwenImagePipeline",
@@ -97,6 +117,15 @@ MODEL_INDEX = MappingProxyType(
         "vae": ["diffusers", "AutoencoderKLQwenImage"],
     }
 )
+PROCESSOR = ("transformers", "Qwen2VLProcessor")
+EDITS = MappingProxyType(
+    {
+        "edit": {"_class_name": "QwenImageEditPipeline", "processor": PROCESSOR},
+        "edit-2509": {"_class_name": "QwenImageEditPlusPipeline", "processor": PROCESSOR},
+        "edit-2511": {"_class_name": "QwenImageEditPlusPipeline", "processor": PROCESSOR},
+    }
+)
+"""Variants that edit pictures -> what their model_index.json has of its own."""
 
 
 def write(
@@ -110,14 +139,19 @@ def write(
 
     sizes = sizes or {}
     folder = Path(folder)
-    for name, data in (("model_index.json", MODEL_INDEX), ("scheduler/scheduler_config.json", SCHEDULER)):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(dict(data), indent=2) + "\n", encoding="utf-8")
-    tokenizer = make_tokenizer()
+    edits = variant in EDITS
+    index = {**MODEL_INDEX, **EDITS.get(variant, {})}
+    for name, data in (("model_index.json", index), ("scheduler/scheduler_config.json", dict(SCHEDULER))):
+        _write_json(folder / name, data)
+    tokenizer = make_tokenizer(*((EDIT_PREFIX, EDIT_PREFIX_TOKENS) if edits else (PREFIX, PREFIX_TOKENS)))
     tokenizer.save_pretrained(folder / "tokenizer")
+    if edits:
+        tokenizer.save_pretrained(folder / "processor")
+        _write_json(folder / "processor/preprocessor_config.json", dict(PREPROCESSOR))
+    own = {"zero_cond_t": True} if variant == "edit-2511" else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        dit = QwenImageTransformer2DModel(**{**DIT, **sizes.get("dit", {})})
+        dit = QwenImageTransformer2DModel(**{**DIT, **own, **sizes.get("dit", {})})
         # Two shards, as the published transformer has several.
         dit.save_pretrained(folder / "transformer", max_shard_size=int(0.6 * dit.get_memory_footprint()))
         torch.manual_seed(seed)
@@ -126,11 +160,14 @@ def write(
         _write_text_encoder(folder / "text_encoder", tokenizer, sizes.get("text_encoder", {}))
 
 
-def make_tokenizer() -> Any:
-    """Train a byte-level tokenizer on the chat template's words, so that its prefix is 34 tokens as in the real one."""
+def make_tokenizer(prefix: str, tokens: int) -> Any:
+    """Train a byte-level tokenizer on a chat template's words, so that its prefix is as many tokens as in the real one.
+
+    Raises AssertionError where it is not.
+    """
     from transformers import Qwen2Tokenizer
 
-    words = PREFIX + SUFFIX
+    words = prefix + SUFFIX
     for token in SPECIAL_TOKENS:
         words = words.replace(token, "")
     trainer = trainers.BpeTrainer(
@@ -143,9 +180,14 @@ def make_tokenizer() -> Any:
     tokenizer = Qwen2Tokenizer(
         vocab=model["vocab"], merges=merges, extra_special_tokens=list(SPECIAL_TOKENS), model_max_length=131072
     )
-    if len(tokenizer(PREFIX).input_ids) != PREFIX_TOKENS:
-        raise AssertionError("the chat template's words no longer make 34 tokens")
+    if len(tokenizer(prefix).input_ids) != tokens:
+        raise AssertionError(f"the chat template's words no longer make {tokens} tokens")
     return tokenizer
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_text_encoder(folder: Path, tokenizer: Any, sizes: Mapping[str, Any]) -> None:

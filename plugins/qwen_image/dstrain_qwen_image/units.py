@@ -1,12 +1,16 @@
 """Qwen-Image's units: prompt and picture -> what the denoiser reads, and latents -> picture."""
 
+from math import sqrt
 from typing import Any, TypedDict
 
-import numpy as np
 import torch
 from dstrain.errors import UsageError
+from dstrain.latents import as_picture, signed_pixels, statistics
+from dstrain.pictures import convert
 from PIL import Image
 from torch import Tensor
+
+from dstrain_qwen_image.processor import IMAGE_TOKEN
 
 PREFIX = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
@@ -16,7 +20,21 @@ SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
 PREFIX_TOKENS = 34
 """Tokens of PREFIX, whose embeddings are dropped (QwenImagePipeline of diffusers, `prompt_template_encode`)."""
 MAX_TOKENS = 4096
-"""Tokens of a prompt and SUFFIX that are kept."""
+"""Tokens of a prompt and SUFFIX that are kept, those of pictures among them."""
+
+EDIT_PREFIX = (
+    "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
+    "background), then explain how the user's text instruction should alter or modify the image. Generate a new image "
+    "that meets the user's requirements while maintaining consistency with the original input where appropriate."
+    "<|im_end|>\n<|im_start|>user\n"
+)
+EDIT_PREFIX_TOKENS = 64
+"""Tokens of EDIT_PREFIX, whose embeddings are dropped (QwenImageEditPipeline of diffusers)."""
+PICTURE = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
+NUMBERED_PICTURE = f"Picture {{}}: {PICTURE}"
+"""How a prompt about several pictures begins, once for each (QwenImageEditPlusPipeline of diffusers)."""
+EDIT_MULTIPLE = 32
+"""Of what the sides of resized edit pictures are multiples (`calculate_dimensions` in diffusers)."""
 
 
 class Prompt(TypedDict):
@@ -35,6 +53,27 @@ class Latents(TypedDict):
     """(1, 16, 1, height / 8, width / 8), fp32."""
 
 
+class EditPictures(TypedDict):
+    """The pictures to be edited as text encoder and VAE see them, where both see the same."""
+
+    edit_pictures: list[Image.Image]
+    """About `edit_pixels` pixels each."""
+
+
+class EditPicturesInTwoSizes(EditPictures):
+    """The pictures to be edited as the VAE sees them, and as the text encoder does."""
+
+    edit_text_pictures: list[Image.Image]
+    """About `edit_text_pixels` pixels each."""
+
+
+class EditLatents(TypedDict):
+    """The pictures to be edited in the VAE's latent space, normalised per channel."""
+
+    edit_latents: list[Tensor]
+    """(1, 16, 1, height / 8, width / 8) each, fp32."""
+
+
 class Picture(TypedDict):
     """A generated picture."""
 
@@ -46,12 +85,7 @@ def encode_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any, device: tor
 
     Raises UsageError when the tokenizer does not turn the prefix into 34 tokens: it is then another model's.
     """
-    found = len(tokenizer(PREFIX).input_ids)
-    if found != PREFIX_TOKENS:
-        what = f"turns the chat template's prefix into {found} tokens, want {PREFIX_TOKENS}"
-        raise UsageError(
-            f"tokenizer {tokenizer.name_or_path}", what, "give Qwen-Image's tokenizer with --tokenizer_path"
-        )
+    check_prefix(tokenizer, PREFIX, PREFIX_TOKENS, "tokenizer")
     text = PREFIX + prompt + SUFFIX
     tokens = tokenizer([text], max_length=PREFIX_TOKENS + MAX_TOKENS, truncation=True, return_tensors="pt").to(device)
     # The language model alone: its head would compute a score for each of 152,064 words, which nothing reads.
@@ -62,27 +96,97 @@ def encode_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any, device: tor
     }
 
 
+def resize_edit_image(edit_image: Image.Image, edit_pixels: int) -> EditPictures:
+    """Resize the one picture to be edited to about `edit_pixels` pixels."""
+    return {"edit_pictures": [resize(edit_image, edit_pixels)]}
+
+
+def resize_edit_images(
+    edit_image: list[Image.Image], edit_pixels: int, edit_text_pixels: int
+) -> EditPicturesInTwoSizes:
+    """Resize each picture to be edited to about `edit_pixels` pixels, and again to about `edit_text_pixels`."""
+    return {
+        "edit_pictures": [resize(picture, edit_pixels) for picture in edit_image],
+        "edit_text_pictures": [resize(picture, edit_text_pixels) for picture in edit_image],
+    }
+
+
+def resize(picture: Image.Image, pixels: int) -> Image.Image:
+    """Resize a picture, keeping its aspect ratio but for the rounding, to about `pixels` pixels in multiples of 32.
+
+    Raises UsageError where a side would be rounded to nothing. Source: `calculate_dimensions` of diffusers.
+    """
+    ratio = picture.width / picture.height
+    exact = sqrt(pixels * ratio)
+    width, height = (round(side / EDIT_MULTIPLE) * EDIT_MULTIPLE for side in (exact, exact / ratio))
+    if not width or not height:
+        size = f"{picture.width} x {picture.height} (width x height)"
+        raise UsageError("edit_image", f"{size} is too long for {pixels} pixels in multiples of {EDIT_MULTIPLE}")
+    return convert(picture, "RGB").resize((width, height), Image.Resampling.LANCZOS)
+
+
+def encode_edit_prompt(
+    prompt: str, edit_pictures: list[Image.Image], *, text_encoder: Any, processor: Any, device: torch.device
+) -> Prompt:
+    """Text and the picture it is about -> hidden states of the picture's and the text's tokens."""
+    return _encode_with_pictures(PICTURE + prompt, edit_pictures, text_encoder, processor, device)
+
+
+def encode_numbered_prompt(
+    prompt: str, edit_text_pictures: list[Image.Image], *, text_encoder: Any, processor: Any, device: torch.device
+) -> Prompt:
+    """Text that speaks of 'Picture 1', 'Picture 2' ..., and these -> hidden states of all their tokens."""
+    pictures = "".join(NUMBERED_PICTURE.format(number) for number, _ in enumerate(edit_text_pictures, start=1))
+    return _encode_with_pictures(pictures + prompt, edit_text_pictures, text_encoder, processor, device)
+
+
 def encode_image(input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype) -> Latents:
     """RGB picture -> the mode of the VAE's distribution, normalised in fp32; sides are multiples of 16."""
-    pixels = torch.from_numpy(np.array(input_image)).permute(2, 0, 1).to(device, torch.float32) / 255 * 2 - 1
-    mode = vae.encode(pixels[None, :, None].to(dtype)).latent_dist.mode().float()
-    mean, std = _statistics(vae.config, mode)
-    return {"input_latents": (mode - mean) / std}
+    return {"input_latents": _encode_picture(input_image, vae, device, dtype)}
+
+
+def encode_edit_images(
+    edit_pictures: list[Image.Image], *, vae: Any, device: torch.device, dtype: torch.dtype
+) -> EditLatents:
+    """RGB pictures to be edited -> the modes of the VAE's distributions, normalised in fp32."""
+    return {"edit_latents": [_encode_picture(picture, vae, device, dtype) for picture in edit_pictures]}
 
 
 def decode(latents: Tensor, *, vae: Any) -> Picture:
     """Latents, (1, 16, 1, height / 8, width / 8) -> RGB picture."""
     latents = latents.to(vae.device, torch.float32)
-    mean, std = _statistics(vae.config, latents)
+    mean, std = statistics(vae.config, latents)
     # Not latents * std: diffusers divides, and then the pixels are equal, too.
-    pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[0][0, :, 0].float()
-    values = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
-    return {"image": Image.fromarray(values.permute(1, 2, 0).cpu().numpy())}
+    pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[0]
+    return {"image": as_picture(pixels[:, :, 0])}
 
 
-def _statistics(vae_config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the latents, each (1, channels, 1, 1, 1)."""
-    mean, std = (
-        like.new_tensor(numbers).view(1, -1, 1, 1, 1) for numbers in (vae_config.latents_mean, vae_config.latents_std)
-    )
-    return mean, std
+def check_prefix(tokenizer: Any, prefix: str, wanted: int, component: str) -> None:
+    """Raise UsageError when a tokenizer does not turn a chat template's prefix into the number of tokens dropped."""
+    found = len(tokenizer(prefix).input_ids)
+    if found != wanted:
+        what = f"turns the chat template's prefix into {found} tokens, want {wanted}"
+        raise UsageError(
+            f"{component} {tokenizer.name_or_path}", what, f"give Qwen-Image's {component} with --{component}_path"
+        )
+
+
+def _encode_with_pictures(
+    text: str, pictures: list[Image.Image], text_encoder: Any, processor: Any, device: torch.device
+) -> Prompt:
+    """Text with pictures in it -> the last hidden states, without those of the edit template's prefix."""
+    check_prefix(processor.tokenizer, EDIT_PREFIX, EDIT_PREFIX_TOKENS, "processor")
+    read = processor(EDIT_PREFIX + text + SUFFIX, pictures, EDIT_PREFIX_TOKENS + MAX_TOKENS)
+    outputs = text_encoder.model(**{name: value.to(device) for name, value in read.items()}, use_cache=False)
+    return {
+        "prompt_emb": outputs.last_hidden_state[:, EDIT_PREFIX_TOKENS:],
+        "prompt_mask": read["attention_mask"][:, EDIT_PREFIX_TOKENS:].bool().to(device),
+    }
+
+
+def _encode_picture(picture: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    pixels = signed_pixels([picture]).to(device, dtype)
+    mode = vae.encode(pixels[:, :, None]).latent_dist.mode().float()
+    mean, std = statistics(vae.config, mode)
+    normalised: Tensor = (mode - mean) / std
+    return normalised

@@ -1,12 +1,15 @@
-"""One toy model, written once, and its components as this plugin loads them."""
+"""Toy models, each written once, and their components as this plugin loads them."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dstrain.components import Files
+from dstrain.weights import recognise
 from dstrain_qwen_image.components import COMPONENTS
 from dstrain_qwen_image.toy import write
 
@@ -15,29 +18,50 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Load every component of a model folder, and its configuration as units borrow it."""
     lent: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
     for component in COMPONENTS:
-        place = folder / component.folder
+        place = folder / component.folders[0]
+        if not place.is_dir():
+            continue
         configuration = None
         if not component.is_folder:
             configuration = component.configure(json.loads((place / "config.json").read_text()))
             lent[f"{component.name}_config"] = configuration
-        paths = (place,) if component.is_folder else tuple(sorted(place.glob("*.safetensors")))
-        lent[component.name] = component.load(Files(paths), configuration, dtype)
+        files = Files((place,))
+        if not component.is_folder:
+            ((_, files),) = recognise(Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS)
+        lent[component.name] = component.load(files, configuration, dtype)
     for name in ("dit", "text_encoder", "vae"):
         lent[name].requires_grad_(False)
     return lent
 
 
 @pytest.fixture(scope="session")
-def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    write(folder)
+def toy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Give the folder of a variant's toy, written when it is first asked for."""
+
+    @cache
+    def folder(variant: str) -> Path:
+        place = tmp_path_factory.mktemp(variant)
+        write(place, variant)
+        return place
+
     return folder
+
+
+@pytest.fixture(scope="session")
+def toy_folder(toy_of: Callable[[str], Path]) -> Path:
+    return toy_of("base")
 
 
 @pytest.fixture
 def lent(toy_folder: Path) -> dict[str, Any]:
     """Fresh components, in fp32."""
     return load(toy_folder)
+
+
+@pytest.fixture
+def components_of(toy_of: Callable[[str], Path]) -> Callable[[str], dict[str, Any]]:
+    """Give fresh components of a variant's toy, in fp32."""
+    return lambda variant: load(toy_of(variant))
 
 
 @pytest.fixture

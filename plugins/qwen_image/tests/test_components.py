@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing.reduction
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from accelerate import init_empty_weights
 from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
 from dstrain.components import Component, Files
 from dstrain.errors import StateError
-from dstrain.networks import find_weights
+from dstrain.weights import recognise
 from dstrain_qwen_image.components import COMPONENTS
 from dstrain_qwen_image.toy import published_name
 from safetensors.torch import load_file, save_file
@@ -28,12 +27,16 @@ CLASSES = {
 named = pytest.mark.parametrize("component", NETWORKS, ids=lambda component: component.name)
 
 
-def files_of(folder: Path, component: Component) -> tuple[Path, ...]:
-    return tuple(sorted((folder / component.folder).glob("*.safetensors")))
+def files_of(folder: Path, component: Component) -> Files:
+    return arranged(component, *sorted((folder / component.folders[0]).glob("*.safetensors")))
+
+
+def arranged(component: Component, *paths: Path) -> Files:
+    return recognise(Files(paths), (component,))[0][1]
 
 
 def configuration_of(folder: Path, component: Component) -> Any:
-    return component.configure(json.loads((folder / component.folder / "config.json").read_text()))
+    return component.configure(json.loads((folder / component.folders[0] / "config.json").read_text()))
 
 
 def assert_equal_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
@@ -44,19 +47,15 @@ def assert_equal_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 @named
 def test_marks_recognise_this_component_and_no_other(component: Component, toy_folder: Path) -> None:
-    def recognised(names: dict[str, Any]) -> bool:
-        return all(any(fnmatch(name, mark) for name in names) for mark in component.marks)
-
-    assert [c.name for c in NETWORKS if recognised(find_weights(files_of(toy_folder, c)))] == [component.name]
+    ((fitting, _),) = recognise(Files(files_of(toy_folder, component).paths), NETWORKS)
+    assert fitting == (component,)
 
 
 @pytest.mark.filterwarnings("default")
 @named
 def test_loads_the_weights_that_the_library_loads(component: Component, toy_folder: Path) -> None:
-    ours = component.load(
-        Files(files_of(toy_folder, component)), configuration_of(toy_folder, component), torch.float32
-    )
-    theirs = CLASSES[component.name].from_pretrained(toy_folder / component.folder)
+    ours = component.load(files_of(toy_folder, component), configuration_of(toy_folder, component), torch.float32)
+    theirs = CLASSES[component.name].from_pretrained(toy_folder / component.folders[0])
     assert_equal_weights(ours, theirs)
     assert not ours.training
     buffers = dict(theirs.named_buffers())
@@ -68,34 +67,35 @@ def test_weights_stored_in_another_dtype_load_as_the_dtype_asked_for(
     component: Component, toy_folder: Path, tmp_path: Path
 ) -> None:
     paths = []
-    for path in files_of(toy_folder, component):
+    for path in files_of(toy_folder, component).paths:
         paths.append(tmp_path / path.name)
         save_file({name: weight.half() for name, weight in load_file(path).items()}, paths[-1])
     for dtype in (torch.float32, torch.bfloat16):
-        module = component.load(Files(tuple(paths)), configuration_of(toy_folder, component), dtype)
+        module = component.load(arranged(component, *paths), configuration_of(toy_folder, component), dtype)
         assert {weight.dtype for weight in module.parameters()} == {dtype}
 
 
 @named
 def test_a_missing_weight_is_refused_by_name(component: Component, toy_folder: Path, tmp_path: Path) -> None:
-    weights = {name: tensor for path in files_of(toy_folder, component) for name, tensor in load_file(path).items()}
-    dropped, tensor = weights.popitem()
-    save_file({**weights, "surplus.weight": tensor}, tmp_path / "model.safetensors")
+    paths = files_of(toy_folder, component).paths
+    weights = {name: tensor for path in paths for name, tensor in load_file(path).items()}
+    dropped = min(weights)
+    save_file({"surplus.weight": weights.pop(dropped), **weights}, tmp_path / "model.safetensors")
+    files = arranged(component, tmp_path / "model.safetensors")
     with pytest.raises(StateError) as error:
-        component.load(Files((tmp_path / "model.safetensors",)), configuration_of(toy_folder, component), torch.float32)
-    assert "1 missing" in str(error.value)
-    assert dropped.rpartition(".")[2] in str(error.value)
+        component.load(files, configuration_of(toy_folder, component), torch.float32)
+    assert f"1 missing: {dropped}" in str(error.value)
     assert "1 unexpected: surplus.weight" in str(error.value)
 
 
 def test_the_text_encoder_loads_from_published_and_from_new_names(toy_folder: Path, tmp_path: Path) -> None:
     component = BY_NAME["text_encoder"]
     configuration = configuration_of(toy_folder, component)
-    published = component.load(Files(files_of(toy_folder, component)), configuration, torch.float32)
+    published = component.load(files_of(toy_folder, component), configuration, torch.float32)
     own_names = {name: tensor.clone() for name, tensor in published.state_dict().items()}
     save_file(own_names, tmp_path / "model.safetensors")
     assert not {published_name(name) for name in own_names} & set(own_names) - {"lm_head.weight"}
-    renamed = component.load(Files((tmp_path / "model.safetensors",)), configuration, torch.float32)
+    renamed = component.load(arranged(component, tmp_path / "model.safetensors"), configuration, torch.float32)
     assert_equal_weights(published, renamed)
 
 

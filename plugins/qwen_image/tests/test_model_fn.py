@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
+from dstrain.exact import exact_arguments
 from dstrain_qwen_image import MODEL
-from dstrain_qwen_image.model_fn import exact_timestep, guide, latent_shape, pack, predict, unpack
+from dstrain_qwen_image.model_fn import guide, latent_shape, pack, predict, unpack
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor
 
@@ -62,12 +63,12 @@ def test_in_bf16_neighbouring_timesteps_embed_differently(
     exact, rounded = seen
     assert exact.dtype == torch.bfloat16
     assert not torch.equal(exact[0], exact[1])
-    assert torch.equal(rounded[0], rounded[1]), "diffusers no longer rounds timesteps; exact_timestep can go"
+    assert torch.equal(rounded[0], rounded[1]), "diffusers no longer rounds timesteps; exact_arguments can go"
 
 
 def test_exact_timestep_leaves_no_hook_behind_even_after_an_error(lent: dict[str, Any]) -> None:
     embed = lent["dit"].time_text_embed
-    with pytest.raises(RuntimeError), exact_timestep(embed, torch.ones(1)):
+    with pytest.raises(RuntimeError), exact_arguments(embed, torch.ones(1)):
         raise RuntimeError
     predict(timestep=torch.ones(2), **inputs(), dit=lent["dit"])
     assert not embed._forward_pre_hooks

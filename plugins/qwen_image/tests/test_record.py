@@ -16,9 +16,13 @@ def test_the_entry_point_is_the_record_and_every_part_of_it_loads() -> None:
     (point,) = entry_points(group="dstrain.models", name="qwen_image")
     record = point.load()
     assert record.name == "qwen_image"
-    for variant in record.variants:
-        assert record.load("wiring")(variant).family == record.name
+    wirings = [record.load("wiring")(variant) for variant in record.variants]
+    assert {wiring.family for wiring in wirings} == {record.name}
     names = {component.name for component in record.load("components")}
-    assert set(record.load("wiring")("base").components) == names
+    assert {name for wiring in wirings for name in wiring.components} == names
+    assert set(record.model_ids) == set(record.variants)
+    settings = {name for wiring in wirings for name in wiring.settings}
+    assert {option.name for option in record.options if not option.component} == settings
     assert {*record.lora_targets, *record.lora_prefixes, *record.default_ids, record.default_trainable} <= names
     assert callable(record.load("toy"))
+    assert callable(record.load("variants_for"))

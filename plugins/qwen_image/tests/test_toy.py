@@ -1,13 +1,14 @@
 """The toy is written as the published model is laid out, the same each time, and diffusers loads it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import QwenImagePipeline
 from dstrain_qwen_image.toy import write
-from dstrain_qwen_image.units import PREFIX
+from dstrain_qwen_image.units import EDIT_PREFIX, PREFIX
 from safetensors import safe_open
 from transformers import Qwen2Tokenizer
 
@@ -46,6 +47,23 @@ def test_equal_arguments_write_equal_files_and_leave_the_global_generator_alone(
     different = {name for name, data in contents(tmp_path / "other").items() if data != contents(toy_folder)[name]}
     assert all(name.endswith(".safetensors") for name in different)
     assert {Path(name).parent.name for name in different} == {"transformer", "text_encoder", "vae"}
+
+
+def test_a_toy_that_edits_has_a_processor_and_the_edit_templates_64_tokens(
+    toy_folder: Path, toy_of: Callable[[str], Path]
+) -> None:
+    assert not (toy_folder / "processor").exists()
+    for variant in ("edit", "edit-2509", "edit-2511"):
+        folder = toy_of(variant)
+        assert {"preprocessor_config.json", "tokenizer.json"} <= {
+            path.name for path in (folder / "processor").iterdir()
+        }
+        assert len(Qwen2Tokenizer.from_pretrained(folder / "processor")(EDIT_PREFIX).input_ids) == 64
+        config = json.loads((folder / "transformer/config.json").read_text())
+        assert config["zero_cond_t"] is (variant == "edit-2511")
+        index = json.loads((folder / "model_index.json").read_text())
+        assert index["processor"] == ["transformers", "Qwen2VLProcessor"]
+        assert index["_class_name"] == ("QwenImageEditPipeline" if variant == "edit" else "QwenImageEditPlusPipeline")
 
 
 def test_sizes_replace_constructor_arguments(tmp_path: Path) -> None:

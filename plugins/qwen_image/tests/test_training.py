@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from diffusers import QwenImagePipeline
 from dstrain.checkpoint import load_state, states
 from dstrain.config import TrainConfig
-from dstrain.loading import ModelConfig
+from dstrain.model_files import ModelConfig
 from dstrain.module import Batch, TrainingModule
 from dstrain.pipeline import Pipeline
 from dstrain.runner import run
@@ -254,7 +254,8 @@ def test_a_lora_trained_here_gives_the_same_latents_in_diffusers_at_each_step(
     pictures = {}
     for loras in ((), (file,)):
         ours: list[Tensor] = []
-        pipe = Pipeline.from_pretrained("qwen_image", [ModelConfig(path=weights(toy_folder, part)) for part in PARTS])
+        files = [ModelConfig(path=weights(toy_folder, part)) for part in PARTS]
+        pipe = Pipeline.from_pretrained("qwen_image", files, "base")
         for lora in loras:
             pipe.load_lora(lora)
         arguments = {"prompt": "a dog", "negative_prompt": "bad", "guidance_scale": scale, "latents": noise, **size}

@@ -20,7 +20,7 @@ from dstrain.components import Component, Files
 from dstrain.config import TrainConfig
 from dstrain.data_process import data_process
 from dstrain.hooks import load_extensions
-from dstrain.loading import ModelConfig
+from dstrain.model_files import ModelConfig
 from dstrain.module import Batch, Sample, TrainingModule
 from dstrain.order import deal
 from dstrain.randomness import Rng, SampleKey, seed_global
@@ -70,7 +70,7 @@ def load_net(files: Files, configuration: Mapping[str, Any], dtype: torch.dtype)
 
 RECORD = Record(
     "random", "", "", "", ("base",), "dit", MappingProxyType({}), MappingProxyType({}),
-    parts=tuple(Component(net, net, load_net, (f"{net}.*",)) for net in NETS),
+    parts=tuple(Component(net, (net,), load_net, (f"{net}.*",)) for net in NETS),
 )  # fmt: skip
 
 

@@ -1,0 +1,185 @@
+"""`dstrain generate --dataset`: a picture or video for each row of a table, written as a data set to train on.
+
+FOLDER/metadata.csv has the table's columns and one for what was made; it is written last. A file is named by a hash of
+what its row gives, so that the same command goes on where it stopped, and makes anew what a changed row asks for.
+"""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dstrain.cells import Cell, load_cell
+from dstrain.config import GenerateConfig
+from dstrain.data_process import component_digests
+from dstrain.dataset import DataConfig, check_rows
+from dstrain.distill import NOISE_COLUMNS
+from dstrain.errors import StateError, UsageError
+from dstrain.files import lock, remove_leftovers, temporary, write_file, write_json
+from dstrain.generate import PipelineSource, chosen, makes_video, sampling_given, write
+from dstrain.given import NAMED, as_column, inputs_given, names_given
+from dstrain.keys import Digests, hashed, input_key
+from dstrain.metadata import Table, read_metadata
+from dstrain.model_files import find
+from dstrain.pictures import Resolution
+from dstrain.progress import Progress
+from dstrain.sampler import Sampling, generate_task
+from dstrain.sources import FILE_KINDS, Setting
+from dstrain.wiring import Wiring
+
+SETTINGS = "generated.json"
+NAME_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class Making:
+    """What is made: the table, each row's cells by the name of an input or a field of `Sampling`, each row's file."""
+
+    table: Table
+    rows: Sequence[Mapping[str, Cell]]
+    column: str
+    files: Sequence[str]
+
+
+def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
+    """Make what the table lacks in the folder --output; raises a DstrainError before anything is loaded.
+
+    Raises StateError for a folder whose files were made by other settings, naming them.
+    """
+    table = read_metadata(metadata)
+    folder = config.output
+    with chosen(config, {*names_given(config), *table.columns}) as source, lock(folder):
+        digests = Digests.remembered(folder / "digests.json")
+        making = _making(table, source, digests)
+        shared = {**inputs_given(config, source.wiring), **sampling_given(config)}
+        settings = _settings(source, digests)
+        _check_settings(folder, settings, table.path)
+        missing = {name: i for i, name in enumerate(making.files) if not (folder / name).is_file()}
+        print(f"{len(making.files)} rows, {len(missing)} to make; {folder}", file=sys.stderr, flush=True)
+        write_json(folder / SETTINGS, settings)
+        digests.save()
+        _copy_inputs(making, folder)
+        if missing:
+            _make(making, missing, source, shared)
+        _write_metadata(making, folder)
+
+
+def _making(table: Table, source: PipelineSource, digests: Digests) -> Making:
+    """Check the whole table, and name each row's file, without loading anything."""
+    made, ending = ("video", ".mp4") if makes_video(source.wiring) else ("image", ".png")
+    if made in table.columns:
+        raise UsageError(str(table.path), f"has a column {made!r}, which is what is made", "leave it out")
+    if "seed" not in table.columns:
+        raise UsageError(str(table.path), "has no column 'seed', which each row's noise is drawn from")
+    rows = _rows(table, source)
+    keys = [hashed("row", {n: input_key(cell, digests) for n, cell in cells.items()})[:NAME_LENGTH] for cells in rows]
+    return Making(table, rows, made, [f"{made}/{key}{ending}" for key in keys])
+
+
+def _rows(table: Table, source: PipelineSource) -> Sequence[Mapping[str, Cell]]:
+    """The cells of every row, once each has been found to give what inference needs."""
+    config, wiring = source.config, source.wiring
+    columns = {name: as_column(name, wiring.inputs[name]) for name in _needed(wiring) if name in table.columns}
+    for name in columns:
+        if name in names_given(config):
+            raise UsageError(f"--{name}", f"is also a column of {table.path}")
+    columns |= {name: column for name, column in NOISE_COLUMNS.items() if name in table.columns}
+    size = Resolution(config.height, config.width, sys.maxsize)
+    rows = check_rows(table, DataConfig(table.path.parent, None, None, size), columns).rows
+    blank = [index for index, cells in enumerate(rows) if "seed" not in cells]
+    if blank:
+        raise UsageError(table.where(blank[0], "seed"), f"is blank, in {len(blank)} rows")
+    given = {*names_given(config), *wiring.defaults} & set(wiring.inputs)
+    for inputs in {frozenset(cells) - set(NOISE_COLUMNS) for cells in rows}:
+        wiring.plan(inputs | given, generate_task(wiring, guided=False), columns=table.columns)
+    return rows
+
+
+def _needed(wiring: Wiring) -> frozenset[str]:
+    """The inputs that inference uses and a row may give."""
+    used = wiring.plan(frozenset(wiring.inputs), generate_task(wiring, guided=True)).used_inputs
+    return frozenset(name for name in used if not isinstance(wiring.inputs[name], Setting))
+
+
+def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
+    """What all rows have in common and decides what is made, as flat JSON data."""
+    config, wiring = source.config, source.wiring
+    plan = wiring.plan(frozenset(wiring.inputs), generate_task(wiring, guided=True))
+    found = find(source.record, source.models, plan.components[""], plan.configs[""])
+    given = {name: getattr(config, name) for name in NAMED if getattr(config, name) is not None}
+    for item in config.input:
+        kind = as_column(item.name, wiring.inputs[item.name]).kind if item.name in wiring.inputs else "text"
+        given.setdefault(item.name, []).append(digests.of(item.text) if kind in FILE_KINDS else item.text)
+    fields = set(Sampling.__dataclass_fields__) - {"seed"}
+    defaults = {name: value for name, value in wiring.defaults.items() if name in {*fields, *wiring.inputs}}
+    constants = {name: setting.value for name, setting in wiring.settings.items()}
+    sampling = {name: value for name, value in sampling_given(config).items() if name in fields}
+    settings = {
+        "family": wiring.family,
+        "variant": wiring.variant,
+        **{f"files of {name}": digest for name, digest in component_digests(found, digests).items()},
+        "LoRA": [[digests.of(lora.path), lora.scale] for lora in config.lora],
+        "dtype": str(source.dtype).removeprefix("torch."),
+        **constants, **defaults, **given, **sampling,
+    }  # fmt: skip
+    as_read: dict[str, Any] = json.loads(json.dumps(settings))
+    return as_read
+
+
+def _check_settings(folder: Path, settings: Mapping[str, Any], table: Path) -> None:
+    """Refuse a folder that holds something else: another data set, or files made by other settings."""
+    record, metadata = folder / SETTINGS, folder / "metadata.csv"
+    if not record.is_file():
+        if metadata.is_file():
+            what = "holds a data set that was not made here; what is there is left as it is"
+            raise UsageError(str(metadata), what, "give another --output")
+        return
+    if table.resolve() == metadata.resolve():
+        raise UsageError("--dataset", f"{table} is what would be written")
+    before = json.loads(record.read_bytes())
+    names = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
+    if names:
+        words = [f"{name}: there {before.get(name)}, this run {settings.get(name)}" for name in names]
+        raise StateError(str(folder), "was made by other settings", "; ".join(words), "give another --output")
+
+
+def _copy_inputs(making: Making, folder: Path) -> None:
+    """Copy the files that rows name into the folder, at the same places, so that it is a data set by itself."""
+    base = making.table.path.parent.resolve()
+    for path in sorted({Path(file) for cells in making.rows for cell in cells.values() for file in cell.files}):
+        copy = folder / path.relative_to(base)
+        if not copy.is_file():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_file(copy, path.read_bytes())
+        elif copy.read_bytes() != path.read_bytes():
+            raise StateError(str(copy), f"differs from {path}, of which it should be a copy", "remove one of them")
+
+
+def _make(making: Making, missing: Mapping[str, int], source: PipelineSource, shared: Mapping[str, Any]) -> None:
+    """Make each missing file whole: built under a temporary name, then put in its place."""
+    pipeline, folder = source.load(), source.config.output
+    (folder / making.column).mkdir(exist_ok=True)
+    remove_leftovers(folder / making.column)
+    with Progress("generate", total=len(missing)) as progress:
+        for name, row in missing.items():
+            own = {field: load_cell(cell) for field, cell in making.rows[row].items()}
+            building = temporary((folder / name).with_stem("made"))
+            write(pipeline(**{**shared, **own}), building)
+            write_file(folder / name, building.read_bytes())
+            building.unlink()
+            progress.step()
+
+
+def _write_metadata(making: Making, folder: Path) -> None:
+    """Write the table with the column of what was made; a cell that is a list is written as JSON."""
+    text = io.StringIO(newline="")
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow((*making.table.columns, making.column))
+    for row, file in zip(making.table.rows, making.files, strict=True):
+        cells = (row[name] for name in making.table.columns)
+        rows.writerow((*(cell if isinstance(cell, str) else json.dumps(cell) for cell in cells), file))
+    write_file(folder / "metadata.csv", text.getvalue().encode())

@@ -1,0 +1,74 @@
+"""Inputs of inference as a command line gives them: names and text, turned into the values units read."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dstrain.cells import load_cell
+from dstrain.clips import FrameSampling
+from dstrain.config import GenerateConfig
+from dstrain.dataset import DataConfig, check_rows
+from dstrain.errors import UsageError, nearest
+from dstrain.metadata import Table
+from dstrain.pictures import Resolution
+from dstrain.sources import FILE_KINDS, Column, Given, Kind, Setting, Source
+from dstrain.wiring import Wiring
+
+NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
+"""Inputs that have a flag of their own."""
+
+
+def names_given(config: GenerateConfig) -> tuple[str, ...]:
+    """The names of the inputs that a command line gives."""
+    named = [name for name in NAMED if getattr(config, name) is not None]
+    return tuple(dict.fromkeys([*named, *(item.name for item in config.input)]))
+
+
+def inputs_given(config: GenerateConfig, wiring: Wiring) -> dict[str, Any]:
+    """The values of these inputs; raises UsageError for an unknown name, or for text that is no such value."""
+    values = {name: getattr(config, name) for name in NAMED if getattr(config, name) is not None}
+    texts: dict[str, list[str]] = {}
+    for item in config.input:
+        texts.setdefault(item.name, []).append(item.text)
+    for name, written in texts.items():
+        if name in values:
+            raise UsageError("--input", f"{name} is also given as --{name}")
+        if name not in wiring.inputs:
+            raise UsageError("--input", f"{wiring.variant} has no input {name!r}{nearest(name, wiring.inputs)}")
+        values[name] = _value(name, written, wiring.inputs[name], config)
+    return values
+
+
+def _value(name: str, written: Sequence[str], source: Source, config: GenerateConfig) -> Any:
+    kind = _kind(source)
+    many = kind in ("pictures", "texts")
+    if len(written) > 1 and not many:
+        raise UsageError("--input", f"{name} is one value, and is given {len(written)} times")
+    texts = [os.path.abspath(text) for text in written] if kind in FILE_KINDS else list(written)
+    own = as_column(name, source)
+    table = Table(Path("--input"), (name,), ({name: texts if many else texts[0]},), (1,))
+    size = Resolution(config.height, config.width, sys.maxsize)
+    clip = FrameSampling() if config.num_frames is None else FrameSampling(config.num_frames)
+    dataset = check_rows(table, DataConfig(Path(os.sep), None, None, size, sampling=clip), {name: own})
+    return load_cell(dataset.rows[0][name])
+
+
+def as_column(name: str, source: Source) -> Column:
+    """The column `name` from which an input is read as inference takes it: pictures keep their size."""
+    if not isinstance(source, Column):
+        return Column(name, _kind(source))
+    # Units resize what inference gives them.
+    return replace(source, name=name, multiple=0, pick="", extra=False)
+
+
+def _kind(source: Source) -> Kind:
+    """What an input is read as; a measured one is an integer."""
+    if isinstance(source, Column | Given):
+        return source.kind
+    if isinstance(source, Setting):
+        kinds: Mapping[type, Kind] = {int: "integer", float: "number"}
+        return kinds.get(type(source.value), "text")
+    return "integer"

@@ -1,0 +1,31 @@
+"""The conformance kit: the contract of a family as tests, at toy sizes. It needs pytest.
+
+A family's `tests/test_conformance.py`:
+
+    from dstrain.testing import Conformance
+
+    class TestConformance(Conformance):
+        family = "my_model"
+
+The plans and digests that it compares lie beside that file; `python -m dstrain.testing FAMILY FOLDER` writes them.
+"""
+
+import pytest
+
+# Before they are imported, hence E402: pytest then says what stood on both sides of a failed assert.
+pytest.register_assert_rewrite(*(f"dstrain.testing.{name}" for name in ("declared", "trainable", "saved")))
+
+from dstrain.testing.contract import Published  # noqa: E402
+from dstrain.testing.declared import Declared  # noqa: E402
+from dstrain.testing.saved import Saved  # noqa: E402
+from dstrain.testing.trainable import Trainable  # noqa: E402
+
+__all__ = ("Conformance", "Published")
+
+
+class Conformance(Declared, Trainable, Saved):
+    """The contract of one family. Subclass it as `TestConformance` in the family's `tests/test_conformance.py`.
+
+    family: its name; it must be installed. published: a static method that runs the published pipeline, where there is
+    one (`Published` says what it is given). The plans and digests lie beside the subclass's file.
+    """

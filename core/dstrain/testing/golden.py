@@ -1,0 +1,32 @@
+"""The plans that a family's tests compare: a file for each variant and set of trained components."""
+
+from pathlib import Path
+
+from dstrain.graph import as_text
+from dstrain.losses import SFT
+from dstrain.record import ModelRecord
+from dstrain.testing.rows import data_inputs
+from dstrain.testing.trained_sets import trained_sets
+from dstrain.wiring import Wiring
+
+FOLDER = "plans"
+
+
+def plan_texts(record: ModelRecord, wiring: Wiring) -> dict[str, str]:
+    """Name of the file -> the plan as `dstrain graph` prints it, for one variant."""
+    found = {}
+    for trained in trained_sets(record, wiring):
+        plan = wiring.plan(data_inputs(wiring), SFT, trained.components)
+        found[f"{wiring.variant}-sft-{'+'.join(trained.components)}.txt"] = as_text(plan, wiring, SFT)
+    return found
+
+
+def write_plans(folder: Path, texts: dict[str, str]) -> None:
+    """Write the plans of all variants, and remove those of what is gone."""
+    place = folder / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    for path in place.glob("*.txt"):
+        if path.name not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (place / name).write_text(text)

@@ -1,0 +1,177 @@
+"""A data set, and arguments of inference, made from a variant's table of inputs alone."""
+
+import json
+from collections.abc import Iterable
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from dstrain.errors import UsageError
+from dstrain.losses import SFT
+from dstrain.sampler import generate_task
+from dstrain.sources import Column, Given, Setting, Size
+from dstrain.values import Frames
+from dstrain.videos import write_video
+from dstrain.wiring import Wiring
+
+CAPTIONS = ("a dog", "", "two dogs that run over a long bridge in the rain")
+"""Texts of several lengths, one of them blank."""
+NEGATIVE = "blurry, ugly"
+LEAST_SIDE = 32
+FPS = 8.0
+CLIPS = 2
+"""A video has twice the least number of frames beyond its first."""
+STEPS = 3
+"""Steps of an inference."""
+LIST = 2
+"""Entries of a list of texts or of pictures."""
+
+
+def sides(wiring: Wiring) -> tuple[int, int]:
+    """(height, width) of every picture: the least multiples of what the inputs need that are at least 32 and 48."""
+    multiple = lcm(16, *(column.multiple for column in _columns(wiring).values() if column.multiple))
+    return tuple(-(-least // multiple) * multiple for least in (LEAST_SIDE, LEAST_SIDE * 3 // 2))  # type: ignore[return-value]
+
+
+def frames(wiring: Wiring) -> int:
+    """How many frames every video has."""
+    return 1 + CLIPS * lcm(1, *(column.frames for column in _columns(wiring).values() if column.frames))
+
+
+def write_rows(wiring: Wiring, folder: Path) -> Path:
+    """Write a data set that gives every column of a variant, and rows without those that can be absent.
+
+    Noise with captions of several lengths: three rows that have everything, then two without optional files and
+    numbers if there are such columns. Equal wirings write equal pictures and rows.
+    """
+    folder.mkdir(parents=True)
+    # Of inputs from one column, those that are no frame picked from it say what it holds.
+    columns = {c.name: c for c in sorted(_columns(wiring).values(), key=lambda c: not c.pick)}
+    optional = _optional(wiring)
+    rows = []
+    for i, caption in enumerate((*CAPTIONS, *CAPTIONS[1:]) if optional else CAPTIONS):
+        left_out = optional if i >= len(CAPTIONS) else frozenset()
+        cells = {
+            name: _cell(wiring, column, i, caption, folder) for name, column in columns.items() if name not in left_out
+        }
+        rows.append(cells)
+    (folder / "metadata.json").write_text(json.dumps(rows))
+    return folder
+
+
+def inputs(wiring: Wiring) -> dict[str, Any]:
+    """A value for every input of a variant: of columns and what is measured on them, settings, and defaults.
+
+    Of those that only inference gives, the negative side's and those with a default.
+    """
+    height, width = sides(wiring)
+    measures = {"height": height, "width": width, "frames": frames(wiring)}
+    given: dict[str, Any] = {}
+    for name, source in wiring.inputs.items():
+        if name in wiring.per_side.values():
+            given[name] = NEGATIVE
+        elif isinstance(source, Column):
+            given[name] = _value(wiring, source)
+        elif isinstance(source, Size):
+            given[name] = measures[source.axis]
+        elif isinstance(source, Setting):
+            given[name] = source.value
+        elif name in wiring.defaults:
+            given[name] = wiring.defaults[name]
+    return given
+
+
+def arguments(wiring: Wiring, guided: bool) -> dict[str, Any]:
+    """Arguments of a short inference: every input that it uses, three steps, the negative side if `guided`."""
+    given = inputs(wiring)
+    if not guided:
+        given |= dict.fromkeys(wiring.per_side.values())
+    present = frozenset(name for name, value in given.items() if value is not None)
+    used = wiring.plan(present, generate_task(wiring, guided)).used_inputs
+    wanted = {name: value for name, value in given.items() if name in used or value is None}
+    return {**wanted, "num_inference_steps": STEPS, "guidance_scale": 4.0 if guided else 1.0, "seed": 5}
+
+
+def data_inputs(wiring: Wiring) -> frozenset[str]:
+    """The inputs that a data set gives: all but those of inference alone, and the negative side's."""
+    negatives = set(wiring.per_side.values())
+    given = (name for name, source in wiring.inputs.items() if not isinstance(source, Given) and name not in negatives)
+    return frozenset(given)
+
+
+def _columns(wiring: Wiring) -> dict[str, Column]:
+    return {name: source for name, source in wiring.inputs.items() if isinstance(source, Column)}
+
+
+def _optional(wiring: Wiring) -> frozenset[str]:
+    """Names of the columns of files and numbers that a row may lack, all of them together."""
+    columns = _columns(wiring)
+    absent: set[str] = set()
+    for name in dict.fromkeys(c.name for c in columns.values() if c.is_file or c.kind in ("integer", "number")):
+        if _trains(wiring, absent | {name}):
+            absent.add(name)
+    return frozenset(absent)
+
+
+def _trains(wiring: Wiring, absent: Iterable[str]) -> bool:
+    gone = {name for name, column in _columns(wiring).items() if column.name in set(absent)}
+    gone |= {name for name, source in wiring.inputs.items() if isinstance(source, Size) and source.of in gone}
+    try:
+        wiring.plan(data_inputs(wiring) - gone, SFT)
+    except UsageError:
+        return False
+    return True
+
+
+def _cell(wiring: Wiring, column: Column, row: int, caption: str, folder: Path) -> Any:
+    """What stands in one row of metadata.json; files are written beside it."""
+    value = _value(wiring, column, row, caption)
+    files = folder / column.name
+    if column.kind == "pictures":
+        files.mkdir(exist_ok=True)
+        names = [f"{column.name}/{row}-{i}.png" for i in range(len(value))]
+        for name, picture in zip(names, value, strict=True):
+            picture.save(folder / name)
+        return names
+    if isinstance(value, Image.Image) and not (column.pick or column.kind == "frames"):
+        files.mkdir(exist_ok=True)
+        value.save(files / f"{row}.png")
+        return f"{column.name}/{row}.png"
+    if column.is_file:
+        files.mkdir(exist_ok=True)
+        write_video(_video(wiring, column, row), files / f"{row}.mp4")
+        return f"{column.name}/{row}.mp4"
+    return value
+
+
+def _value(wiring: Wiring, column: Column, row: int = 0, caption: str = CAPTIONS[0]) -> Any:
+    """The value of an input in one row, as a unit reads it."""
+    if column.kind == "text":
+        return caption
+    if column.kind == "texts":
+        return [f"{caption} {i}" for i in range(LIST)]
+    if column.kind == "integer":
+        return 1
+    if column.kind == "number":
+        return 0.5
+    if column.kind == "pictures":
+        return [_picture(wiring, column, LIST * row + i) for i in range(LIST)]
+    return _video(wiring, column, row) if column.kind == "frames" else _picture(wiring, column, row)
+
+
+def _picture(wiring: Wiring, column: Column, seed: int) -> Image.Image:
+    bands = {"RGB": 3, "RGBA": 4, "L": 1}[column.mode]
+    pixels = _noise((*sides(wiring), bands), seed)
+    return Image.fromarray(pixels if bands > 1 else pixels[..., 0])
+
+
+def _video(wiring: Wiring, column: Column, seed: int) -> Frames:
+    return Frames(torch.from_numpy(_noise((frames(wiring), *sides(wiring), 3), seed)), column.fps or FPS)
+
+
+def _noise(shape: tuple[int, ...], seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)

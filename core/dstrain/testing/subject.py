@@ -1,0 +1,182 @@
+"""One variant at toy sizes: its model, its data set, and the runs that tests make of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from dstrain.config import TrainConfig
+from dstrain.loading import fill
+from dstrain.model_files import ModelConfig, assign
+from dstrain.module import Sample, TrainingModule
+from dstrain.pipeline import Pipeline
+from dstrain.plan import Plan
+from dstrain.randomness import SampleKey
+from dstrain.record import ModelRecord
+from dstrain.setup import Setup, resolve
+from dstrain.sources import Column
+from dstrain.testing.rows import write_rows
+from dstrain.testing.sketches import unit_values
+from dstrain.testing.trained_sets import TrainedSet
+from dstrain.toys import write_toy
+from dstrain.train import Feed, feed, prepare
+from dstrain.wiring import Wiring
+from dstrain.world import World
+
+
+class Remembering(TrainingModule):
+    """A module that runs the frozen units of a sample once, however many batches it is in."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.remembered: dict[int, tuple[Sample, dict[str, Any]]] = {}
+
+    def preprocess(self, sample: Sample, plan: Plan) -> dict[str, Any]:
+        """What crosses, computed at the first call for this very sample."""
+        if id(sample) not in self.remembered:
+            self.remembered[id(sample)] = sample, super().preprocess(sample, plan)
+        return dict(self.remembered[id(sample)][1])
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run of one set of trainables trains: its module, its samples, and what it was told."""
+
+    setup: Setup
+    module: TrainingModule
+    samples: Feed
+
+    @cached_property
+    def sample(self) -> Callable[[int], Sample]:
+        """Row -> its sample, decoded from the data set or read from the feature store once."""
+        return cache(self.samples.source.sample)
+
+    def crossing(self, row: int) -> Mapping[str, Any]:
+        """The values of one row that cross between the stages."""
+        sample = self.sample(row)
+        return sample.values if self.module.stage else self.module.preprocess(sample, self.module.plan(sample.inputs))
+
+    def batches(self, size: int) -> list[tuple[SampleKey, ...]]:
+        """The last rows that may share a batch, `size` of them, for each of their signatures."""
+        rows = range(len(self.samples.groups))
+        groups = ([row for row in rows if self.samples.groups[row] == group] for group in set(self.samples.groups))
+        return [tuple(SampleKey(0, 0, 0, row) for row in group[-size:]) for group in groups]
+
+    def reached(self, network: nn.Module) -> list[str]:
+        """Names of the network's parameters to which some batch gives a gradient that is not zero."""
+        network.zero_grad(set_to_none=True)
+        for keys in self.batches(2):
+            torch.autograd.backward(self.losses(keys).sum())
+        return [name for name, value in network.named_parameters() if value.grad is not None and value.grad.any()]
+
+    def losses(self, keys: Sequence[SampleKey]) -> torch.Tensor:
+        """One loss per sample, (batch,)."""
+        return self.module.losses([self.sample(key.row) for key in keys], keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A variant that is tested; everything it writes lies below `folder`."""
+
+    record: ModelRecord
+    variant: str
+    folder: Path
+
+    @cached_property
+    def models(self) -> tuple[ModelConfig, ...]:
+        """The files of the toy model, written at the first use."""
+        return write_toy(self.record, self.variant, self.model)
+
+    @property
+    def model(self) -> Path:
+        """The folder of the toy model."""
+        return self.folder / "model"
+
+    @cached_property
+    def data(self) -> Path:
+        """The folder of the data set, written at the first use."""
+        return write_rows(self.wiring, self.folder / "data")
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """The variant's wiring with the toy's settings."""
+        return resolve(TrainConfig(model=self.record.name, variant=self.variant, toy=True)).wiring
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of inference, for tests that leave it as it is."""
+        return self.open()
+
+    @cached_property
+    def values(self) -> dict[str, dict[str, Any]]:
+        """Unit -> what it makes."""
+        return unit_values(self.pipeline)
+
+    def config(self, trained: TrainedSet, **flags: Any) -> TrainConfig:
+        """What a run of these trainables on the CPU in fp32 is told; it stores features in `cache`, writes `out`."""
+        given = {
+            "model": self.record.name,
+            "variant": self.variant,
+            "toy": True,
+            "mixed_precision": "no",
+            "dataset_base_path": self.data,
+            "feature_cache": self.folder / "cache",
+            "extra_inputs": ",".join(n for n, s in self.wiring.inputs.items() if isinstance(s, Column) and s.extra),
+            "output_path": self.folder / "out",
+            **trained.flags,
+        }
+        return TrainConfig(**{**given, **flags})
+
+    def setup(self, trained: TrainedSet, models: Sequence[ModelConfig] | None = None, **flags: Any) -> Setup:
+        """The configuration resolved, with the toy's files or those given."""
+        setup = resolve(self.config(trained, **flags))
+        return replace(setup, models=tuple(models or self.models), device=torch.device("cpu"))
+
+    def run(self, setup: Setup) -> Run:
+        """Load what a run trains; LoRA's second factors are not zero, so that the first ones have gradients."""
+        samples = feed(setup, world())
+        module = prepare(setup, world(), samples, Remembering).module
+        with torch.no_grad():
+            for name, parameter in module.trained.parameters.items():
+                if "lora_B" in name:
+                    parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+        return Run(setup, module, samples)
+
+    def open(self, models: Sequence[ModelConfig] | None = None) -> Pipeline:
+        """The pipeline of inference on the CPU in fp32, from the toy's files or those given."""
+        return fill(self.record, self.wiring, models or self.models, "cpu", torch.float32)
+
+    def with_file(self, component: str, path: Path) -> tuple[ModelConfig, ...]:
+        """The toy's files with one component's replaced."""
+        known = self.record.load("components")
+        files = assign(
+            self.models, known, [c.name for c in known if not c.is_folder and c.name in self.wiring.components]
+        )
+        paths: Mapping[str, tuple[Path, ...]] = {name: found.paths for name, found in files.items()} | {
+            component: (path,)
+        }
+        return tuple(ModelConfig(path=[str(one) for one in paths[name]]) for name in paths)
+
+
+@contextmanager
+def opened(network: nn.Module) -> Iterator[None]:
+    """While this lasts, every parameter of a network asks for a gradient."""
+    asked = [parameter.requires_grad for parameter in network.parameters()]
+    network.requires_grad_(True)
+    try:
+        yield
+    finally:
+        network.zero_grad(set_to_none=True)
+        for parameter, before in zip(network.parameters(), asked, strict=True):
+            parameter.requires_grad_(before)
+
+
+def world() -> World:
+    """This process alone, on the CPU."""
+    return World(Accelerator(cpu=True))

@@ -1,0 +1,59 @@
+"""The part of the contract about training: the split law, gradients, batches, precision."""
+
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from dstrain.testing.contract import Contract, Ways
+from dstrain.testing.law import differences, without_gradient
+from dstrain.testing.subject import Subject, opened
+from dstrain.testing.trained_sets import TrainedSet, trained_sets
+
+
+class Trainable(Contract):
+    """A family trains as the library promises."""
+
+    def test_split_equals_unsplit_bit_for_bit(self, subject: Subject, trained: TrainedSet, ways: Ways) -> None:
+        """Loss and every gradient, at batches of one and two, through the store."""
+        unsplit, split = ways(subject, trained)
+        assert differences(unsplit, split) == []
+
+    def test_every_trained_parameter_gets_a_gradient(self, subject: Subject, trained: TrainedSet, ways: Ways) -> None:
+        """One without would be decayed, and stop DDP; list it in the wiring's `unreached`."""
+        unsplit, _ = ways(subject, trained)
+        assert without_gradient(unsplit) == []
+
+    def test_only_what_is_trained_is_in_training_mode(self, subject: Subject, trained: TrainedSet, ways: Ways) -> None:
+        """So that dropout acts nowhere else."""
+        for way in ways(subject, trained):
+            networks = {n: c for n, c in way.run.module.pipeline.components.items() if isinstance(c, nn.Module)}
+            assert {name for name, network in networks.items() if network.training} == set(trained.components)
+
+    def test_what_no_loss_reaches_is_what_the_wiring_lists(self, subject: Subject, component: str, ways: Ways) -> None:
+        """No parameter more, none less, and no pattern that names nothing."""
+        _, split = ways(subject, TrainedSet((component,)))
+        network = split.run.module.pipeline.components[component]
+        with opened(network):
+            reached = {f"{component}.{name}" for name in split.run.reached(network)}
+        names = {f"{component}.{name}" for name, _ in network.named_parameters()}
+        assert names - reached == set(split.run.module.trained.unreached)
+        for pattern in subject.wiring.unreached.get(component, ()):
+            anywhere = f"{component}.{pattern.replace('{last}', '*')}"
+            assert any(fnmatchcase(name, anywhere) for name in names), f"{pattern} names no parameter"
+
+    def test_a_sample_has_the_loss_that_it_has_alone(self, subject: Subject, ways: Ways) -> None:
+        """Padding in a batch changes nothing."""
+        _, split = ways(subject, trained_sets(subject.record, subject.wiring)[0])
+        for keys in split.run.batches(2):
+            together, alone = split.run.losses(keys), torch.cat([split.run.losses([key]) for key in keys])
+            assert torch.allclose(together, alone, rtol=1e-5)
+
+    def test_bf16_is_near_fp32(self, subject: Subject, ways: Ways) -> None:
+        """Units, model_fn and loss run in the precision of a GPU, too."""
+        trained = trained_sets(subject.record, subject.wiring)[0]
+        exact, _ = ways(subject, trained)
+        rounded = subject.run(subject.setup(trained, mixed_precision="bf16"))
+        one, other = (torch.cat([run.losses(keys) for keys in run.batches(1)]) for run in (exact.run, rounded))
+        assert torch.allclose(one, other, rtol=0.1)
+        assert not torch.equal(one, other)

@@ -1,0 +1,127 @@
+"""Which variant of a family a run means, and the constants of it that flags change."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from dstrain.components import Component
+from dstrain.config import ModelChoice
+from dstrain.errors import DstrainError, UsageError
+from dstrain.model_files import ModelConfig, denoiser_configuration, published_as
+from dstrain.plugins import variant_of
+from dstrain.record import ModelRecord
+from dstrain.sources import Column, Setting
+from dstrain.wiring import Wiring
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What tells a variant where --variant does not.
+
+    fits: how well a variant fits what is given (a data set's columns, the inputs of inference): how many of these it
+    uses, and less how many it lacks; None if it cannot do with them. either: take the first if several are left.
+    """
+
+    models: Sequence[ModelConfig] = ()
+    fits: Callable[[Wiring], tuple[int, int] | None] | None = None
+    either: bool = False
+
+
+def choose_variant(record: ModelRecord, name: str | None, hints: Hints) -> str:
+    """The variant named, else what the denoiser's id, columns or inputs, its configuration, and other ids leave.
+
+    Raises UsageError naming the candidates if several are left.
+    """
+    if name is not None or len(record.variants) == 1:
+        return variant_of(record, name)
+    known: Sequence[Component] = record.load("components")
+    own = [config for config in hints.models if published_as(config, known) in ("", record.default_trainable)]
+    left = _by_id(record, own) or record.variants
+    left = _by_fit(record, left, hints) or left
+    if len(left) > 1 and hints.models:
+        left = _by_configuration(record, left, hints.models) or left
+    if len(left) > 1:
+        left = tuple(set(left) & set(_by_id(record, hints.models))) or left
+    if len(left) > 1 and not hints.either:
+        raise UsageError("--variant", f"could be {', '.join(left)}; say which")
+    return left[0]
+
+
+def settled(wiring: Wiring, record: ModelRecord, config: ModelChoice) -> Wiring:
+    """The wiring with its settings as flags, or --toy, have them.
+
+    Raises UsageError for text that is no such value, and for the flag of a setting that the variant does not have.
+    """
+    changed: dict[str, Any] = {}
+    for option in record.options:
+        if not option.component and option.name in config.family_options and option.name not in wiring.settings:
+            raise UsageError(f"--{option.name}", f"would do nothing: variant {wiring.variant} has no such setting")
+    for name, setting in wiring.settings.items():
+        text = config.family_options.get(name)
+        if text is not None:
+            changed[name] = Setting(_read(name, text, type(setting.value)))
+        elif config.toy and setting.toy is not None:
+            changed[name] = Setting(setting.toy)
+    return replace(wiring, inputs={**wiring.inputs, **changed}) if changed else wiring
+
+
+def fitting_columns(columns: Collection[str], extra: Collection[str]) -> Callable[[Wiring], tuple[int, int] | None]:
+    """Say how many columns of a data set a variant reads; None if it lacks one that it needs, or an extra input."""
+
+    def fits(wiring: Wiring) -> tuple[int, int] | None:
+        sources = {name: source for name, source in wiring.inputs.items() if isinstance(source, Column)}
+        present = {name: source.name for name, source in sources.items() if source.name in columns}
+        if not set(extra) <= {*sources, *present.values()}:
+            return None
+        used, known = set(present.values()), {source.name for source in sources.values()}
+        return (len(used), len(used) - len(known)) if wiring.can_train(frozenset(present)) else None
+
+    return fits
+
+
+def fitting_inputs(inputs: Collection[str]) -> Callable[[Wiring], tuple[int, int] | None]:
+    """Say how many of the inputs given to inference a variant knows; None if it lacks one that it needs."""
+
+    def fits(wiring: Wiring) -> tuple[int, int] | None:
+        present = frozenset(inputs) & set(wiring.inputs)
+        return (len(present), 0) if wiring.can_train(present | set(wiring.defaults)) else None
+
+    return fits
+
+
+def _by_id(record: ModelRecord, models: Iterable[ModelConfig]) -> tuple[str, ...]:
+    """The variants of the first model id that is known."""
+    for config in models:
+        ids = config.model_id or ""
+        found = [v for v in record.variants if any(fnmatchcase(ids, p) for p in record.model_ids.get(v, ()))]
+        if found:
+            return tuple(found)
+    return ()
+
+
+def _by_fit(record: ModelRecord, left: Sequence[str], hints: Hints) -> tuple[str, ...]:
+    """Of several variants, those that use most of what is given."""
+    if hints.fits is None or len(left) == 1:
+        return ()
+    used = {variant: hints.fits(record.load("wiring")(variant)) for variant in left}
+    most = max((number for number in used.values() if number is not None), default=None)
+    return tuple(variant for variant, number in used.items() if number is not None and number == most)
+
+
+def _by_configuration(record: ModelRecord, left: Sequence[str], models: Sequence[ModelConfig]) -> tuple[str, ...]:
+    if not record.variants_for:
+        return ()
+    try:
+        content = denoiser_configuration(record, models)
+    except DstrainError:
+        return ()  # files that are missing, or that do not fit, are reported with what they are needed for
+    fitting = record.load("variants_for")(content)
+    return tuple(variant for variant in left if variant in fitting)
+
+
+def _read(name: str, text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise UsageError(f"--{name}", f"want {kind.__name__}, got {text!r}") from error

@@ -1,0 +1,90 @@
+"""FLUX's variants: which units each has, and where its inputs come from."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from dstrain.latents import guide
+from dstrain.schedule import FlowMatchSchedule
+from dstrain.sources import Column, Given, Setting, Size, Source
+from dstrain.unit import Signature, Unit
+from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+
+from dstrain_flux import model_fn, units
+
+SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
+
+# Inference: the published scheduler_config.json, whose shift grows with the picture. Training: shift 3 at every size
+# and the table's end, both as the reference documents have them.
+SCHEDULE = FlowMatchSchedule(
+    base_mu=0.5,
+    max_mu=1.15,
+    base_tokens=256,
+    max_tokens=4096,
+    training_mu=math.log(3),
+    sigma_min=0.003 / 1.002,
+    latents_per_token=model_fn.PATCH**2,
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a variant has of its own: its denoiser's call, units in order, inputs, and inference's defaults."""
+
+    predict: Callable[..., Any]
+    units: tuple[Callable[..., Any], ...]
+    inputs: Mapping[str, Source]
+    defaults: Mapping[str, Any]
+
+
+TEXT_TO_IMAGE_UNITS = (units.encode_clip, units.encode_prompt, units.encode_image)
+TEXT_TO_IMAGE: Mapping[str, Source] = MappingProxyType(
+    {
+        "prompt": Column("prompt"),
+        "negative_prompt": Given(),
+        "input_image": Column("image", "picture", multiple=SIDE_MULTIPLE),
+        "height": Size("input_image", "height"),
+        "width": Size("input_image", "width"),
+        "embedded_guidance": Given("number"),
+    }
+)
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"height": 1024, "width": 1024, "num_inference_steps": 28, "guidance_scale": 1.0, "embedded_guidance": 3.5}
+)
+
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {
+        "dev": Variant(model_fn.predict, TEXT_TO_IMAGE_UNITS, TEXT_TO_IMAGE, DEFAULTS),
+        "kontext": Variant(
+            model_fn.predict_kontext,
+            (*TEXT_TO_IMAGE_UNITS, units.resize_kontext, units.encode_kontext),
+            {
+                **TEXT_TO_IMAGE,
+                "kontext_images": Column("kontext_images", "pictures"),
+                "kontext_pixels": Setting(units.KONTEXT_PIXELS, toy=32 * 32),
+            },
+            {**DEFAULTS, "embedded_guidance": 2.5},
+        ),
+    }
+)
+
+
+def build(variant: str) -> Wiring:
+    """Wire one of the variants that the record names."""
+    row = VARIANTS[variant]
+    return Wiring(
+        family="flux",
+        variant=variant,
+        components=("dit", "text_encoder_1", "text_encoder_2", "vae", "tokenizer_1", "tokenizer_2"),
+        units=tuple(Unit.of(function) for function in row.units),
+        model_fn=Signature.of(row.predict, given=GIVEN_TO_MODEL_FN),
+        decoders=(Unit.of(units.decode, given=GIVEN_TO_DECODER),),
+        inputs=row.inputs,
+        schedule=SCHEDULE,
+        latent_shape=Signature.of(model_fn.latent_shape),
+        guide=guide,
+        per_side=MappingProxyType({"prompt": "negative_prompt"}),
+        defaults=row.defaults,
+    )

@@ -1,0 +1,45 @@
+"""FLUX keeps the contract of a family; diffusers' pipeline is what it must equal."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+from dstrain import Pipeline
+from dstrain.latents import pack, unpack
+from dstrain.testing import Conformance
+from dstrain_flux.model_fn import DOWNSCALE
+from torch import Tensor
+
+RENAMED = {"guidance_scale": "true_cfg_scale", "embedded_guidance": "guidance_scale"}
+PARTS = {
+    "dit": "transformer",
+    "text_encoder_1": "text_encoder",
+    "text_encoder_2": "text_encoder_2",
+    "tokenizer_1": "tokenizer",
+    "tokenizer_2": "tokenizer_2",
+    "vae": "vae",
+}
+
+
+class TestConformance(Conformance):
+    family = "flux"
+
+    @staticmethod
+    def published(pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
+        if pipe.wiring.variant == "kontext":
+            pytest.skip("diffusers' pipeline takes one picture, the kit gives two; test_pipeline.py compares with one")
+        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
+        published = FluxPipeline(scheduler=scheduler, **{PARTS[name]: one for name, one in pipe.components.items()})
+        published.set_progress_bar_config(disable=True)
+        height, width = (arguments[side] // DOWNSCALE for side in ("height", "width"))
+        passed: list[Tensor] = []
+
+        def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+            passed.append(unpack(values["latents"], height, width))
+            return values
+
+        given = {RENAMED.get(name, name): value for name, value in arguments.items()}
+        picture = published(**given | {"latents": pack(arguments["latents"])}, callback_on_step_end=record).images[0]
+        return passed, picture

@@ -1,0 +1,99 @@
+"""A LoRA file that is saved here acts in diffusers' pipelines as it does here, at a rank that is not its alpha."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from dstrain.latents import pack
+from dstrain.lora import LoraSpec, inject, save_lora
+from dstrain.model_files import ModelConfig
+from dstrain.pipeline import Pipeline
+from dstrain_flux import LORA_ALIASES, MODEL
+from dstrain_flux.toy import write
+from PIL import Image
+from torch import Tensor, nn
+
+PARTS = ("transformer", "text_encoder", "text_encoder_2", "vae")
+SIZE = {"height": 32, "width": 48, "num_inference_steps": 2}
+PICTURE = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def opened(folder: Path, variant: str) -> Pipeline:
+    paths = [sorted(map(str, (folder / part).glob("*.safetensors"))) for part in PARTS]
+    return Pipeline.from_pretrained("flux", [ModelConfig(path=path) for path in paths], variant)
+
+
+def saved(module: nn.Module, component: str, targets: tuple[str, ...], file: Path) -> Path:
+    """Write a LoRA file with weights that show, of rank 4 and alpha 6, as a run does."""
+    spec = LoraSpec(component, targets, 4, 6.0)
+    inject(module, spec, MODEL.lora_aliases)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if "lora_" in name:
+                weight.normal_(generator=torch.Generator().manual_seed(weight.numel()), std=0.3)
+    save_lora(file, module, spec, MODEL.lora_prefixes[component], {})
+    return file
+
+
+def ours(folder: Path, variant: str, lora: Path | None, noise: Tensor, given: dict[str, Any]) -> list[Tensor]:
+    pipe, passed = opened(folder, variant), []
+    if lora is not None:
+        pipe.load_lora(lora)
+    pipe(prompt="a dog", latents=noise, on_step=lambda i, latents: passed.append(pack(latents)), **given, **SIZE)
+    return passed
+
+
+def theirs(folder: Path, lora: Path, noise: Tensor, given: dict[str, Any]) -> list[Tensor]:
+    pipeline, passed = DiffusionPipeline.from_pretrained(folder), []
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.load_lora_weights(lora)
+    record = lambda pipeline, step, timestep, values: passed.append(values["latents"]) or values  # noqa: E731
+    pipeline(prompt="a dog", latents=pack(noise), callback_on_step_end=record, **given, **SIZE)
+    return passed
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("component", ["dit", "text_encoder_1"])
+@pytest.mark.parametrize("variant", ["dev", "kontext"])
+def test_a_lora_file_gives_the_same_latents_in_diffusers_at_each_step(
+    variant: str, component: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "toy", variant)
+    module = opened(tmp_path / "toy", variant).components[component]
+    targets = (*MODEL.lora_targets[component], *(LORA_ALIASES if component == "dit" else ()))
+    file = saved(module, component, targets, tmp_path / "lora.safetensors")
+    noise = torch.randn(1, 16, 4, 6, generator=torch.Generator().manual_seed(5))
+    pictures, picture = {}, {}
+    if variant == "kontext":
+        pictures = {"kontext_images": [PICTURE], "kontext_pixels": 64 * 64, "embedded_guidance": 3.5}
+        picture = {"image": PICTURE, "max_area": 32 * 48, "_auto_resize": False}
+    made = ours(tmp_path / "toy", variant, file, noise, pictures)
+    wanted = theirs(tmp_path / "toy", file, noise, picture)
+    assert len(made) == len(wanted) == SIZE["num_inference_steps"]
+    assert max((one - other).abs().max().item() for one, other in zip(made, wanted, strict=True)) <= 1e-5
+    without = ours(tmp_path / "toy", variant, None, noise, pictures)
+    assert (without[-1] - wanted[-1]).abs().max() > 1e-2
+
+
+def test_files_of_text_encoders_are_told_apart_by_their_prefix(tmp_path: Path) -> None:
+    """`text_encoder` begins `text_encoder_2`."""
+    write(tmp_path / "toy")
+    for component in ("text_encoder_1", "text_encoder_2"):
+        module = opened(tmp_path / "toy", "dev").components[component]
+        file = saved(module, component, MODEL.lora_targets[component], tmp_path / f"{component}.safetensors")
+        pipe = opened(tmp_path / "toy", "dev")
+        pipe.load_lora(file)
+        assert [n for n in pipe.components if hasattr(pipe.components[n], "peft_config")] == [component]
+
+
+def test_the_reference_documents_names_are_all_of_them() -> None:
+    """Of FAMILIES: `--lora_target_modules` of the reference documents' commands."""
+    names = "a_to_qkv,b_to_qkv,ff_a.0,ff_a.2,ff_b.0,ff_b.2,a_to_out,b_to_out,proj_out,norm.linear"
+    assert list(LORA_ALIASES) == [*names.split(","), "norm1_a.linear", "norm1_b.linear", "to_qkv_mlp"]
+    assert json.dumps(dict(MODEL.lora_prefixes)) == (
+        '{"dit": "transformer", "text_encoder_1": "text_encoder", "text_encoder_2": "text_encoder_2"}'
+    )

@@ -1,0 +1,62 @@
+"""The toy is laid out as the published model, and diffusers loads it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from diffusers import DiffusionPipeline
+from dstrain_flux.toy import PIPELINES, write
+from safetensors import safe_open
+from transformers import AutoTokenizer
+
+
+def test_files_are_named_as_published(toy_folder: Path) -> None:
+    found = {str(path.relative_to(toy_folder)) for path in toy_folder.rglob("*") if path.is_file()}
+    assert {
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "transformer/config.json",
+        "transformer/diffusion_pytorch_model-00001-of-00002.safetensors",
+        "transformer/diffusion_pytorch_model-00002-of-00002.safetensors",
+        "text_encoder/config.json",
+        "text_encoder/model.safetensors",
+        "text_encoder_2/config.json",
+        "text_encoder_2/model-00001-of-00002.safetensors",
+        "text_encoder_2/model-00002-of-00002.safetensors",
+        "vae/config.json",
+        "vae/diffusion_pytorch_model.safetensors",
+        "tokenizer/tokenizer_config.json",
+        "tokenizer_2/tokenizer_config.json",
+    } <= found
+    with safe_open(toy_folder / "text_encoder/model.safetensors", "pt") as file:
+        assert {name.partition(".")[0] for name in file.keys()} == {"text_model"}  # noqa: SIM118
+
+
+def test_sizes_replace_constructor_arguments(tmp_path: Path) -> None:
+    write(tmp_path, sizes={"dit": {"num_layers": 2}, "text_encoder_2": {"num_layers": 3}})
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("transformer", "text_encoder_2")]
+    assert [config["num_layers"] for config in configs] == [2, 3]
+    assert configs[0]["joint_attention_dim"] == 32
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("variant", PIPELINES)
+def test_diffusers_loads_the_folder_as_its_own_pipeline(variant: str, tmp_path: Path) -> None:
+    write(tmp_path, variant)
+    pipeline = DiffusionPipeline.from_pretrained(tmp_path)
+    assert type(pipeline).__name__ == PIPELINES[variant]
+    assert pipeline.tokenizer_max_length == 77
+    assert pipeline.text_encoder.config.attention_dropout == pipeline.text_encoder_2.config.dropout_rate == 0.1
+
+
+def test_tokenizers_load_by_their_ordinary_classes_and_know_their_special_tokens(toy_folder: Path) -> None:
+    clip, t5 = (AutoTokenizer.from_pretrained(toy_folder / name) for name in ("tokenizer", "tokenizer_2"))
+    assert (type(clip).__name__, type(t5).__name__) == ("CLIPTokenizer", "T5Tokenizer")
+    text = "the dog and é 红 🙂"
+    ids = clip(text).input_ids
+    assert (ids[0], ids[-1]) == (clip.bos_token_id, clip.eos_token_id)
+    assert clip.eos_token_id == len(clip) - 1, "CLIP finds a text's end as its greatest id"
+    assert clip.decode(ids, skip_special_tokens=True).replace(" ", "") == text.replace(" ", "")
+    assert t5("A dog, 3").input_ids[-1] == t5.eos_token_id == 1
+    assert t5.decode(t5("A dog, 3").input_ids, skip_special_tokens=True) == "A dog, 3"
+    assert t5.pad_token_id == 0

@@ -1,0 +1,48 @@
+"""Wan 2.1 and 2.2 for dstrain: the record by which the family is found; importing it imports no torch."""
+
+from types import MappingProxyType
+
+from dstrain.record import ModelRecord, Option
+
+DIT_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
+
+MODEL = ModelRecord(
+    name="wan",
+    wiring="dstrain_wan.pipeline:build",
+    components="dstrain_wan.components:COMPONENTS",
+    toy="dstrain_wan.toy:write",
+    variants=("t2v", "i2v", "t2v-a14b", "i2v-a14b", "ti2v-5b"),
+    variants_for="dstrain_wan.pipeline:variants_for",
+    model_ids=MappingProxyType(
+        {
+            "t2v": ("Wan-AI/Wan2.1-T2V-*",),
+            "i2v": ("Wan-AI/Wan2.1-I2V-*",),
+            "t2v-a14b": ("Wan-AI/Wan2.2-T2V-A14B*",),
+            "i2v-a14b": ("Wan-AI/Wan2.2-I2V-A14B*",),
+            "ti2v-5b": ("Wan-AI/Wan2.2-TI2V-5B*",),
+        }
+    ),
+    default_trainable="dit",
+    lora_targets=MappingProxyType(
+        {
+            "dit": DIT_LORA_TARGETS,
+            "dit2": DIT_LORA_TARGETS,
+            "text_encoder": tuple(f"SelfAttention.{name}" for name in "qkvo"),
+        }
+    ),
+    # Names of the same layers in the published code, which other trainers' commands use.
+    lora_aliases=MappingProxyType(
+        {
+            "q": ("to_q",),
+            "k": ("to_k",),
+            "v": ("to_v",),
+            "o": ("to_out.0",),
+            "ffn.0": ("ffn.net.0.proj",),
+            "ffn.2": ("ffn.net.2",),
+        }
+    ),
+    # diffusers loads the file of either expert under the name "transformer": load_into_transformer_2 says which.
+    lora_prefixes=MappingProxyType({"dit": "transformer", "dit2": "transformer", "text_encoder": "text_encoder"}),
+    default_ids=MappingProxyType({"tokenizer": "Wan-AI/Wan2.1-T2V-1.3B:google/umt5-xxl/"}),
+    options=(Option("tokenizer_path", "Folder of umT5's tokenizer; by default that of Wan2.1-T2V-1.3B.", "tokenizer"),),
+)

@@ -1,0 +1,148 @@
+"""Wan's variants: which units each has, where its inputs come from, and which expert acts when."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from dstrain.latents import guide
+from dstrain.schedule import TRAIN_TIMESTEPS, FlowMatchSchedule
+from dstrain.sources import Column, Given, Setting, Size, Source
+from dstrain.unit import Signature, Unit
+from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Expert, Wiring
+
+from dstrain_wan import model_fn, units
+
+FRAMES_PER_LATENT = 4
+SCHEDULE = FlowMatchSchedule(shift=5.0, latents_per_token=model_fn.PATCH**2)
+
+# The last hidden states but one are read; umT5 is used in full.
+UNREACHED = MappingProxyType({"image_encoder": ("encoder.layers.{last}.*", "post_layernorm.*")})
+
+# sample_neg_prompt of the published configuration, wan/configs/shared_config.py.
+NEGATIVE_PROMPT = (
+    "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，"
+    "JPEG压缩残留，丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，"
+    "手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走"
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one variant has of its own.
+
+    units: their functions, in order. predict: its model_fn. defaults: of inference. boundary: the least timestep of the
+    noisier of two experts, divided by 1000; 0 for one denoiser alone. with_picture: whether the video's first frame is
+    an input, too. components: beside those of every variant. multiple: of sides in pixels. fps: frames per second.
+    """
+
+    units: tuple[Callable[..., Any], ...]
+    predict: Callable[..., Any]
+    defaults: Mapping[str, Any]
+    boundary: float = 0.0
+    with_picture: bool = True
+    components: tuple[str, ...] = ()
+    hold: Signature | None = None
+    multiple: int = 16
+    fps: float = 16.0
+
+
+def _inputs(variant: Variant) -> Mapping[str, Source]:
+    """The table of inputs: the video's frames, and the first of them as a picture."""
+    loaded: dict[str, Any] = {"multiple": variant.multiple, "frames": FRAMES_PER_LATENT, "fps": variant.fps}
+    # Where a denoiser can do without it, a data set's own first frame is given only if the user asks for it.
+    held = variant.hold is not None
+    picture = {"input_image": Column("video", "picture", pick="first", extra=held, **loaded)}
+    picture = picture if variant.with_picture else {}
+    return MappingProxyType(
+        {
+            "prompt": Column("prompt"),
+            "negative_prompt": Given(),
+            "input_video": Column("video", "frames", **loaded),
+            **picture,
+            "height": Size("input_video", "height"),
+            "width": Size("input_video", "width"),
+            "num_frames": Size("input_video", "frames"),
+            "fps": Setting(variant.fps),
+        }
+    )
+
+
+def _defaults(steps: int, scale: float, height: int = 480, width: int = 832, num_frames: int = 81) -> Mapping[str, Any]:
+    """Default arguments of inference, those of the published configurations (wan/configs)."""
+    return MappingProxyType(
+        {
+            "height": height,
+            "width": width,
+            "num_frames": num_frames,
+            "num_inference_steps": steps,
+            "guidance_scale": scale,
+            "negative_prompt": NEGATIVE_PROMPT,
+        }
+    )
+
+
+TEXT = (units.encode_prompt, units.encode_video)
+
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {
+        "t2v": Variant(TEXT, model_fn.predict, _defaults(50, 5.0), with_picture=False),
+        "i2v": Variant(
+            (*TEXT, units.encode_clip, units.encode_first),
+            model_fn.predict_seen,
+            _defaults(40, 5.0),
+            components=("image_encoder",),
+        ),
+        "t2v-a14b": Variant(TEXT, model_fn.predict, _defaults(40, 4.0), boundary=0.875, with_picture=False),
+        "i2v-a14b": Variant((*TEXT, units.encode_first), model_fn.predict_known, _defaults(40, 3.5), boundary=0.9),
+        "ti2v-5b": Variant(
+            (*TEXT, units.encode_first_frame),
+            model_fn.predict,
+            _defaults(50, 5.0, 704, 1280, 121),
+            hold=Signature.of(model_fn.hold_first_frame, given=GIVEN_TO_HOLD),
+            multiple=32,
+            fps=24.0,
+        ),
+    }
+)
+
+
+def build(variant: str) -> Wiring:
+    """Wire one of the variants that the record names."""
+    row = VARIANTS[variant]
+    expert = _expert(row.boundary) if row.boundary else None
+    denoisers = expert.components if expert else ("dit",)
+    return Wiring(
+        family="wan",
+        variant=variant,
+        components=(*denoisers, "text_encoder", "vae", *row.components, "tokenizer"),
+        units=tuple(Unit.of(function) for function in row.units),
+        model_fn=Signature.of(row.predict, given=GIVEN_TO_MODEL_FN),
+        decoders=(Unit.of(units.decode, given=GIVEN_TO_DECODER),),
+        inputs=_inputs(row),
+        schedule=SCHEDULE,
+        latent_shape=Signature.of(model_fn.latent_shape),
+        guide=guide,
+        hold=row.hold,
+        expert=expert,
+        per_side=MappingProxyType({"prompt": "negative_prompt"}),
+        padded=MappingProxyType({"prompt_emb": 1}),
+        unreached=UNREACHED,
+        defaults=row.defaults,
+    )
+
+
+def _expert(boundary: float) -> Expert:
+    """The two experts of Wan 2.2 A14B: `dit` from the boundary up to pure noise, `dit2` below it."""
+    least = boundary * TRAIN_TIMESTEPS
+    return Expert("dit", MappingProxyType({"dit": (least, float(TRAIN_TIMESTEPS)), "dit2": (0.0, least)}))
+
+
+def variants_for(configuration: Mapping[str, Any]) -> tuple[str, ...]:
+    """The variants that a transformer of this configuration can be, told by its channels and its image embedding."""
+    channels = configuration.get("in_channels", 16)
+    if channels == 16:
+        return ("t2v", "t2v-a14b")
+    if channels == 36:
+        return ("i2v",) if configuration.get("image_dim") else ("i2v-a14b",)
+    return ("ti2v-5b",) if channels == 48 else ()

@@ -1,0 +1,77 @@
+"""The reference documents' commands for Wan resolve as they are: only the program's name is ours."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from dstrain.cli import main
+
+DATA = """--dataset_base_path data --dataset_metadata_path data/metadata.csv --height 480 --width 832
+    --num_frames 49 --dataset_repeat 100"""
+LORA = """--learning_rate 1e-4 --num_epochs 5 --remove_prefix_in_ckpt "pipe.dit." --lora_base_model "dit"
+    --lora_target_modules "q,k,v,o,ffn.0,ffn.2" --lora_rank 32"""
+TEXT = "models_t5_umt5-xxl-enc-bf16.pth"
+CLIP = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
+EXPERT = "{}_noise_model/diffusion_pytorch_model*.safetensors"
+PICTURE = '--extra_inputs "input_image"'
+WEIGHTS = "diffusion_pytorch_model*.safetensors"
+# Model id, files, further flags, the variant and the expert that are meant.
+COMMANDS = [
+    ("Wan2.1-T2V-1.3B", (WEIGHTS, TEXT, "Wan2.1_VAE.pth"), "", "t2v", "dit"),
+    ("Wan2.1-I2V-14B-480P", (WEIGHTS, TEXT, "Wan2.1_VAE.pth", CLIP), PICTURE, "i2v", "dit"),
+    (
+        "Wan2.2-T2V-A14B",
+        (EXPERT.format("high"), TEXT, "Wan2.1_VAE.pth"),
+        "--max_timestep_boundary 0.417 --min_timestep_boundary 0",
+        "t2v-a14b",
+        "dit",
+    ),
+    (
+        "Wan2.2-T2V-A14B",
+        (EXPERT.format("low"), TEXT, "Wan2.1_VAE.pth"),
+        "--max_timestep_boundary 1 --min_timestep_boundary 0.417",
+        "t2v-a14b",
+        "dit2",
+    ),
+    (
+        "Wan2.2-I2V-A14B",
+        (EXPERT.format("high"), TEXT, "Wan2.1_VAE.pth"),
+        f"{PICTURE} --max_timestep_boundary 0.358 --min_timestep_boundary 0",
+        "i2v-a14b",
+        "dit",
+    ),
+    (
+        "Wan2.2-I2V-A14B",
+        (EXPERT.format("low"), TEXT, "Wan2.1_VAE.pth"),
+        f"{PICTURE} --max_timestep_boundary 1 --min_timestep_boundary 0.358",
+        "i2v-a14b",
+        "dit2",
+    ),
+    ("Wan2.2-TI2V-5B", (WEIGHTS, TEXT, "Wan2.2_VAE.pth"), PICTURE, "ti2v-5b", "dit"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "files", "flags", "variant", "part"), COMMANDS, ids=[f"{row[3]}-{row[4]}" for row in COMMANDS]
+)
+def test_the_commands_of_the_documents_mean_the_variant_and_the_expert(
+    model: str,
+    files: tuple[str, ...],
+    flags: str,
+    variant: str,
+    part: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/metadata.csv").write_text("video,prompt\nvideo.mp4,a dog\n")
+    origins = ",".join(f"Wan-AI/{model}:{file}" for file in files)
+    command = f'--model wan {DATA} --model_id_with_origin_paths "{origins}" --output_path models/train {LORA} {flags}'
+    assert main([*shlex.split(command), "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    assert f"wan {variant}, task sft, trains {part}\n" in printed
+    loaded = re.findall(r"loads (.*)", printed)
+    assert loaded[1] == part

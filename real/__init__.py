@@ -1,0 +1,1 @@
+"""Tests on real pictures, videos and tokenizers; `make test-real` fetches them."""

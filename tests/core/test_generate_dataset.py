@@ -1,0 +1,289 @@
+"""`dstrain generate --dataset`: a picture per row from its own noise, kept, continued or refused; then trained on."""
+
+import csv
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+import family
+import numpy as np
+import pytest
+import torch
+from dstrain.config import GenerateConfig
+from dstrain.distill import DIRECT_DISTILL
+from dstrain.errors import StateError, UsageError
+from dstrain.flags import LoraFile, NamedInput
+from dstrain.generate import generate
+from dstrain.generate_dataset import generate_dataset
+from dstrain.pipeline import Pipeline
+from dstrain.sources import Column
+from dstrain.unit import Signature, Unit
+from dstrain.wiring import GIVEN_TO_MODEL_FN, Wiring
+from family import build, weights_of, write
+from PIL import Image, ImageChops
+from runs import train
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+ROWS = [
+    {"prompt": "dog", "seed": 3, "num_inference_steps": 2, "note": 'a "b", c'},
+    {"prompt": "", "seed": 4, "num_inference_steps": 1, "note": ""},
+    {"prompt": "dog", "seed": 4, "num_inference_steps": 2, "note": "line\nbreak"},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write(folder)
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return rewritten(tmp_path / "prompts.json", ROWS)
+
+
+def rewritten(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def config(model: Path, output: Path, **changes: Any) -> GenerateConfig:
+    given = {"model": "tiny", "variant": "base", "model_paths": json.dumps(list(weights_of(model).values()))}
+    return GenerateConfig(**{**given, "output": output, "num_inference_steps": 3, **changes})
+
+
+def made(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metadata.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def pictures(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "image").iterdir()}
+
+
+def equal(one: Path, other: Path) -> bool:
+    return ImageChops.difference(Image.open(one), Image.open(other)).getbbox() is None
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
+    """Each picture that is made adds its pipeline."""
+    calls: list[Pipeline] = []
+    call = Pipeline.__call__
+
+    def counted(self: Pipeline, **arguments: Any) -> Any:
+        calls.append(self)
+        return call(self, **arguments)
+
+    monkeypatch.setattr(Pipeline, "__call__", counted)
+    return calls
+
+
+def test_each_row_gives_the_picture_that_its_prompt_and_seed_give_alone(
+    model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
+) -> None:
+    generate(config(model, tmp_path / "set", dataset=table))
+    assert len(loads) == 3
+    assert len({id(pipe) for pipe in loads}) == 1
+    rows = made(tmp_path / "set")
+    assert [{name: row[name] for name in ROWS[0]} for row in rows] == [
+        {name: str(value) for name, value in row.items()} for row in ROWS
+    ]
+    for i, row in enumerate(ROWS):
+        alone = tmp_path / f"{i}.png"
+        generate(config(model, alone, prompt=str(row["prompt"]), seed=row["seed"]))
+        assert equal(alone, tmp_path / "set" / rows[i]["image"])
+    assert len({row["image"] for row in rows}) == 3
+
+
+def test_a_run_that_was_stopped_goes_on_and_one_that_is_done_makes_nothing(
+    model: Path, table: Path, tmp_path: Path, loads: list[Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = config(model, tmp_path / "set", dataset=table)
+    with monkeypatch.context() as patch:
+        patch.setattr("dstrain.generate_dataset.write_file", failing_at(2))
+        with pytest.raises(KeyboardInterrupt):
+            generate(stopped)
+    assert not (tmp_path / "set/metadata.csv").exists()
+    kept = {name: content for name, content in pictures(tmp_path / "set").items() if not name.startswith(".")}
+    assert len(kept) == 1
+    generate(stopped)
+    assert len(loads) == 4
+    finished = pictures(tmp_path / "set")
+    assert len(finished) == 3  # and no leftover
+    assert kept.items() <= finished.items()
+    generate(stopped)
+    assert (len(loads), pictures(tmp_path / "set")) == (4, finished)
+
+
+def failing_at(call: int) -> Any:
+    from dstrain.files import write_file
+
+    calls = iter(range(1, 100))
+
+    def write(path: Path, data: bytes) -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        write_file(path, data)
+
+    return write
+
+
+def test_a_changed_row_is_made_anew_and_the_others_are_kept(
+    model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
+) -> None:
+    generate(config(model, tmp_path / "set", dataset=table))
+    before = pictures(tmp_path / "set")
+    rewritten(table, [{**ROWS[0], "num_inference_steps": 9}, {**ROWS[1], "prompt": "cat"}, ROWS[2]])
+    generate(config(model, tmp_path / "set", dataset=table))
+    assert len(loads) == 4
+    assert before.items() <= pictures(tmp_path / "set").items()
+    assert [row["num_inference_steps"] for row in made(tmp_path / "set")] == ["9", "1", "2"]
+
+
+def test_other_settings_are_refused_naming_the_difference(model: Path, table: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    generate(config(model, folder, dataset=table))
+    for changes, words in (
+        ({"num_inference_steps": 4}, "num_inference_steps: there 3, this run 4"),
+        ({"guidance_scale": 2.0}, "guidance_scale: there None, this run 2.0"),
+        ({"height": 8, "width": 8}, "height: there 16, this run 8; width: there 16, this run 8"),
+    ):
+        with pytest.raises(StateError, match="was made by other settings") as caught:
+            generate(config(model, folder, dataset=table, **changes))
+        assert caught.value.help_lines[0] == words
+    write(tmp_path / "other", seed=1)
+    with pytest.raises(StateError, match=r"files of dit: there .*; files of text_encoder: .*; files of vae: "):
+        generate(config(tmp_path / "other", folder, dataset=table))
+    lora = train(tmp_path, model_paths=json.dumps(list(weights_of(model).values())), max_steps=1, **data(tmp_path))
+    with pytest.raises(StateError, match="LoRA: there "):
+        generate(config(model, folder, dataset=table, lora=(LoraFile(lora / "step-1.safetensors"),)))
+
+
+def data(folder: Path) -> dict[str, Any]:
+    (folder / "pictures").mkdir()
+    Image.new("RGB", (16, 16)).save(folder / "pictures/a.png")
+    (folder / "pictures/metadata.csv").write_text("image,prompt\na.png,dog\n")
+    return {"dataset_base_path": folder / "pictures", "save_steps": 1}
+
+
+def test_what_is_made_is_a_data_set_for_distillation(model: Path, table: Path, tmp_path: Path) -> None:
+    generate(config(model, tmp_path / "set", dataset=table))
+    files = json.dumps(list(weights_of(model).values()))
+    given = {"model_paths": files, "dataset_base_path": tmp_path / "set", "output_path": tmp_path / "out"}
+    train(tmp_path, task=DIRECT_DISTILL.name, max_steps=2, **given)
+    assert (tmp_path / "out/loss.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ([{"prompt": "dog"}], "has no column 'seed'"),
+        ([{"prompt": "dog", "seed": 1}, {"prompt": "dog", "seed": ""}], "seed: is blank, in 1 rows"),
+        ([{"prompt": "dog", "seed": "one"}], "'one' is not an integer"),
+        ([{"prompt": "dog", "seed": 1, "rand_device": "mps"}], "noise of device 'mps' cannot be drawn here"),
+        ([{"prompt": "dog", "seed": 1, "image": "a.png"}], "has a column 'image', which is what is made"),
+        ([{"seed": 1}], "needs prompt_emb, and there is no column 'prompt'"),
+        ([{"prompt": "dog", "seed": 1, "height": 16}], "--height: is also a column of "),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused_before_anything_is_loaded_or_written(
+    rows: list[dict[str, Any]], what: str, model: Path, tmp_path: Path
+) -> None:
+    flags = {"height": 16, "width": 16} if "height" in rows[0] else {}
+    given = config(model, tmp_path / "set", dataset=rewritten(tmp_path / "bad.json", rows), **flags)
+    with pytest.raises(UsageError, match=what):
+        generate(given)
+    assert not (tmp_path / "set/generated.json").exists()
+
+
+def test_a_folder_with_a_data_set_of_the_users_is_left_as_it_is(model: Path, table: Path, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/metadata.csv").write_text("image,prompt\n")
+    with pytest.raises(UsageError, match="holds a data set that was not made here"):
+        generate(config(model, tmp_path / "set", dataset=table))
+    assert (tmp_path / "set/metadata.csv").read_text() == "image,prompt\n"
+
+
+def test_the_table_may_not_be_the_file_that_is_written(model: Path, table: Path, tmp_path: Path) -> None:
+    generate(config(model, tmp_path / "set", dataset=table))
+    before = (tmp_path / "set/metadata.csv").read_bytes()
+    with pytest.raises(UsageError, match="has a column 'image'"):
+        generate(config(model, tmp_path / "set", dataset=tmp_path / "set/metadata.csv"))
+    assert (tmp_path / "set/metadata.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"), [({"prompt": "a cat"}, "--prompt"), ({"seed": 7}, "--seed"), ({"dataset": None}, "--prompt")]
+)
+def test_prompt_and_table_exclude_each_other(
+    changes: dict[str, Any], where: str, model: Path, table: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        generate(config(model, tmp_path / "set", **{"dataset": table, **changes}))
+    assert caught.value.where == where
+
+
+def test_two_runs_do_not_fill_one_folder(model: Path, table: Path, tmp_path: Path) -> None:
+    from dstrain.files import lock
+
+    with lock(tmp_path / "set"), pytest.raises(StateError, match=f"is in use by process {os.getpid()}"):
+        generate_dataset(config(model, tmp_path / "set", dataset=table), table)
+
+
+def test_flags_give_what_all_rows_share(model: Path, tmp_path: Path) -> None:
+    table = rewritten(tmp_path / "seeds.json", [{"seed": 1}, {"seed": 2}])
+    given = (NamedInput("prompt", "cat"),)
+    generate(config(model, tmp_path / "set", dataset=table, input=given, height=8, width=24))
+    generate(config(model, tmp_path / "one.png", prompt="cat", seed=2, height=8, width=24))
+    assert equal(tmp_path / "one.png", tmp_path / "set" / made(tmp_path / "set")[1]["image"])
+
+
+class Hint(TypedDict):
+    """A picture's mean colour."""
+
+    hint: Tensor
+
+
+def encode_hint(hint_image: Image.Image) -> Hint:
+    return {"hint": torch.tensor(np.asarray(hint_image).mean(), dtype=torch.float32).view(1)}
+
+
+def predict_hinted(
+    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, prompt_mask: Tensor, hint: Tensor, *, dit: Any
+) -> Tensor:
+    return family.predict(noisy, timestep, prompt_emb, prompt_mask, dit=dit) + hint.view(-1, 1, 1, 1) / 255
+
+
+def hinted(variant: str) -> Wiring:
+    plain = build(variant)
+    return replace(
+        plain,
+        units=(*plain.units, Unit.of(encode_hint)),
+        model_fn=Signature.of(predict_hinted, given=GIVEN_TO_MODEL_FN),
+        inputs={**plain.inputs, "hint_image": Column("hint_image", "picture", multiple=8)},
+    )
+
+
+def test_pictures_that_rows_name_go_into_the_data_set_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(family, "build", hinted)
+    (tmp_path / "given/hints").mkdir(parents=True)
+    for name, colour in (("a", "white"), ("b", "black")):
+        Image.new("RGB", (8, 8), colour).save(tmp_path / f"given/hints/{name}.png")
+    rows = [{"prompt": "dog", "seed": 1, "hint_image": f"hints/{name}.png"} for name in ("a", "b")]
+    given = config(model, tmp_path / "set", dataset=rewritten(tmp_path / "given/prompts.json", rows))
+    generate(given)
+    first, second = (tmp_path / "set" / row["image"] for row in made(tmp_path / "set"))
+    assert not equal(first, second)
+    files = {"model_paths": given.model_paths, "dataset_base_path": tmp_path / "set", "output_path": tmp_path / "out"}
+    train(tmp_path, extra_inputs="hint_image", max_steps=1, **files)
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "given/hints/a.png")
+    with pytest.raises(StateError, match=r"a.png, of which it should be a copy"):
+        generate(given)
