@@ -3,8 +3,7 @@
 import json
 import subprocess
 import sys
-import sysconfig
-import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,28 +19,30 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
+Installer = Callable[..., Path]
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that has the wheels of core and of every family, and whatever else this one has."""
+def installed(tmp_path_factory: pytest.TempPathFactory, empty_environment: Callable[[Path], Path]) -> Installer:
+    """(name, families) -> an environment of its own with the wheels of core and of these families."""
     folder = tmp_path_factory.mktemp("packaging")
     for package in PACKAGES:
         run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", ROOT / package)
-    return installed(folder, "env", "core", *(f"plugin-{family.replace('_', '-')}" for family in FAMILIES))
+
+    def install(name: str, *chosen: str) -> Path:
+        python = empty_environment(folder / name)
+        wheels = ("core", *(f"plugin-{family.replace('_', '-')}" for family in chosen))
+        pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index")
+        run(*pip, "--find-links", folder / "dist", *wheels)
+        return folder / name
+
+    return install
 
 
-def installed(folder: Path, name: str, *distributions: str) -> Path:
-    """An environment of its own for these wheels of a folder's `dist`."""
-    place = folder / name
-    venv.create(place, with_pip=False)
-    python = place / "bin/python"
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index")
-    run(*pip, "--find-links", folder / "dist", *distributions)
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    # What they depend on comes from this environment; not its links to the sources, nor the metadata of these.
-    for part in Path(sysconfig.get_path("purelib")).iterdir():
-        if not part.name.startswith(("core-", "plugin_")) and part.suffix != ".pth" and not (site / part.name).exists():
-            (site / part.name).symlink_to(part)
-    return place
+@pytest.fixture(scope="module")
+def environment(installed: Installer) -> Path:
+    """An environment that has the wheels of core and of every family."""
+    return installed("env", *FAMILIES)
 
 
 def families(environment: Path, folder: Path) -> dict[str, str]:
@@ -56,8 +57,8 @@ def test_the_command_finds_the_families_of_the_wheels(environment: Path, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_installed_alone_plans_its_run(family: str, environment: Path, tmp_path: Path) -> None:
-    alone = installed(environment.parent, family, "core", f"plugin-{family.replace('_', '-')}")
+def test_a_family_installed_alone_plans_its_run(family: str, installed: Installer, tmp_path: Path) -> None:
+    alone = installed(family, family)
     assert families(alone, tmp_path) == {family: "ready"}
     assert "encode_prompt" in run(alone / "bin/dstrain", "graph", "--model", family, cwd=tmp_path)
 

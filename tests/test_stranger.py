@@ -4,8 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
-import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,16 +42,11 @@ def build_and_install(python: Path, package: Path, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, empty_environment: Callable[[Path], Path]) -> Path:
     """A stranger's folder: an environment with core from its wheel and no family, and a family made and installed."""
     folder = tmp_path_factory.mktemp("home")
-    venv.create(folder / "env", with_pip=False)
-    python = folder / "env/bin/python"
+    python = empty_environment(folder / "env")
     build_and_install(python, ROOT / "core", folder)
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-    for part in Path(sysconfig.get_path("purelib")).iterdir():  # what core depends on
-        if not part.name.startswith(("core-", "plugin_")) and part.suffix != ".pth" and not (site / part.name).exists():
-            (site / part.name).symlink_to(part)
     run(folder / "env/bin/dstrain", "plugins", "new", FAMILY, cwd=folder)
     build_and_install(python, folder / FAMILY, folder)
     return folder

@@ -20,7 +20,7 @@ _PLACES = (
     ("record", "ModelRecord", "Option"),
     ("runner", "run"),
     ("schedule", "FlowMatchSchedule", "NoiseLevels"),
-    ("sources", "Column", "Given", "Size"),
+    ("sources", "Column", "Given", "Setting", "Size"),
     ("tasks", "Task"),
     ("trainables", "Trainables"),
     ("unit", "Signature", "Unit"),

@@ -170,6 +170,14 @@ class Component:
         """Whether it is a folder of small files (tokenizer, processor) and has no weights."""
         return not self.marks
 
+    def takes(self, content: Mapping[str, Any]) -> bool:
+        """Whether this content of a config.json can be its configuration: where `configure` is a network's, that says.
+
+        Files of several components may lie in one folder, with the config.json of one of them.
+        """
+        says = getattr(getattr(self.configure, "__self__", None), "takes", None)
+        return says is None or bool(says(content))
+
     def arrangement(self, names: list[str]) -> Arrangement | None:
         """How this component's weights are named among the names in a file; None if they are not there."""
         if self.is_folder:
@@ -183,5 +191,6 @@ class Component:
         return None
 
     def is_twin(self, other: "Component") -> bool:
-        """Whether nothing in the files tells the two apart, as with experts that are one network trained twice."""
-        return (self.marks, self.layouts, self.prefixes) == (other.marks, other.layouts, other.prefixes)
+        """Whether no name in files of weights tells the two apart, as with experts that are one network twice."""
+        alike = (self.marks, self.layouts, self.prefixes) == (other.marks, other.layouts, other.prefixes)
+        return alike and not self.is_folder

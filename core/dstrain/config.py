@@ -30,7 +30,9 @@ class ModelChoice:
     """
 
     model: str = field(metadata=about("models", "The family to use (`dstrain models` lists those installed)."))
-    variant: str | None = field(default=None, metadata=about("models", "The family's variant; without it, its first."))
+    variant: str | None = field(
+        default=None, metadata=about("models", "The family's variant; without it, what ids, columns and files tell.")
+    )
     model_paths: str | None = field(
         default=None, metadata=about("models", "Local model files: a JSON list of paths, or of lists of paths.")
     )

@@ -105,6 +105,10 @@ def key_rows(setup: Setup) -> Keyed:
     digests = Digests.remembered(setup.store_path / "digests.json")
     found = find_components(setup)
     components = component_digests(found, digests)
+    expert = setup.wiring.expert
+    for part in expert.components if expert else ():
+        if f"{part}_config" in components:  # units borrow it by the name of the role
+            components.setdefault(f"{expert.role}_config", components[f"{part}_config"])  # type: ignore[union-attr]
     return Keyed(found, components, digests, row_keys(setup, components, digests))
 
 
@@ -113,7 +117,7 @@ def find_components(setup: Setup) -> Found:
     plans = [setup.plan(inputs) for inputs in dict.fromkeys(frozenset(cells) for cells in setup.dataset.rows)]
     components = dict.fromkeys(name for plan in plans for name in plan.components["data_process"])
     configs = dict.fromkeys(name for plan in plans for name in plan.configs["data_process"])
-    return find(setup.record, setup.models, components, configs)
+    return find(setup.record, setup.models, components, configs, setup.wiring.components)
 
 
 def component_digests(found: Found, digests: Digests) -> dict[str, str]:

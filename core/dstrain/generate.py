@@ -3,24 +3,28 @@
 import json
 import shlex
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
+from dstrain.components import Component
 from dstrain.config import GenerateConfig, validate
-from dstrain.errors import StateError, UsageError
-from dstrain.given import inputs_given, names_given
+from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.given import inputs_given, names_given, spelled
 from dstrain.loading import fill
-from dstrain.model_files import Found, ModelConfig, model_configs
+from dstrain.model_files import Found, ModelConfig, assign, model_configs, named_folder, published_as
 from dstrain.pipeline import Pipeline
 from dstrain.plugins import load_record
 from dstrain.record import ModelRecord
-from dstrain.sampler import generate_task
+from dstrain.sampler import generate_task, planned
 from dstrain.setup import Setup
 from dstrain.sources import Column
 from dstrain.toys import write_toy
@@ -41,8 +45,9 @@ def generate(config: GenerateConfig) -> None:
         return
     with chosen(config, names_given(config)) as source:
         check_output(config.output, source.wiring)
-        inputs = inputs_given(config, source.wiring)
-        write(source.load()(**inputs, **sampling_given(config)), config.output)
+        arguments = {**inputs_given(config, source.wiring), **sampling_given(config)}
+        check_used(config, source.wiring, planned(source.wiring, arguments).plan.used_inputs)
+        write(source.load()(**arguments), config.output)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,13 @@ class PipelineSource:
 
 @contextmanager
 def chosen(config: GenerateConfig, inputs: Collection[str]) -> Iterator[PipelineSource]:
-    """Choose the variant by its flag or the names of the inputs; a toy, if asked for, lies in a temporary folder."""
+    """Choose the variant by its flag or the names of the inputs; a toy, if asked for, lies in a temporary folder.
+
+    Raises StateError for a LoRA file that is not there.
+    """
+    for lora in config.lora:
+        if not lora.path.is_file():
+            raise StateError(str(lora.path), "no such LoRA file")
     record = load_record(config.model, config.left_out)
     models = model_configs(config, record)
     hints = Hints(models, fitting_inputs(inputs), either=config.toy)
@@ -86,11 +97,27 @@ def makes_video(wiring: Wiring) -> bool:
 
 
 def check_output(path: Path, wiring: Wiring) -> None:
-    """Refuse, before anything is loaded, a file name whose ending is not of what the variant makes."""
+    """Refuse, before anything is loaded, a folder, and a file name whose ending is not of what the variant makes."""
+    if path.is_dir():
+        raise UsageError("--output", f"{path} is a folder; give the name of a file")
     if makes_video(wiring):
         check_video_name(path)
-    elif path.suffix.lower() not in Image.registered_extensions():
-        raise UsageError("--output", f"{path}: {path.suffix or 'no ending'} is no picture format; use .png")
+        return
+    try:
+        kind = Image.registered_extensions()[path.suffix.lower()]
+        Image.new("RGB", (8, 8)).save(BytesIO(), kind)  # some formats can be read and not written, or not in colour
+    except (KeyError, OSError, ValueError) as error:
+        what = f"{path}: {path.suffix or 'no ending'} is no picture format that can be written; use .png"
+        raise UsageError("--output", what) from error
+
+
+def check_used(config: GenerateConfig, wiring: Wiring, used: Collection[str]) -> None:
+    """Refuse an input that the command line gives and that inference, whose inputs are `used`, does not read."""
+    for name in names_given(config):
+        if name not in used:
+            off = "guidance is off; it is on with --guidance_scale above 1"
+            why = off if name in wiring.per_side.values() else f"variant {wiring.variant} makes nothing from it"
+            raise UsageError(spelled(config, name), f"would do nothing: {why}")
 
 
 def write(made: Any, path: Path) -> None:
@@ -123,24 +150,54 @@ def generate_command(setup: Setup, found: Found, full: Mapping[str, Path], loras
     toy = setup.config.toy
     replaced = {path for name in full for path in found.files[name].paths}
     others = [] if toy else [config for config in setup.models if not replaced & set(_paths(config))]
-    paths: list[Any] = [str(path) for path in full.values()]
-    for config in others:
+    held = _held(others, setup, found)
+    # Where only their order tells two experts apart, it is that of the components.
+    order = [component.name for component in setup.record.load("components")]
+    paths: list[tuple[int, Any]] = [(order.index(name), str(path)) for name, path in full.items()]
+    for config, names in zip(others, held, strict=True):
         if config.path and not config.component:
-            paths.append(config.path if isinstance(config.path, str) or len(config.path) > 1 else config.path[0])
+            path = config.path if isinstance(config.path, str) or len(config.path) > 1 else config.path[0]
+            paths.append((min(map(order.index, names), default=len(order)), path))
     words = ["dstrain", "generate", "--model", setup.wiring.family, "--variant", setup.wiring.variant]
-    words += ["--model_paths", json.dumps(paths)] if paths else ["--toy"] if toy else []
+    given = [path for _, path in sorted(paths, key=itemgetter(0))]
+    words += ["--model_paths", json.dumps(given)] if given else ["--toy"] if toy else []
     ids = [f"{config.model_id}:{config.origin_file_pattern}" for config in others if config.model_id]
     words += ["--model_id_with_origin_paths", ",".join(ids)] if ids else []
     bare = {option.name for option in setup.record.options if option.is_flag}
     for name, value in setup.config.family_options.items():
         words += [f"--{name}"] if name in bare else [f"--{name}", value]
-    for path in loras.values():
-        words += ["--lora", str(path)]
-    lacking = " (add the model files of the other components)" if toy and full else ""
+    for lora in loras.values():
+        words += ["--lora", str(lora)]
     for name in files_needed(setup.wiring):
         words += ["--input", f"{name}=FILE"]
     output = "video.mp4" if makes_video(setup.wiring) else "picture.png"
-    return shlex.join([*words, "--prompt", "...", "--output", output]) + lacking
+    lacking = _lacking(setup, {*full, *chain(*held)}) if given or not toy else ()
+    advice = f" (add the model files of the other components: {', '.join(lacking)})" if lacking else ""
+    return shlex.join([*words, "--prompt", "...", "--output", output]) + advice
+
+
+def _held(configs: Sequence[ModelConfig], setup: Setup, found: Found) -> list[tuple[str, ...]]:
+    """The components in each of these sets of files; of files that are not here, what their place says."""
+    known: Sequence[Component] = setup.record.load("components")
+    files = dict(found.files)
+    here = [config for config in setup.models if _paths(config)]
+    with suppress(DstrainError):  # files that the run had no use for, and that do not fit: inference will say so
+        files = {**assign(here, known, [component.name for component in known]), **files}
+    held = []
+    for config in configs:
+        paths = set(_paths(config))
+        place = published_as(config, known) or named_folder(config, setup.record)
+        names = tuple(name for name, own in files.items() if paths & set(own.paths))
+        held.append(names or ((place,) if place and not paths else ()))
+    return held
+
+
+def _lacking(setup: Setup, held: Collection[str]) -> tuple[str, ...]:
+    """The components with weights that inference loads and that are not held."""
+    known: Sequence[Component] = setup.record.load("components")
+    loaded = setup.wiring.plan(frozenset(setup.wiring.inputs), generate_task(setup.wiring, guided=True)).components[""]
+    weights = {component.name for component in known if not component.is_folder}
+    return tuple(name for name in loaded if name in weights - set(held))
 
 
 def _paths(config: ModelConfig) -> tuple[Path, ...]:

@@ -21,6 +21,11 @@ NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
 """Inputs that have a flag of their own."""
 
 
+def spelled(config: GenerateConfig, name: str) -> str:
+    """How a command line gives an input: by its own flag, or by --input."""
+    return f"--{name}" if name in NAMED and getattr(config, name) is not None else f"--input {name}"
+
+
 def names_given(config: GenerateConfig) -> tuple[str, ...]:
     """The names of the inputs that a command line gives."""
     named = [name for name in NAMED if getattr(config, name) is not None]
@@ -30,6 +35,9 @@ def names_given(config: GenerateConfig) -> tuple[str, ...]:
 def inputs_given(config: GenerateConfig, wiring: Wiring) -> dict[str, Any]:
     """The values of these inputs; raises UsageError for an unknown name, or for text that is no such value."""
     values = {name: getattr(config, name) for name in NAMED if getattr(config, name) is not None}
+    for name in values:
+        if name not in wiring.inputs:
+            raise UsageError(f"--{name}", f"would do nothing: variant {wiring.variant} has no such input")
     texts: dict[str, list[str]] = {}
     for item in config.input:
         texts.setdefault(item.name, []).append(item.text)
@@ -47,6 +55,8 @@ def _value(name: str, written: Sequence[str], source: Source, config: GenerateCo
     many = kind in ("pictures", "texts")
     if len(written) > 1 and not many:
         raise UsageError("--input", f"{name} is one value, and is given {len(written)} times")
+    if kind not in ("text", "texts") and not all(map(str.strip, written)):
+        raise UsageError("--input", f"{name} is blank")
     texts = [os.path.abspath(text) for text in written] if kind in FILE_KINDS else list(written)
     own = as_column(name, source)
     table = Table(Path("--input"), (name,), ({name: texts if many else texts[0]},), (1,))

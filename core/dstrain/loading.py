@@ -62,7 +62,7 @@ def fill(
 ) -> Pipeline:
     """Load all that inference with every input of a wiring would use; model_fn computes in `dtype`."""
     plan = wiring.plan(frozenset(wiring.inputs), generate_task(wiring, guided=True))
-    found = find(record, configs, plan.components[""], plan.configs[""])
+    found = find(record, configs, plan.components[""], plan.configs[""], wiring.components)
     place = torch.device(device) if device is not None else default_device()
     pipeline = load_pipeline(record, wiring, found, place, dtype)
     pipeline.autocast = None if dtype == torch.float32 else dtype

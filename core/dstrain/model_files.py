@@ -2,19 +2,17 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from safetensors import safe_open
 
 from dstrain.components import Component, Files
 from dstrain.config import ModelChoice
 from dstrain.errors import StateError, UsageError
 from dstrain.flags import parse_model_paths, parse_origins
 from dstrain.record import ModelRecord
-from dstrain.weights import Weights, recognise
+from dstrain.weights import Weights, header, recognise
 
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
 
@@ -75,13 +73,13 @@ def changed_entries(config: ModelChoice, record: ModelRecord) -> tuple[ModelConf
 def assign(configs: Iterable[ModelConfig], components: Sequence[Component], wanted: Iterable[str]) -> dict[str, Files]:
     """Find which component each set of files is, from the names in the files; one set may hold several.
 
-    Twins are told apart by their folders, and what lies in none of these by its order. Files of a model id whose
-    folder is that of a component nobody wants are not even looked for. Files that do not exist are an error only if
-    a wanted component remains unfound.
+    Twins are told apart as `_told` does; else by their order, but if only one set of files is left, it is the wanted
+    one. Files of a model id whose folder is that of a component nobody wants are not even looked for. Files that do
+    not exist are an error only if a wanted component remains unfound.
     """
     found: dict[str, Files] = {}
     missing: list[StateError] = []
-    alike: list[tuple[tuple[Component, ...], Files]] = []
+    alike: dict[Files, tuple[Component, ...]] = {}
     needed = set(wanted)
     for config in configs:
         if config.entries or published_as(config, components) not in {"", *needed}:
@@ -92,18 +90,26 @@ def assign(configs: Iterable[ModelConfig], components: Sequence[Component], want
             missing.append(error)
             continue
         for fitting, part in _parts(config, files, components):
-            named = [c.name for c in fitting if len(fitting) == 1 or _lies_in(part.folder, c)]
-            if named:
-                _settle(found, named[0], part)
+            name = fitting[0].name if len(fitting) == 1 else _told(fitting, part)
+            if name:
+                _settle(found, name, part)
             else:
-                alike.append((fitting, part))
-    for fitting, part in alike:
-        free = [c.name for c in fitting if found.get(c.name, part) == part]
-        _settle(found, (*free, fitting[0].name)[0], part)
+                alike[part] = fitting
+    for part, fitting in alike.items():
+        free = [c.name for c in fitting if c.name not in found]
+        first = [name for name in free if name in needed] if len(alike) == 1 else []
+        _settle(found, (*first, *free, fitting[0].name)[0], part)
     absent = [c.name for c in components if c.name in needed - set(found) and not c.is_folder]
     if absent and missing:
         raise missing[0]
     return found
+
+
+def _told(twins: Sequence[Component], files: Files) -> str:
+    """Which of twins these files are: their header names it, if training wrote them, else their folder; or ''."""
+    by_header = [c.name for c in twins if c.name == header(files.paths[0]).get("component")]
+    by_folder = [c.name for c in twins if _lies_in(files.folder, c)]
+    return (*by_header, *by_folder, "")[0]
 
 
 def _settle(found: dict[str, Files], name: str, files: Files) -> None:
@@ -157,16 +163,16 @@ def configuration(component: Component, files: Files | None, model_id: str) -> M
     if inferred is not None:
         return inferred
     place = str(files.folder / "config.json") if files else component.name
-    raise StateError(place, f"no configuration of {component.name}: no config.json, the shapes do not tell it, and "
-                     f"model id {model_id or '(none)'} is not known", "put config.json beside the weights",
+    raise StateError(place, f"no configuration of {component.name}: no config.json of it, the shapes do not tell it, "
+                     f"and model id {model_id or '(none)'} is not known", "put config.json beside the weights",
                      f"known ids: {', '.join(component.published) or 'none'}")  # fmt: skip
 
 
 def _contents(component: Component, files: Files | None, model_id: str) -> Iterator[Mapping[str, Any]]:
     """What may be the configuration, most trusted first: the header's, that beside the weights, the model id's."""
-    header = _header_config(files) if files is not None else None
-    if header is not None:
-        yield header
+    written = _header_config(files) if files is not None else None
+    if written is not None:
+        yield written
     folders = [files.folder] if files is not None else []
     folders += [model_base() / model_id / folder for folder in component.folders] if model_id else []
     for folder in folders:
@@ -181,9 +187,10 @@ def _own_content(
     layouts = component.layouts if files is None or files.layout is None else (files.layout,)
     for layout in layouts:
         own = layout.configuration(content, shapes) if layout.configuration else None
-        if own is not None:
+        if own is not None and component.takes(own):
             return own
-    return content if files is None or (files.layout is None and not files.prefix) else None
+    as_is = files is None or (files.layout is None and not files.prefix)
+    return content if as_is and component.takes(content) else None
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -195,12 +202,12 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _header_config(files: Files) -> Mapping[str, Any] | None:
-    first = files.paths[0]
-    if first.suffix != ".safetensors":
+    """The configuration in a header; None if there is none, or another program's text of that name."""
+    try:
+        content = json.loads(header(files.paths[0]).get("config", ""))
+    except ValueError:
         return None
-    with safe_open(first, "pt") as file:
-        text = (file.metadata() or {}).get("config")
-    return json.loads(text) if text else None
+    return content if isinstance(content, dict) else None
 
 
 @dataclass(frozen=True)
@@ -212,13 +219,21 @@ class Found:
 
 
 def find(
-    record: ModelRecord, configs: Sequence[ModelConfig], components: Iterable[str], bare: Iterable[str] = ()
+    record: ModelRecord,
+    configs: Sequence[ModelConfig],
+    components: Iterable[str],
+    bare: Iterable[str] = (),
+    among: Collection[str] | None = None,
 ) -> Found:
-    """Find the files of `components`, and configurations of these and `bare`; raises StateError for what is missing."""
+    """Find the files of `components`, and configurations of these and `bare`; raises StateError for what is missing.
+
+    among: the components that the variant has: no file is taken for a twin of one of these that the variant lacks.
+    """
     known: Sequence[Component] = record.load("components")
     by_name = {component.name: component for component in known}
     wanted = tuple(components)
-    files = assign(configs, known, wanted)
+    own = [component for component in known if among is None or component.name in among]
+    files = assign(configs, [c for c in known if c in own or not any(map(c.is_twin, own))], wanted)
     model_id = next((config.model_id for config in configs if config.model_id), "")
     roots = [root for found in files.values() for root in (found.folder.parent, found.folder)]
     for name in wanted:
@@ -244,9 +259,19 @@ def named_folder(config: ModelConfig, record: ModelRecord) -> str:
 
 
 def denoiser_configuration(record: ModelRecord, configs: Sequence[ModelConfig]) -> Mapping[str, Any]:
-    """The content of the configuration of the component that is trained by default; raises StateError as `find`."""
-    name = record.default_trainable
-    return find(record, configs, (name,)).contents[name]
+    """The content of the configuration of the component that is trained by default, or else of a twin of it.
+
+    Raises what `find` raises for the former if neither is found.
+    """
+    known: Sequence[Component] = record.load("components")
+    (default,) = (component for component in known if component.name == record.default_trainable)
+    errors: list[StateError] = []
+    for part in (default, *filter(default.is_twin, known)):
+        try:
+            return find(record, configs, (part.name,)).contents[part.name]
+        except StateError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _beside(component: Component, roots: Iterable[Path], model_id: str, record: ModelRecord) -> Files:

@@ -28,6 +28,11 @@ class Network:
 
     constructor: str
 
+    def takes(self, data: Mapping[str, Any]) -> bool:
+        """Whether what `config.json` holds can be this network's: it names no other class, nor one of transformers."""
+        name = self.constructor.partition(":")[2]
+        return bool(data.get("_class_name", name) == name) and "architectures" not in data
+
     def configure(self, data: Mapping[str, Any]) -> SimpleNamespace:
         """Return what `config.json` holds as attributes, defaults filled in, equal to the built module's `config`.
 
@@ -54,6 +59,11 @@ class TransformersNetwork:
 
     model: str
     config: str
+
+    def takes(self, data: Mapping[str, Any]) -> bool:
+        """Whether what `config.json` holds can be this network's: it names no other type, nor a class of diffusers."""
+        own = _transformers(self.config).model_type
+        return bool(data.get("model_type", own) == own) and "_class_name" not in data
 
     def configure(self, data: Mapping[str, Any]) -> Any:
         """Return what `config.json` holds as the configuration record."""

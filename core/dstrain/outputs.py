@@ -85,7 +85,9 @@ class Outputs:
     def _check_prefix(self) -> None:
         """--remove_prefix_in_ckpt names a trained component; saved names carry no such prefix to begin with."""
         prefix, trained = self.setup.config.remove_prefix_in_ckpt, self.setup.trainables.components
-        known = [f"pipe.{component}." for component in trained]
+        expert = self.setup.wiring.expert
+        played = [expert.role] if expert and set(expert.components) & set(trained) else []
+        known = [f"pipe.{component}." for component in dict.fromkeys([*trained, *played])]
         if prefix is not None and prefix not in known:
             raise UsageError(
                 "--remove_prefix_in_ckpt", f"no saved name begins with {prefix!r}; want {' or '.join(known)}"
@@ -133,7 +135,8 @@ class Outputs:
         order = [job.order.groups, job.order.size]
         curve = job.steps if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP else None
         settings = {name: setting.value for name, setting in self.setup.wiring.settings.items()}
-        numbers = [self.setup.mixed_precision, curve, settings, {name: config[name] for name in DECISIVE}]
+        entries = [[model.component, dict(model.entries)] for model in self.setup.models if model.entries]
+        numbers = [self.setup.mixed_precision, curve, settings, entries, {name: config[name] for name in DECISIVE}]
         return hashed("run", [self.setup.task.name, trainables, order, numbers])
 
     def _announce(self, job: "Job") -> None:

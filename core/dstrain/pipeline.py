@@ -67,7 +67,9 @@ class Pipeline:
         part = part or self._only_expert()
         lent = {}
         for name in borrower.borrows:
-            played = part + name.removeprefix(expert.role) if expert and component_of(name) == expert.role else name
+            played = name
+            if expert and component_of(name) == expert.role:
+                played = (part or (self._configured_expert() if name != expert.role else "")) + name[len(expert.role) :]
             lent[name] = ambient[name] if name in ambient else self._component(played, borrower)
         return lent
 
@@ -80,12 +82,26 @@ class Pipeline:
             values.update({step.makes[name]: value for name, value in made.items()})
 
     def predict(self, values: Mapping[str, Any], noisy: Tensor, timestep: Tensor, side: str = POSITIVE) -> Tensor:
-        """Call model_fn under autocast with the conditions of one side; returns the prediction, shaped as `noisy`."""
+        """Call model_fn under autocast with the conditions of one side; returns the prediction, shaped as `noisy`.
+
+        Where several experts are loaded, each predicts the samples whose timesteps are its own.
+        """
+        conditions = self._reads(self.wiring.model_fn, values, side)
+        parts = self._experts(timestep)
+        if len(set(parts)) == 1:
+            return self._predict(parts[0], noisy, timestep, conditions, side)
+        made: dict[int, Tensor] = {}
+        for part in dict.fromkeys(parts):
+            rows = [row for row, chosen in enumerate(parts) if chosen == part]
+            given = {name: _rows(value, rows) for name, value in conditions.items()}
+            made |= dict(zip(rows, self._predict(part, noisy[rows], timestep[rows], given, side), strict=True))
+        return torch.stack([made[row] for row in range(len(parts))])
+
+    def _predict(self, part: str, noisy: Tensor, timestep: Tensor, conditions: Mapping[str, Any], side: str) -> Tensor:
         model_fn = self.wiring.model_fn
-        conditions = self._reads(model_fn, values, side)
         with torch.autocast(self.device.type, self.autocast) if self.autocast is not None else nullcontext():
             prediction: Tensor = model_fn.function(
-                noisy, timestep, **conditions, **self.lend(model_fn, self._expert(timestep), side=side)
+                noisy, timestep, **conditions, **self.lend(model_fn, part, side=side)
             )
         return prediction
 
@@ -106,16 +122,23 @@ class Pipeline:
         keys = {name: value_key(self.wiring, name, side) for name in reader.reads}
         return {name: values[key] for name, key in keys.items() if key in values}
 
-    def _expert(self, timestep: Tensor) -> str:
-        """The expert for a timestep, '' without experts; its noisiest part decides where parts of a sample differ."""
-        expert = self.wiring.expert
-        return self._only_expert() or (expert.choose(float(timestep.max())) if expert else "")
+    def _experts(self, timestep: Tensor) -> list[str]:
+        """The expert of each sample, one '' without experts; the noisiest part of a sample decides."""
+        expert, only = self.wiring.expert, self._only_expert()
+        if expert is None or only:
+            return [only]
+        return [expert.choose(one) for one in timestep.reshape(len(timestep), -1).amax(1).tolist()]
 
     def _only_expert(self) -> str:
         """The one expert that is loaded, else ''."""
         expert = self.wiring.expert
         loaded = [name for name in expert.components if name in self.components] if expert else []
         return loaded[0] if len(loaded) == 1 else ""
+
+    def _configured_expert(self) -> str:
+        """The first expert of which the configuration is known, else ''."""
+        expert = self.wiring.expert
+        return next((name for name in expert.components if name in self.configs), "") if expert else ""
 
     def _component(self, name: str, borrower: Signature) -> Any:
         if name in self.components:
@@ -124,6 +147,15 @@ class Pipeline:
             return self.configs[name.removesuffix("_config")]
         loaded = ", ".join(self.components) or "none"
         raise UsageError(f"unit {borrower.name}", f"{name} is not loaded; loaded components: {loaded}")
+
+
+def _rows(value: Any, rows: list[int]) -> Any:
+    """Some samples of a collated value; what is not a tensor is the same for all."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if isinstance(value, list):
+        return [_rows(item, rows) for item in value]
+    return {name: _rows(item, rows) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> Held:

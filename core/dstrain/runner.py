@@ -36,7 +36,9 @@ def run(config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
     if config.dry_run:
         print(as_text(setup.plan(_inputs(setup)), setup.wiring, setup.task), end="")
         return
-    ddp = DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters)
+    # Of several experts in training, one step of a process may need only one.
+    unused = config.find_unused_parameters or setup.trains_experts
+    ddp = DistributedDataParallelKwargs(find_unused_parameters=unused)
     # The first process reads every file of the data set and the encoders while the others wait.
     patient = InitProcessGroupKwargs(timeout=timedelta(days=1))
     accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp, patient])

@@ -1,7 +1,7 @@
 """Inference: the same units, model_fn, hold, guide and schedule as training, stepped by Euler's rule."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch import Tensor
 from dstrain.errors import UsageError, nearest
 from dstrain.losses import Held, Hold, Velocity
 from dstrain.pipeline import Pipeline
-from dstrain.plan import POSITIVE
+from dstrain.plan import POSITIVE, Plan
 from dstrain.randomness import Rng, SampleKey
 from dstrain.schedule import TRAIN_TIMESTEPS, FlowMatchSchedule
+from dstrain.sources import Column, Given
 from dstrain.tasks import Task
 from dstrain.unit import Signature
 from dstrain.wiring import Wiring
@@ -49,20 +50,53 @@ def generate_task(wiring: Wiring, guided: bool) -> Task:
     return Task("generate", Signature("generate", sample, reads, tuple(borrows)), sides)
 
 
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one inference, with the variant's defaults, and the plan for them."""
+
+    sampling: Sampling
+    inputs: Mapping[str, Any]
+    plan: Plan
+
+
+def planned(wiring: Wiring, arguments: Mapping[str, Any], columns: tuple[str, ...] = ()) -> Call:
+    """Split arguments into the fields of `Sampling` and the variant's inputs (prompt, height, ...), and plan for them.
+
+    What is not given is the variant's default; None is no value. Guidance is on if guidance_scale > 1 and the negative
+    side has its inputs; of a scale that is given, an input of that side that is not is '' if it is a text. columns: as
+    in `Wiring.plan`. Raises UsageError for a name that is neither, and for an input that is needed and absent.
+    """
+    fields = set(Sampling.__dataclass_fields__)
+    known = fields | set(wiring.inputs)
+    for name in arguments:
+        if name not in known:
+            raise UsageError("pipe()", f"takes no argument {name!r}{nearest(name, known)}")
+    settings = {name: setting.value for name, setting in wiring.settings.items()}
+    merged = {**settings, **wiring.defaults, **arguments}
+    merged = {name: value for name, value in merged.items() if value is not None}
+    inputs = {name: value for name, value in merged.items() if name not in fields}
+    sampling = Sampling(**{name: value for name, value in merged.items() if name in fields})
+    negatives = {negative for positive, negative in wiring.per_side.items() if positive in inputs}
+    if sampling.guidance_scale > 1 and arguments.get("guidance_scale") is not None:
+        inputs |= {name: _blank(wiring, name) for name in sorted(negatives - {*inputs, *arguments})}
+    guided = sampling.guidance_scale > 1 and negatives <= set(inputs)
+    return Call(sampling, inputs, wiring.plan(frozenset(inputs), generate_task(wiring, guided), columns=columns))
+
+
+def _blank(wiring: Wiring, name: str) -> str:
+    source = wiring.inputs[name]
+    if isinstance(source, Column | Given) and source.kind == "text":
+        return ""
+    raise UsageError("guidance_scale", f"above 1 needs input {name!r} for the negative side, and it is absent")
+
+
 @torch.no_grad()
 def generate(pipeline: Pipeline, **arguments: Any) -> Any:
-    """Make what the variant's last decoder makes (a picture) from inputs given by name.
-
-    Besides the variant's inputs (prompt, height, ...) takes the fields of `Sampling`; what is not given is the
-    family's default. Guidance is on if guidance_scale > 1 and the negative inputs are given.
-    """
-    sampling, inputs = _arguments(pipeline, arguments)
-    negatives = set(pipeline.wiring.per_side.values())
-    guided = sampling.guidance_scale > 1 and negatives <= set(inputs)
-    plan = pipeline.wiring.plan(frozenset(inputs), generate_task(pipeline.wiring, guided))
-    values = dict(inputs)
-    pipeline.run((*plan.frozen, *plan.live), values, Rng([SampleKey(sampling.seed, 0, 0, 0)]))
-    latents = sample(pipeline, values, sampling, guided)
+    """Make what the variant's last decoder makes (a picture) from arguments given by name, as `planned` takes them."""
+    call = planned(pipeline.wiring, arguments)
+    values, seed = dict(call.inputs), call.sampling.seed
+    pipeline.run((*call.plan.frozen, *call.plan.live), values, Rng([SampleKey(seed, 0, 0, 0)]))
+    latents = sample(pipeline, values, call.sampling, NEGATIVE in call.plan.sides)
     return decode(pipeline, values, latents)
 
 
@@ -134,17 +168,3 @@ def decode(pipeline: Pipeline, values: dict[str, Any], latents: Tensor) -> Any:
         made = decoder.run(reads, pipeline.lend(decoder), latents=latents)
         table |= made
     return list(made.values())[-1]
-
-
-def _arguments(pipeline: Pipeline, arguments: dict[str, Any]) -> tuple[Sampling, dict[str, Any]]:
-    """Split a call's arguments into sampling settings and inputs; raises UsageError for a name that is neither."""
-    fields = set(Sampling.__dataclass_fields__)
-    known = fields | set(pipeline.wiring.inputs)
-    for name in arguments:
-        if name not in known:
-            raise UsageError("pipe()", f"takes no argument {name!r}{nearest(name, known)}")
-    settings = {name: setting.value for name, setting in pipeline.wiring.settings.items()}
-    merged = {**settings, **pipeline.wiring.defaults, **arguments}
-    merged = {name: value for name, value in merged.items() if value is not None}
-    inputs = {name: value for name, value in merged.items() if name not in fields}
-    return Sampling(**{name: value for name, value in merged.items() if name in fields}), inputs

@@ -11,7 +11,7 @@ import torch
 
 from dstrain.clips import FrameSampling
 from dstrain.config import TrainConfig
-from dstrain.dataset import DataConfig, Dataset, find_metadata, open_dataset
+from dstrain.dataset import DataConfig, Dataset, find_metadata, from_video, open_dataset
 from dstrain.distill import DIRECT_DISTILL
 from dstrain.errors import UsageError, nearest
 from dstrain.flags import flags, split_commas
@@ -32,6 +32,9 @@ from dstrain.trainables import Trainables
 from dstrain.variants import Hints, choose_variant, fitting_columns, settled
 from dstrain.wiring import Wiring
 from dstrain.world import World, default_device
+
+FRAME_FLAGS = ("num_frames", "frame_sampling", "frame_samples")
+"""Flags that choose the frames of videos."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,12 @@ class Setup:
         return NoiseLevels(schedule, c.timestep_sampling, c.loss_weighting, low, high)
 
     @property
+    def trains_experts(self) -> bool:
+        """Whether several parts of a denoiser are trained at once."""
+        parts = self.wiring.expert.components if self.wiring.expert else ()
+        return len(set(parts) & set(self.trainables.components)) > 1
+
+    @property
     def store_path(self) -> Path:
         """The feature store's folder: --feature_cache, else where the reference documents put it for this stage."""
         c = self.config
@@ -133,9 +142,12 @@ def resolve(config: TrainConfig) -> Setup:
     models = model_configs(config, record)
     extensions = load_extensions(config.left_out)
     task = _task(config, known_tasks(extensions))
+    if config.variant is None:
+        _check_extra_inputs(config, record, task)
     variant = choose_variant(record, config.variant, _hints(config, models, task))
     wiring = settled(record.load("wiring")(variant), record, config)
-    return Setup(
+    _check_frames(config, wiring)
+    setup = Setup(
         config,
         record,
         wiring.joined(task),
@@ -146,6 +158,27 @@ def resolve(config: TrainConfig) -> Setup:
         models,
         extensions,
     )
+    _ = setup.levels  # made once, so that boundaries which leave nothing are refused before anything is loaded
+    return setup
+
+
+def _check_extra_inputs(config: TrainConfig, record: ModelRecord, task: Task) -> None:
+    """Refuse an extra input that no variant knows, before it is taken as a hint."""
+    wirings: list[Wiring] = [record.load("wiring")(variant).joined(task) for variant in record.variants]
+    sources = [(name, source) for wiring in wirings for name, source in wiring.inputs.items()]
+    known = {word for name, s in sources if isinstance(s, Column) for word in (name, s.name)}
+    for name in split_commas(config.extra_inputs):
+        if name not in known:
+            raise UsageError("--extra_inputs", f"no variant of {record.name} reads {name!r}{nearest(name, known)}")
+
+
+def _check_frames(config: TrainConfig, wiring: Wiring) -> None:
+    """Refuse flags that choose frames of videos where there are none."""
+    if any(isinstance(source, Column) and from_video(source) for source in wiring.inputs.values()):
+        return
+    for flag in flags(TrainConfig):
+        if flag.name in FRAME_FLAGS and getattr(config, flag.name) != flag.default:
+            raise UsageError(flag.spelled, f"would do nothing: variant {wiring.variant} reads no videos")
 
 
 def _task(config: TrainConfig, tasks: Mapping[str, Task]) -> Task:
@@ -169,8 +202,8 @@ def _hints(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> Hi
         path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
         own = {*task.inputs, *(source.name for source in task.inputs.values() if isinstance(source, Column))}
         extra = set(split_commas(config.extra_inputs)) - own
-        fits = fitting_columns(read_metadata(path).columns, extra)
-        return Hints(models, fits, either)
+        keys = None if config.data_file_keys is None else split_commas(config.data_file_keys)
+        return Hints(models, fitting_columns(read_metadata(path).columns, extra, keys), either)
     place = (config.feature_cache or config.dataset_base_path) if config.stage == "train" else None
     if place is None or not (place / "store.json").is_file():
         return Hints(models, None, either)

@@ -14,7 +14,8 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
-from dstrain.errors import Diverged, OutOfMemory, UsageError
+from dstrain.errors import Diverged, OutOfMemory, StateError, UsageError
+from dstrain.files import read_tensors
 from dstrain.gradient import enable_checkpointing
 from dstrain.interrupt import asked_to_stop
 from dstrain.loading import load_pipeline
@@ -197,7 +198,7 @@ def prepare(setup: Setup, world: World, samples: Feed, module_class: type[Traini
     plans = [setup.plan(inputs) for inputs in sorted(samples.presence, key=sorted)]
     components = dict.fromkeys(name for plan in plans for name in plan.components[setup.stage])
     bare = dict.fromkeys(name for plan in plans for name in plan.configs[setup.stage])
-    found = find(setup.record, setup.models, components, bare)
+    found = find(setup.record, setup.models, components, bare, setup.wiring.components)
     if samples.about is not None:
         check_configs(samples.about, found)
     live = {name for plan in plans for step in plan.live for name in step.unit.borrows}
@@ -231,7 +232,10 @@ def prepare(setup: Setup, world: World, samples: Feed, module_class: type[Traini
 
 def start_from_lora(module: TrainingModule, path: Path) -> None:
     """Fill the LoRA layers in training from a file; raises StateError unless every key, rank and alpha fit."""
+    _, header = read_tensors(path)
     for component in module.trained.lora:
+        if header.get("component", component) != component:
+            raise StateError(str(path), f"is a LoRA of {header['component']}, and {component} is trained")
         prefix = module.pipeline.record.lora_prefixes.get(component, component)
         load_lora(path, module.pipeline.components[component], prefix)
 

@@ -35,14 +35,13 @@ def choose_variant(record: ModelRecord, name: str | None, hints: Hints) -> str:
     """
     if name is not None or len(record.variants) == 1:
         return variant_of(record, name)
-    known: Sequence[Component] = record.load("components")
-    own = [config for config in hints.models if published_as(config, known) in ("", record.default_trainable)]
-    left = _by_id(record, own) or record.variants
+    left = _by_id(record, _denoisers(record, hints.models)) or record.variants
     left = _by_fit(record, left, hints) or left
     if len(left) > 1 and hints.models:
         left = _by_configuration(record, left, hints.models) or left
     if len(left) > 1:
-        left = tuple(set(left) & set(_by_id(record, hints.models))) or left
+        others = _by_id(record, hints.models)
+        left = tuple(variant for variant in left if variant in others) or left
     if len(left) > 1 and not hints.either:
         raise UsageError("--variant", f"could be {', '.join(left)}; say which")
     return left[0]
@@ -66,11 +65,17 @@ def settled(wiring: Wiring, record: ModelRecord, config: ModelChoice) -> Wiring:
     return replace(wiring, inputs={**wiring.inputs, **changed}) if changed else wiring
 
 
-def fitting_columns(columns: Collection[str], extra: Collection[str]) -> Callable[[Wiring], tuple[int, int] | None]:
-    """Say how many columns of a data set a variant reads; None if it lacks one that it needs, or an extra input."""
+def fitting_columns(
+    columns: Collection[str], extra: Collection[str], file_keys: Collection[str] | None = None
+) -> Callable[[Wiring], tuple[int, int] | None]:
+    """Say how many columns of a data set a variant reads; None if it lacks one that it needs, or an extra input.
+
+    file_keys: the columns whose files are loaded; None for all.
+    """
 
     def fits(wiring: Wiring) -> tuple[int, int] | None:
-        sources = {name: source for name, source in wiring.inputs.items() if isinstance(source, Column)}
+        every = {name: source for name, source in wiring.inputs.items() if isinstance(source, Column)}
+        sources = {n: s for n, s in every.items() if file_keys is None or not s.is_file or s.name in file_keys}
         present = {name: source.name for name, source in sources.items() if source.name in columns}
         if not set(extra) <= {*sources, *present.values()}:
             return None
@@ -90,14 +95,20 @@ def fitting_inputs(inputs: Collection[str]) -> Callable[[Wiring], tuple[int, int
     return fits
 
 
+def _denoisers(record: ModelRecord, models: Sequence[ModelConfig]) -> list[ModelConfig]:
+    """The files that are in a folder of the denoiser, or of a part of it; without any, those in no known folder."""
+    known: Sequence[Component] = record.load("components")
+    denoiser = next(component for component in known if component.name == record.default_trainable)
+    parts = {component.name for component in known if component.is_twin(denoiser)}
+    places = [(published_as(config, known), config) for config in models]
+    return [config for name, config in places if name in parts] or [config for name, config in places if not name]
+
+
 def _by_id(record: ModelRecord, models: Iterable[ModelConfig]) -> tuple[str, ...]:
-    """The variants of the first model id that is known."""
-    for config in models:
-        ids = config.model_id or ""
-        found = [v for v in record.variants if any(fnmatchcase(ids, p) for p in record.model_ids.get(v, ()))]
-        if found:
-            return tuple(found)
-    return ()
+    """The variants that some model id means."""
+    ids = [config.model_id for config in models if config.model_id]
+    patterns = ((variant, record.model_ids.get(variant, ())) for variant in record.variants)
+    return tuple(variant for variant, known in patterns if any(fnmatchcase(one, p) for one in ids for p in known))
 
 
 def _by_fit(record: ModelRecord, left: Sequence[str], hints: Hints) -> tuple[str, ...]:

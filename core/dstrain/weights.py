@@ -43,6 +43,14 @@ def find_weights(paths: Iterable[Path]) -> dict[str, Place]:
     return places
 
 
+def header(path: Path) -> Mapping[str, str]:
+    """Read what a file that `find_weights` could read says of itself: {} for nothing, and for one of `torch.save`."""
+    if path.suffix in TORCH_SUFFIXES:
+        return {}
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
 @dataclass(frozen=True)
 class Weights:
     """A network's weights as some files have them.

@@ -3,14 +3,10 @@
 import csv
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-import family
-import numpy as np
 import pytest
-import torch
 from dstrain.config import GenerateConfig
 from dstrain.distill import DIRECT_DISTILL
 from dstrain.errors import StateError, UsageError
@@ -18,13 +14,9 @@ from dstrain.flags import LoraFile, NamedInput
 from dstrain.generate import generate
 from dstrain.generate_dataset import generate_dataset
 from dstrain.pipeline import Pipeline
-from dstrain.sources import Column
-from dstrain.unit import Signature, Unit
-from dstrain.wiring import GIVEN_TO_MODEL_FN, Wiring
-from family import build, weights_of, write
+from family import weights_of, write
 from PIL import Image, ImageChops
 from runs import train
-from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -210,12 +202,74 @@ def test_a_folder_with_a_data_set_of_the_users_is_left_as_it_is(model: Path, tab
     assert (tmp_path / "set/metadata.csv").read_text() == "image,prompt\n"
 
 
-def test_the_table_may_not_be_the_file_that_is_written(model: Path, table: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["metadata.csv", "prompts.json"])
+def test_the_folder_of_the_table_is_no_place_for_what_is_made(name: str, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "set" / name
+    path.parent.mkdir()
+    path.write_text("prompt,seed\ndog,1\n" if path.suffix == ".csv" else json.dumps(ROWS))
+    with pytest.raises(UsageError, match=f"--output: .*set holds {name}, the table itself"):
+        generate(config(model, tmp_path / "other/../set", dataset=path))
+    assert [one.name for one in path.parent.iterdir()] == [name]
+
+
+def test_a_folder_is_bound_by_settings_once_something_was_made_by_them(
+    model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "set"
+    for name in ("dstrain.generate.fill", "dstrain.pipeline.Pipeline.__call__"):  # while loading; the first picture
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(name, stopping)
+            generate(config(model, folder, dataset=table))
+        assert (folder / "generated.json").exists() == name.endswith("__call__")
+    generate(config(model, folder, dataset=table, num_inference_steps=2))
+    assert len(made(folder)) == 3
+    (folder / "metadata.csv").unlink()
+    with pytest.raises(StateError, match="was made by other settings"):
+        generate(config(model, folder, dataset=table))
+
+
+def stopping(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b"[]"])
+def test_damaged_settings_are_named_and_nothing_is_made(
+    damage: bytes, model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
+) -> None:
     generate(config(model, tmp_path / "set", dataset=table))
-    before = (tmp_path / "set/metadata.csv").read_bytes()
-    with pytest.raises(UsageError, match="has a column 'image'"):
-        generate(config(model, tmp_path / "set", dataset=tmp_path / "set/metadata.csv"))
-    assert (tmp_path / "set/metadata.csv").read_bytes() == before
+    (tmp_path / "set/generated.json").write_bytes(damage)
+    with pytest.raises(StateError, match=r"generated\.json: is damaged"):
+        generate(config(model, tmp_path / "set", dataset=table, num_inference_steps=9))
+    assert len(loads) == 3
+
+
+@pytest.mark.parametrize(("scale", "unread"), [(None, ["negative_prompt", "promt"]), (2.0, ["promt"])])
+def test_columns_that_neither_inference_nor_distillation_reads_are_named(
+    scale: float | None, unread: list[str], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "dog", "seed": 1, "cfg_scale": 1, "num_inference_steps": 2, "negative_prompt": "", "promt": "cat"}
+    table = rewritten(tmp_path / "prompts.json", [row])
+    generate(config(model, tmp_path / "set", dataset=table, guidance_scale=scale))
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert [line.partition(": column ")[2].partition(" ")[0] for line in told] == [repr(name) for name in unread]
+    assert all(line.startswith(f"dstrain: warning: {table}: ") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("flags", "where"),
+    [
+        ({"negative_prompt": "blurry"}, "--negative_prompt"),
+        ({"num_frames": 5}, "--num_frames"),
+        ({"input": (NamedInput("prompt", "cat"),)}, "--input prompt"),
+    ],
+)
+def test_flags_that_no_row_uses_or_that_are_columns_are_refused(
+    flags: dict[str, Any], where: str, model: Path, table: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        generate(config(model, tmp_path / "set", dataset=table, **flags))
+    assert refused.value.where == where
+    assert not (tmp_path / "set/generated.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -242,48 +296,3 @@ def test_flags_give_what_all_rows_share(model: Path, tmp_path: Path) -> None:
     generate(config(model, tmp_path / "set", dataset=table, input=given, height=8, width=24))
     generate(config(model, tmp_path / "one.png", prompt="cat", seed=2, height=8, width=24))
     assert equal(tmp_path / "one.png", tmp_path / "set" / made(tmp_path / "set")[1]["image"])
-
-
-class Hint(TypedDict):
-    """A picture's mean colour."""
-
-    hint: Tensor
-
-
-def encode_hint(hint_image: Image.Image) -> Hint:
-    return {"hint": torch.tensor(np.asarray(hint_image).mean(), dtype=torch.float32).view(1)}
-
-
-def predict_hinted(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, prompt_mask: Tensor, hint: Tensor, *, dit: Any
-) -> Tensor:
-    return family.predict(noisy, timestep, prompt_emb, prompt_mask, dit=dit) + hint.view(-1, 1, 1, 1) / 255
-
-
-def hinted(variant: str) -> Wiring:
-    plain = build(variant)
-    return replace(
-        plain,
-        units=(*plain.units, Unit.of(encode_hint)),
-        model_fn=Signature.of(predict_hinted, given=GIVEN_TO_MODEL_FN),
-        inputs={**plain.inputs, "hint_image": Column("hint_image", "picture", multiple=8)},
-    )
-
-
-def test_pictures_that_rows_name_go_into_the_data_set_too(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(family, "build", hinted)
-    (tmp_path / "given/hints").mkdir(parents=True)
-    for name, colour in (("a", "white"), ("b", "black")):
-        Image.new("RGB", (8, 8), colour).save(tmp_path / f"given/hints/{name}.png")
-    rows = [{"prompt": "dog", "seed": 1, "hint_image": f"hints/{name}.png"} for name in ("a", "b")]
-    given = config(model, tmp_path / "set", dataset=rewritten(tmp_path / "given/prompts.json", rows))
-    generate(given)
-    first, second = (tmp_path / "set" / row["image"] for row in made(tmp_path / "set"))
-    assert not equal(first, second)
-    files = {"model_paths": given.model_paths, "dataset_base_path": tmp_path / "set", "output_path": tmp_path / "out"}
-    train(tmp_path, extra_inputs="hint_image", max_steps=1, **files)
-    Image.new("RGB", (8, 8), "red").save(tmp_path / "given/hints/a.png")
-    with pytest.raises(StateError, match=r"a.png, of which it should be a copy"):
-        generate(given)

@@ -71,12 +71,25 @@ def test_a_list_is_the_input_repeated_and_one_is_a_list_too(picture: Path) -> No
         (("strength=1", "strength=2"), "strength is one value, and is given 2 times"),
         (("edit_image=nothing.png",), "edit_image: no such file"),
         (("prompt=cat",), "prompt is also given as --prompt"),
+        (("strength= ",), "--input: strength is blank"),
+        (("area=",), "--input: area is blank"),
+        (("edit_image=",), "--input: edit_image is blank"),
+        (("references=",), "--input: references is blank"),
     ],
 )
 def test_what_is_no_such_value_is_refused_by_name(texts: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         given(*texts)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("num_frames", 5), ("negative_prompt", "blurry")])
+def test_the_flag_of_an_input_that_the_variant_does_not_have_is_refused(flag: str, value: Any) -> None:
+    inputs = {name: source for name, source in WIRING.inputs.items() if name != "negative_prompt"}
+    wiring = replace(WIRING, inputs=inputs, per_side={}, defaults={})
+    wanted = GenerateConfig(model="tiny", toy=True, output=Path("x.png"), prompt="dog", **{flag: value})
+    with pytest.raises(UsageError, match=f"--{flag}: would do nothing: variant base has no such input"):
+        inputs_given(wanted, wiring)
 
 
 @pytest.mark.parametrize("text", ["edit_image", "=x.png", ""])

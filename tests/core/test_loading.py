@@ -2,18 +2,29 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dstrain.components import Component, Files, Layout, Row
+from dstrain.components import Component, Files, Layout, Row, same_configuration
+from dstrain.config import GenerateConfig
 from dstrain.errors import StateError, UsageError
+from dstrain.generate_dataset import generate_dataset
 from dstrain.loading import add_lora, load_pipeline
 from dstrain.lora import LoraSpec, inject, save_lora
-from dstrain.model_files import ModelConfig, assign, configuration, find, model_base, published_as
+from dstrain.model_files import (
+    ModelConfig,
+    assign,
+    configuration,
+    denoiser_configuration,
+    find,
+    model_base,
+    published_as,
+)
+from dstrain.networks import Network, TransformersNetwork
 from dstrain.pipeline import Pipeline
 from dstrain.runner import run
 from family import COMPONENTS, FOLDERS, MODEL, build, weights_of, write
@@ -311,14 +322,14 @@ DIT = part("dit", "transformer", "high", prefixes=("net.",), infer=lambda shapes
 TWIN = part("dit2", "transformer_2", "low", prefixes=("net.",))
 
 
-def weights(path: Path, *names: str) -> str:
+def weights(path: Path, *names: str, **header: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: torch.zeros(2, 3) for name in names}, path)
+    save_file({name: torch.zeros(2, 3) for name in names}, path, header or None)
     return str(path)
 
 
-def assigned(*paths: str) -> dict[str, str]:
-    found = assign([ModelConfig(path=path) for path in paths], (DIT, TWIN), ())
+def assigned(*paths: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
+    found = assign([ModelConfig(path=path) for path in paths], (DIT, TWIN), wanted)
     return {name: "/".join(files.paths[0].parts[-2:]) for name, files in found.items()}
 
 
@@ -334,6 +345,75 @@ def test_twins_are_told_apart_by_their_folders_else_by_their_order(tmp_path: Pat
         assigned(first, second, third)
     with pytest.raises(UsageError, match=r"two sets of files are dit2: .*low/a.safetensors and .*low/b.safetensors"):
         assigned(low, weights(tmp_path / "low/b.safetensors", "new.weight"))
+
+
+def test_the_header_of_a_trained_file_says_which_of_twins_it_is_wherever_it_lies(tmp_path: Path) -> None:
+    trained, elsewhere, other = (
+        weights(tmp_path / f"{place}.safetensors", "new.weight", component=name)
+        for place, name in (("out/step-2", "dit2"), ("high/step-2", "dit2"), ("out/other", "vae"))
+    )
+    flat, high = (weights(tmp_path / f"{place}.safetensors", "new.weight") for place in ("x/a", "high/a"))
+    swapped = {"dit": "x/a.safetensors", "dit2": "out/step-2.safetensors"}
+    assert assigned(trained, flat) == assigned(flat, trained) == swapped
+    assert assigned(elsewhere, high) == {"dit": "high/a.safetensors", "dit2": "high/step-2.safetensors"}
+    assert assigned(other, flat) == {"dit": "out/other.safetensors", "dit2": "x/a.safetensors"}
+    with pytest.raises(UsageError, match=r"two sets of files are dit2: .*out/step-2.* and .*low/a"):
+        assigned(trained, weights(tmp_path / "low/a.safetensors", "new.weight"))
+
+
+def test_files_that_nothing_tells_are_the_one_twin_that_is_wanted(tmp_path: Path) -> None:
+    flat, second, high, low = (
+        weights(tmp_path / f"{place}.safetensors", "new.weight") for place in ("x/a", "x/b", "high/a", "low/a")
+    )
+    assert assigned(flat, wanted=("dit2",)) == assigned(flat, flat, wanted=("dit2",)) == {"dit2": "x/a.safetensors"}
+    assert assigned(flat, wanted=("dit",)) == assigned(flat, wanted=("dit", "dit2")) == {"dit": "x/a.safetensors"}
+    both = {"dit": "x/a.safetensors", "dit2": "x/b.safetensors"}
+    assert assigned(flat, second, wanted=("dit2",)) == both
+    assert assigned(flat, high, wanted=("dit",)) == {"dit": "high/a.safetensors", "dit2": "x/a.safetensors"}
+    assert assigned(flat, low, wanted=("dit2",)) == {"dit": "x/a.safetensors", "dit2": "low/a.safetensors"}
+
+
+@pytest.fixture
+def twins(here: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """A denoiser that may have two parts, in a family whose variants have only the first; two files for it."""
+    twin = replace(COMPONENTS[0], name="dit2", folders=("transformer_2",))
+    monkeypatch.setattr("family.COMPONENTS", (COMPONENTS[0], twin, *COMPONENTS[1:]))
+    whole = {name: value for path in weights_of(here / "model")["dit"] for name, value in load_file(path).items()}
+    paths = (here / "flat/one.safetensors", here / "flat/transformer_2/two.safetensors")
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        save_file(whole, path)
+        (path.parent / "config.json").write_text(json.dumps({"width": 8, "depth": 2}))
+    return str(paths[0]), str(paths[1])
+
+
+def test_no_file_is_a_twin_that_the_variant_lacks(here: Path, twins: tuple[str, str]) -> None:
+    others = [paths for name, paths in weights_of(here / "model").items() if name != "dit"]
+    for one in twins:
+        train(here, max_steps=1, output_path=here / Path(one).stem, model_paths=json.dumps([one, *others]))
+    both = {"model_paths": json.dumps([*twins, *others])}
+    prompts = here / "prompts.json"
+    prompts.write_text(json.dumps([{"prompt": "dog", "seed": 1}]))
+    made = {"model": "tiny", "variant": "base", "output": here / "made", **both}
+    opens: tuple[Callable[[], Any], ...] = (
+        lambda: train(here, **both),
+        lambda: run(config(here, task="sft:data_process", feature_cache=here / "cache", **both)),
+        lambda: Pipeline.from_pretrained("tiny", [ModelConfig(path=path) for path in (*twins, *others)], "base"),
+        lambda: generate_dataset(GenerateConfig(**made), prompts),
+    )
+    for opening in opens:
+        with pytest.raises(UsageError, match=r"two sets of files are dit: .*one\.safetensors and .*two\.safetensors"):
+            opening()
+    assert [path.name for path in (here / "made").iterdir()] == [".lock"], (
+        "refused before anything is written or loaded"
+    )
+
+
+def test_the_files_of_one_part_alone_tell_the_denoisers_configuration(here: Path, twins: tuple[str, str]) -> None:
+    for path in twins:
+        assert denoiser_configuration(MODEL, [ModelConfig(path=path)]) == {"width": 8, "depth": 2}
+    with pytest.raises(StateError, match="dit: no model files for it"):
+        denoiser_configuration(MODEL, [ModelConfig(path=weights_of(here / "model")["vae"])])
 
 
 def test_a_flag_says_which_of_twins_a_file_is(tmp_path: Path) -> None:
@@ -382,6 +462,43 @@ def test_a_configuration_beside_another_layout_is_translated_or_left_aside(
     vae = Component("vae", ("vae",), lambda *_: None, ("x",), prefixes=("vae.",))
     files = assign([ModelConfig(path=path)], (DIT, vae), ())["dit"]
     assert configuration(DIT, files, "") == wanted
+
+
+@pytest.mark.parametrize("text", ["a model of mine", "[]", '"x"'])
+def test_a_header_whose_config_is_none_is_as_one_without(text: str, tmp_path: Path) -> None:
+    files = Files((Path(weights(tmp_path / "x.safetensors", "new.weight", config=text)),))
+    assert configuration(DIT, files, "") == {"inferred": (2, 3)}
+
+
+@pytest.mark.parametrize("translating", [True, False], ids=["through a layout", "as it is"])
+@pytest.mark.parametrize(
+    ("network", "own", "others"),
+    [
+        (
+            Network("diffusers:AutoencoderKL"),
+            {"_class_name": "AutoencoderKL"},
+            ({"_class_name": "FluxTransformer2DModel"}, {"architectures": ["T5EncoderModel"]}),
+        ),
+        (
+            TransformersNetwork("T5EncoderModel", "T5Config"),
+            {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"},
+            ({"_class_name": "AutoencoderKL"}, {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model"}),
+        ),
+    ],
+    ids=["diffusers", "transformers"],
+)
+def test_a_configuration_beside_several_components_is_that_of_the_class_it_names(
+    network: Network | TransformersNetwork, own: dict[str, Any], others: Any, translating: bool, tmp_path: Path
+) -> None:
+    layouts = (Layout(("old.weight",), configuration=same_configuration),) if translating else ()
+    component = replace(DIT, configure=network.configure, layouts=layouts)
+    files = Files((Path(weights(tmp_path / "x.safetensors", "new.weight")),))
+    for content in (own, {}):
+        (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))
+        assert configuration(component, files, "") == {**content, "size": 5}
+    for content in others:
+        (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))
+        assert configuration(component, files, "") == {"inferred": (2, 3)}
 
 
 def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(

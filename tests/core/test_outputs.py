@@ -4,15 +4,19 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from dstrain.checkpoint import load_state, states
 from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.files import lock
-from dstrain.outputs import COLUMNS, DECISIVE
+from dstrain.files import lock, read_tensors, write_tensors
+from dstrain.outputs import COLUMNS, DECISIVE, Outputs
 from dstrain.runner import run
+from dstrain.setup import FRAME_FLAGS
+from dstrain.trainables import Trainables
+from dstrain.wiring import Expert
 from runs import PowerCut, config, files, job, log, outcome, project, same, stop_at, train
 from safetensors import safe_open
 
@@ -174,9 +178,6 @@ OTHER: dict[str, dict[str, Any]] = {
     "height": {"height": 16, "width": 16},
     "width": {"height": 16, "width": 24},
     "max_pixels": {"max_pixels": 128},
-    "num_frames": {"num_frames": 5},
-    "frame_sampling": {"frame_sampling": "chunk"},
-    "frame_samples": {"frame_sampling": "uniform", "frame_samples": 2},
     "batch_size": {"batch_size": 2},
     "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
     "mixed_precision": {"mixed_precision": "bf16"},
@@ -211,7 +212,7 @@ def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(here: 
 
 
 def test_every_flag_that_decides_is_tried() -> None:
-    assert set(DECISIVE) - {"model"} <= set(OTHER)
+    assert set(DECISIVE) - {"model", *FRAME_FLAGS} <= set(OTHER)  # this family has no videos, so it takes no such flag
 
 
 def test_other_rows_are_no_continuation(held: Path, tmp_path: Path) -> None:
@@ -265,6 +266,29 @@ def test_a_prefix_to_remove_is_one_that_a_trained_component_would_have(
         return
     with pytest.raises(UsageError, match=r"no saved name begins with '.*'; want pipe\.dit\."):
         train(here, **flags)
+
+
+@pytest.mark.parametrize(("prefix", "accepted"), [("pipe.dit.", True), ("pipe.dit2.", True), ("pipe.vae.", False)])
+def test_the_prefix_of_an_experts_role_is_accepted_for_its_parts(prefix: str, accepted: bool, tmp_path: Path) -> None:
+    setup: Any = SimpleNamespace(
+        config=SimpleNamespace(output_path=tmp_path, remove_prefix_in_ckpt=prefix),
+        trainables=Trainables(("dit2",)),
+        wiring=SimpleNamespace(expert=Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})),
+    )
+    world: Any = None
+    if accepted:
+        assert Outputs(setup, world).folder == tmp_path
+        return
+    with pytest.raises(UsageError, match=r"want pipe\.dit2\. or pipe\.dit\."):
+        Outputs(setup, world)
+
+
+def test_a_lora_of_another_component_does_not_start_a_run(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path / "one", max_steps=1)
+    tensors, header = read_tensors(tmp_path / "one/step-1.safetensors")
+    write_tensors(tmp_path / "other.safetensors", tensors, {**header, "component": "dit2"})
+    with pytest.raises(StateError, match="is a LoRA of dit2, and dit is trained"):
+        train(here, output_path=tmp_path / "two", max_steps=1, lora_checkpoint=tmp_path / "other.safetensors")
 
 
 def test_an_output_that_cannot_be_written_is_named_before_any_model_is_opened(here: Path, tmp_path: Path) -> None:

@@ -160,6 +160,22 @@ def test_the_expert_is_chosen_by_the_timestep() -> None:
     assert experts().predict(values, torch.ones(1, 4), torch.tensor([874.0])).tolist() == [[3.0] * 4]
 
 
+def test_each_sample_of_a_batch_is_predicted_by_the_expert_for_its_timestep() -> None:
+    seen: list[tuple[float, ...]] = []
+
+    def predict_all(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any) -> Tensor:
+        seen.append(tuple(timestep.flatten(1).amax(1).tolist() if timestep.ndim > 1 else timestep.tolist()))
+        return dit(noisy) + prompt_emb
+
+    values = {"prompt_emb": torch.tensor([[10.0], [20.0], [30.0]])}
+    noisy = torch.tensor([[1.0], [2.0], [3.0]])
+    made = experts(predict_all).predict(values, noisy, torch.tensor([900.0, 100.0, 880.0]))
+    assert made.tolist() == [[12.0], [26.0], [36.0]]
+    assert seen == [(900.0, 880.0), (100.0,)]
+    one = experts(predict_all).predict(values, noisy, torch.tensor([[0.0, 900.0], [0.0, 100.0], [880.0, 0.0]]))
+    assert torch.equal(one, made)
+
+
 def test_the_only_expert_loaded_serves_every_timestep() -> None:
     pipe = experts()
     del pipe.components["dit"]

@@ -74,7 +74,9 @@ def test_what_is_unknown_or_missing_is_named(changes: dict[str, Any], message: s
 
 
 def test_a_command_line_resolves_to_what_it_says(here: Path) -> None:
-    setup = resolve(config(here, task="sft:train", max_pixels=99, extra_inputs="a,b", data_file_keys="image"))
+    setup = resolve(
+        config(here, task="sft:train", max_pixels=99, extra_inputs="a,b", data_file_keys="image", variant="base")
+    )
     assert (setup.stage, setup.task.name, setup.wiring.variant) == ("train", "sft", "base")
     (spec,) = setup.trainables.lora
     assert (spec.component, spec.targets, spec.rank, spec.alpha) == ("dit", ("to_q", "to_out"), 2, 2.0)

@@ -1,28 +1,23 @@
-"""Inference: Euler's rule on the family's schedule, with its hold and guidance; and `dstrain generate`."""
+"""Inference: Euler's rule on the family's schedule, with its hold and guidance."""
 
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict
 
-import numpy as np
 import pytest
 import torch
-from dstrain.config import GenerateConfig
-from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.flags import LoraFile
-from dstrain.generate import generate
+from dstrain.errors import UsageError
 from dstrain.losses import Held
 from dstrain.model_files import ModelConfig
 from dstrain.pipeline import Pipeline
 from dstrain.plan import side_name
 from dstrain.randomness import Rng
-from dstrain.sampler import generate_task
+from dstrain.sampler import generate_task, planned
+from dstrain.sources import Given
 from dstrain.unit import Signature, Unit
 from dstrain.wiring import GIVEN_TO_HOLD
-from family import encode_prompt, weights_of, write
-from PIL import Image
-from runs import project, train
+from family import build, encode_prompt, weights_of, write
 from torch import Tensor
 
 
@@ -170,47 +165,32 @@ def test_inference_keeps_no_gradients(pipe: Pipeline) -> None:
     assert not seen[0].requires_grad
 
 
-def wanted(folder: Path, output: Path, **changes: Any) -> GenerateConfig:
-    paths = "[" + ",".join(str(group).replace("'", '"') for group in weights_of(folder).values()) + "]"
-    return GenerateConfig(**{"model": "tiny", "prompt": "dog", "model_paths": paths, "output": output, **changes})
+def in_steps(pipe: Pipeline, **arguments: Any) -> Tensor:
+    """The last latents of a short inference."""
+    return collected(pipe, prompt="dog", num_inference_steps=2, **arguments)[0][-1]
 
 
-def test_generate_writes_what_the_pipeline_makes(model: Path, pipe: Pipeline, tmp_path: Path) -> None:
-    flags = {"negative_prompt": "cat", "guidance_scale": 2.0, "seed": 5, "num_inference_steps": 3, "height": 24}
-    output = tmp_path / "new/folder/x.png"
-    generate(wanted(model, output, width=16, **flags))
-    assert np.array_equal(np.asarray(Image.open(output)), np.asarray(pipe(prompt="dog", width=16, **flags)))
+def test_a_scale_that_is_asked_for_guides_though_no_negative_prompt_is_known(pipe: Pipeline) -> None:
+    blank = in_steps(pipe, guidance_scale=3.0, negative_prompt="")
+    known = {name: value for name, value in pipe.wiring.defaults.items() if name != "negative_prompt"}
+    pipe.wiring = replace(pipe.wiring, defaults=known)
+    assert torch.equal(in_steps(pipe, guidance_scale=3.0), blank)
+    plain = in_steps(pipe)
+    assert not torch.equal(plain, blank)
+    assert torch.equal(in_steps(pipe, guidance_scale=3.0, negative_prompt=None), plain)
+    pipe.wiring = replace(pipe.wiring, defaults={**known, "guidance_scale": 3.0})
+    assert torch.equal(in_steps(pipe), plain)
 
 
-def test_generate_uses_the_loras_and_their_scales(tmp_path: Path) -> None:
-    here = project(tmp_path)
-    lora = train(here, learning_rate=0.1, lora_alpha=8.0) / "epoch-0.safetensors"
-    pictures = {}
-    for name, files in (
-        ("plain", ()), ("nothing", (LoraFile(lora, 0.0),)), ("whole", (LoraFile(lora, 1.0),)),
-        ("halves", (LoraFile(lora, 0.5), LoraFile(lora, 0.5))),
-    ):  # fmt: skip
-        generate(wanted(here / "model", tmp_path / f"{name}.png", lora=files))
-        pictures[name] = np.asarray(Image.open(tmp_path / f"{name}.png")).astype(int)
-    assert np.array_equal(pictures["plain"], pictures["nothing"])
-    assert np.abs(pictures["whole"] - pictures["halves"]).max() <= 1
-    assert np.abs(pictures["whole"] - pictures["plain"]).max() > 5
-    with pytest.raises(StateError, match=r"nothing\.safetensors"):
-        generate(wanted(here / "model", tmp_path / "x.png", lora=(LoraFile(tmp_path / "nothing.safetensors", 1.0),)))
-
-
-def test_generate_at_toy_sizes_needs_no_files(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        generate(GenerateConfig(model="tiny", toy=True, prompt="dog", output=tmp_path / f"{name}.png"))
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-
-
-def test_generate_names_an_output_it_cannot_write(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--output: .*x\.what: \.what is no picture format"):
-        generate(wanted(model, tmp_path / "x.what"))
-    (tmp_path / "file").write_text("")
-    with pytest.raises((SystemFault, OSError), match="file"):
-        generate(wanted(model, tmp_path / "file/x.png"))
+def test_a_negative_side_that_no_text_can_be_is_refused_where_it_is_absent() -> None:
+    wiring = replace(
+        build("base"),
+        inputs={**build("base").inputs, "worse_image": Given("picture")},
+        per_side={"prompt": "negative_prompt", "input_image": "worse_image"},
+    )
+    with pytest.raises(UsageError, match="guidance_scale: above 1 needs input 'worse_image'"):
+        planned(wiring, {"prompt": "dog", "input_image": "a picture", "guidance_scale": 2.0})
+    assert planned(wiring, {"prompt": "dog", "guidance_scale": 2.0}).plan.sides == ("positive", "negative")
 
 
 class Jitter(TypedDict):

@@ -39,6 +39,11 @@ COUNTS_ITS_CALLS = (
         "        self.calls = getattr(self, 'calls', 0) + 1\n        return prediction * self.calls",
     ),
 )
+PEEKS_AT_THE_DENOISER = """
+def load(files, *rest):
+    (files.folder.parent / "transformer/config.json").read_text()
+    return TEXT_ENCODER.load(files, *rest)
+"""
 STANDS_STILL = """    @staticmethod
     def published(pipe, folder, arguments):
         return [arguments["latents"]] * 3, pipe(**arguments)
@@ -90,6 +95,10 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
                 ".to(device, dtype)).float()",
                 ".to(device, dtype)).float() + torch.rand(())",
             ),
+        ),
+        "each_stage_needs_no_file_of_the_other": (
+            ("components.py", "COMPONENTS: tuple", PEEKS_AT_THE_DENOISER + "\n\nCOMPONENTS: tuple"),
+            ("components.py", "load=TEXT_ENCODER.load", "load=load"),
         ),
         "every_trained_parameter_gets_a_gradient": (
             ("networks.py", "self.time = ", "self.idle = nn.Linear(2, 2)\n        self.time = "),

@@ -16,7 +16,7 @@ from dstrain.model_files import ModelConfig
 from dstrain.record import Option
 from dstrain.runner import run
 from dstrain.setup import resolve, role_played
-from dstrain.sources import Setting
+from dstrain.sources import Column, Setting
 from dstrain.trainables import Trainables
 from dstrain.variants import Hints, choose_variant, fitting_columns, fitting_inputs, settled
 from dstrain.wiring import Expert, Wiring
@@ -79,6 +79,42 @@ def test_the_denoisers_configuration_decides_where_nothing_else_does(here: Path,
     content = json.loads((Path(weights_of(here / "model")["dit"][0]).parent / "config.json").read_text())
     (shallow / "config.json").write_text(json.dumps({**content, "depth": 1}))
     assert choose_variant(MODEL, None, Hints((ModelConfig(path=[str(p) for p in shallow.glob("*.s*")]),))) == "other"
+
+
+def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
+    """One of an original repository has no folder: it may be the denoiser's, or a VAE that several variants share."""
+    record = replace(MODEL, variants_for="", model_ids={"base": ("Tiny/Base",), "other": ("Tiny/Other",)})
+    shared = ModelConfig(None, "Tiny/Base", "vae.pth")
+    for own in ("transformer/*.safetensors", "denoiser.safetensors"):
+        files = [shared, ModelConfig(None, "Tiny/Other", own)]
+        for models in (files, files[::-1]):
+            if own.startswith("transformer"):
+                assert choose_variant(record, None, Hints(models)) == "other"
+                continue
+            with pytest.raises(UsageError, match="--variant: could be base, other"):
+                choose_variant(record, None, Hints(models))
+            assert choose_variant(record, None, Hints(models, fitting_columns(COLUMNS["other"], ()))) == "other"
+
+
+def test_a_column_whose_files_are_not_loaded_is_no_hint() -> None:
+    wiring = replace(build("base"), inputs={**build("base").inputs, "mask": Column("mask", "picture")})
+    columns = ("image", "prompt", "mask")
+    assert fitting_columns(columns, ())(wiring) == (3, 0)
+    assert fitting_columns(columns, (), ("image",))(wiring) == (2, 0)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_extra_input_that_no_variant_knows_is_named(here: Path) -> None:
+    flags: dict[str, Any] = {"model": "tiny", "toy": True, "dataset_base_path": here / "data"}
+    with pytest.raises(UsageError, match="--extra_inputs: no variant of tiny reads 'moood'; did you mean 'mood'"):
+        resolve(TrainConfig(extra_inputs="moood", **flags))
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("flags", [{"num_frames": 5}, {"frame_sampling": "chunk"}])
+def test_flags_for_videos_are_refused_where_there_are_none(flags: dict[str, Any], here: Path) -> None:
+    with pytest.raises(UsageError, match="would do nothing: variant base reads no videos"):
+        resolve(TrainConfig(model="tiny", toy=True, dataset_base_path=here / "data", **flags))
 
 
 def test_an_encoders_id_decides_only_between_what_everything_else_leaves() -> None:

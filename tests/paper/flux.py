@@ -1,4 +1,4 @@
-"""FLUX on paper: every row that is not for later, as signatures without bodies."""
+"""FLUX on paper: rows that are not built yet, as signatures without bodies."""
 
 from typing import Any, TypedDict
 
@@ -24,14 +24,6 @@ class Prompt(TypedDict):
 
 class Text(TypedDict):
     text_emb: Tensor  # (1, 512, channels), T5, before pictures are joined to it
-
-
-class KontextPictures(TypedDict):
-    kontext_pictures: list[Image]
-
-
-class KontextLatents(TypedDict):
-    kontext_latents: list[Tensor]
 
 
 class Fill(TypedDict):
@@ -100,13 +92,7 @@ def encode_picture(input_image: Image, *, vae: Any) -> Latents: ...
 def decode_picture(latents: Tensor, *, vae: Any) -> Picture: ...
 
 
-# Kontext and Fill.
-
-
-def resize_kontext(kontext_images: list[Image]) -> KontextPictures: ...
-
-
-def encode_kontext(kontext_pictures: list[Image], *, vae: Any) -> KontextLatents: ...
+# Fill.
 
 
 def resize_fill(flux_fill_image: Image, flux_fill_mask: Image, height: int, width: int) -> Fill: ...
@@ -172,18 +158,6 @@ def choose_entities(entities: list[Entity], eligen_enable_on_negative: bool = Fa
 
 def predict(
     noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, pooled_emb: Tensor, embedded_guidance: float = 1.0, *, dit: Any
-) -> Tensor: ...
-
-
-def predict_kontext(
-    noisy: Tensor,
-    timestep: Tensor,
-    prompt_emb: Tensor,
-    pooled_emb: Tensor,
-    kontext_latents: list[Tensor],
-    embedded_guidance: float = 1.0,
-    *,
-    dit: Any,
 ) -> Tensor: ...
 
 
@@ -286,13 +260,6 @@ def wiring(
 
 
 WIRINGS: tuple[Wiring, ...] = (
-    wiring("dev", BASE),
-    wiring(
-        "kontext",
-        [*BASE, resize_kontext, encode_kontext],
-        predict_kontext,
-        {"kontext_images": Column("kontext_images", "pictures")},
-    ),
     wiring(
         "fill",
         [*BASE, resize_fill, encode_fill],
@@ -306,7 +273,7 @@ WIRINGS: tuple[Wiring, ...] = (
         "controlnet-union",
         [*BASE, encode_control_union],
         predict_controlled,
-        CONTROL | {"controlnet_processor_id": Column("controlnet_processor_id", "texts")},  # type: ignore[arg-type]
+        CONTROL | {"controlnet_processor_id": Column("controlnet_processor_id", "texts")},
         ("controlnet",),
     ),
     wiring("controlnet-upscaler", [*BASE, encode_control], predict_controlled, CONTROL, ("controlnet",)),
@@ -336,7 +303,7 @@ WIRINGS: tuple[Wiring, ...] = (
         [*BASE, encode_entities, scale_entity_masks, choose_entities],
         predict_entities,
         {
-            "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),  # type: ignore[arg-type]
+            "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),
             "eligen_entity_masks": Column("eligen_entity_masks", "pictures", mode="L"),
             "eligen_enable_on_negative": Given(),
         },

@@ -1,4 +1,4 @@
-"""Qwen-Image on paper: every row that is not for later, as signatures without bodies."""
+"""Qwen-Image on paper: rows that are not built yet, as signatures without bodies."""
 
 from typing import Any, TypedDict
 
@@ -17,19 +17,6 @@ class Latents(TypedDict):
 class Prompt(TypedDict):
     prompt_emb: Tensor  # (1, tokens, channels)
     prompt_mask: Tensor  # (1, tokens), bool
-
-
-class EditPicture(TypedDict):
-    edit_picture: Image  # about 1024^2 area
-
-
-class EditPictures(TypedDict):
-    edit_pictures: list[Image]  # about 1024^2 area, for the VAE
-    edit_thumbnails: list[Image]  # about 384^2 area, multiples of 32, for the text encoder
-
-
-class EditLatents(TypedDict):
-    edit_latents: list[Tensor]
 
 
 class ControlPicture(TypedDict):
@@ -80,7 +67,7 @@ class Layers(TypedDict):
     layers: list[Image]
 
 
-# Units of base.
+# Units that most rows share.
 
 
 def encode_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Prompt: ...
@@ -90,34 +77,6 @@ def encode_picture(input_image: Image, *, vae: Any, dtype: Any) -> Latents: ...
 
 
 def decode_picture(latents: Tensor, *, vae: Any) -> Picture: ...
-
-
-# Edit: one picture, seen by text encoder and VAE.
-
-
-def resize_edit_image(edit_image: Image) -> EditPicture: ...
-
-
-def encode_edit_prompt(
-    prompt: str, edit_picture: Image | None = None, *, text_encoder: Any, tokenizer: Any, processor: Any
-) -> Prompt: ...
-
-
-def encode_edit_picture(edit_picture: Image, *, vae: Any) -> EditLatents: ...
-
-
-# Edit-2509 and 2511: several pictures, in two sizes.
-
-
-def resize_edit_images(edit_image: list[Image]) -> EditPictures: ...
-
-
-def encode_edit_plus_prompt(
-    prompt: str, edit_thumbnails: list[Image] | None = None, *, text_encoder: Any, tokenizer: Any, processor: Any
-) -> Prompt: ...
-
-
-def encode_edit_pictures(edit_pictures: list[Image], *, vae: Any) -> EditLatents: ...
 
 
 # Blockwise ControlNet.
@@ -182,11 +141,6 @@ def hold_picture(
 def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, prompt_mask: Tensor, *, dit: Any) -> Tensor: ...
 
 
-def predict_edit(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, prompt_mask: Tensor, edit_latents: list[Tensor], *, dit: Any
-) -> Tensor: ...
-
-
 def predict_controlled(
     noisy: Tensor,
     timestep: Tensor,
@@ -249,12 +203,6 @@ PICTURE: dict[str, Source] = {
     "height": Size("input_image", "height"),
     "width": Size("input_image", "width"),
 }
-DISTILL: dict[str, Source] = {
-    "seed": Column("seed", "integer"),
-    "rand_device": Column("rand_device"),
-    "num_inference_steps": Column("num_inference_steps", "integer"),
-    "cfg_scale": Column("cfg_scale", "number"),
-}
 LAYERS: dict[str, Source] = {
     "layer_images": Column("image", "pictures", mode="RGBA", multiple=16),
     "layer_input_image": Column("layer_input_image", "picture", mode="RGBA", multiple=16),
@@ -302,23 +250,9 @@ def wiring(
     )
 
 
-EDIT_COMPONENTS = ("dit", "text_encoder", "vae", "tokenizer", "processor")
 CONTROL_COMPONENTS = ("dit", "text_encoder", "vae", "tokenizer", "blockwise_controlnet")
 
-EDIT_PLUS = [resize_edit_images, encode_edit_plus_prompt, encode_edit_pictures, encode_picture]
-EDIT_PLUS_INPUTS: dict[str, Source] = PICTURE | {"edit_image": Column("edit_image", "pictures")}
-
 WIRINGS: tuple[Wiring, ...] = (
-    wiring("base", [encode_prompt, encode_picture], predict, PICTURE | DISTILL),
-    wiring(
-        "edit",
-        [resize_edit_image, encode_edit_prompt, encode_edit_picture, encode_picture],
-        predict_edit,
-        PICTURE | {"edit_image": Column("edit_image", "picture")},
-        EDIT_COMPONENTS,
-    ),
-    wiring("edit-2509", EDIT_PLUS, predict_edit, EDIT_PLUS_INPUTS, EDIT_COMPONENTS),
-    wiring("edit-2511", EDIT_PLUS, predict_edit, EDIT_PLUS_INPUTS, EDIT_COMPONENTS),
     wiring(
         "blockwise-controlnet",
         [encode_prompt, resize_control, encode_control, encode_picture],
@@ -357,7 +291,7 @@ WIRINGS: tuple[Wiring, ...] = (
         predict_entities,
         PICTURE
         | {
-            "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),  # type: ignore[arg-type]
+            "eligen_entity_prompts": Column("eligen_entity_prompts", "texts"),
             "eligen_entity_masks": Column("eligen_entity_masks", "pictures", mode="L"),
             "eligen_enable_on_negative": Given(),
         },

@@ -1,4 +1,4 @@
-"""The rows whose plans are golden: a wiring, the inputs its data set gives, a task and what is trained."""
+"""The rows whose plans are golden: a wiring on paper, the inputs its data set gives, a task and what is trained."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from dstrain.graph import as_text
 from dstrain.losses import SFT
 from dstrain.plan import Plan
-from dstrain.sources import Given
+from dstrain.sources import Column, Given
 from dstrain.tasks import Task
 from dstrain.wiring import Wiring
 from torch import Tensor
@@ -18,29 +18,34 @@ PLANS = Path(__file__).parent / "plans"
 WIRINGS: tuple[Wiring, ...] = (*qwen_image.WIRINGS, *flux.WIRINGS, *wan.WIRINGS)
 
 
-def direct_distill(
+def guided_distill(
     predict: Any,
     input_latents: Tensor,
-    seed: int,
-    rand_device: str,
     num_inference_steps: int,
-    cfg_scale: float = 1.0,
+    seed: list[int],
+    cfg_scale: list[float],
     *,
-    schedule: Any,
-    hold: Any,
+    sampler: Any,
 ) -> Tensor: ...
 
 
-def denoise(predict: Any, *, schedule: Any, hold: Any) -> Tensor: ...
+def denoise(predict: Any, *, sampler: Any) -> Tensor: ...
 
 
-DISTILL = Task.of("direct_distill", direct_distill)
-GUIDED_DISTILL = Task.of("guided_distill", direct_distill, ("positive", "negative"))
+GUIDED_DISTILL = Task.of(
+    "guided_distill",
+    guided_distill,
+    ("positive", "negative"),
+    {
+        "num_inference_steps": Column("num_inference_steps", "integer", alike=True),
+        "seed": Column("seed", "integer"),
+        "cfg_scale": Column("cfg_scale", "number"),
+    },
+)
 GENERATE = Task.of("generate", denoise, ("positive", "negative"))
 
-DISTILL_INPUTS = frozenset({"seed", "rand_device", "num_inference_steps", "cfg_scale"})
-RARE = frozenset({"negative_prompt", *DISTILL_INPUTS})
-"""Inputs whose columns an ordinary data set does not have."""
+NEGATIVE = frozenset({"negative_prompt"})
+"""The input whose column an ordinary data set does not have."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,9 @@ class Row:
     @property
     def inputs(self) -> frozenset[str]:
         """The inputs that the data set gives."""
-        given = {name for name, source in self.wiring.inputs.items() if not isinstance(source, Given)}
-        return frozenset((given - RARE - self.without) | self.extra)
+        table = self.wiring.joined(self.task).inputs
+        given = {name for name, source in table.items() if not isinstance(source, Given)}
+        return frozenset((given - NEGATIVE - self.without) | self.extra)
 
     def plan(self) -> Plan:
         """The row's plan."""
@@ -88,27 +94,19 @@ def rows(family: str, variants: str, *trains: str) -> list[Row]:
 
 
 ROWS: tuple[Row, ...] = (
-    *rows("qwen_image", "base", "dit", "text_encoder", "dit+text_encoder"),
-    Row("qwen_image", "base", ("dit",), DISTILL, extra=DISTILL_INPUTS),
-    Row("qwen_image", "base", ("dit",), GUIDED_DISTILL, extra=DISTILL_INPUTS | {"negative_prompt"}),
-    Row("qwen_image", "base", (), GENERATE, without=frozenset({"input_image"}), extra=frozenset({"negative_prompt"})),
-    *rows("qwen_image", "edit edit-2509", "dit", "text_encoder"),
-    *rows("qwen_image", "edit-2511 layered layered-control in-context-control", "dit"),
+    *rows("qwen_image", "layered layered-control in-context-control", "dit"),
     *rows("qwen_image", "blockwise-controlnet blockwise-controlnet-inpaint", "dit", "blockwise_controlnet"),
     *rows("qwen_image", "eligen", "dit", "text_encoder"),
-    Row("qwen_image", "inpaint", (), GENERATE, extra=frozenset({"negative_prompt", "inpaint_mask"})),
-    *rows("flux", "dev", "dit", "text_encoder_1", "text_encoder_2"),
-    *rows("flux", "kontext fill eligen", "dit"),
+    Row("qwen_image", "eligen", ("dit",), GUIDED_DISTILL, extra=NEGATIVE),
+    Row("qwen_image", "inpaint", (), GENERATE, extra=NEGATIVE | {"inpaint_mask"}),
+    *rows("flux", "fill eligen", "dit"),
     *rows("flux", "controlnet-union controlnet-upscaler controlnet-inpaint", "dit", "controlnet"),
     *rows("flux", "controlnet-union", "dit+controlnet"),
     *rows("flux", "ip-adapter", "dit", "ipadapter"),
     *rows("flux", "redux", "dit", "redux"),
-    *rows("wan", "t2v-2.1 i2v-2.1 ti2v-2.2 flf2v-2.1 fun-inp fun-control fun-control-camera", "dit"),
-    *rows("wan", "t2v-2.2 i2v-2.2", "dit", "dit2"),
+    *rows("wan", "flf2v-2.1 fun-inp fun-control fun-control-camera", "dit"),
     *rows("wan", "vace", "dit", "vace"),
     *rows("wan", "speedcontrol", "dit", "motion_controller"),
-    Row("wan", "t2v-2.1", ("text_encoder",)),
-    Row("wan", "ti2v-2.2", ("dit",), without=frozenset({"input_image"})),
     Row("wan", "fun-control", ("dit",), without=frozenset({"reference_image"})),
     Row("wan", "vace", ("vace",), without=frozenset({"vace_reference_image", "vace_video_mask"})),
 )

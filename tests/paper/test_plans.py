@@ -1,4 +1,4 @@
-"""Every row of the family tables is planned from signatures alone, and its plan is the golden one."""
+"""Every row that is not built yet is planned from signatures alone, and its plan is the golden one."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from dstrain.wiring import Wiring, check
 
 from .rows import PLANS, ROWS, WIRINGS, Row
 
-DENOISERS = frozenset({"dit", "dit2", "controlnet", "blockwise_controlnet", "vace", "motion_controller"})
+DENOISERS = frozenset({"dit", "controlnet", "blockwise_controlnet", "vace", "motion_controller"})
 ENCODERS = frozenset(
     {"text_encoder", "text_encoder_1", "text_encoder_2", "vae", "image_encoder", "ipadapter_image_encoder"}
-    | {"redux_image_encoder", "redux", "tokenizer", "tokenizer_1", "tokenizer_2", "processor"}
+    | {"redux_image_encoder", "redux", "tokenizer", "tokenizer_1", "tokenizer_2"}
 )
 
 
@@ -82,14 +82,14 @@ def test_training_never_computes_the_negative_side(row: Row) -> None:
 @pytest.mark.parametrize(
     ("family", "variant", "absent"),
     [
-        ("qwen_image", "edit", "edit_image"),
+        ("qwen_image", "in-context-control", "context_image"),
         ("qwen_image", "blockwise-controlnet-inpaint", "blockwise_controlnet_inpaint_mask"),
         ("qwen_image", "layered-control", "context_image"),
         ("qwen_image", "eligen", "eligen_entity_masks"),
-        ("flux", "kontext", "kontext_images"),
+        ("flux", "controlnet-union", "controlnet_processor_id"),
         ("flux", "fill", "flux_fill_mask"),
         ("flux", "ip-adapter", "ipadapter_images"),
-        ("wan", "i2v-2.1", "input_image"),
+        ("wan", "speedcontrol", "motion_bucket_id"),
         ("wan", "flf2v-2.1", "end_image"),
         ("wan", "vace", "vace_video"),
     ],
@@ -104,20 +104,12 @@ def test_an_inference_only_row_is_refused_in_training() -> None:
         Row("qwen_image", "inpaint").plan()
 
 
-def test_two_experts_share_one_store() -> None:
-    for variant in ("t2v-2.2", "i2v-2.2"):
-        high, low = Row("wan", variant, ("dit",)).plan(), Row("wan", variant, ("dit2",)).plan()
-        assert high.frozen == low.frozen
-        assert high.crossing == low.crossing
-        assert (high.components["train"], low.components["train"]) == (("dit",), ("dit2",))
-
-
 def test_dotted_trainables_plan_as_their_component() -> None:
     whole = Row("flux", "controlnet-union", ("controlnet",)).plan()
     assert Row("flux", "controlnet-union", ("controlnet.models.0",)).plan() == whole
 
 
 def test_variants_share_their_functions() -> None:
-    """A variant adds a unit and repeats none: functions are fewer than half of the units wired."""
+    """A variant adds a unit and repeats none: functions are fewer than three fifths of the units wired."""
     wired = [unit.function for wiring in WIRINGS for unit in wiring.units]
     assert len(set(wired)) < len(wired) * 0.6

@@ -1,4 +1,4 @@
-"""Wan on paper: every row that is not for later, as signatures without bodies."""
+"""Wan on paper: rows that are not built yet, as signatures without bodies."""
 
 from typing import Any, TypedDict
 
@@ -6,7 +6,7 @@ from dstrain.schedule import FlowMatchSchedule
 from dstrain.sources import Column, Given, Size, Source
 from dstrain.unit import Signature, Unit
 from dstrain.values import Frames
-from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Expert, Wiring
+from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
 from PIL.Image import Image
 from torch import Tensor
 
@@ -25,10 +25,6 @@ class Clip(TypedDict):
 
 class Y(TypedDict):
     y: Tensor  # (1, 4 + 16, latent frames, height/8, width/8): mask, VAE of the known frames
-
-
-class FirstLatents(TypedDict):
-    first_latents: Tensor  # (1, channels, 1, height/8, width/8)
 
 
 class ControlLatents(TypedDict):
@@ -64,7 +60,7 @@ def encode_video(input_video: Frames, *, vae: Any) -> Latents: ...
 def decode_video(latents: Tensor, *, vae: Any) -> Video: ...
 
 
-# I2V, FLF2V, Fun-InP: known frames.
+# FLF2V, Fun-InP, camera: known frames.
 
 
 def encode_clip(input_image: Image, *, image_encoder: Any) -> Clip: ...
@@ -77,15 +73,6 @@ def encode_first(input_image: Image, num_frames: int, height: int, width: int, *
 
 
 def encode_ends(input_image: Image, end_image: Image, num_frames: int, height: int, width: int, *, vae: Any) -> Y: ...
-
-
-# TI2V-5B: the first frame stays clean.
-
-
-def encode_first_frame(input_image: Image, height: int, width: int, *, vae: Any) -> FirstLatents: ...
-
-
-def hold_first_frame(latents: Tensor, timestep: Tensor, noise: Tensor, first_latents: Tensor | None = None) -> Any: ...
 
 
 # Fun-Control and its camera.
@@ -142,15 +129,9 @@ def count_motion(motion_bucket_id: int) -> MotionBucket: ...
 # The denoiser, once per set of conditions.
 
 
-def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any) -> Tensor: ...
-
-
 def predict_seen(
     noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, clip_feature: Tensor, *, dit: Any
 ) -> Tensor: ...
-
-
-def predict_known(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, *, dit: Any) -> Tensor: ...
 
 
 def predict_controlled(
@@ -206,27 +187,16 @@ def latent_shape_vace(
 def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
 
 
-T2V_EXPERTS = Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})
-I2V_EXPERTS = Expert("dit", {"dit": (900, 1000), "dit2": (0, 900)})
-
-
-def video_inputs(multiple: int = 16) -> dict[str, Source]:
-    return {
-        "prompt": Column("prompt"),
-        "negative_prompt": Column("negative_prompt"),
-        "input_video": Column("video", "frames", multiple=multiple),
-        "height": Size("input_video", "height"),
-        "width": Size("input_video", "width"),
-        "num_frames": Size("input_video", "frames"),
-    }
-
-
-def first_frame(multiple: int = 16) -> dict[str, Source]:
-    return {"input_image": Column("video", "picture", pick="first", multiple=multiple)}
-
-
-FIRST = first_frame()
-ENDS: dict[str, Source] = FIRST | {"end_image": Column("video", "picture", pick="last", multiple=16)}
+INPUTS: dict[str, Source] = {
+    "prompt": Column("prompt"),
+    "negative_prompt": Column("negative_prompt"),
+    "input_video": Column("video", "frames", multiple=16, frames=4),
+    "height": Size("input_video", "height"),
+    "width": Size("input_video", "width"),
+    "num_frames": Size("input_video", "frames"),
+}
+FIRST: dict[str, Source] = {"input_image": Column("video", "picture", pick="first", multiple=16, frames=4)}
+ENDS: dict[str, Source] = FIRST | {"end_image": Column("video", "picture", pick="last", multiple=16, frames=4)}
 BASE = [encode_prompt, encode_video]
 WITH_CLIP = ("image_encoder",)
 
@@ -234,11 +204,9 @@ WITH_CLIP = ("image_encoder",)
 def wiring(
     variant: str,
     units: list[Any],
-    denoise: Any = predict,
-    inputs: dict[str, Source] | None = None,
+    denoise: Any,
+    inputs: dict[str, Source],
     components: tuple[str, ...] = (),
-    expert: Expert | None = None,
-    hold: Signature | None = None,
     shape: Any = latent_shape,
     decoder: Any = decode_video,
 ) -> Wiring:
@@ -246,33 +214,20 @@ def wiring(
     return Wiring(
         family="wan",
         variant=variant,
-        components=("dit", *(("dit2",) if expert else ()), "text_encoder", "tokenizer", "vae", *components),
+        components=("dit", "text_encoder", "tokenizer", "vae", *components),
         units=tuple(Unit.of(unit) for unit in units),
         model_fn=Signature.of(denoise, GIVEN_TO_MODEL_FN),
         decoders=(Unit.of(decoder, given=GIVEN_TO_DECODER),),
-        inputs=video_inputs() | (inputs or {}),
+        inputs=INPUTS | inputs,
         schedule=FlowMatchSchedule(shift=5.0),
         latent_shape=Signature.of(shape),
         guide=guide,
-        hold=hold,
-        expert=expert,
         per_side={"prompt": "negative_prompt"},
         padded={"prompt_emb": 1},
     )
 
 
 WIRINGS: tuple[Wiring, ...] = (
-    wiring("t2v-2.1", BASE),
-    wiring("t2v-2.2", BASE, expert=T2V_EXPERTS),
-    wiring("i2v-2.1", [*BASE, encode_clip, encode_first], predict_seen, FIRST, WITH_CLIP),
-    wiring("i2v-2.2", [*BASE, encode_first], predict_known, FIRST, expert=I2V_EXPERTS),
-    wiring(
-        "ti2v-2.2",
-        [*BASE, encode_first_frame],
-        predict,
-        video_inputs(32) | first_frame(32),
-        hold=Signature.of(hold_first_frame, GIVEN_TO_HOLD),
-    ),
     wiring("flf2v-2.1", [*BASE, encode_clip_ends, encode_ends], predict_seen, ENDS, WITH_CLIP),
     wiring("fun-inp", [*BASE, encode_clip, encode_ends], predict_seen, ENDS, WITH_CLIP),
     wiring(
@@ -280,7 +235,7 @@ WIRINGS: tuple[Wiring, ...] = (
         [*BASE, encode_control, encode_reference, encode_clip_control, encode_first_control],
         predict_controlled,
         {
-            "control_video": Column("control_video", "frames", multiple=16),
+            "control_video": Column("control_video", "frames", multiple=16, frames=4),
             "reference_image": Column("reference_image", "picture"),
             "input_image": Given(),
         },
@@ -302,8 +257,8 @@ WIRINGS: tuple[Wiring, ...] = (
         [encode_prompt, encode_vace_reference, encode_vace, encode_video_after],
         predict_vace,
         {
-            "vace_video": Column("vace_video", "frames", multiple=16),
-            "vace_video_mask": Column("vace_video_mask", "frames", multiple=16),
+            "vace_video": Column("vace_video", "frames", multiple=16, frames=4),
+            "vace_video_mask": Column("vace_video_mask", "frames", multiple=16, frames=4),
             "vace_reference_image": Column("vace_reference_image", "picture"),
             "vace_scale": Given(),
         },

@@ -132,7 +132,11 @@ class FamilyCommand(click.Command):
         record: ModelRecord | None = ctx.meta.get(FAMILY)
         if record is None:
             return super().get_params(ctx)
-        family = [FlagOption(f"--{o.name}", group=record.name, help=o.help, is_flag=o.is_flag) for o in record.options]
+        family = [
+            # Not is_flag=False: click then takes the value for one that may be left out.
+            FlagOption(f"--{o.name}", group=record.name, help=o.help, **({"is_flag": True} if o.is_flag else {}))
+            for o in record.options
+        ]
         return [*family, *super().get_params(ctx)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -35,11 +35,12 @@ class Contract:
     """The fixtures and parameters of the kit's tests.
 
     family: its name; it must be installed. published: runs the published pipeline; None where there is none.
-    The plans and digests lie beside the subclass's file.
+    published_pictures: how many pictures of a list that one takes. Plans and digests lie beside the subclass's file.
     """
 
     family: ClassVar[str]
     published: ClassVar[Published | None] = None
+    published_pictures: ClassVar[int] = 2
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make a test of every variant, and of every set of trainables, component or side of it that is asked for."""

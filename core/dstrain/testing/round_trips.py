@@ -1,5 +1,6 @@
 """What a run saves, and what a pipeline makes, where nothing of the run is left."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from dstrain.module import Sample, TrainingModule
 from dstrain.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
 from dstrain.testing.law import stored
-from dstrain.testing.rows import arguments
 from dstrain.testing.subject import Subject, world
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain.train import feed, train
@@ -63,10 +63,10 @@ def train_and_save(subject: Subject, trained: TrainedSet, output: Path) -> Ended
     return Ended(kept[0].eval(), feed(setup, world()).source.sample(0), output / f"step-{STEPS}.safetensors")
 
 
-def generate(pipeline: Pipeline, guided: bool) -> tuple[list[Tensor], Any]:
+def generate(pipeline: Pipeline, given: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
     """The latents after each step of a short inference, and what it makes."""
     latents: list[Tensor] = []
-    made = pipeline(**arguments(pipeline.wiring, guided), on_step=lambda i, now: latents.append(now))
+    made = pipeline(**given, on_step=lambda i, now: latents.append(now))
     return latents, made
 
 

@@ -1,6 +1,6 @@
 """One variant at toy sizes: its model, its data set, and the runs that tests make of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -152,16 +152,27 @@ class Subject:
         """The pipeline of inference on the CPU in fp32, from the toy's files or those given."""
         return fill(self.record, self.wiring, models or self.models, "cpu", torch.float32)
 
+    @cached_property
+    def files(self) -> Mapping[str, tuple[Path, ...]]:
+        """Component with weights -> the toy's files of it."""
+        known = self.record.load("components")
+        wanted = [c.name for c in known if not c.is_folder and c.name in self.wiring.components]
+        return {name: found.paths for name, found in assign(self.models, known, wanted).items()}
+
+    def alone(self, components: Collection[str], place: Path) -> tuple[ModelConfig, ...]:
+        """The toy's folders of these components, linked to from a place where there is nothing else."""
+        place.mkdir()
+        weights = {name: paths for name, paths in self.files.items() if name in components}
+        folders = [c for c in self.record.load("components") if c.is_folder and c.name in components]
+        for folder in {*(paths[0].parent for paths in weights.values()), *(self.model / c.folders[0] for c in folders)}:
+            (place / folder.name).symlink_to(folder)
+        files = [[str(place / one.parent.name / one.name) for one in paths] for paths in weights.values()]
+        named = [ModelConfig(path=str(place / c.folders[0]), component=c.name) for c in folders]
+        return (*(ModelConfig(path=paths) for paths in files), *named)
+
     def with_file(self, component: str, path: Path) -> tuple[ModelConfig, ...]:
         """The toy's files with one component's replaced."""
-        known = self.record.load("components")
-        files = assign(
-            self.models, known, [c.name for c in known if not c.is_folder and c.name in self.wiring.components]
-        )
-        paths: Mapping[str, tuple[Path, ...]] = {name: found.paths for name, found in files.items()} | {
-            component: (path,)
-        }
-        return tuple(ModelConfig(path=[str(one) for one in paths[name]]) for name in paths)
+        return tuple(ModelConfig(path=list(map(str, paths))) for paths in ({**self.files, component: (path,)}).values())
 
 
 @contextmanager

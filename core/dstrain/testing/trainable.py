@@ -1,13 +1,18 @@
 """The part of the contract about training: the split law, gradients, batches, precision."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from dstrain.data_process import data_process
+from dstrain.plan import Plan
 from dstrain.testing.contract import Contract, Ways
 from dstrain.testing.law import differences, without_gradient
-from dstrain.testing.subject import Subject, opened
+from dstrain.testing.subject import Subject, opened, world
 from dstrain.testing.trained_sets import TrainedSet, trained_sets
 
 
@@ -18,6 +23,17 @@ class Trainable(Contract):
         """Loss and every gradient, at batches of one and two, through the store."""
         unsplit, split = ways(subject, trained)
         assert differences(unsplit, split) == []
+
+    def test_each_stage_needs_no_file_of_the_other(self, subject: Subject, trained: TrainedSet, tmp_path: Path) -> None:
+        """Stage 1 fills a store without the files of what it does not open, and stage 2 trains without its."""
+        store = tmp_path / "store"
+        setup = subject.setup(trained, task="sft:data_process", feature_cache=store)
+        plans = [setup.plan(frozenset(cells)) for cells in setup.dataset.rows]
+        first = subject.alone(opened_in(plans, "data_process"), tmp_path / "first")
+        data_process(replace(setup, models=first), world())
+        second = subject.alone(opened_in(plans, "train"), tmp_path / "second")
+        run = subject.run(subject.setup(trained, second, task="sft:train", feature_cache=store))
+        assert all(run.losses(keys).isfinite().all() for keys in run.batches(1))
 
     def test_every_trained_parameter_gets_a_gradient(self, subject: Subject, trained: TrainedSet, ways: Ways) -> None:
         """One without would be decayed, and stop DDP; list it in the wiring's `unreached`."""
@@ -57,3 +73,8 @@ class Trainable(Contract):
         one, other = (torch.cat([run.losses(keys) for keys in run.batches(1)]) for run in (exact.run, rounded))
         assert torch.allclose(one, other, rtol=0.1)
         assert not torch.equal(one, other)
+
+
+def opened_in(plans: Iterable[Plan], stage: str) -> frozenset[str]:
+    """The components of which a stage reads weights or configuration."""
+    return frozenset(name for plan in plans for name in (*plan.components[stage], *plan.configs[stage]))

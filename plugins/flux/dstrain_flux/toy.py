@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
@@ -168,5 +169,8 @@ def _write_t5(folder: Path, tokenizer: Any, sizes: Mapping[str, Any]) -> None:
     from transformers import T5Config, T5EncoderModel
 
     module = T5EncoderModel(T5Config(**{**T5, "vocab_size": len(tokenizer), **sizes}))
-    # Two shards, as the published encoder has.
-    module.save_pretrained(folder, max_shard_size=int(0.6 * module.get_memory_footprint()))
+    module.config.architectures = ["T5EncoderModel"]
+    module.config.save_pretrained(folder)
+    weights = {name: weight for name, weight in module.state_dict().items() if name not in module.all_tied_weights_keys}
+    # Two shards, as the published encoder has; the module's own save_pretrained writes in one process of several only.
+    save_torch_state_dict(weights, folder, max_shard_size=int(0.6 * module.get_memory_footprint()))

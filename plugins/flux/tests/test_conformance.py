@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxKontextPipeline, FluxPipeline
 from dstrain import Pipeline
 from dstrain.latents import pack, unpack
 from dstrain.testing import Conformance
 from dstrain_flux.model_fn import DOWNSCALE
+from dstrain_flux.units import resize_kontext
 from torch import Tensor
 
 RENAMED = {"guidance_scale": "true_cfg_scale", "embedded_guidance": "guidance_scale"}
@@ -25,13 +25,14 @@ PARTS = {
 
 class TestConformance(Conformance):
     family = "flux"
+    published_pictures = 1
 
     @staticmethod
     def published(pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
-        if pipe.wiring.variant == "kontext":
-            pytest.skip("diffusers' pipeline takes one picture, the kit gives two; test_pipeline.py compares with one")
         scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
-        published = FluxPipeline(scheduler=scheduler, **{PARTS[name]: one for name, one in pipe.components.items()})
+        kontext = pipe.wiring.variant == "kontext"
+        kind = FluxKontextPipeline if kontext else FluxPipeline
+        published = kind(scheduler=scheduler, **{PARTS[name]: one for name, one in pipe.components.items()})
         published.set_progress_bar_config(disable=True)
         height, width = (arguments[side] // DOWNSCALE for side in ("height", "width"))
         passed: list[Tensor] = []
@@ -41,5 +42,8 @@ class TestConformance(Conformance):
             return values
 
         given = {RENAMED.get(name, name): value for name, value in arguments.items()}
+        if kontext:  # that both resize a picture alike is tested with the units
+            (resized,) = resize_kontext(given.pop("kontext_images"), given.pop("kontext_pixels"))["kontext_pictures"]
+            given |= {"image": resized, "_auto_resize": False, "max_area": given["height"] * given["width"]}
         picture = published(**given | {"latents": pack(arguments["latents"])}, callback_on_step_end=record).images[0]
         return passed, picture

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from diffusers import DiffusionPipeline
 from dstrain_flux.toy import PIPELINES, write
 from safetensors import safe_open
@@ -30,6 +31,21 @@ def test_files_are_named_as_published(toy_folder: Path) -> None:
     } <= found
     with safe_open(toy_folder / "text_encoder/model.safetensors", "pt") as file:
         assert {name.partition(".")[0] for name in file.keys()} == {"text_model"}  # noqa: SIM118
+
+
+def test_each_of_several_processes_writes_the_whole_toy(
+    toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
+    write(tmp_path)
+    first, second = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (toy_folder, tmp_path)
+    )
+    assert first.keys() == second.keys()
+    assert all(first[name] == second[name] for name in first)
 
 
 def test_sizes_replace_constructor_arguments(tmp_path: Path) -> None:

@@ -142,7 +142,12 @@ def _experts(variant: str) -> tuple[tuple[str, str], ...]:
 def _write_text_encoder(folder: Path, words: int, sizes: Mapping[str, Any]) -> None:
     from transformers import UMT5Config, UMT5EncoderModel
 
-    UMT5EncoderModel(UMT5Config(**{**TEXT, "vocab_size": words, **sizes})).save_pretrained(folder)
+    module = UMT5EncoderModel(UMT5Config(**{**TEXT, "vocab_size": words, **sizes}))
+    module.config.architectures = ["UMT5EncoderModel"]
+    module.config.save_pretrained(folder)
+    weights = {name: weight for name, weight in module.state_dict().items() if name not in module.all_tied_weights_keys}
+    # The module's own save_pretrained writes in one process of several only.
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _write_image_encoder(folder: Path, sizes: Mapping[str, Any]) -> None:

@@ -54,12 +54,18 @@ def test_each_expert_is_called_for_its_own_timesteps(lend: Callable[..., dict[st
     assert called == ["dit", "dit", "dit2", "dit2"]  # sigmas 1, .9375, .8333, .625
 
 
-def test_the_plan_of_one_expert_leaves_the_other_out_and_stores_the_same() -> None:
-    wiring = build("t2v-a14b")
-    one, other = (wiring.plan(ROW, SFT, (name,)) for name in ("dit", "dit2"))
+@pytest.mark.parametrize(
+    ("variant", "crossing"),
+    [("t2v-a14b", ("input_latents", "prompt_emb")), ("i2v-a14b", ("input_latents", "prompt_emb", "y"))],
+)
+def test_one_expert_leaves_the_other_out_and_one_store_serves_both(variant: str, crossing: tuple[str, ...]) -> None:
+    wiring = build(variant)
+    given = (ROW | {"input_image"}) & set(wiring.inputs)
+    one, other = (wiring.plan(given, SFT, (name,)) for name in ("dit", "dit2"))
     assert (one.components["train"], other.components["train"]) == (("dit",), ("dit2",))
     assert one.components["data_process"] == other.components["data_process"] == ("text_encoder", "vae", "tokenizer")
-    assert one.crossing == other.crossing == ("input_latents", "prompt_emb")
+    assert one.frozen == other.frozen
+    assert one.crossing == other.crossing == crossing
 
 
 def test_without_a_picture_ti2v_makes_a_video_from_text_alone() -> None:

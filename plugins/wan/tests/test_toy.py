@@ -28,6 +28,21 @@ def test_files_are_named_as_published(toys: Mapping[str, Path]) -> None:
         assert ("image_encoder/model.safetensors" in files) is (variant == "i2v")
 
 
+def test_each_of_several_processes_writes_the_whole_toy(
+    toys: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
+    write(tmp_path, "i2v")
+    first, second = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (toys["i2v"], tmp_path)
+    )
+    assert first.keys() == second.keys()
+    assert all(first[name] == second[name] for name in first)
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("variant", MODEL.variants)
 def test_diffusers_loads_the_folder_as_its_own_pipeline(variant: str, toys: Mapping[str, Path]) -> None:

@@ -114,6 +114,15 @@ def test_the_familys_flags_reach_the_configuration(runs: list[TrainConfig], caps
     assert "--tokenizer_path: would do nothing: --toy builds its own tokenizer" in capsys.readouterr().err
 
 
+def test_a_familys_flag_without_its_value_is_refused(
+    runs: list[TrainConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--model_paths", '["a"]', "--dataset_base_path", "d", "--output_path", "o")
+    assert main([*given, "--model", "faky", "--tokenizer_path"]) == 2
+    assert not runs
+    assert "--tokenizer_path" in capsys.readouterr().err
+
+
 def test_a_family_flag_named_like_one_of_ours_is_refused(
     fake_plugin: Install, record_source: Source, capsys: pytest.CaptureFixture[str]
 ) -> None:
