@@ -48,6 +48,7 @@ def generate(config: GenerateConfig) -> None:
         arguments = {**inputs_given(config, source.wiring), **sampling_given(config)}
         check_used(config, source.wiring, planned(source.wiring, arguments).plan.used_inputs)
         write(source.load()(**arguments), config.output)
+        print(f"wrote {config.output}")
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,8 @@ def generate_command(setup: Setup, found: Found, full: Mapping[str, Path], loras
         words += [f"--{name}"] if name in bare else [f"--{name}", value]
     for lora in loras.values():
         words += ["--lora", str(lora)]
+    if setup.task.runs_sampler:  # what was trained is a number of steps, without guidance
+        words += ["--num_inference_steps", "...", "--guidance_scale", "1"]
     for name in files_needed(setup.wiring):
         words += ["--input", f"{name}=FILE"]
     output = "video.mp4" if makes_video(setup.wiring) else "picture.png"

@@ -75,6 +75,9 @@ def add_lora(pipeline: Pipeline, path: Path, scale: float) -> None:
     Raises StateError if there is none, or if the keys fit several (two experts) and the header names none of them.
     """
     tensors, header = read_tensors(path)
+    family = header.get("family", pipeline.wiring.family)
+    if family != pipeline.wiring.family:
+        raise StateError(str(path), f"is a LoRA for {family}, and this is {pipeline.wiring.family}")
     prefixes = {name: p for name, p in pipeline.record.lora_prefixes.items() if name in pipeline.components}
     fitting = [name for name, prefix in prefixes.items() if all(key.startswith(f"{prefix}.") for key in tensors)]
     if not tensors or not fitting:

@@ -77,7 +77,7 @@ def make_plan(
     trained = _trained(wiring, trainables)
     skipped, available = _skips(wiring, inputs)
     readers = _readers(wiring, task)
-    _refuse_missing(wiring, readers, available, skipped, columns)
+    _refuse_missing(wiring, readers, available, skipped, columns if task.from_rows or columns else None)
     needed = _needed(wiring, readers, available, skipped)
     _refuse_missing_side(wiring, needed, task, inputs)
     live = _live(wiring, needed, trained)
@@ -142,17 +142,16 @@ def _refuse_missing(
     readers: Iterable[Signature],
     available: set[str],
     skipped: Mapping[str, str],
-    columns: tuple[str, ...],
+    columns: tuple[str, ...] | None,
 ) -> None:
-    for reader in readers:
-        for name in reader.required:
-            if name not in available:
-                roots = sorted(set(_roots(wiring, name, available)))
-                words = " and no ".join(
-                    _column(wiring, root) + _nearest_column(wiring, root, columns) for root in roots
-                )
-                what = f"{reader.name} needs {name}, and there is no {words}"
-                raise UsageError(_named(wiring), what, *_why(wiring, name, skipped))
+    """Refuse a plan that lacks what model_fn, hold or the loss requires; columns: None where a caller gives inputs."""
+    missing = [(reader, name) for reader in readers for name in reader.required if name not in available]
+    if missing:
+        reader, name = missing[0]
+        roots = sorted({root for _, one in missing for root in _roots(wiring, one, available)})
+        words = " and no ".join(_column(wiring, root, columns) for root in roots)
+        what = f"{reader.name} needs {name}, and there is no {words}"
+        raise UsageError(_named(wiring), what, *_why(wiring, name, skipped))
 
 
 def _refuse_missing_side(wiring: Wiring, needed: Iterable[Unit], task: Task, inputs: frozenset[str]) -> None:
@@ -164,11 +163,6 @@ def _refuse_missing_side(wiring: Wiring, needed: Iterable[Unit], task: Task, inp
                 raise UsageError(
                     _named(wiring), f"task {task.name} needs the negative side, and input {other!r} is absent"
                 )
-
-
-def _nearest_column(wiring: Wiring, name: str, columns: tuple[str, ...]) -> str:
-    source = wiring.inputs.get(name)
-    return nearest(source.name, columns) if isinstance(source, Column) else ""
 
 
 def _why(wiring: Wiring, name: str, skipped: Mapping[str, str]) -> list[str]:
@@ -187,9 +181,11 @@ def _roots(wiring: Wiring, name: str, available: set[str]) -> Iterator[str]:
             yield from _roots(wiring, read, available)
 
 
-def _column(wiring: Wiring, name: str) -> str:
+def _column(wiring: Wiring, name: str, columns: tuple[str, ...] | None) -> str:
     source = wiring.inputs.get(name)
-    return f"column {source.name!r} (input {name})" if isinstance(source, Column) else f"input {name!r}"
+    if columns is None or not isinstance(source, Column):
+        return f"input {name!r}"
+    return f"column {source.name!r} (input {name}){nearest(source.name, columns)}"
 
 
 def _needed(

@@ -16,12 +16,14 @@ class Option:
 
     component alone: the flag's value is the path of that component. component and field: the bare flag sets that entry
     of the component's configuration to true. Neither: it changes the `Setting` of its name.
+    variants: those in which it acts; () for all.
     """
 
     name: str
     help: str
     component: str = ""
     field: str = ""
+    variants: tuple[str, ...] = ()
 
     @property
     def is_flag(self) -> bool:

@@ -47,7 +47,7 @@ def generate_task(wiring: Wiring, guided: bool) -> Task:
     reads |= {name: need for decoder in wiring.decoders for name, need in decoder.reads.items() if name not in made}
     borrows = dict.fromkeys(name for reader in (wiring.latent_shape, *wiring.decoders) for name in reader.borrows)
     sides = (POSITIVE, NEGATIVE) if guided else (POSITIVE,)
-    return Task("generate", Signature("generate", sample, reads, tuple(borrows)), sides)
+    return Task("generate", Signature("generate", sample, reads, tuple(borrows)), sides, from_rows=False)
 
 
 @dataclass(frozen=True)

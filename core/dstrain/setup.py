@@ -18,14 +18,14 @@ from dstrain.flags import flags, split_commas
 from dstrain.hooks import Extensions, load_extensions
 from dstrain.lora import LoraSpec
 from dstrain.losses import SFT
-from dstrain.metadata import read_metadata
+from dstrain.metadata import read_metadata, refuse
 from dstrain.model_files import ModelConfig, model_configs, named_folder
 from dstrain.pictures import Resolution
 from dstrain.plan import Plan
 from dstrain.plugins import load_record
 from dstrain.record import ModelRecord
 from dstrain.schedule import TRAIN_TIMESTEPS, NoiseLevels
-from dstrain.sources import Column, Given
+from dstrain.sources import Column, Given, Size
 from dstrain.store import FeatureStore
 from dstrain.tasks import Task
 from dstrain.trainables import Trainables
@@ -53,8 +53,35 @@ class Setup:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set's rows, checked but not decoded."""
-        return open_dataset(self.data_config, self.wiring.inputs)
+        """The data set's rows, checked but not decoded; raises UsageError for blank cells that the run needs."""
+        found = open_dataset(self.data_config, self.wiring.inputs)
+        for inputs in dict.fromkeys(frozenset(cells) for cells in found.rows):
+            try:
+                self.plan(inputs)
+            except UsageError:
+                refuse(str(found.table.path), "cell", self._blanks(found))
+                raise
+        return found
+
+    def _blanks(self, found: Dataset) -> list[str]:
+        """Name every blank cell of an input without which there is no plan."""
+        everything = frozenset(name for cells in found.rows for name in cells)
+        sources = self.wiring.inputs.items()
+        faults = []
+        for name, source in sources:
+            gone = {name, *(other for other, s in sources if isinstance(s, Size) and s.of == name)}
+            if isinstance(source, Column) and name in everything and not self._plans(everything - gone):
+                rows = dict.fromkeys(row for (row, _), cells in zip(found.places, found.rows, strict=True)
+                                     if name not in cells)  # fmt: skip
+                faults += [f"{found.table.where(row, source.name)}: is blank" for row in rows]
+        return faults
+
+    def _plans(self, inputs: frozenset[str]) -> bool:
+        try:
+            self.plan(inputs)
+        except UsageError:
+            return False
+        return True
 
     @property
     def data_config(self) -> DataConfig:
@@ -268,5 +295,10 @@ def warn(setup: Setup, world: World) -> None:
         world.say(f"dstrain: warning: {reason}")
     if setup.stage == "train":
         return
+    shown = [cell.frames for cells in setup.dataset.rows for cell in cells.values() if cell.kind == "frames"]
+    short = [frames for frames in shown if frames < setup.config.num_frames]
+    if short:
+        world.say(f"dstrain: warning: {len(short)} of {len(shown)} clips have fewer than --num_frames "
+                  f"{setup.config.num_frames} frames; the shortest has {min(short)}")  # fmt: skip
     for name in setup.dataset.unread_columns:
         world.say(f"dstrain: warning: {setup.dataset.table.path}: column {name!r} is read by no input of this variant")

@@ -58,7 +58,8 @@ class FeatureStore:
         marker = folder / "store.json"
         if not marker.is_file():
             raise StateError(str(folder), "is no feature store (store.json is missing)",
-                             "fill it first: the same command with --task TASK:data_process")  # fmt: skip
+                             "fill it first: the same command with --task TASK:data_process",
+                             "and name the store in both with --feature_cache FOLDER")  # fmt: skip
         try:
             found = json.loads(marker.read_bytes())
         except (OSError, ValueError) as error:

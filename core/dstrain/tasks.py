@@ -24,12 +24,14 @@ class Task:
     sides: the halves of classifier-free guidance whose conditions the loss asks `predict` for.
     inputs: what the loss reads of a row beside the variant's own inputs. It is given a list of them, one per sample,
     or the value itself of a `Setting` and of a column whose values are `alike` in a batch.
+    from_rows: whether the variant's inputs come from a data set; otherwise a caller gives them.
     """
 
     name: str
     loss: Signature
     sides: tuple[str, ...] = ("positive",)
     inputs: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
+    from_rows: bool = True
 
     @classmethod
     def of(

@@ -54,6 +54,8 @@ def settled(wiring: Wiring, record: ModelRecord, config: ModelChoice) -> Wiring:
     """
     changed: dict[str, Any] = {}
     for option in record.options:
+        if option.name in config.family_options and option.variants and wiring.variant not in option.variants:
+            raise UsageError(f"--{option.name}", f"would do nothing: it is for {', '.join(option.variants)}")
         if not option.component and option.name in config.family_options and option.name not in wiring.settings:
             raise UsageError(f"--{option.name}", f"would do nothing: variant {wiring.variant} has no such setting")
     for name, setting in wiring.settings.items():

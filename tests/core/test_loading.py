@@ -287,6 +287,12 @@ def test_a_lora_goes_to_the_component_its_keys_name(model: Path, tmp_path: Path)
         add_lora(opened(model), tmp_path / "other.safetensors", 1.0)
 
 
+def test_a_lora_of_another_family_is_named_as_one(model: Path, tmp_path: Path) -> None:
+    save_file({"transformer.x.lora_A.weight": torch.ones(1)}, tmp_path / "other.safetensors", {"family": "other"})
+    with pytest.raises(StateError, match="is a LoRA for other, and this is tiny"):
+        add_lora(opened(model), tmp_path / "other.safetensors", 1.0)
+
+
 def test_a_pipeline_is_opened_in_the_dtype_asked_for(model: Path) -> None:
     pipeline = Pipeline.from_pretrained("tiny", configs(model), torch_dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in pipeline.components["dit"].parameters()} == {torch.bfloat16}

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +55,22 @@ def test_the_plan_of_a_command_line_is_that_of_its_columns(here: Path, tmp_path:
     (tmp_path / "metadata.json").write_text(json.dumps([{"prompt": "dog"}]))
     with pytest.raises(UsageError, match="no column 'image'"):
         plan_of(config(here, dry_run=True, dataset_base_path=tmp_path))
+
+
+def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(here: Path, tmp_path: Path) -> None:
+    shutil.copytree(here / "data", tmp_path / "data")
+    (tmp_path / "data/metadata.json").unlink()
+    (tmp_path / "data/metadata.csv").write_text("image,prompt\n0.png,a dog\n,a cat\n1.png,\n,\n")
+    with pytest.raises(UsageError) as refused:
+        run(config(here, dataset_base_path=tmp_path / "data", output_path=tmp_path / "out"))
+    assert refused.value.what == "2 bad cells"
+    assert refused.value.help_lines == ("metadata.csv:3:image: is blank", "metadata.csv:5:image: is blank")
+
+
+def test_a_data_set_without_its_columns_is_told_all_of_them(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "metadata.csv").write_text("picture,caption\n0.png,a dog\n")
+    with pytest.raises(UsageError, match=r"no column 'image' \(input input_image\) and no column 'prompt'"):
+        run(config(here, variant="base", dataset_base_path=tmp_path, output_path=tmp_path / "out"))
 
 
 @pytest.mark.parametrize(

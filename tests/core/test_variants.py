@@ -161,6 +161,14 @@ def test_a_setting_is_the_flags_else_the_toys_else_the_variants(
     assert settled(having(area=Setting(1024, toy=32)), MODEL, config).settings["area"].value == value
 
 
+def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
+    record = replace(MODEL, options=(*MODEL.options, Option("deep", "Depth.", "dit", "deep", ("other",))))
+    config = TrainConfig(model="tiny", family_options={"deep": "True"})
+    assert settled(build("other"), record, config).variant == "other"
+    with pytest.raises(UsageError, match="--deep: would do nothing: it is for other"):
+        settled(build("base"), record, config)
+
+
 def test_text_that_is_no_such_setting_is_refused() -> None:
     config = TrainConfig(model="tiny", family_options={"area": "big"})
     with pytest.raises(UsageError, match="--area: want int, got 'big'"):

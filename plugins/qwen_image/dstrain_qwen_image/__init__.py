@@ -50,6 +50,7 @@ MODEL = ModelRecord(
             "Edit-2511: pictures to be edited are at timestep 0, where the denoiser's config.json does not say so.",
             "dit",
             "zero_cond_t",
+            ("edit", "edit-2509", "edit-2511"),
         ),
     ),
 )

@@ -23,7 +23,7 @@ DIT = MappingProxyType(
         "num_layers": 2,
         "cross_attn_norm": True,
         "qk_norm": "rms_norm_across_heads",
-        "rope_max_seq_len": 32,
+        "rope_max_seq_len": 1024,
     }
 )
 # What a variant's transformer has of its own.
@@ -112,7 +112,9 @@ def write(
             torch.manual_seed(seed + 1000 * offset)
             dit = WanTransformer3DModel(**{**DIT, **DITS.get(variant, {}), **sizes.get(name, {})})
             # Two shards, as the published transformer has several.
-            dit.save_pretrained(folder / place, max_shard_size=int(0.6 * dit.get_memory_footprint()))
+            dit.save_pretrained(
+                folder / place, max_shard_size=int(0.6 * dit.get_memory_footprint(return_buffers=False))
+            )
         torch.manual_seed(seed)
         vae = {**VAE, **(VAE_5B if variant == "ti2v-5b" else {}), **sizes.get("vae", {})}
         AutoencoderKLWan(**vae).save_pretrained(folder / "vae")

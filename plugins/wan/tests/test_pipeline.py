@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ from dstrain.errors import UsageError
 from dstrain.losses import SFT
 from dstrain.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
+from dstrain.runner import run
 from dstrain.schedule import NoiseLevels
 from dstrain.setup import resolve
 from dstrain.sources import Column
+from dstrain.values import Frames
+from dstrain.videos import write_video
 from dstrain_wan import MODEL
 from dstrain_wan.components import DITS
 from dstrain_wan.pipeline import SCHEDULE, VARIANTS, build, variants_for
@@ -109,3 +113,12 @@ def test_one_trained_expert_draws_its_own_timesteps_as_with_the_published_bounda
         least, greatest = build(variant).expert.ranges[part]
         assert least - 0.1 <= drawn.min() <= least + 10
         assert greatest - 10 <= drawn.max() <= greatest
+
+
+def test_clips_that_are_shorter_than_asked_for_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, frames in (("long", 9), ("short", 6)):
+        write_video(Frames(torch.zeros(frames, 32, 32, 3, dtype=torch.uint8), 16.0), tmp_path / f"{name}.mp4")
+    (tmp_path / "metadata.csv").write_text("video,prompt\nlong.mp4,a\nshort.mp4,b\n")
+    flags = {"model": "wan", "variant": "t2v", "toy": True, "task": "sft:data_process", "dataset_base_path": tmp_path}
+    run(TrainConfig(**flags, num_frames=9, feature_cache=tmp_path / "cache"))
+    assert "1 of 2 clips have fewer than --num_frames 9 frames; the shortest has 5" in capsys.readouterr().err

@@ -1,13 +1,15 @@
 """The toys are written as the published models are laid out, and diffusers loads them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers import DiffusionPipeline, WanImageToVideoPipeline, WanPipeline
 from dstrain_wan import MODEL
+from dstrain_wan.model_fn import predict
 from dstrain_wan.pipeline import VARIANTS
 from dstrain_wan.toy import make_tokenizer, write
 from safetensors.torch import load_file
@@ -51,6 +53,14 @@ def test_diffusers_loads_the_folder_as_its_own_pipeline(variant: str, toys: Mapp
     assert pipeline.config.boundary_ratio == (VARIANTS[variant].boundary or None)
     assert pipeline.config.expand_timesteps is (variant == "ti2v-5b")
     assert pipeline.text_encoder.config.dropout_rate == 0.1
+
+
+def test_a_toy_takes_the_size_that_videos_have_by_default(lend: Callable[..., dict[str, Any]]) -> None:
+    wide = VARIANTS["t2v"].defaults["width"] // 8
+    dit = lend("t2v")["dit"]
+    with torch.no_grad():
+        made = predict(torch.zeros(1, 16, 1, 2, wide), torch.zeros(1), torch.zeros(1, 3, 32), dit=dit)
+    assert made.shape == (1, 16, 1, 2, wide)
 
 
 def test_the_experts_differ(toys: Mapping[str, Path]) -> None:
