@@ -110,7 +110,8 @@ def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
     try:
         entries = json.loads(text) if text is not None else []
     except json.JSONDecodeError as error:
-        raise UsageError("--model_paths", f"is not JSON: {error}") from error
+        example = """a list of files is written '["a.safetensors", "b.safetensors"]'"""
+        raise UsageError("--model_paths", f"is not JSON: {error}", example) from error
     groups = []
     for entry in entries if isinstance(entries, list) else [None]:
         group = [entry] if isinstance(entry, str) else entry

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 import torch
 
 from dstrain.checkpoint import (
-    TrainingState,
     load_state,
     newest_state,
     prune_states,
@@ -23,6 +22,7 @@ from dstrain.files import lock, remove_leftovers, write_file, write_json
 from dstrain.generate import generate_command
 from dstrain.keys import hashed
 from dstrain.lora import save_lora
+from dstrain.resume import DECISIVE, ENDING_AT_LAST_STEP, restore, state_of
 from dstrain.setup import Setup, versions
 from dstrain.world import World
 
@@ -40,30 +40,6 @@ COLUMNS = (
     "memory_gib",
 )
 KEPT_STATES = 2
-DECISIVE = (
-    "model",
-    "variant",
-    "seed",
-    "dataset_repeat",
-    "learning_rate",
-    "weight_decay",
-    "lr_scheduler",
-    "lr_warmup_steps",
-    "max_grad_norm",
-    "timestep_sampling",
-    "loss_weighting",
-    "min_timestep_boundary",
-    "max_timestep_boundary",
-    "height",
-    "width",
-    "max_pixels",
-    "num_frames",
-    "frame_sampling",
-    "frame_samples",
-)
-"""Flags that decide the numbers of a run: a continuation has the same."""
-ENDING_AT_LAST_STEP = ("linear", "cosine")
-"""Learning rate schedules whose every value depends on how many steps the run has."""
 
 
 @dataclass
@@ -244,40 +220,6 @@ class Outputs:
         loras = {name: path for name, path in by_component.items() if name in job.module.trained.lora}
         full = {name: path for name, path in by_component.items() if name not in loras}
         self.world.say("try them: " + generate_command(self.setup, job.found, full, loras))
-
-
-def state_of(job: "Job", fingerprint: str) -> TrainingState:
-    """Everything a run needs to go on exactly: no generator state, since every draw is keyed by its place."""
-    tensors = {name: parameter.detach() for name, parameter in job.module.trained.parameters.items()}
-    optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
-    return TrainingState(
-        step=job.step,
-        trainable=tensors,
-        optimizer=optimizer.state_dict(),
-        scheduler=job.scheduler.state_dict(),
-        config_digest=fingerprint,
-        versions=versions(job.setup.device),
-    )
-
-
-@torch.no_grad()
-def restore(job: "Job", state: TrainingState, fingerprint: str) -> None:
-    """Put a saved state back, bit for bit; raises StateError if it is of another run."""
-    if state.config_digest != fingerprint:
-        raise StateError("--resume", "the saved run had other settings that decide its numbers",
-                         f"must be equal: {', '.join('--' + name for name in DECISIVE)}, what is trained, the rows",
-                         "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
-                         "and for a linear or cosine schedule --num_epochs and --max_steps")  # fmt: skip
-    parameters = job.module.trained.parameters
-    if set(parameters) != set(state.trainable):
-        raise StateError(
-            "--resume", f"the saved run trains {len(state.trainable)} parameters, this one {len(parameters)}"
-        )
-    for name, parameter in parameters.items():
-        parameter.copy_(state.trainable[name])
-    getattr(job.optimizer, "optimizer", job.optimizer).load_state_dict(dict(state.optimizer))
-    job.scheduler.load_state_dict(dict(state.scheduler))
-    job.step = state.step
 
 
 def _memory() -> float:

@@ -1,8 +1,8 @@
 """A command line resolved: family, variant, task, trainables and data settings, before anything is loaded."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -11,25 +11,24 @@ import torch
 
 from dstrain.clips import FrameSampling
 from dstrain.config import TrainConfig
-from dstrain.dataset import DataConfig, Dataset, find_metadata, from_video, open_dataset
+from dstrain.dataset import DataConfig, Dataset, from_video, open_dataset
 from dstrain.distill import DIRECT_DISTILL
 from dstrain.errors import UsageError, nearest
 from dstrain.flags import flags, split_commas
 from dstrain.hooks import Extensions, load_extensions
 from dstrain.lora import LoraSpec
 from dstrain.losses import SFT
-from dstrain.metadata import read_metadata, refuse
-from dstrain.model_files import ModelConfig, model_configs, named_folder
+from dstrain.metadata import refuse
+from dstrain.model_files import ModelConfig, model_configs
 from dstrain.pictures import Resolution
 from dstrain.plan import Plan
 from dstrain.plugins import load_record
 from dstrain.record import ModelRecord
 from dstrain.schedule import TRAIN_TIMESTEPS, NoiseLevels
 from dstrain.sources import Column, Given, Size
-from dstrain.store import FeatureStore
 from dstrain.tasks import Task
 from dstrain.trainables import Trainables
-from dstrain.variants import Hints, choose_variant, fitting_columns, settled
+from dstrain.variants import check_extra_inputs, choose_variant, hints_of, role_played, settled
 from dstrain.wiring import Wiring
 from dstrain.world import World, default_device
 
@@ -170,8 +169,8 @@ def resolve(config: TrainConfig) -> Setup:
     extensions = load_extensions(config.left_out)
     task = _task(config, known_tasks(extensions))
     if config.variant is None:
-        _check_extra_inputs(config, record, task)
-    variant = choose_variant(record, config.variant, _hints(config, models, task))
+        check_extra_inputs(config, record, task)
+    variant = choose_variant(record, config.variant, hints_of(config, models, task))
     wiring = settled(record.load("wiring")(variant), record, config)
     _check_frames(config, wiring)
     setup = Setup(
@@ -187,16 +186,6 @@ def resolve(config: TrainConfig) -> Setup:
     )
     _ = setup.levels  # made once, so that boundaries which leave nothing are refused before anything is loaded
     return setup
-
-
-def _check_extra_inputs(config: TrainConfig, record: ModelRecord, task: Task) -> None:
-    """Refuse an extra input that no variant knows, before it is taken as a hint."""
-    wirings: list[Wiring] = [record.load("wiring")(variant).joined(task) for variant in record.variants]
-    sources = [(name, source) for wiring in wirings for name, source in wiring.inputs.items()]
-    known = {word for name, s in sources if isinstance(s, Column) for word in (name, s.name)}
-    for name in split_commas(config.extra_inputs):
-        if name not in known:
-            raise UsageError("--extra_inputs", f"no variant of {record.name} reads {name!r}{nearest(name, known)}")
 
 
 def _check_frames(config: TrainConfig, wiring: Wiring) -> None:
@@ -220,40 +209,6 @@ def _task(config: TrainConfig, tasks: Mapping[str, Task]) -> Task:
         if flag.name in task.idle_options and getattr(config, flag.name) != flag.default:
             raise UsageError(flag.spelled, f"would do nothing: the loss of task {task.name} draws no timesteps")
     return task
-
-
-def _hints(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> Hints:
-    """What of a command line tells the variant: model files, and the data set's columns or the store's plans."""
-    either = config.toy or not models
-    if config.dataset_base_path is not None and config.stage != "train":
-        path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
-        own = {*task.inputs, *(source.name for source in task.inputs.values() if isinstance(source, Column))}
-        extra = set(split_commas(config.extra_inputs)) - own
-        keys = None if config.data_file_keys is None else split_commas(config.data_file_keys)
-        return Hints(models, fitting_columns(read_metadata(path).columns, extra, keys), either)
-    place = (config.feature_cache or config.dataset_base_path) if config.stage == "train" else None
-    if place is None or not (place / "store.json").is_file():
-        return Hints(models, None, either)
-    stored = [record["identity"] for _, record in FeatureStore.open(place).plans()]
-    names = {identity["variant"] for identity in stored if identity["family"] == config.model}
-    return Hints(models, lambda wiring: (1, 0) if wiring.variant in names else None, either)
-
-
-def role_played(
-    trainables: Trainables, wiring: Wiring, record: ModelRecord, models: Sequence[ModelConfig]
-) -> Trainables:
-    """What is trained where the role of experts is asked for and the files given are those of another of its parts."""
-    expert = wiring.expert
-    if expert is None or expert.role not in trainables.components:
-        return trainables
-    given = {named_folder(model, record) for model in models} & set(expert.components)
-    if len(given) != 1 or expert.role in given:
-        return trainables
-    (part,) = given
-    names = (name.partition(".") for name in trainables.full)
-    full = tuple((part if name == expert.role else name) + dot + rest for name, dot, rest in names)
-    lora = tuple(replace(spec, component=part) if spec.component == expert.role else spec for spec in trainables.lora)
-    return Trainables(full, lora)
 
 
 def known_tasks(extensions: Extensions) -> Mapping[str, Task]:
@@ -295,6 +250,10 @@ def warn(setup: Setup, world: World) -> None:
         world.say(f"dstrain: warning: {reason}")
     if setup.stage == "train":
         return
+    if not setup.stage and setup.config.feature_cache is not None:
+        world.say(
+            f"dstrain: warning: --feature_cache is not used in one piece; it is by --task {setup.task.name}:train"
+        )
     shown = [cell.frames for cells in setup.dataset.rows for cell in cells.values() if cell.kind == "frames"]
     short = [frames for frames in shown if frames < setup.config.num_frames]
     if short:

@@ -6,12 +6,18 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from dstrain.components import Component
-from dstrain.config import ModelChoice
-from dstrain.errors import DstrainError, UsageError
-from dstrain.model_files import ModelConfig, denoiser_configuration, published_as
+from dstrain.config import ModelChoice, TrainConfig
+from dstrain.dataset import find_metadata
+from dstrain.errors import DstrainError, UsageError, nearest
+from dstrain.flags import split_commas
+from dstrain.metadata import read_metadata
+from dstrain.model_files import ModelConfig, denoiser_configuration, named_folder, published_as
 from dstrain.plugins import variant_of
 from dstrain.record import ModelRecord
 from dstrain.sources import Column, Setting
+from dstrain.store import FeatureStore
+from dstrain.tasks import Task
+from dstrain.trainables import Trainables
 from dstrain.wiring import Wiring
 
 
@@ -95,6 +101,50 @@ def fitting_inputs(inputs: Collection[str]) -> Callable[[Wiring], tuple[int, int
         return (len(present), 0) if wiring.can_train(present | set(wiring.defaults)) else None
 
     return fits
+
+
+def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> Hints:
+    """What of a command line tells the variant: model files, and the data set's columns or the store's plans."""
+    either = config.toy or not models
+    if config.dataset_base_path is not None and config.stage != "train":
+        path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
+        own = {*task.inputs, *(source.name for source in task.inputs.values() if isinstance(source, Column))}
+        extra = set(split_commas(config.extra_inputs)) - own
+        keys = None if config.data_file_keys is None else split_commas(config.data_file_keys)
+        return Hints(models, fitting_columns(read_metadata(path).columns, extra, keys), either)
+    place = (config.feature_cache or config.dataset_base_path) if config.stage == "train" else None
+    if place is None or not (place / "store.json").is_file():
+        return Hints(models, None, either)
+    stored = [record["identity"] for _, record in FeatureStore.open(place).plans()]
+    names = {identity["variant"] for identity in stored if identity["family"] == config.model}
+    return Hints(models, lambda wiring: (1, 0) if wiring.variant in names else None, either)
+
+
+def check_extra_inputs(config: TrainConfig, record: ModelRecord, task: Task) -> None:
+    """Refuse an extra input that no variant knows, before it is taken as a hint."""
+    wirings: list[Wiring] = [record.load("wiring")(variant).joined(task) for variant in record.variants]
+    sources = [(name, source) for wiring in wirings for name, source in wiring.inputs.items()]
+    known = {word for name, s in sources if isinstance(s, Column) for word in (name, s.name)}
+    for name in split_commas(config.extra_inputs):
+        if name not in known:
+            raise UsageError("--extra_inputs", f"no variant of {record.name} reads {name!r}{nearest(name, known)}")
+
+
+def role_played(
+    trainables: Trainables, wiring: Wiring, record: ModelRecord, models: Sequence[ModelConfig]
+) -> Trainables:
+    """What is trained where the role of experts is asked for and the files given are those of another of its parts."""
+    expert = wiring.expert
+    if expert is None or expert.role not in trainables.components:
+        return trainables
+    given = {named_folder(model, record) for model in models} & set(expert.components)
+    if len(given) != 1 or expert.role in given:
+        return trainables
+    (part,) = given
+    names = (name.partition(".") for name in trainables.full)
+    full = tuple((part if name == expert.role else name) + dot + rest for name, dot, rest in names)
+    lora = tuple(replace(spec, component=part) if spec.component == expert.role else spec for spec in trainables.lora)
+    return Trainables(full, lora)
 
 
 def _denoisers(record: ModelRecord, models: Sequence[ModelConfig]) -> list[ModelConfig]:

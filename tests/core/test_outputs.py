@@ -12,7 +12,8 @@ import torch
 from dstrain.checkpoint import load_state, states
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.files import lock, read_tensors, write_tensors
-from dstrain.outputs import COLUMNS, DECISIVE, Outputs
+from dstrain.outputs import COLUMNS, Outputs
+from dstrain.resume import DECISIVE
 from dstrain.runner import run
 from dstrain.setup import FRAME_FLAGS
 from dstrain.trainables import Trainables
@@ -197,8 +198,10 @@ def test_a_run_with_other_numbers_is_no_continuation_and_what_must_be_equal_is_n
 ) -> None:
     with pytest.raises(StateError) as caught:
         train(here, output_path=held, resume="auto", **{"max_steps": 4, **OTHER[name]})
-    assert name in str(caught.value)
     assert "--resume: the saved run had other settings" in str(caught.value)
+    told = caught.value.help_lines[0]
+    assert all(f"--{flag}: there " in told and f"this run {value}" in told for flag, value in OTHER[name].items())
+    assert name in str(caught.value)
     assert load_state(states(held)[0]).step == 2
     assert len(log(held)) == 2
 

@@ -15,10 +15,10 @@ from dstrain.losses import SFT
 from dstrain.model_files import ModelConfig
 from dstrain.record import Option
 from dstrain.runner import run
-from dstrain.setup import resolve, role_played
+from dstrain.setup import resolve
 from dstrain.sources import Column, Setting
 from dstrain.trainables import Trainables
-from dstrain.variants import Hints, choose_variant, fitting_columns, fitting_inputs, settled
+from dstrain.variants import Hints, choose_variant, fitting_columns, fitting_inputs, role_played, settled
 from dstrain.wiring import Expert, Wiring
 from family import MODEL, build, weights_of
 from runs import project

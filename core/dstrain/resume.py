@@ -1,0 +1,91 @@
+"""Going on exactly: what a state holds, what a continuation must have in common, and how it is put back."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from dstrain.checkpoint import TrainingState
+from dstrain.errors import StateError
+from dstrain.setup import versions
+
+if TYPE_CHECKING:
+    from dstrain.train import Job
+
+DECISIVE = (
+    "model",
+    "variant",
+    "seed",
+    "dataset_repeat",
+    "learning_rate",
+    "weight_decay",
+    "lr_scheduler",
+    "lr_warmup_steps",
+    "max_grad_norm",
+    "timestep_sampling",
+    "loss_weighting",
+    "min_timestep_boundary",
+    "max_timestep_boundary",
+    "height",
+    "width",
+    "max_pixels",
+    "num_frames",
+    "frame_sampling",
+    "frame_samples",
+)
+"""Flags that decide the numbers of a run: a continuation has the same."""
+ALSO_COMPARED = (
+    *("trainable_models", "lora_base_model", "lora_target_modules", "lora_rank", "lora_alpha", "batch_size"),
+    *("gradient_accumulation_steps", "mixed_precision", "num_epochs", "max_steps"),
+)
+"""Flags beside these of which a refusal says that they differ: what is trained, and what makes batches and steps."""
+ENDING_AT_LAST_STEP = ("linear", "cosine")
+"""Learning rate schedules whose every value depends on how many steps the run has."""
+
+
+def state_of(job: "Job", fingerprint: str) -> TrainingState:
+    """Everything a run needs to go on exactly: no generator state, since every draw is keyed by its place."""
+    tensors = {name: parameter.detach() for name, parameter in job.module.trained.parameters.items()}
+    optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
+    return TrainingState(
+        step=job.step,
+        trainable=tensors,
+        optimizer=optimizer.state_dict(),
+        scheduler=job.scheduler.state_dict(),
+        config_digest=fingerprint,
+        versions=versions(job.setup.device),
+    )
+
+
+@torch.no_grad()
+def restore(job: "Job", state: TrainingState, fingerprint: str) -> None:
+    """Put a saved state back, bit for bit; raises StateError if it is of another run."""
+    if state.config_digest != fingerprint:
+        raise StateError("--resume", "the saved run had other settings that decide its numbers", *_differing(job),
+                         f"must be equal: {', '.join('--' + name for name in DECISIVE)}, what is trained, the rows",
+                         "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
+                         "and for a linear or cosine schedule --num_epochs and --max_steps")  # fmt: skip
+    parameters = job.module.trained.parameters
+    if set(parameters) != set(state.trainable):
+        raise StateError(
+            "--resume", f"the saved run trains {len(state.trainable)} parameters, this one {len(parameters)}"
+        )
+    for name, parameter in parameters.items():
+        parameter.copy_(state.trainable[name])
+    getattr(job.optimizer, "optimizer", job.optimizer).load_state_dict(dict(state.optimizer))
+    job.scheduler.load_state_dict(dict(state.scheduler))
+    job.step = state.step
+
+
+def _differing(job: "Job") -> list[str]:
+    """The flags that differ from those the output folder was last written with, in one line."""
+    config = asdict(job.setup.config)
+    try:
+        saved = json.loads((Path(config["output_path"]) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return []
+    names = (name for name in (*DECISIVE, *ALSO_COMPARED) if name in saved and saved[name] != config[name])
+    words = [f"--{name}: there {saved[name]}, this run {config[name]}" for name in names]
+    return ["; ".join(words)] if words else []
