@@ -106,9 +106,10 @@ def key_rows(setup: Setup) -> Keyed:
     found = find_components(setup)
     components = component_digests(found, digests)
     expert = setup.wiring.expert
-    for part in expert.components if expert else ():
-        if f"{part}_config" in components:  # units borrow it by the name of the role
-            components.setdefault(f"{expert.role}_config", components[f"{part}_config"])  # type: ignore[union-attr]
+    if expert is not None:
+        for part in expert.components:
+            if f"{part}_config" in components:  # units borrow it by the name of the role
+                components.setdefault(f"{expert.role}_config", components[f"{part}_config"])
     return Keyed(found, components, digests, row_keys(setup, components, digests))
 
 

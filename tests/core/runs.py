@@ -9,13 +9,16 @@ import torch
 from accelerate import Accelerator
 from dstrain.checkpoint import load_state, states
 from dstrain.config import TrainConfig
+from dstrain.loading import load_pipeline
+from dstrain.model_files import ModelConfig, find
 from dstrain.module import Batch, TrainingModule
+from dstrain.pipeline import Pipeline
 from dstrain.runner import run
 from dstrain.setup import resolve
 from dstrain.toys import toy_models
 from dstrain.train import Job, feed, prepare
 from dstrain.world import World
-from family import weights_of, write, write_data
+from family import COMPONENTS, MODEL, build, weights_of, write, write_data
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -118,3 +121,14 @@ def train(folder: Path, module_class: type[TrainingModule] = TrainingModule, **c
     run(given, module_class)
     assert given.output_path is not None
     return given.output_path
+
+
+def configs(folder: Path) -> tuple[ModelConfig, ...]:
+    """The files of a model folder, one entry per component with weights."""
+    return tuple(ModelConfig(path=paths) for paths in weights_of(folder).values())
+
+
+def opened(folder: Path, *more: ModelConfig) -> Pipeline:
+    """Every component of a model folder, loaded."""
+    found = find(MODEL, (*configs(folder), *more), [component.name for component in COMPONENTS])
+    return load_pipeline(MODEL, build("base"), found, torch.device("cpu"), torch.float32)

@@ -43,7 +43,7 @@ def test_every_crash_point_leaves_a_whole_older_or_newer_state(tmp_path: Path, s
     for event in range(1, 200):
         output = tmp_path / str(event)
         save_state(state_folder(output, 1), small(1))
-        killed = killed_at(event, lambda output=output: save_state(state_folder(output, step), new))  # type: ignore[misc]
+        killed = killed_at(event, lambda output=output: save_state(state_folder(output, step), new))
         state = load_state(newest_state(output))
         assert (state.step, state.config_digest) in {(1, "old"), (step, "new")}
         assert torch.equal(state.trainable["w"], torch.full((3,), float(state.step)))
@@ -64,7 +64,7 @@ def test_every_crash_point_of_pruning_leaves_whole_states(tmp_path: Path, keep: 
         output = tmp_path / str(event)
         for step in (1, 2, 3):
             save_state(state_folder(output, step), small(step))
-        killed = killed_at(event, lambda output=output: prune_states(output, keep))  # type: ignore[misc]
+        killed = killed_at(event, lambda output=output: prune_states(output, keep))
         assert all(checkpoint.damage(folder) == "" for folder in checkpoint.states(output))
         assert newest_state(output).name == "state-3"
         if not killed:

@@ -258,7 +258,7 @@ def test_a_header_tells_the_inputs_without_rows_or_files(tmp_path: Path) -> None
 def test_cells_pickle_small_and_load_in_spawned_processes(base: Path) -> None:
     cell = opened(base, "image\nwide.png\n").rows[0]["input_image"]
     assert len(pickle.dumps(cell)) < 300 + len(cell.files[0])
-    assert pickle.loads(pickle.dumps(cell)) == cell  # noqa: S301
+    assert pickle.loads(pickle.dumps(cell)) == cell  # noqa: S301  (what it reads was written on this line)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as workers:
         assert workers.submit(load_cell, cell).result().size == (96, 64)
 

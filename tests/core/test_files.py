@@ -170,7 +170,10 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_second_holder_is_refused_by_pid_and_may_follow_later(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
-    hold = "import sys; from pathlib import Path; from dstrain.files import lock\nwith lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"  # noqa: E501
+    hold = (
+        "import sys; from pathlib import Path; from dstrain.files import lock\n"
+        "with lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
     with subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdin=-1, stdout=-1) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

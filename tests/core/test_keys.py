@@ -21,10 +21,10 @@ class Made(TypedDict):
     emb: Tensor
 
 
-def encode(prompt: str, size: int = 0, *, text_encoder: Any, dtype: Any) -> Made: ...  # type: ignore[empty-body]
+def encode(prompt: str, size: int = 0, *, text_encoder: Any, dtype: Any) -> Made: ...
 
 
-def sided(prompt: str, *, side: str) -> Made: ...  # type: ignore[empty-body]
+def sided(prompt: str, *, side: str) -> Made: ...
 
 
 STEP = Step(Unit.of(encode), "positive", {"prompt": "prompt", "size": "size"}, {"emb": "emb"})

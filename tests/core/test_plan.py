@@ -48,20 +48,20 @@ class Unread(TypedDict):
 
 
 # The bodies of these are never called.
-def encode_text(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Text: ...  # type: ignore[empty-body]
-def encode_hint(hint: Image, *, hint_encoder: Any) -> Hint: ...  # type: ignore[empty-body]
-def join_prompt(text_emb: Tensor, hint_emb: Tensor | None = None) -> Prompt: ...  # type: ignore[empty-body]
-def encode_picture(input_image: Image, *, vae: Any) -> Latents: ...  # type: ignore[empty-body]
-def jitter(input_latents: Tensor, *, rng: Any) -> Jitter: ...  # type: ignore[empty-body]
-def make_ids(height: int, *, dit_config: Any) -> Ids: ...  # type: ignore[empty-body]
-def idle_encode(input_image: Image, *, big: Any) -> Unread: ...  # type: ignore[empty-body]
-def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, ids: Tensor, *, dit: Any) -> Tensor: ...  # type: ignore[empty-body]
-def shape(height: int) -> tuple[int, ...]: ...  # type: ignore[empty-body]
-def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...  # type: ignore[empty-body]
-def loss(predict: Any, input_latents: Tensor, *, schedule: Any, rng: Any) -> Tensor: ...  # type: ignore[empty-body]
-def jitter_loss(predict: Any, jittered: Tensor) -> Tensor: ...  # type: ignore[empty-body]
-def teacher_loss(predict: Any, input_latents: Tensor, *, teacher: Any) -> Tensor: ...  # type: ignore[empty-body]
-def seeded_loss(predict: Any, input_latents: Tensor, seed: int) -> Tensor: ...  # type: ignore[empty-body]
+def encode_text(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Text: ...
+def encode_hint(hint: Image, *, hint_encoder: Any) -> Hint: ...
+def join_prompt(text_emb: Tensor, hint_emb: Tensor | None = None) -> Prompt: ...
+def encode_picture(input_image: Image, *, vae: Any) -> Latents: ...
+def jitter(input_latents: Tensor, *, rng: Any) -> Jitter: ...
+def make_ids(height: int, *, dit_config: Any) -> Ids: ...
+def idle_encode(input_image: Image, *, big: Any) -> Unread: ...
+def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, ids: Tensor, *, dit: Any) -> Tensor: ...
+def shape(height: int) -> tuple[int, ...]: ...
+def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
+def loss(predict: Any, input_latents: Tensor, *, schedule: Any, rng: Any) -> Tensor: ...
+def jitter_loss(predict: Any, jittered: Tensor) -> Tensor: ...
+def teacher_loss(predict: Any, input_latents: Tensor, *, teacher: Any) -> Tensor: ...
+def seeded_loss(predict: Any, input_latents: Tensor, seed: int) -> Tensor: ...
 def hold(latents: Tensor, timestep: Tensor, hint_emb: Tensor | None = None) -> Any: ...
 
 
@@ -198,8 +198,8 @@ def test_an_absent_input_is_named_once() -> None:
     class Both(TypedDict):
         both: Tensor
 
-    def blend(input_latents: Tensor, unread: Tensor) -> Both: ...  # type: ignore[empty-body]
-    def blend_loss(predict: Any, both: Tensor) -> Tensor: ...  # type: ignore[empty-body]
+    def blend(input_latents: Tensor, unread: Tensor) -> Both: ...
+    def blend_loss(predict: Any, both: Tensor) -> Tensor: ...
 
     wiring = replace(WIRING, units=(*WIRING.units, Unit.of(blend)))
     with pytest.raises(UsageError) as caught:
@@ -251,7 +251,7 @@ def test_the_inputs_of_both_sides_cross_when_the_encoder_is_trained() -> None:
 
 
 def test_borrowing_side_makes_what_a_unit_makes_per_side() -> None:
-    def make_sided_ids(height: int, *, side: str) -> Ids: ...  # type: ignore[empty-body]
+    def make_sided_ids(height: int, *, side: str) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
     wiring = replace(WIRING, units=(*units, Unit.of(make_sided_ids)))
@@ -286,7 +286,7 @@ def test_a_component_that_only_the_loss_borrows_is_loaded_in_stage_2() -> None:
 
 
 def test_the_kind_of_an_input_is_said_as_that_of_a_made_value() -> None:
-    def embed(hints: list[Image], *, dit: Any) -> Ids: ...  # type: ignore[empty-body]
+    def embed(hints: list[Image], *, dit: Any) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
     inputs = {**WIRING.inputs, "hints": Column("hints", "pictures")}
@@ -313,7 +313,7 @@ def test_training_something_else_loads_every_expert() -> None:
 
 
 def test_a_unit_that_borrows_the_role_is_live_whichever_expert_is_trained() -> None:
-    def embed_size(height: int, *, dit: Any) -> Ids: ...  # type: ignore[empty-body]
+    def embed_size(height: int, *, dit: Any) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
     wiring = replace(EXPERTS, units=(*units, Unit.of(embed_size)))

@@ -274,4 +274,4 @@ def test_a_precision_of_the_launcher_that_is_not_ours_is_refused(monkeypatch: py
 def test_two_tasks_of_one_name_are_refused() -> None:
     hook = SimpleNamespace(dstrain_tasks=lambda: [[Task.of("sft", lambda predict: predict)]])
     with pytest.raises(UsageError, match="two tasks are named 'sft'"):
-        known_tasks(Extensions(hook))  # type: ignore[arg-type]
+        known_tasks(Extensions(hook))

@@ -55,7 +55,7 @@ def by_hand(pipe: Pipeline, noise: Tensor, steps: int, prompt: str, negative: st
     seen, latents = [], noise
     for now, then in pairwise(sigmas):
 
-        def call(text: str) -> Tensor:
+        def call(text: str) -> Tensor:  # called in this turn of the loop alone, hence B023
             made = encode_prompt(text, **parts)
             moment = (now * 1000).view(1)  # noqa: B023
             out: Tensor = pipe.components["dit"](latents, moment, made["prompt_emb"], made["prompt_mask"])  # noqa: B023

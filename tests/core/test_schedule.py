@@ -54,7 +54,7 @@ def mode_below(sigma: Numbers) -> Numbers:
 )
 def test_draws_have_the_wanted_density(sampling: str, below: Callable[[Numbers], Numbers]) -> None:
     """The largest distance between the two distribution functions; chance alone stays below .0052 in 99 of 100."""
-    sigmas = np.sort(draw(NoiseLevels(PLAIN, sampling=sampling)).double().numpy())  # type: ignore[arg-type]
+    sigmas = np.sort(draw(NoiseLevels(PLAIN, sampling=sampling)).double().numpy())
     steps = np.arange(1, DRAWS + 1) / DRAWS
     at = np.flatnonzero(np.diff(sigmas, append=2.0) > 0)  # the table is discrete: compare where a value ends
     assert np.abs(steps[at] - below(sigmas[at])).max() < 0.0055
@@ -71,7 +71,7 @@ def test_draws_are_fp32_and_use_the_whole_table() -> None:
 @pytest.mark.parametrize("sampling", ["shifted", "logit_normal", "uniform", "mode"])
 @pytest.mark.parametrize(("least", "most"), [(0.0, 0.358), (0.358, 1.0), (0.5, 0.501)])
 def test_boundaries_keep_the_draws_between_them(sampling: str, least: float, most: float) -> None:
-    levels = NoiseLevels(PLAIN, sampling=sampling, min_boundary=least, max_boundary=most)  # type: ignore[arg-type]
+    levels = NoiseLevels(PLAIN, sampling=sampling, min_boundary=least, max_boundary=most)
     sigmas = draw(levels, 4_000)
     top, bottom = PLAIN.table[int(least * 1000)], PLAIN.table[min(int(most * 1000), 999)]
     assert float(bottom) <= float(sigmas.min())

@@ -279,7 +279,7 @@ def test_parameters_that_no_loss_reaches_are_named(here: Path, capsys: pytest.Ca
     ready = job(config(here, trainable_models="dit"))
     ready.module.pipeline.components["dit"].proj_in.bias.requires_grad_(True)
     extra = torch.nn.Parameter(torch.zeros(1))
-    ready.module.trained.parameters["dit.forgotten"] = extra  # type: ignore[index]
+    ready.module.trained.parameters["dit.forgotten"] = extra
     next(steps(ready))
     assert "no gradient reaches 1 parameters: dit.forgotten" in capsys.readouterr().err
 
@@ -327,7 +327,7 @@ def test_knobs_of_the_second_stage_act_there(here: Path, tmp_path: Path) -> None
         calls += 1
         return function(*arguments)
 
-    network.checkpoint = count  # type: ignore[assignment]
+    network.checkpoint = count
     assert [numbers["loss"] for numbers in steps(checked)] == plain
     assert calls == 6 * 2
 

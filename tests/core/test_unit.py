@@ -54,7 +54,7 @@ def test_reads_borrows_and_makes_are_the_signature() -> None:
 
 
 def test_every_storable_kind_is_named() -> None:
-    def unit() -> Kinds: ...  # type: ignore[empty-body]
+    def unit() -> Kinds: ...
 
     assert dict(Unit.of(unit).makes) == {
         "tensor": "tensor",
@@ -71,14 +71,14 @@ def test_every_storable_kind_is_named() -> None:
     }
 
 
-def star(*values: int) -> Prompt: ...  # type: ignore[empty-body]
-def stars(**values: int) -> Prompt: ...  # type: ignore[empty-body]
-def positional(value: int, /) -> Prompt: ...  # type: ignore[empty-body]
-def borrowed_default(value: int, *, vae: Any = None) -> Prompt: ...  # type: ignore[empty-body]
-def unstorable(value: int) -> Unstorable: ...  # type: ignore[empty-body]
-def untyped(value: int): ...  # type: ignore[no-untyped-def]  # noqa: ANN201
-def plain_dict(value: int) -> dict[str, Tensor]: ...  # type: ignore[empty-body]
-def overwrites(emb: Tensor) -> Prompt: ...  # type: ignore[empty-body]
+def star(*values: int) -> Prompt: ...
+def stars(**values: int) -> Prompt: ...
+def positional(value: int, /) -> Prompt: ...
+def borrowed_default(value: int, *, vae: Any = None) -> Prompt: ...
+def unstorable(value: int) -> Unstorable: ...
+def untyped(value: int): ...  # noqa: ANN201
+def plain_dict(value: int) -> dict[str, Tensor]: ...
+def overwrites(emb: Tensor) -> Prompt: ...
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_incomplete_declaration_is_refused_naming_function_and_fault(function: C
 
 
 def test_given_parameters_are_not_reads() -> None:
-    def predict(noisy: Tensor, timestep: Tensor, emb: Tensor, *, dit: Any) -> Tensor: ...  # type: ignore[empty-body]
+    def predict(noisy: Tensor, timestep: Tensor, emb: Tensor, *, dit: Any) -> Tensor: ...
 
     assert dict(Signature.of(predict, given=("noisy", "timestep")).reads) == {"emb": True}
 
@@ -125,7 +125,7 @@ def test_absent_optional_read_takes_the_default_and_unread_values_are_not_passed
 @pytest.mark.parametrize("made", [{"emb": 1}, {"emb": 1, "mask": 2, "more": 3}, {}])
 def test_promised_and_made_must_be_the_same_set(made: dict[str, Any]) -> None:
     def drifts() -> Prompt:
-        return made  # type: ignore[return-value]
+        return made
 
     with pytest.raises(UsageError, match="drifts"):
         Unit.of(drifts).run({}, {})

@@ -73,9 +73,9 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
 
 def without_gradient(found: Outcome) -> list[str]:
     """Trained parameters to which no batch gives a gradient that is not zero."""
-    tables = found.gradients.values()
-    names = next(iter(tables))
-    return [name for name in names if not any(table[name] is not None and table[name].any() for table in tables)]  # type: ignore[union-attr]
+    names = next(iter(found.gradients.values()))
+    given = {n for table in found.gradients.values() for n, value in table.items() if value is not None and value.any()}
+    return [name for name in names if name not in given]
 
 
 def same_tensor(one: Tensor | None, other: Tensor | None) -> bool:

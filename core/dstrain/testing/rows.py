@@ -34,7 +34,8 @@ LIST = 2
 def sides(wiring: Wiring) -> tuple[int, int]:
     """(height, width) of every picture: the least multiples of what the inputs need that are at least 32 and 48."""
     multiple = lcm(16, *(column.multiple for column in _columns(wiring).values() if column.multiple))
-    return tuple(-(-least // multiple) * multiple for least in (LEAST_SIDE, LEAST_SIDE * 3 // 2))  # type: ignore[return-value]
+    height, width = (-(-least // multiple) * multiple for least in (LEAST_SIDE, LEAST_SIDE * 3 // 2))
+    return height, width
 
 
 def frames(wiring: Wiring) -> int:

@@ -85,7 +85,7 @@ def test_the_published_configuration_is_found_from_the_published_shapes(name: st
 @named
 def test_shapes_of_another_size_are_not_taken_for_the_published_ones(name: str, lent: dict[str, Any]) -> None:
     shapes = {key: tuple(weight.shape) for key, weight in lent[name].state_dict().items()}
-    assert BY_NAME[name].infer(shapes) is None  # type: ignore[misc]
+    assert BY_NAME[name].infer(shapes) is None
 
 
 def test_schnell_is_told_no_guidance_and_other_sizes_are_inferred() -> None:
@@ -94,7 +94,7 @@ def test_schnell_is_told_no_guidance_and_other_sizes_are_inferred() -> None:
     assert published["guidance_embeds"] is False
     small = {**published, "num_layers": 2, "num_single_layers": 3, "num_attention_heads": 4, "in_channels": 96}
     weights = empty("dit", component.configure({**small, "out_channels": 64})).state_dict()
-    found = component.infer({key: tuple(weight.shape) for key, weight in weights.items()})  # type: ignore[misc]
+    found = component.infer({key: tuple(weight.shape) for key, weight in weights.items()})
     assert found == {**small, "out_channels": 64}
 
 

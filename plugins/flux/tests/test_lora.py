@@ -51,7 +51,11 @@ def theirs(folder: Path, lora: Path, noise: Tensor, given: dict[str, Any]) -> li
     pipeline, passed = DiffusionPipeline.from_pretrained(folder), []
     pipeline.set_progress_bar_config(disable=True)
     pipeline.load_lora_weights(lora)
-    record = lambda pipeline, step, timestep, values: passed.append(values["latents"]) or values  # noqa: E731
+
+    def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        passed.append(values["latents"])
+        return values
+
     pipeline(prompt="a dog", latents=pack(noise), callback_on_step_end=record, **given, **SIZE)
     return passed
 

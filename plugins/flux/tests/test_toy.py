@@ -30,6 +30,7 @@ def test_files_are_named_as_published(toy_folder: Path) -> None:
         "tokenizer_2/tokenizer_config.json",
     } <= found
     with safe_open(toy_folder / "text_encoder/model.safetensors", "pt") as file:
+        # A safetensors file has keys() and is itself not iterable.
         assert {name.partition(".")[0] for name in file.keys()} == {"text_model"}  # noqa: SIM118
 
 

@@ -20,7 +20,10 @@ from safetensors.torch import load_file
 TRANSFORMER = "Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors"
 TEXT_ENCODER = "Qwen/Qwen-Image:text_encoder/model*.safetensors"
 VAE = "Qwen/Qwen-Image:vae/diffusion_pytorch_model.safetensors"
-TARGETS = "to_q,to_k,to_v,add_q_proj,add_k_proj,add_v_proj,to_out.0,to_add_out,img_mlp.net.2,img_mod.1,txt_mlp.net.2,txt_mod.1"  # noqa: E501
+TARGETS = (
+    "to_q,to_k,to_v,add_q_proj,add_k_proj,add_v_proj,"
+    "to_out.0,to_add_out,img_mlp.net.2,img_mod.1,txt_mlp.net.2,txt_mod.1"
+)
 DATA = """--dataset_base_path data/example_image_dataset
     --dataset_metadata_path data/example_image_dataset/metadata.csv"""
 LORA = f"""--learning_rate 1e-4 --num_epochs 5 --remove_prefix_in_ckpt "pipe.dit." --lora_base_model "dit"

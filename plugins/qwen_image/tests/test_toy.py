@@ -32,6 +32,7 @@ def test_files_are_named_as_published(toy_folder: Path) -> None:
         "tokenizer/tokenizer_config.json",
     } <= set(contents(toy_folder))
     with safe_open(toy_folder / "text_encoder/model.safetensors", "pt") as file:
+        # A safetensors file has keys() and is itself not iterable.
         heads = {name.partition(".")[0] for name in file.keys()}  # noqa: SIM118
         assert heads == {"model", "visual", "lm_head"}
 

@@ -27,7 +27,7 @@ def runs(fake_plugin: Install, record_source: Source, monkeypatch: pytest.Monkey
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {"faky_record": record_source("faky")})
     given: list[TrainConfig] = []
     runner = types.ModuleType("dstrain.runner")
-    runner.run = given.append  # type: ignore[attr-defined]
+    runner.run = given.append
     monkeypatch.setitem(sys.modules, "dstrain.runner", runner)
     return given
 
