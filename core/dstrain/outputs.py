@@ -19,6 +19,7 @@ from dstrain.checkpoint import (
 )
 from dstrain.errors import Diverged, Interrupted, StateError, UsageError
 from dstrain.files import lock, remove_leftovers, write_file, write_json
+from dstrain.flags import split_commas
 from dstrain.generate import generate_command
 from dstrain.keys import hashed
 from dstrain.lora import save_lora
@@ -112,7 +113,18 @@ class Outputs:
         curve = job.steps if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP else None
         settings = {name: setting.value for name, setting in self.setup.wiring.settings.items()}
         entries = [[model.component, dict(model.entries)] for model in self.setup.models if model.entries]
-        numbers = [self.setup.mixed_precision, curve, settings, entries, {name: config[name] for name in DECISIVE}]
+        read = [
+            self.setup.wiring.variant,
+            *(sorted(split_commas(config[n])) for n in ("extra_inputs", "data_file_keys")),
+        ]
+        numbers = [
+            self.setup.mixed_precision,
+            curve,
+            settings,
+            entries,
+            read,
+            {name: config[name] for name in DECISIVE},
+        ]
         return hashed("run", [self.setup.task.name, trainables, order, numbers])
 
     def _announce(self, job: "Job") -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 DECISIVE = (
     "model",
-    "variant",
     "seed",
     "dataset_repeat",
     "learning_rate",
@@ -37,7 +36,17 @@ DECISIVE = (
 )
 """Flags that decide the numbers of a run: a continuation has the same."""
 ALSO_COMPARED = (
-    *("trainable_models", "lora_base_model", "lora_target_modules", "lora_rank", "lora_alpha", "batch_size"),
+    *(
+        "variant",
+        "extra_inputs",
+        "data_file_keys",
+        "trainable_models",
+        "lora_base_model",
+        "lora_target_modules",
+        "lora_rank",
+        "lora_alpha",
+        "batch_size",
+    ),
     *("gradient_accumulation_steps", "mixed_precision", "num_epochs", "max_steps"),
 )
 """Flags beside these of which a refusal says that they differ: what is trained, and what makes batches and steps."""

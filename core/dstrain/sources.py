@@ -57,7 +57,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Setting:
-    """An input that is a constant of the variant: no row gives it, a flag of the family's of its name changes it.
+    """An input that is a constant of the variant: no row gives it; a flag of its name changes it if the family has one.
 
     toy: the value under --toy; None leaves it.
     """

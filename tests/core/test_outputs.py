@@ -165,6 +165,8 @@ def test_a_state_of_another_folder_is_not_mixed_into_a_run(here: Path, tmp_path:
 
 OTHER: dict[str, dict[str, Any]] = {
     "variant": {"variant": "other"},
+    "extra_inputs": {"extra_inputs": "prompt"},
+    "data_file_keys": {"data_file_keys": "image"},
     "seed": {"seed": 1},
     "dataset_repeat": {"dataset_repeat": 2},
     "learning_rate": {"learning_rate": 1e-3},
