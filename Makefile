@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test quick test-real bench lint format wheels clean
+.PHONY: install demo test quick reliability test-real bench lint format wheels clean
 
 install: $(STAMP)
 
@@ -21,6 +21,9 @@ test: install
 
 quick: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+reliability: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/core/reliability --all-trials
 
 test-real: install
 	$(BIN)/python real/assets.py .assets

@@ -1,4 +1,4 @@
-"""What a run is told: one field per flag of the command line, checked before anything is loaded. Imports no torch."""
+"""What a run is told: one field per flag of the command line. `checks` says what must hold. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,20 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from dstrain.clips import Way
-from dstrain.errors import UsageError, nearest
-from dstrain.flags import (
-    LoraFile,
-    NamedInput,
-    about,
-    check_value,
-    flags,
-    parse_model_paths,
-    parse_origins,
-    split_commas,
-)
+from dstrain.flags import LoraFile, NamedInput, about, split_commas
 
 STAGES = ("", "data_process", "train")
 Precision = Literal["no", "bf16"]
+Hub = Literal["modelscope", "huggingface"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +31,10 @@ class ModelChoice:
         default=None, metadata=about("models", "Published model files: ID:PATTERN,ID:PATTERN,...")
     )
     toy: bool = field(default=False, metadata=about("models", "Toy sizes with random weights instead of model files."))
+    hub: Hub = field(
+        default="modelscope",
+        metadata=about("models", "Where published files that are not here are fetched from."),
+    )
     mixed_precision: Precision | None = field(
         default=None, metadata=about("models", "Compute dtype; without it, bf16 on a GPU and fp32 on a CPU.")
     )
@@ -63,6 +58,17 @@ class TrainConfig(ModelChoice):
     )
     dataset_metadata_path: Path | None = field(
         default=None, metadata=about("dataset", "Metadata (csv, json, jsonl); without it, metadata.* there.")
+    )
+    dataset_root: tuple[Path, ...] = field(
+        default=(), metadata=about("dataset", "Another folder that files of the data set may lie in; may be repeated.")
+    )
+    url_cache: Path | None = field(
+        default=None,
+        metadata=about("dataset", "Fetch files that the metadata names by URL, and keep them here; else refused."),
+    )
+    on_bad_sample: Literal["error", "skip"] = field(
+        default="error",
+        metadata=about("dataset", "What a row that cannot be used does: end the run, or be left out and listed."),
     )
     dataset_repeat: int = field(default=1, metadata=about("dataset", "How often an epoch draws each row.", least=1))
     dataset_num_workers: int = field(
@@ -137,6 +143,16 @@ class TrainConfig(ModelChoice):
         default=None, metadata=about("LoRA", "Scale times rank; without it, the rank.", above=0)
     )
     lora_checkpoint: Path | None = field(default=None, metadata=about("LoRA", "A LoRA file to start from."))
+    preset_lora_path: Path | None = field(
+        default=None,
+        metadata=about("models", "A LoRA file merged into the weights before training (differential LoRA training)."),
+    )
+    preset_lora_model: str | None = field(
+        default=None, metadata=about("models", "The component that --preset_lora_path is merged into.")
+    )
+    resume_from_checkpoint: Path | None = field(
+        default=None, metadata=about("models", "Saved weights to start from, with a new optimizer and from step 0.")
+    )
     max_pixels: int = field(
         default=1048576,
         metadata=about("size", "Without --height and --width: larger pictures are scaled down.", least=1),
@@ -163,6 +179,21 @@ class TrainConfig(ModelChoice):
     resume: str | None = field(
         default=None,
         metadata=about("output", "Go on from the newest checkpoint (auto) or from the one at PATH.", bare="auto"),
+    )
+    overwrite: bool = field(
+        default=False, metadata=about("output", "Remove the run that --output_path holds, and begin a new one there.")
+    )
+    keep_checkpoints: int | None = field(
+        default=None,
+        metadata=about(
+            "output", "Keep only so many checkpoints; without it, all weights and the 2 newest states.", least=1
+        ),
+    )
+    preview_prompt: tuple[str, ...] = field(
+        default=(), metadata=about("output", "Generate this during training, to look at; may be repeated.")
+    )
+    preview_steps: int | None = field(
+        default=None, metadata=about("output", "Preview every so many steps; without it, at each save.", least=1)
     )
     dry_run: bool = field(default=False, metadata=about("output", "Print the plan and stop."))
 
@@ -215,93 +246,3 @@ class GenerateConfig(ModelChoice):
         default=(), metadata=about("models", "A LoRA file, with a scale after a colon; may be repeated.")
     )
     output: Path = field(metadata=about("output", "File that is written; with --dataset, a folder."))
-
-
-def validate(config: ModelChoice) -> None:
-    """Raise UsageError for a value out of its range, or for flags that contradict each other; opens no file."""
-    for flag in flags(type(config)):
-        check_value(flag, getattr(config, flag.name))
-    _check_model(config)
-    if isinstance(config, TrainConfig):
-        _check_task(config)
-        _check_trainables(config)
-        _check_steps(config)
-        _check_frames(config)
-        if not config.dry_run:
-            _check_places(config)
-    if isinstance(config, GenerateConfig):
-        _check_prompt(config)
-
-
-def _check_prompt(config: GenerateConfig) -> None:
-    if config.prompt is None and config.dataset is None:
-        raise UsageError("--prompt", "is required", "or --dataset: a table of prompts and seeds, to make a data set")
-    for flag in flags(GenerateConfig) if config.dataset is not None else ():
-        if flag.name in ("prompt", "seed") and getattr(config, flag.name) != flag.default:
-            raise UsageError(flag.spelled, f"is given with --dataset, whose column {flag.name!r} has one for each row")
-
-
-def _check_model(config: ModelChoice) -> None:
-    files = parse_model_paths(config.model_paths) + parse_origins(config.model_id_with_origin_paths)
-    if config.toy and files:
-        raise UsageError("--toy", "builds a toy model, so model files would not be read; give one or the other")
-    if not files and not config.toy and not (isinstance(config, TrainConfig) and config.dry_run):
-        help_line = "give --model_paths for local files, or --toy for toy sizes with random weights"
-        raise UsageError("--model_id_with_origin_paths", "no model files are given", help_line)
-    if (config.height is None) != (config.width is None):
-        given, absent = ("height", "width") if config.width is None else ("width", "height")
-        raise UsageError(f"--{given}", f"is given without --{absent}; give both, or neither")
-
-
-def _check_task(config: TrainConfig) -> None:
-    name, stage = config.task_name, config.stage
-    if not name or stage not in STAGES or config.task.endswith(":"):
-        known = ", ".join([name or "TASK", *(f"{name or 'TASK'}:{known}" for known in STAGES if known)])
-        raise UsageError("--task", f"{config.task!r} is no task with a stage; want {known}{nearest(stage, STAGES)}")
-
-
-def _check_trainables(config: TrainConfig) -> None:
-    for name in ("trainable_models", "lora_base_model", "lora_target_modules"):
-        if getattr(config, name) is not None and not split_commas(getattr(config, name)):
-            raise UsageError(f"--{name}", "names nothing")
-    full = {name.partition(".")[0] for name in config.trainables}
-    if config.lora_base_model in full:
-        reason = "LoRA trains beside frozen weights, so a component is trained in full or by LoRA"
-        raise UsageError("--lora_base_model", f"{config.lora_base_model} is also in --trainable_models; {reason}")
-    for flag in flags(TrainConfig) if full and config.lora_base_model is None else ():
-        if flag.group == "LoRA" and getattr(config, flag.name) != flag.default:
-            help_line = "name the component that gets LoRA layers with --lora_base_model"
-            raise UsageError(flag.spelled, "would do nothing: --trainable_models trains in full", help_line)
-
-
-def _check_steps(config: TrainConfig) -> None:
-    if config.lr_warmup_steps and config.lr_scheduler == "constant":
-        help_line = "use --lr_scheduler constant_with_warmup"
-        raise UsageError("--lr_warmup_steps", "would do nothing: --lr_scheduler constant has no warm-up", help_line)
-    if config.lr_scheduler == "constant_with_warmup" and not config.lr_warmup_steps:
-        raise UsageError("--lr_scheduler", "constant_with_warmup needs --lr_warmup_steps")
-    low = config.min_timestep_boundary or 0.0
-    high = 1.0 if config.max_timestep_boundary is None else config.max_timestep_boundary
-    if low >= high:
-        raise UsageError(
-            "--min_timestep_boundary", f"{low} is not below --max_timestep_boundary {high}: nothing is left"
-        )
-
-
-def _check_frames(config: TrainConfig) -> None:
-    if config.frame_sampling == "uniform" and config.frame_samples is None:
-        raise UsageError("--frame_sampling", "uniform needs --frame_samples")
-    if config.frame_sampling != "uniform" and config.frame_samples is not None:
-        what = f"would do nothing with --frame_sampling {config.frame_sampling}"
-        raise UsageError("--frame_samples", what, "use --frame_sampling uniform")
-
-
-def _check_places(config: TrainConfig) -> None:
-    """What stage 1 writes and stage 2 reads: --feature_cache, else stage 1's output and stage 2's data set."""
-    has_store = config.feature_cache is not None
-    if config.dataset_base_path is None and not (config.stage == "train" and has_store):
-        other = ", or --feature_cache: the feature store to train from" if config.stage == "train" else ""
-        raise UsageError("--dataset_base_path", f"is required{other}")
-    if config.output_path is None and not (config.stage == "data_process" and has_store):
-        other = ", or --feature_cache: where the feature store goes" if config.stage == "data_process" else ""
-        raise UsageError("--output_path", f"is required{other}")

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from PIL import Image
 
+from dstrain.checks import validate
 from dstrain.components import Component
-from dstrain.config import GenerateConfig, validate
+from dstrain.config import GenerateConfig
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.given import inputs_given, names_given, spelled
 from dstrain.loading import fill

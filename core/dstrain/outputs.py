@@ -1,12 +1,10 @@
 """What a training run writes: weights, the state to resume from, and loss.csv."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
-
-import torch
+from typing import TYPE_CHECKING, NoReturn
 
 from dstrain.checkpoint import (
     load_state,
@@ -18,28 +16,18 @@ from dstrain.checkpoint import (
     states,
 )
 from dstrain.errors import Diverged, Interrupted, StateError, UsageError
-from dstrain.files import lock, remove_leftovers, write_file, write_json
+from dstrain.files import lock, remove_leftovers, write_json
 from dstrain.flags import split_commas
-from dstrain.generate import generate_command
 from dstrain.keys import hashed
 from dstrain.lora import save_lora
 from dstrain.resume import DECISIVE, ENDING_AT_LAST_STEP, restore, state_of
 from dstrain.setup import Setup, versions
+from dstrain.summary import announce, conclude
 from dstrain.world import World
 
 if TYPE_CHECKING:
     from dstrain.train import Job
 
-COLUMNS = (
-    "step",
-    "epoch",
-    "loss",
-    "learning_rate",
-    "grad_norm",
-    "samples_per_second",
-    "data_wait_seconds",
-    "memory_gib",
-)
 KEPT_STATES = 2
 
 
@@ -51,7 +39,6 @@ class Outputs:
     world: World
     folder: Path = field(init=False)
     weights: list[Path] = field(default_factory=list)
-    _log: TextIO | None = None
 
     def __post_init__(self) -> None:
         if self.setup.config.output_path is None:
@@ -90,7 +77,7 @@ class Outputs:
             self._refuse_other_states(path)
             restore(job, state, self.fingerprint(job))
             self.world.say(f"resumed at step {job.step} from {path}")
-        self._announce(job)
+        announce(job, self.folder)
         self.world.wait()
         if self.world.is_main:
             prune_states(self.folder, KEPT_STATES)
@@ -127,39 +114,6 @@ class Outputs:
         ]
         return hashed("run", [self.setup.task.name, trainables, order, numbers])
 
-    def _announce(self, job: "Job") -> None:
-        module, say = job.module, self.world.say
-        count = sum(parameter.numel() for parameter in module.trained_parameters)
-        total = sum(parameter.numel() for parameter in module.networks.parameters())
-        say(f"device {self.setup.device}, mixed precision {self.setup.mixed_precision}, {self.world.size} process(es)")
-        say(
-            f"trains {', '.join(module.trained.components)}: {count:,} parameters, "
-            f"{count / total:.1%} of those in a step"
-        )
-        for component, matches in module.trained.matches.items():
-            say(f"LoRA on {component}: " + ", ".join(f"{pattern} x{number}" for pattern, number in matches.items()))
-        if module.trained.unreached:
-            say(f"frozen, since no loss reaches them: {len(module.trained.unreached)} parameters")
-        say(
-            f"{len(job.order.groups)} rows x {job.order.repeat}, {job.order.steps} steps an epoch; "
-            f"runs to step {job.steps}"
-        )
-        say(f"writes {self.folder}")
-
-    @contextmanager
-    def logging(self, step: int) -> Iterator[None]:
-        """Keep loss.csv open, without the rows of steps after `step` that a run which was cut off left."""
-        if not self.world.is_main:
-            yield
-            return
-        path = self.folder / "loss.csv"
-        lines = path.read_text().splitlines() if path.exists() else []
-        whole = [line for line in lines[1:] if line.count(",") == len(COLUMNS) - 1]
-        kept = [line for line in whole if int(line.partition(",")[0]) <= step]
-        write_file(path, "".join(f"{line}\n" for line in [",".join(COLUMNS), *kept]).encode())
-        with path.open("a", buffering=1) as self._log:
-            yield
-
     def watched(self, steps: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
         """Pass steps on; when one raises Diverged, name the last good checkpoint in it."""
         try:
@@ -167,13 +121,6 @@ class Outputs:
         except Diverged as error:
             good = next(iter(states(self.folder)), "none")
             raise Diverged(error.where, error.what, f"last good checkpoint: {good}") from error
-
-    def log(self, numbers: Mapping[str, float]) -> None:
-        """Write one optimizer step's numbers, by column name, and show them to plugins that look on."""
-        if self._log is not None:
-            row = {"memory_gib": _memory(), **numbers}
-            self.setup.extensions.hook.dstrain_step_end(step=row["step"], numbers=row)
-            self._log.write(",".join(_short(row[name]) for name in COLUMNS) + "\n")
 
     def save_if_due(self, job: "Job", epoch: int) -> bool:
         """Save at every --save_steps, else after each epoch, and always at the last step; return whether it did."""
@@ -196,7 +143,7 @@ class Outputs:
 
     def save(self, job: "Job", name: str) -> None:
         """Write one weights file per trained component, then the state to resume from."""
-        if self._log is not None:
+        if self.world.is_main:
             self.weights = [self._save_component(job, name, component) for component in job.module.trained.components]
             save_state(state_folder(self.folder, job.step), state_of(job, self.fingerprint(job)))
             prune_states(self.folder, KEPT_STATES)
@@ -224,19 +171,4 @@ class Outputs:
 
     def end(self, job: "Job") -> None:
         """Say where the weights are and how to try them."""
-        if not self.weights:
-            self.world.say(f"nothing left to do: {self.folder} is at step {job.step} of {job.steps}")
-            return
-        self.world.say("weights: " + ", ".join(str(path) for path in self.weights))
-        by_component = dict(zip(job.module.trained.components, self.weights, strict=True))
-        loras = {name: path for name, path in by_component.items() if name in job.module.trained.lora}
-        full = {name: path for name, path in by_component.items() if name not in loras}
-        self.world.say("try them: " + generate_command(self.setup, job.found, full, loras))
-
-
-def _memory() -> float:
-    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-
-
-def _short(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+        conclude(job, self.folder, self.weights)

@@ -8,7 +8,8 @@ from typing import get_args
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
-from dstrain.config import Precision, TrainConfig, validate
+from dstrain.checks import validate
+from dstrain.config import Precision, TrainConfig
 from dstrain.data_process import data_process
 from dstrain.dataset import columns_read, find_metadata
 from dstrain.errors import UsageError

@@ -27,6 +27,7 @@ from dstrain.outputs import Outputs
 from dstrain.progress import Progress
 from dstrain.samples import Rows, Source, StoredRows, load_batches
 from dstrain.setup import Setup, warn
+from dstrain.steplog import StepLog
 from dstrain.store import FeatureStore
 from dstrain.stored_plan import check_configs, open_plan
 from dstrain.world import World
@@ -79,9 +80,10 @@ def train(setup: Setup, world: World, module_class: type[TrainingModule] = Train
 def run_steps(job: Job, outputs: Outputs) -> None:
     """The training loop: from where the job stands to its last step."""
     bar = Progress("train", job.steps, job.step, job.world.is_main)
-    with outputs.logging(job.step), bar as progress, asked_to_stop() as asked:
+    log = StepLog(outputs.folder, job.setup.extensions, job.world.is_main)
+    with log.opened(job.step), bar as progress, asked_to_stop() as asked:
         for numbers in outputs.watched(steps(job)):
-            outputs.log(numbers)
+            log.add(numbers)
             progress.step(f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}")
             saved = outputs.save_if_due(job, int(numbers["epoch"]))
             if job.world.any(asked()) and job.step < job.steps:

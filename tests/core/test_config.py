@@ -7,22 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config import GenerateConfig, TrainConfig, validate
+from dstrain.checks import validate
+from dstrain.config import GenerateConfig, TrainConfig
 from dstrain.errors import UsageError
 from dstrain.flags import LoraFile, flags, parse_lora, parse_model_paths, parse_origins
 
 PUBLIC_TRAIN_FLAGS = """
-batch_size data_file_keys dataset_base_path dataset_metadata_path dataset_num_workers dataset_repeat dry_run
-extra_inputs feature_cache find_unused_parameters frame_samples frame_sampling gradient_accumulation_steps height
-learning_rate lora_alpha lora_base_model lora_checkpoint lora_rank lora_target_modules loss_weighting lr_scheduler
-lr_warmup_steps max_grad_norm max_pixels max_steps max_timestep_boundary min_timestep_boundary mixed_precision model
-model_id_with_origin_paths model_paths num_epochs num_frames output_path remove_prefix_in_ckpt resume save_steps seed
-task timestep_sampling toy trainable_models use_gradient_checkpointing use_gradient_checkpointing_offload variant
-weight_decay width
+batch_size data_file_keys dataset_base_path dataset_metadata_path dataset_num_workers dataset_repeat dataset_root
+dry_run extra_inputs feature_cache find_unused_parameters frame_samples frame_sampling gradient_accumulation_steps
+height hub keep_checkpoints learning_rate lora_alpha lora_base_model lora_checkpoint lora_rank lora_target_modules
+loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps max_timestep_boundary
+min_timestep_boundary mixed_precision model model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample
+output_path overwrite preset_lora_model preset_lora_path preview_prompt preview_steps remove_prefix_in_ckpt resume
+resume_from_checkpoint save_steps seed task timestep_sampling toy trainable_models url_cache
+use_gradient_checkpointing use_gradient_checkpointing_offload variant weight_decay width
 """
 PUBLIC_GENERATE_FLAGS = """
-dataset guidance_scale height input lora mixed_precision model model_id_with_origin_paths model_paths negative_prompt
-num_frames num_inference_steps output prompt seed toy variant width
+dataset guidance_scale height hub input lora mixed_precision model model_id_with_origin_paths model_paths
+negative_prompt num_frames num_inference_steps output prompt seed toy variant width
 """
 DEFAULTS = {
     "task": "sft",
@@ -40,6 +42,8 @@ DEFAULTS = {
     "max_pixels": 1048576,
     "num_frames": 81,
     "frame_sampling": "head",
+    "hub": "modelscope",
+    "on_bad_sample": "error",
     "timestep_sampling": "shifted",
     "loss_weighting": "bsmntw",
 }
@@ -70,7 +74,9 @@ def test_every_field_is_a_flag_or_known_not_to_be() -> None:
 
 def test_the_defaults_are_the_documented_ones() -> None:
     given = {
-        flag.name: flag.default for flag in flags(TrainConfig) if flag.default is not None and flag.kind is not bool
+        flag.name: flag.default
+        for flag in flags(TrainConfig)
+        if flag.default not in (None, ()) and flag.kind is not bool
     }
     assert given == DEFAULTS
 

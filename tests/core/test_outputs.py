@@ -12,10 +12,11 @@ import torch
 from dstrain.checkpoint import load_state, states
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.files import lock, read_tensors, write_tensors
-from dstrain.outputs import COLUMNS, Outputs
+from dstrain.outputs import Outputs
 from dstrain.resume import DECISIVE
 from dstrain.runner import run
 from dstrain.setup import FRAME_FLAGS
+from dstrain.steplog import COLUMNS
 from dstrain.trainables import Trainables
 from dstrain.wiring import Expert
 from runs import PowerCut, config, files, job, log, outcome, project, same, stop_at, train

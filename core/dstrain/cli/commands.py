@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from dstrain.checks import validate
 from dstrain.cli.options import FamilyCommand, FilePath, model_options, shared_options
-from dstrain.config import GenerateConfig, TrainConfig, validate
+from dstrain.config import GenerateConfig, TrainConfig
 from dstrain.errors import UsageError
 
 
