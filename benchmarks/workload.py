@@ -19,6 +19,8 @@ from dstrain.outputs import Outputs
 from dstrain.progress import Progress
 from dstrain.schedule import TRAIN_TIMESTEPS
 from dstrain.setup import resolve
+from dstrain.steplog import StepLog
+from dstrain.summary import Tally
 from dstrain.train import Job, feed, optimizer_steps, prepare, steps
 from dstrain.world import World
 from torch import Tensor, nn
@@ -54,15 +56,17 @@ def training(config: TrainConfig) -> Iterator[tuple[Job, Step]]:
     with outputs.opened():
         job = prepare(setup, world, feed(setup, world), TrainingModule)
         outputs.begin(job)
-        with outputs.logging(job.step), Progress("train", job.steps) as progress:
-            yield job, partial(logged_step, outputs.watched(steps(job)), outputs, progress)
+        log = StepLog(outputs.folder, setup.extensions, is_main=True)
+        with log.opened(job.step), Progress("train", job.steps) as progress:
+            yield job, partial(logged_step, outputs.watched(steps(job)), log, Tally(), progress)
 
 
-def logged_step(numbers: Iterator[Mapping[str, float]], outputs: Outputs, progress: Progress) -> None:
+def logged_step(numbers: Iterator[Mapping[str, float]], log: StepLog, tally: Tally, progress: Progress) -> None:
     """What `dstrain.train.run_steps` does at every step but those that save."""
     made = next(numbers)
-    outputs.log(made)
-    progress.step(f"loss {made['loss']:.4f} lr {made['learning_rate']:.2e}")
+    log.add(made)
+    tally.add(made)
+    progress.step(f"loss {made['loss']:.4f} lr {made['learning_rate']:.2e} {made['samples_per_second']:.2f} samples/s")
 
 
 def bare_step(job: Job, predict: Predict) -> Step:

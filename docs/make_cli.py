@@ -112,7 +112,7 @@ def _spelled(values: Mapping[str, object]) -> str:
 
 
 def _exit_codes() -> str:
-    rows = [("0", "Done, or nothing was left to do.")]
+    rows = [("0", "Done, or nothing was left to do."), ("1", "A defect of dstrain or of a plugin: report it.")]
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DstrainError)]
     rows += [(str(kind.exit_code), str(kind.__doc__)) for kind in kinds if kind is not errors.DstrainError]
     return "## Exit codes\n\n" + _table(("code", "meaning"), rows)

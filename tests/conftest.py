@@ -70,9 +70,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     found: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.getreports(outcome):
-            promise = next((value for name, value in report.user_properties if name == "promise"), None)
+            properties = getattr(report, "user_properties", ())  # a file that cannot be collected has none
+            promise = next((value for name, value in properties if name == "promise"), None)
             if promise and (report.when == "call" or outcome != "passed"):
-                numbers = [entry for entry in report.user_properties if entry[0] != "promise"]
+                numbers = [entry for entry in properties if entry[0] != "promise"]
                 sums = found[tuple(promise)]
                 sums["failures"] += outcome != "passed"
                 for name, number in numbers if "trials" in dict(numbers) else [*numbers, ("trials", 1)]:

@@ -40,7 +40,18 @@ SMALL: Mapping[str, tuple[str, ...]] = MappingProxyType({
 })  # fmt: skip
 """What is put after a command: of a flag given twice the last counts."""
 SHORTENED = (("dataset_repeat=50", "dataset_repeat=2"), ("=512", "=64"), ("range(100)", "range(2)"))
-FOREIGN_FLAGS = frozenset({"--no-index", "--find-links", "--local-dir", "--help"})
+FOREIGN_FLAGS = frozenset(
+    {
+        "--no-index",
+        "--find-links",
+        "--local-dir",
+        "--help",
+        "--cpu",
+        "--num_processes",
+        "--nproc_per_node",
+        "--standalone",
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from PIL import Image
 
 from dstrain.clips import at_rate
 from dstrain.errors import UsageError
-from dstrain.metadata import Written
+from dstrain.metadata import Written, text_fault
 from dstrain.pictures import LOADER_VERSION, Resolution, convert, fit, load_picture
 from dstrain.sources import Column
+from dstrain.urls import shown
 from dstrain.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
 from dstrain.videos import Video, read_frames, read_pictures
 
@@ -79,14 +80,22 @@ def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
 
 
 def read_literal(value: Written, column: Column) -> Cell | None:
-    """Read a cell that names no file; None if it is absent. Raises ValueError saying what is wrong."""
+    """Read a cell that names no file, and check it; None if it is absent. Raises ValueError saying what is wrong."""
+    cell = _literal(value, column)
+    fault = column.check(cell.literal) if column.check is not None and cell is not None else ""
+    if fault:
+        raise ValueError(fault)
+    return cell
+
+
+def _literal(value: Written, column: Column) -> Cell | None:
     if column.kind == "texts":
         return Cell("texts", texts(value))
     if not isinstance(value, str):
         raise ValueError(f"is a list, but a {column.kind} is one value")
     if column.kind == "text":
-        if re.search("[\ud800-\udfff]", value):
-            raise ValueError("has half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+        if fault := text_fault(value):
+            raise ValueError(fault)
         return Cell("text", value)
     text = value.strip()
     return Cell(column.kind, _integer(text) if column.kind == "integer" else _number(text)) if text else None
@@ -177,7 +186,7 @@ def texts(value: Written) -> list[str]:
 
 def _integer(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise ValueError(f"{text!r} is not an integer (of at most 18 digits)")
+        raise ValueError(f"{shown(text)!r} is not an integer (of at most 18 digits)")
     return int(text)
 
 
@@ -187,5 +196,5 @@ def _number(text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or "_" in text:
-        raise ValueError(f"{text!r} is not a finite number")
+        raise ValueError(f"{shown(text)!r} is not a finite number")
     return number

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from dstrain.errors import StateError, SystemFault
-from dstrain.files import commit_folder, read_tensors, remove_folder, sha256, temporary, write_json, write_tensors
+from dstrain.files import (
+    UNTOUCHED,
+    commit_folder,
+    read_tensors,
+    remove_folder,
+    sha256,
+    temporary,
+    write_json,
+    write_tensors,
+)
+from dstrain.seals import sealed
 
 FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
 FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
@@ -33,6 +43,7 @@ class TrainingState:
 
     Where the run is in its data follows from the step. trainable: parameter name -> tensor. optimizer, scheduler: what
     their `state_dict()` gave: tensors, plain values, and lists, tuples and dictionaries of these. versions: by library.
+    content: digests of the data set, by what they are of.
     """
 
     step: int
@@ -41,6 +52,7 @@ class TrainingState:
     scheduler: Mapping[str, Any]
     config_digest: str
     versions: Mapping[str, str]
+    content: Mapping[str, str] = field(default_factory=dict)
 
 
 def save_full(path: Path, module: nn.Module, config: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
@@ -49,7 +61,8 @@ def save_full(path: Path, module: nn.Module, config: Mapping[str, Any], metadata
     Raises SystemFault.
     """
     header = {"format": "pt", **metadata, "config": json.dumps(config, sort_keys=True)}
-    write_tensors(path, _published(module), header)
+    tensors = _published(module)
+    write_tensors(path, tensors, sealed(tensors, header))
 
 
 def state_folder(output: Path, step: int) -> Path:
@@ -60,7 +73,8 @@ def state_folder(output: Path, step: int) -> Path:
 def save_state(folder: Path, state: TrainingState) -> None:
     """Commit the state as this folder; a state there before stays until the new one is in place. Raises SystemFault."""
     optimizer: dict[str, Tensor] = {}
-    rest = {"step": state.step, "config_digest": state.config_digest, "versions": dict(state.versions)}
+    rest = {name: getattr(state, name) for name in ("step", "config_digest")}
+    rest |= {name: dict(getattr(state, name)) for name in ("versions", "content")}
     for name in ("scheduler", "optimizer"):
         rest[name] = _pack(getattr(state, name), optimizer, name)
     building = temporary(folder)
@@ -76,7 +90,7 @@ def save_state(folder: Path, state: TrainingState) -> None:
         with suppress(OSError):
             shutil.rmtree(building)
         if isinstance(error, OSError):
-            raise SystemFault(str(folder), f"cannot be written: {error.strerror}") from error
+            raise SystemFault(str(folder), f"cannot be written: {error.strerror}", UNTOUCHED) from error
         raise
 
 
@@ -104,7 +118,7 @@ def damage(folder: Path) -> str:
             return f"{RECORD} is damaged: it lists {sorted(digests)}"
         wrong = [name for name in FILES if sha256(folder / name) != digests[name]]
     except FileNotFoundError as error:
-        return f"is not whole: {Path(error.filename).name} is missing"
+        return f"is not whole: {Path(error.filename).name} is missing" if folder.is_dir() else "no such folder"
     except OSError as error:
         return f"cannot be read: {error}"
     except (ValueError, KeyError, TypeError, AttributeError) as error:

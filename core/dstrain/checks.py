@@ -3,6 +3,7 @@
 from dstrain.config import STAGES, GenerateConfig, ModelChoice, TrainConfig
 from dstrain.errors import UsageError, nearest
 from dstrain.flags import check_value, flags, parse_model_paths, parse_origins, split_commas
+from dstrain.redaction import redacted
 
 
 def validate(config: ModelChoice) -> None:
@@ -15,6 +16,8 @@ def validate(config: ModelChoice) -> None:
         _check_trainables(config)
         _check_steps(config)
         _check_frames(config)
+        _check_beginning(config)
+        _check_previews(config)
         if not config.dry_run:
             _check_places(config)
     if isinstance(config, GenerateConfig):
@@ -33,6 +36,8 @@ def _check_model(config: ModelChoice) -> None:
     files = parse_model_paths(config.model_paths) + parse_origins(config.model_id_with_origin_paths)
     if config.toy and files:
         raise UsageError("--toy", "builds a toy model, so model files would not be read; give one or the other")
+    if config.toy and config.hub != "modelscope":
+        raise UsageError("--hub", "would do nothing: --toy builds a toy model, so nothing is fetched")
     if not files and not config.toy and not (isinstance(config, TrainConfig) and config.dry_run):
         help_line = "give --model_paths for local files, or --toy for toy sizes with random weights"
         raise UsageError("--model_id_with_origin_paths", "no model files are given", help_line)
@@ -76,12 +81,36 @@ def _check_steps(config: TrainConfig) -> None:
         )
 
 
+def _check_previews(config: TrainConfig) -> None:
+    if config.preview_steps is not None and not config.preview_prompt:
+        raise UsageError("--preview_steps", "would do nothing without --preview_prompt")
+    if any(redacted(prompt) != prompt for prompt in config.preview_prompt):
+        raise UsageError(
+            "--preview_prompt", "holds what looks like a token or a password, and prompts are written down"
+        )
+
+
 def _check_frames(config: TrainConfig) -> None:
     if config.frame_sampling == "uniform" and config.frame_samples is None:
         raise UsageError("--frame_sampling", "uniform needs --frame_samples")
     if config.frame_sampling != "uniform" and config.frame_samples is not None:
         what = f"would do nothing with --frame_sampling {config.frame_sampling}"
         raise UsageError("--frame_samples", what, "use --frame_sampling uniform")
+
+
+def _check_beginning(config: TrainConfig) -> None:
+    """A run goes on, begins from saved weights, or takes the place of another: one of these."""
+    if config.preset_lora_model is not None and config.preset_lora_path is None:
+        raise UsageError("--preset_lora_model", "would do nothing without --preset_lora_path")
+    given = [name for name in ("resume", "resume_from_checkpoint", "overwrite") if getattr(config, name)]
+    if len(given) > 1:
+        reasons = {
+            "resume": "goes on with a run",
+            "resume_from_checkpoint": "begins one from saved weights",
+            "overwrite": "removes the one that --output_path holds",
+        }
+        both = ", and ".join(f"--{name} {reasons[name]}" for name in given)
+        raise UsageError(f"--{given[0]}", f"is given with --{given[1]}: {both}", "give one of them")
 
 
 def _check_places(config: TrainConfig) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import filter as names_like
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -102,6 +103,20 @@ class Layout:
         return self.rows(shapes) if callable(self.rows) else self.rows
 
 
+@dataclass(frozen=True)
+class LoraNaming:
+    """How the LoRA files of one program name a component's layers.
+
+    program: what `dstrain export --format` calls it. prefixes: what the names begin with; the first is the one written,
+    '' for none. layout: whose names follow; None: the network's own. flat: there with '_' in the place of '.'.
+    """
+
+    program: str
+    prefixes: tuple[str, ...]
+    layout: Layout | None = None
+    flat: bool = False
+
+
 def _pattern(template: str) -> re.Pattern[str]:
     if not template:
         return re.compile(r"(?P<rest>.+)")
@@ -120,13 +135,14 @@ class Files:
     """The files of one component: weights, or the one folder of a tokenizer; and their model id ('' if local).
 
     prefix: what the names of this component's weights begin with in the files; others there are other components'.
-    layout: how they are arranged, if not as the network has them.
+    layout: how they are arranged, if not as the network has them. preset: a LoRA file to merge into the weights.
     """
 
     paths: tuple[Path, ...]
     model_id: str = ""
     prefix: str = ""
     layout: Layout | None = None
+    preset: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -146,13 +162,15 @@ class Arrangement(NamedTuple):
 class Component:
     """How a family finds and loads one component.
 
-    folders: its folders in published layouts, that of diffusers first. marks: patterns of state-dict names, all of
-    which its files have; () for a tokenizer or processor, which is a folder. layouts: other arrangements of its
-    weights. prefixes: what its names may begin with, where a file holds several components or is made for another
-    program. published: model id -> configuration, for files without `config.json`.
+    folders: its folders in published layouts, that of diffusers first. originals: patterns of the names of its files
+    where they are published in none of these. marks: patterns of state-dict names, all of which its files have; () for
+    a tokenizer or processor, which is a folder. layouts: other arrangements of its weights. prefixes: what its names
+    may begin with, where a file holds several components or is made for another program. published: model id ->
+    configuration, for files without `config.json`.
     configure: config.json's content -> the configuration units borrow as `<name>_config`.
     infer: the network's own names and their shapes -> config.json's content, or None where they do not tell it.
     load: (files, configuration, dtype) -> the component.
+    lora: how LoRA files name its layers, where `lora_names.namings` has no default for a program, or another.
     """
 
     name: str
@@ -164,11 +182,22 @@ class Component:
     infer: Callable[[Shapes], Mapping[str, Any] | None] | None = None
     layouts: tuple[Layout, ...] = ()
     prefixes: tuple[str, ...] = ()
+    lora: tuple[LoraNaming, ...] = ()
+    originals: tuple[str, ...] = ()
 
     @property
     def is_folder(self) -> bool:
         """Whether it is a folder of small files (tokenizer, processor) and has no weights."""
         return not self.marks
+
+    def lies_in(self, place: Path) -> bool:
+        """Whether a folder is one of its folders in published layouts, whatever it lies in."""
+        return any(place.parts[-len(Path(folder).parts) :] == Path(folder).parts for folder in self.folders)
+
+    def is_published_as(self, pattern: str) -> bool:
+        """Whether a pattern of a model id's files begins with one of its folders, or is for its original names."""
+        inside = any(pattern.startswith(f"{folder}/") for folder in self.folders)
+        return inside or any(fnmatchcase(pattern, name) for name in self.originals)
 
     def takes(self, content: Mapping[str, Any]) -> bool:
         """Whether this content of a config.json can be its configuration: where `configure` is a network's, that says.

@@ -28,7 +28,7 @@ class ModelChoice:
         default=None, metadata=about("models", "Local model files: a JSON list of paths, or of lists of paths.")
     )
     model_id_with_origin_paths: str | None = field(
-        default=None, metadata=about("models", "Published model files: ID:PATTERN,ID:PATTERN,...")
+        default=None, metadata=about("models", "Published model files: ID:PATTERN or ID@REVISION:PATTERN, ...")
     )
     toy: bool = field(default=False, metadata=about("models", "Toy sizes with random weights instead of model files."))
     hub: Hub = field(

@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 
+from dstrain.bad_samples import write_list
+from dstrain.cells import Cell
 from dstrain.files import lock
 from dstrain.keys import Digests, hashed, input_key, value_keys
 from dstrain.loading import load_pipeline
-from dstrain.model_files import Found, find
+from dstrain.model_files import Found
 from dstrain.module import Sample
 from dstrain.order import MicroBatch, first_samples
 from dstrain.pipeline import Pipeline
 from dstrain.plan import Plan, Step
+from dstrain.preview_plans import PreviewPlan, plan_previews, preview_line
 from dstrain.progress import Progress
 from dstrain.randomness import SampleKey
 from dstrain.samples import Rows, load_batches
@@ -36,12 +39,19 @@ class RowKeys:
 
 @dataclass(frozen=True)
 class Keyed:
-    """The rows with their keys, and what the keys were made from."""
+    """The keys of the data set's rows and of what `previews` need, and what the keys were made from."""
 
     found: Found
     components: Mapping[str, str]
     digests: Digests
     rows: Sequence[RowKeys]
+    previews: tuple[PreviewPlan, ...]
+    preview_rows: Sequence[RowKeys]
+
+    @property
+    def all_rows(self) -> list[RowKeys]:
+        """The keys of every sample."""
+        return [*self.rows, *self.preview_rows]
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ def data_process(setup: Setup, world: World) -> None:
     if world.is_main:
         with lock(setup.store_path):
             FeatureStore.create(setup.store_path)
+            write_list(setup)
             keyed = key_rows(setup)
             keyed.digests.save()
             world.wait()
@@ -83,19 +94,24 @@ def data_process(setup: Setup, world: World) -> None:
 
 def _fill(setup: Setup, world: World, keyed: Keyed) -> None:
     store = FeatureStore.open(setup.store_path)
-    work = list(missing_work(keyed.rows, store))
-    world.say(f"{len(keyed.rows)} rows, {len(work)} to compute; feature store {setup.store_path}")
+    work = list(missing_work(keyed.all_rows, store))
+    more = f" and {len(keyed.previews)} previews" if keyed.previews else ""
+    world.say(f"{len(keyed.rows)} rows{more}, {len(work)} to compute; feature store {setup.store_path}")
     world.wait()  # before anyone adds to the store, so that all list, and divide, the same work
     if work:
-        pipeline = load_pipeline(setup.record, setup.wiring, keyed.found, setup.device, setup.dtype)
+        pipeline = load_pipeline(setup.record, setup.wiring, keyed.found, setup.device, setup.dtype, say=world.say)
         for files in keyed.found.files.values():
             keyed.digests.check_unchanged(files.paths)
-        compute(setup, pipeline, ShardWriter(store, versions(setup.device)), work[world.rank :: world.size], keyed)
+        progress = Progress("data_process", len(work[world.rank :: world.size]), enabled=world.is_main)
+        writer = ShardWriter(store, versions(setup.device))
+        compute(setup, pipeline, writer, work[world.rank :: world.size], keyed, progress)
     world.wait()
     if world.is_main:
         store = FeatureStore.open(setup.store_path)
         presence = tuple(dict.fromkeys(keys.plan.inputs for keys in keyed.rows))
         about = plan_about(setup, keyed.found, keyed.components, presence)
+        asked = zip(keyed.previews, keyed.preview_rows, strict=True)
+        about["previews"] = [preview_line(preview, keys.addresses) for preview, keys in asked]
         store.write_plan(plan_identity(setup), about, plan_lines(setup, keyed.rows, store, presence))
     world.wait()
 
@@ -103,29 +119,34 @@ def _fill(setup: Setup, world: World, keyed: Keyed) -> None:
 def key_rows(setup: Setup) -> Keyed:
     """Find the components, and the keys of all rows; reads every file that changed since it was last read."""
     digests = Digests.remembered(setup.store_path / "digests.json")
-    found = find_components(setup)
+    previews = plan_previews(setup)
+    found = find_components(setup, [preview.plan for preview in previews])
     components = component_digests(found, digests)
     expert = setup.wiring.expert
     if expert is not None:
         for part in expert.components:
             if f"{part}_config" in components:  # units borrow it by the name of the role
                 components.setdefault(f"{expert.role}_config", components[f"{part}_config"])
-    return Keyed(found, components, digests, row_keys(setup, components, digests))
+    rows = row_keys(setup, components, digests)
+    own = [keys_of(preview.plan, preview.cells, components, digests, setup) for preview in previews]
+    return Keyed(found, components, digests, rows, previews, own)
 
 
-def find_components(setup: Setup) -> Found:
-    """The files stage 1 needs: the union over the rows' plans."""
-    plans = [setup.plan(inputs) for inputs in dict.fromkeys(frozenset(cells) for cells in setup.dataset.rows)]
+def find_components(setup: Setup, others: Sequence[Plan] = ()) -> Found:
+    """The files stage 1 needs: the union over the rows' plans, and others."""
+    rows = [setup.plan(inputs) for inputs in dict.fromkeys(frozenset(cells) for cells in setup.dataset.rows)]
+    plans = [*rows, *others]
     components = dict.fromkeys(name for plan in plans for name in plan.components["data_process"])
     configs = dict.fromkeys(name for plan in plans for name in plan.configs["data_process"])
-    return find(setup.record, setup.models, components, configs, setup.wiring.components)
+    return setup.find(components, configs)
 
 
 def component_digests(found: Found, digests: Digests) -> dict[str, str]:
     """The digest of each component as units use it, and of each configuration: part of every key."""
     whole = {
-        name: hashed("component", [digests.of_all(files.paths), dict(found.contents.get(name, {}))])
+        name: hashed("component", [digests.of_all(files.paths), dict(found.contents.get(name, {})), *preset])
         for name, files in found.files.items()
+        for preset in ([digests.of(files.preset)] if files.preset else [],)
     }
     return whole | {f"{name}_config": hashed("config", dict(content)) for name, content in found.contents.items()}
 
@@ -133,14 +154,17 @@ def component_digests(found: Found, digests: Digests) -> dict[str, str]:
 def row_keys(setup: Setup, components: Mapping[str, str], digests: Digests) -> list[RowKeys]:
     """The keys of every row, known before anything is decoded."""
     plan_of = cache(setup.plan)
-    rows = []
-    for cells in setup.dataset.rows:
-        plan = plan_of(frozenset(cells))
-        inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
-        keys = value_keys(plan, inputs, components, str(setup.dtype))
-        stored = [name for name in plan.crossing if name not in cells or cells[name].files]
-        rows.append(RowKeys(plan, {name: keys[name] for name in stored}))
-    return rows
+    return [keys_of(plan_of(frozenset(cells)), cells, components, digests, setup) for cells in setup.dataset.rows]
+
+
+def keys_of(
+    plan: Plan, cells: Mapping[str, Cell], components: Mapping[str, str], digests: Digests, setup: Setup
+) -> RowKeys:
+    """The keys of one sample with these inputs."""
+    inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
+    keys = value_keys(plan, inputs, components, str(setup.dtype))
+    stored = [name for name in plan.crossing if name not in cells or cells[name].files]
+    return RowKeys(plan, {name: keys[name] for name in stored})
 
 
 def missing_work(rows: Sequence[RowKeys], store: FeatureStore) -> Iterator[Work]:
@@ -159,26 +183,39 @@ def missing_work(rows: Sequence[RowKeys], store: FeatureStore) -> Iterator[Work]
             yield Work(sample, tuple(steps), frozenset(needed & keys.plan.inputs), wanted)
 
 
-def compute(setup: Setup, pipeline: Pipeline, writer: ShardWriter, part: Sequence[Work], keyed: Keyed) -> None:
+def compute(
+    setup: Setup, pipeline: Pipeline, writer: ShardWriter, part: Sequence[Work], keyed: Keyed, progress: Progress
+) -> None:
     """Compute one process's part of the work, row by row, and commit it shard by shard."""
-    rows, places = setup.dataset.rows, setup.dataset.places
-    source = WorkRows(Rows(rows, {}, first_samples(places)), {places[work.sample]: work.inputs for work in part})
+    rows, places = _samples(setup, keyed.previews)
+    all_keys = keyed.all_rows
+    source = WorkRows(
+        Rows(rows, {}, first_samples(places), setup.dataset.damage), {places[work.sample]: work.inputs for work in part}
+    )
 
     def micro_batches() -> Iterator[MicroBatch]:
         keys = (SampleKey(0, 0, 0, *places[work.sample]) for work in part)
         return (MicroBatch((key,), (1.0,), 1, last=True) for key in keys)
 
     batches = load_batches(source, micro_batches, setup.config.dataset_num_workers)
-    with Progress("data_process", total=len(part)) as progress:
+    with progress:
         for work, batch in zip(part, batches, strict=True):
             keyed.digests.check_unchanged(Path(file) for name in work.inputs for file in rows[work.sample][name].files)
             values = dict(batch.samples[0].values)
             with torch.no_grad():
                 pipeline.run(work.steps, values)
             for name in work.wanted:
-                writer.add(keyed.rows[work.sample].addresses[name], values[name])
+                writer.add(all_keys[work.sample].addresses[name], values[name])
             progress.step()
         writer.flush()
+
+
+def _samples(setup: Setup, previews: Sequence[PreviewPlan]) -> tuple[list[Mapping[str, Cell]], list[tuple[int, int]]]:
+    """The cells and the places of all samples: those of previews come last, in rows of their own."""
+    rows, places = setup.dataset.rows, setup.dataset.places
+    behind = len(setup.dataset.table.rows)
+    more = [(behind + number, 0) for number, _ in enumerate(previews)]
+    return [*rows, *(preview.cells for preview in previews)], [*places, *more]
 
 
 def plan_lines(

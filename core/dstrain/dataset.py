@@ -1,26 +1,22 @@
 """A data set: every row checked before anything is decoded, and cells that worker processes load."""
 
 import math
-import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dstrain.cells import Cell, Footage, file_names, picture_cell, read_literal
 from dstrain.clips import FrameSampling
+from dstrain.data_files import Film, Measured, Picture, measure
 from dstrain.errors import UsageError, nearest
-from dstrain.metadata import SUFFIXES, Table, Written, read_metadata, refuse
-from dstrain.pictures import Resolution, read_size
+from dstrain.metadata import SUFFIXES, Fault, Table, Written, read_metadata
+from dstrain.pictures import Resolution
 from dstrain.sources import Column, Setting, Size, Source
-from dstrain.videos import Video, probe
+from dstrain.urls import shown
 
-HEADER_READERS = 16
-"""Threads that read headers; more than processors, because they wait for the disk or the network."""
+OnBad = Literal["error", "skip"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,8 @@ class DataConfig:
 
     metadata_path: None looks for base_path/metadata.{csv,json,jsonl}. file_keys: the columns whose files are loaded;
     None loads every one the variant's table reads. extra_inputs: inputs (or columns) the data set must have.
-    sampling: the clips that videos are cut into.
+    sampling: the clips that videos are cut into. roots: other folders that files may lie in. url_cache: where files
+    named by URL are kept; None refuses them. on_bad: whether a bad row is refused or left out.
     """
 
     base_path: Path
@@ -38,6 +35,9 @@ class DataConfig:
     resolution: Resolution
     extra_inputs: tuple[str, ...] = ()
     sampling: FrameSampling = field(default_factory=FrameSampling)
+    roots: tuple[Path, ...] = ()
+    url_cache: Path | None = None
+    on_bad: OnBad = "error"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Dataset:
 
     A row with a video gives one sample for each of its clips, any other row one. places: the (row, chunk) of each
     sample, rows of the table and clips of the row counted from 0. alike: the inputs whose values are equal in all
-    samples of a batch.
+    samples of a batch. columns: input -> the column it is read from. left_out: why rows of the table give no sample.
     """
 
     table: Table
@@ -54,12 +54,38 @@ class Dataset:
     places: tuple[tuple[int, int], ...]
     unread_columns: tuple[str, ...]
     alike: frozenset[str] = frozenset()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[Fault, ...] = ()
 
     def signature(self, sample: int) -> tuple[tuple[str, Any], ...]:
         """Say which inputs a sample has, the sizes of its files and what must be alike: such samples share a batch."""
         cells = self.rows[sample].items()
         told = ((n, cell.literal if n in self.alike else cell.shapes) for n, cell in cells)
         return tuple(sorted(told, key=itemgetter(0)))
+
+    def fault(self, row: int, name: str, error: UsageError) -> Fault:
+        """What is wrong with the cell of an input that could not be loaded."""
+        column = self.columns[name]
+        written = self.table.rows[row][column]
+        file = shown(written) if isinstance(written, str) and "[" not in written else Path(error.where).name
+        return Fault(row, column, f"{file!r} {error.what}")
+
+    def damage(self, row: int, name: str, error: UsageError) -> UsageError:
+        """The error of a cell that could not be loaded, with its place in the metadata; of what is not in it, as is."""
+        if row >= len(self.table.rows):
+            return error
+        fault = self.fault(row, name, error)
+        return UsageError(self.table.where(row, fault.column), fault.reason, *error.help_lines)
+
+    def without(self, faults: Iterable[Fault]) -> "Dataset":
+        """The data set without these rows, whole ones; raises UsageError naming all of them if none is left."""
+        left_out = tuple(dict.fromkeys([*self.left_out, *faults]))
+        bad = {fault.row for fault in left_out}
+        kept = [number for number, (row, _) in enumerate(self.places) if row not in bad]
+        if not kept:
+            self.table.refuse(left_out)
+        rows, places = tuple(self.rows[number] for number in kept), tuple(self.places[number] for number in kept)
+        return replace(self, rows=rows, places=places, left_out=tuple(sorted(left_out, key=lambda fault: fault.row)))
 
 
 def open_dataset(config: DataConfig, inputs: Mapping[str, Source]) -> Dataset:
@@ -75,19 +101,23 @@ def check_rows(table: Table, config: DataConfig, inputs: Mapping[str, Source]) -
     columns = columns_read(table, config, inputs)
     if not table.rows:
         raise UsageError(str(table.path), "has no rows")
-    measured = _measure(table, columns.values(), config.base_path)
-    constant = {name: _constant(source) for name, source in inputs.items() if isinstance(source, Setting)}
-    faults: list[str] = []
+    if not columns and any(isinstance(source, Column) for source in inputs.values()):
+        raise _no_columns(table, inputs)
+    measured = measure(table, columns.values(), config.base_path, config.roots, config.url_cache)
+    constant = {name: Cell(source.kind, source.value) for name, source in inputs.items() if isinstance(source, Setting)}
+    unread = {(fault.row, fault.column) for fault in table.faults}
+    faults = list(table.faults)
     rows: list[dict[str, Cell]] = []
     places: list[tuple[int, int]] = []
     for index, row in enumerate(table.rows):
         cells: dict[str, Cell] = {}
         footage: dict[str, Footage] = {}
-        for name, column in columns.items():
+        for name, column in () if (index, "") in unread else columns.items():
             try:
                 found = _read(row[column.name], column, config.resolution, measured)
             except ValueError as error:
-                faults.append(f"{table.where(index, column.name)}: {error}")
+                if (index, column.name) not in unread:
+                    faults.append(Fault(index, column.name, str(error)))
                 continue
             if isinstance(found, Footage):
                 footage[name] = found
@@ -96,11 +126,23 @@ def check_rows(table: Table, config: DataConfig, inputs: Mapping[str, Source]) -
         for chunk, clip in enumerate(_clips(footage, config.sampling)):
             rows.append(cells | clip | _sizes(cells | clip, inputs) | constant)
             places.append((index, chunk))
-    refuse(str(table.path), "cell", list(dict.fromkeys(faults)))
-    read = {column.name for column in columns.values()}
-    unread = tuple(name for name in table.columns if name not in read)
+    if config.on_bad == "error":
+        table.refuse(faults)
+    read = {name: column.name for name, column in columns.items()}
+    unfed = tuple(name for name in table.columns if name not in read.values())
     alike = frozenset(name for name, column in columns.items() if column.alike)
-    return Dataset(table, tuple(rows), tuple(places), unread, alike)
+    return Dataset(table, tuple(rows), tuple(places), unfed, alike, read).without(faults)
+
+
+def _no_columns(table: Table, inputs: Mapping[str, Source]) -> UsageError:
+    """What to say of a table none of whose columns is read: often, its first line is data."""
+    wanted = [source.name for source in inputs.values() if isinstance(source, Column)]
+    near = {match for name in table.columns if (match := nearest(name, wanted))}
+    hint = f"{table.columns[0]!r}{near.pop()}" if near else ""
+    what = f"has no column that this variant reads: {', '.join(dict.fromkeys(wanted))}"
+    advice = "the first line names the columns" if table.path.suffix.lower() == ".csv" else ""
+    there = f"columns there: {', '.join(map(repr, table.columns))}"
+    return UsageError(str(table.path), what, *filter(None, (there, hint, advice)))
 
 
 def find_metadata(base_path: Path) -> Path:
@@ -128,7 +170,7 @@ def columns_read(table: Table, config: DataConfig, inputs: Mapping[str, Source])
         asked = not column.extra or name in config.extra_inputs
         if asked and column.name in table.columns and (column.name in loaded or not column.is_file):
             config.resolution.check(column.multiple)
-            if from_video(column):
+            if column.from_video:
                 config.sampling.check(column.frames)
             columns[name] = column
     for wanted in config.extra_inputs:
@@ -176,96 +218,27 @@ def _no_column(flag: str, name: str, table: Table) -> UsageError:
     return UsageError(flag, f"{table.path.name} has no column {name!r}{nearest(name, table.columns)}", columns)
 
 
-@dataclass(frozen=True)
-class _Picture:
-    path: str
-    size: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class _Footage:
-    path: str
-    video: Video
-
-
-_Name = tuple[str, bool]
-"""A file as written in the metadata, and whether it is read as a video."""
-_Measured = Mapping[_Name, _Picture | _Footage | str]
-
-
-def from_video(column: Column) -> bool:
-    """Whether the column names a video, whose frames or one frame of which are loaded."""
-    return column.kind == "frames" or bool(column.pick)
-
-
-def _measure(table: Table, columns: Iterable[Column], base_path: Path) -> _Measured:
-    """Find each file named in these columns once and read its header, or packets: name -> it, or what is wrong."""
-    names: dict[_Name, None] = {}
-    for column in columns:
-        if column.is_file:
-            for row in table.rows:
-                try:
-                    named = file_names(row[column.name], column)
-                except ValueError:
-                    continue  # reported with its row
-                names.update(dict.fromkeys((name, from_video(column)) for name in named))
-    if not names:
-        return {}
-    if not base_path.is_dir():
-        raise UsageError("--dataset_base_path", f"{base_path} is not a folder")
-    with ThreadPoolExecutor(HEADER_READERS) as readers:
-        return dict(zip(names, readers.map(partial(_inspect, os.path.realpath(base_path)), names), strict=True))
-
-
-def _inspect(base: str, named: _Name) -> _Picture | _Footage | str:
-    name, is_video = named
-    path = ""
-    try:
-        path = _inside(base, name)
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode) and not (is_video and stat.S_ISDIR(mode)):
-            return f"{name!r} is not a regular file{' or a folder of frames' if is_video else ''}"
-        if not is_video:
-            return _Picture(path, read_size(Path(path)))
-        video = probe(Path(path))
-        for file in video.files:
-            _inside(base, file)
-        return _Footage(path, video)
-    except FileNotFoundError:
-        return f"no such file {name!r}"
-    except UsageError as error:
-        part = f": {Path(error.where).name}" if path and error.where != path else ""
-        return f"{name!r}{part} {error.what}"
-    except (OSError, ValueError) as error:
-        return f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}"
-
-
-def _inside(base: str, name: str) -> str:
-    """The real path of a file below `base`; raises UsageError for one that lies elsewhere."""
-    path = os.path.realpath(os.path.join(base, name))
-    if not os.path.join(path, "").startswith(os.path.join(base, "")):
-        raise UsageError(name, f"leads out of the data set's folder, to {path}")
-    return path
-
-
-def _read(value: Written, column: Column, resolution: Resolution, measured: _Measured) -> Cell | Footage | None:
+def _read(value: Written, column: Column, resolution: Resolution, measured: Measured) -> Cell | Footage | None:
     """Read one cell; None if it is absent. Raises ValueError saying what is wrong."""
     if not column.is_file:
-        cell = read_literal(value, column)
-        fault = column.check(cell.literal) if column.check is not None and cell is not None else ""
-        if fault:
-            raise ValueError(fault)
-        return cell
-    pictures: list[_Picture] = []
+        return read_literal(value, column)
+    pictures: list[Picture] = []
     for name in file_names(value, column):
-        found = measured[name, from_video(column)]
+        found = measured[name, column.from_video]
         if isinstance(found, str):
-            raise ValueError(found)
-        if isinstance(found, _Footage):
+            raise ValueError(found + _list_hint(name, column, found))
+        if isinstance(found, Film):
             return Footage.of(column, resolution, found.path, found.video)
         pictures.append(found)
     files, sizes = [picture.path for picture in pictures], [picture.size for picture in pictures]
     return picture_cell(column, resolution, files, sizes) if pictures else None
+
+
+def _list_hint(name: str, column: Column, fault: str) -> str:
+    """How a list is written, for a name that was meant as one."""
+    if fault.startswith("no such file") and any(sign in name for sign in ",;|["):
+        return '; a list is written ["a.png", "b.png"]' if column.kind == "pictures" else "; one file is read here"
+    return ""
 
 
 def _clips(footage: Mapping[str, Footage], sampling: FrameSampling) -> Iterator[dict[str, Cell]]:
@@ -287,8 +260,3 @@ def _sizes(cells: Mapping[str, Cell], inputs: Mapping[str, Source]) -> dict[str,
             axes = {"height": size[0], "width": size[1], "frames": cells[source.of].frames}
             measured[name] = Cell("integer", axes[source.axis])
     return measured
-
-
-def _constant(source: Setting) -> Cell:
-    kind = "text" if isinstance(source.value, str) else "number" if isinstance(source.value, float) else "integer"
-    return Cell(kind, source.value)

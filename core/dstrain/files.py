@@ -9,24 +9,35 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dstrain.errors import StateError, SystemFault
+from dstrain.seals import check_seal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPORARY = ".tmp-"
 LOCK = ".lock"
+ORPHANS = 10.0
+"""Seconds for which loader processes may outlive a killed process; until they end they hold its locks."""
+UNTOUCHED = "what was there before is untouched"
 
 
 def temporary(path: Path) -> Path:
     """The temporary name beside `path` under which this process builds it."""
     return path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+
+
+def final(path: Path) -> Path:
+    """The path that something built under a temporary one is to have, for messages."""
+    return Path(*(re.sub(rf"^{re.escape(TEMPORARY)}\d+-", "", part) for part in path.parts))
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -61,15 +72,21 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping
 
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """Return the tensors of a safetensors file, on the CPU, and its metadata; raises StateError if it is unreadable."""
+    """Return the tensors of a safetensors file, on the CPU, and its metadata.
+
+    Raises StateError if it is unreadable, or if its header has a digest and its content is not what was sealed.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
             # SIM118: a safetensors file has keys() and is itself not iterable.
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = dict(file.metadata() or {})
     except (OSError, SafetensorError) as error:
         raise StateError(str(path), f"cannot be read as safetensors: {error}") from error
+    check_seal(path, tensors, metadata)
+    return tensors, metadata
 
 
 def commit_folder(building: Path, final: Path) -> None:
@@ -139,20 +156,38 @@ def sha256(path: Path) -> str:
 
 
 def _take(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-        raise StateError(
-            str(folder), f"is in use by process {holder}", "wait for it to end, or use another folder"
-        ) from error
-    except OSError as error:
-        raise _fault(folder / LOCK, 0, error) from error
+    latest = time.monotonic() + ORPHANS
+    while (holder := _holder(descriptor, folder)) is not None:
+        if not _has_ended(holder) or time.monotonic() > latest:
+            advice = "wait for it to end, or use another folder"
+            raise StateError(str(folder), f"is in use by process {holder or 'unknown'}", advice)
+        time.sleep(0.1)
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except OSError as error:
         raise _fault(folder / LOCK, 0, error) from error
+
+
+def _holder(descriptor: int, folder: Path) -> str | None:
+    """Take the lock and return None, or the number of the process that holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+    except OSError as error:
+        raise _fault(folder / LOCK, 0, error) from error
+    return None
+
+
+def _has_ended(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, PermissionError):
+        pass
+    return False
 
 
 @contextmanager
@@ -182,7 +217,7 @@ def _sync(path: Path) -> None:
 
 def _fault(path: Path, size: int, error: OSError) -> SystemFault:
     what = f"cannot write {size:,} bytes" if size else "cannot be written"
-    return SystemFault(str(path), f"{what}: {error.strerror or error}", "what was there before is untouched")
+    return SystemFault(str(final(path)), f"{what}: {error.strerror or error}", UNTOUCHED)
 
 
 def _apart(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dstrain.errors import UsageError, nearest
 
@@ -20,6 +20,14 @@ class LoraFile:
 
     path: Path
     scale: float = 1.0
+
+
+class PublishedFiles(NamedTuple):
+    """Files of a published model: its id, a pattern of their names, and a revision ('' for the hub's usual one)."""
+
+    model_id: str
+    pattern: str
+    revision: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,15 +129,24 @@ def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
     return tuple(groups)
 
 
-def parse_origins(text: str | None) -> tuple[tuple[str, str], ...]:
-    """Read `--model_id_with_origin_paths`: pairs of model id and file pattern; raises UsageError for another part."""
-    pairs = []
+def parse_origins(text: str | None) -> tuple[PublishedFiles, ...]:
+    """Read `--model_id_with_origin_paths`: ID:PATTERN or ID@REVISION:PATTERN, ...; an id has one revision in all parts.
+
+    Raises UsageError for another part, and for two revisions of an id.
+    """
+    flag, found, revisions = "--model_id_with_origin_paths", [], dict[str, str]()
     for part in split_commas(text):
-        model_id, _, pattern = part.partition(":")
-        if not model_id or not pattern:
-            raise UsageError("--model_id_with_origin_paths", f"want ID:PATTERN, got {part!r}")
-        pairs.append((model_id, pattern))
-    return tuple(pairs)
+        name, _, pattern = part.partition(":")
+        model_id, at, revision = name.partition("@")
+        if not model_id or not pattern or (at and not revision):
+            raise UsageError(flag, f"want ID:PATTERN or ID@REVISION:PATTERN, got {part!r}")
+        if revision and revisions.setdefault(model_id, revision) != revision:
+            both = f"{revisions[model_id]} and {revision}"
+            raise UsageError(flag, f"{model_id} is given at two revisions, {both}; its folder holds one")
+        if pattern.startswith("/") or ".." in pattern.split("/"):
+            raise UsageError(flag, f"{pattern!r} leads out of the model's folder; want a pattern of its files")
+        found.append((model_id, pattern))
+    return tuple(PublishedFiles(model_id, pattern, revisions.get(model_id, "")) for model_id, pattern in found)
 
 
 def parse_lora(text: str) -> LoraFile:

@@ -5,7 +5,7 @@ import shlex
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain
 from operator import itemgetter
@@ -18,13 +18,17 @@ from PIL import Image
 from dstrain.checks import validate
 from dstrain.components import Component
 from dstrain.config import GenerateConfig
-from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.errors import DstrainError, StateError, SystemFault, UsageError
+from dstrain.files import UNTOUCHED, final, temporary
 from dstrain.given import inputs_given, names_given, spelled
 from dstrain.loading import fill
-from dstrain.model_files import Found, ModelConfig, assign, model_configs, named_folder, published_as
+from dstrain.memory import GENERATE_ADVICE, explained
+from dstrain.model_files import Found, ModelConfig, assign, model_configs, place_of
 from dstrain.pipeline import Pipeline
 from dstrain.plugins import load_record
+from dstrain.progress import Progress
 from dstrain.record import ModelRecord
+from dstrain.run_files import probe
 from dstrain.sampler import generate_task, planned
 from dstrain.setup import Setup
 from dstrain.sources import Column
@@ -33,22 +37,33 @@ from dstrain.values import Frames
 from dstrain.variants import Hints, choose_variant, fitting_inputs, settled
 from dstrain.videos import check_video_name, write_video
 from dstrain.wiring import Wiring
-from dstrain.world import default_device
+from dstrain.world import DTYPES, default_device, precision
 
 
 def generate(config: GenerateConfig) -> None:
     """Make the picture, video or data set a configuration describes; raises a DstrainError for what does not fit."""
     validate(config)
-    if config.dataset is not None:
+    with explained("generate", *GENERATE_ADVICE):
+        if config.dataset is None:
+            generate_one(config)
+            return
         from dstrain.generate_dataset import generate_dataset
 
         generate_dataset(config, config.dataset)
-        return
+
+
+def generate_one(config: GenerateConfig) -> None:
+    """Make one picture or video, and write it."""
     with chosen(config, names_given(config)) as source:
         check_output(config.output, source.wiring)
         arguments = {**inputs_given(config, source.wiring), **sampling_given(config)}
-        check_used(config, source.wiring, planned(source.wiring, arguments).plan.used_inputs)
-        write(source.load()(**arguments), config.output)
+        call = planned(source.wiring, arguments)
+        check_used(config, source.wiring, call.plan.used_inputs)
+        probe(config.output.parent)
+        pipeline = source.load()
+        with Progress("generate", call.sampling.num_inference_steps, brief=True) as progress:
+            made = pipeline(**arguments, on_step=lambda number, latents: progress.step())
+        write(made, config.output)
         print(f"wrote {config.output}")
 
 
@@ -64,8 +79,7 @@ class PipelineSource:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the components, and the one model_fn computes in."""
-        precision = self.config.mixed_precision or ("bf16" if default_device().type == "cuda" else "no")
-        return torch.bfloat16 if precision == "bf16" else torch.float32
+        return DTYPES[precision(self.config.mixed_precision, default_device())]
 
     def load(self) -> Pipeline:
         """Load the pipeline and add the LoRAs."""
@@ -83,6 +97,9 @@ def chosen(config: GenerateConfig, inputs: Collection[str]) -> Iterator[Pipeline
     """
     for lora in config.lora:
         if not lora.path.is_file():
+            path, _, tail = str(lora.path).rpartition(":")
+            if Path(path).is_file():
+                raise UsageError("--lora", f"{tail!r} after {path} is no scale", f"want a number: {path}:0.8")
             raise StateError(str(lora.path), "no such LoRA file")
     record = load_record(config.model, config.left_out)
     models = model_configs(config, record)
@@ -123,15 +140,27 @@ def check_used(config: GenerateConfig, wiring: Wiring, used: Collection[str]) ->
 
 
 def write(made: Any, path: Path) -> None:
-    """Write a picture or a video in the format its file name asks for."""
+    """Write a picture or a video in the format its file name asks for: whole, or not at all.
+
+    Raises SystemFault if it cannot be written; what was there before is then untouched.
+    """
+    building = temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(made, Frames):
-            write_video(made, path)
+            write_video(made, building)
         else:
-            made.save(path)
+            made.save(building)
+        building.replace(path)
+    except UsageError as error:
+        raise UsageError(str(final(path)), error.what) from error
     except ValueError as error:
         raise UsageError("--output", f"{path}: {error}") from error
+    except OSError as error:
+        raise SystemFault(str(final(path)), f"cannot be written: {error.strerror or error}", UNTOUCHED) from error
+    finally:
+        with suppress(OSError):
+            building.unlink()
 
 
 def sampling_given(config: GenerateConfig) -> dict[str, Any]:
@@ -163,10 +192,12 @@ def generate_command(setup: Setup, found: Found, full: Mapping[str, Path], loras
     words = ["dstrain", "generate", "--model", setup.wiring.family, "--variant", setup.wiring.variant]
     given = [path for _, path in sorted(paths, key=itemgetter(0))]
     words += ["--model_paths", json.dumps(given)] if given else ["--toy"] if toy else []
-    ids = [f"{config.model_id}:{config.origin_file_pattern}" for config in others if config.model_id]
+    ids = [f"{config.origin.named}:{config.pattern}" for config in others if config.origin]
     words += ["--model_id_with_origin_paths", ",".join(ids)] if ids else []
+    words += ["--hub", setup.config.hub] if ids and setup.config.hub != "modelscope" else []
     bare = {option.name for option in setup.record.options if option.is_flag}
-    for name, value in setup.config.family_options.items():
+    saving = {option.name for option in setup.record.options if option.saves}
+    for name, value in ((n, v) for n, v in setup.config.family_options.items() if n not in saving):
         words += [f"--{name}"] if name in bare else [f"--{name}", value]
     for lora in loras.values():
         words += ["--lora", str(lora)]
@@ -184,13 +215,13 @@ def _held(configs: Sequence[ModelConfig], setup: Setup, found: Found) -> list[tu
     """The components in each of these sets of files; of files that are not here, what their place says."""
     known: Sequence[Component] = setup.record.load("components")
     files = dict(found.files)
-    here = [config for config in setup.models if _paths(config)]
+    here = [replace(config, hub=None) for config in setup.models if _paths(config)]
     with suppress(DstrainError):  # files that the run had no use for, and that do not fit: inference will say so
         files = {**assign(here, known, [component.name for component in known]), **files}
     held = []
     for config in configs:
         paths = set(_paths(config))
-        place = published_as(config, known) or named_folder(config, setup.record)
+        place = place_of(config, known)
         names = tuple(name for name, own in files.items() if paths & set(own.paths))
         held.append(names or ((place,) if place and not paths else ()))
     return held

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from dstrain.dataset import DataConfig, check_rows
 from dstrain.errors import UsageError, nearest
 from dstrain.metadata import Table
 from dstrain.pictures import Resolution
-from dstrain.sources import FILE_KINDS, Column, Given, Kind, Setting, Source
+from dstrain.sources import FILE_KINDS, Column, Kind, Setting, Size, Source
 from dstrain.wiring import Wiring
 
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
@@ -68,6 +68,8 @@ def _value(name: str, written: Sequence[str], source: Source, config: GenerateCo
 
 def as_column(name: str, source: Source) -> Column:
     """The column `name` from which an input is read as inference takes it: pictures keep their size."""
+    if isinstance(source, Setting):
+        return source.as_column(name)
     if not isinstance(source, Column):
         return Column(name, _kind(source))
     # Units resize what inference gives them.
@@ -76,9 +78,4 @@ def as_column(name: str, source: Source) -> Column:
 
 def _kind(source: Source) -> Kind:
     """What an input is read as; a measured one is an integer."""
-    if isinstance(source, Column | Given):
-        return source.kind
-    if isinstance(source, Setting):
-        kinds: Mapping[type, Kind] = {int: "integer", float: "number"}
-        return kinds.get(type(source.value), "text")
-    return "integer"
+    return "integer" if isinstance(source, Size) else source.kind

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -40,9 +41,70 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Extensions:
-    """Who answers the hooks: `hook.dstrain_tasks()` asks them all; `broken` says who does not answer, and why."""
+    """Who answers the hooks, by name; `broken` says who does not, and why."""
 
-    hook: pluggy.HookRelay
+    manager: pluggy.PluginManager
+    plugins: Mapping[str, Installed]
+    broken: tuple[str, ...] = ()
+
+    def offered(self, hook: str, kind: type, names_of_ours: Collection[str]) -> Offers:
+        """Ask every plugin by a hook for things that have a name; one whose answer cannot be used harms no other.
+
+        Left out, with the reason, are those of a plugin that raises, that are no `kind`, or whose name is one of ours
+        or that of another plugin's.
+        """
+        found: dict[str, tuple[Installed, Any]] = {}
+        twice: set[str] = set()
+        reasons = []
+        for plugin in self.plugins.values():
+            answered, reason = self._answer(plugin, hook, kind)
+            reasons += [reason] if reason else []
+            for item in answered:
+                word = f"its {kind.__name__.lower()} {item.name!r}"
+                if item.name in names_of_ours:
+                    reasons.append(f"{plugin.where}: {word} has the name of one of dstrain's own, and is left out")
+                elif item.name in found:
+                    other = found[item.name][0].where
+                    reasons.append(f"{plugin.where}: {word} is offered by {other} too; both are left out")
+                    twice.add(item.name)
+                else:
+                    found[item.name] = (plugin, item)
+        items = {name: item for name, (_, item) in found.items() if name not in twice}
+        return Offers(MappingProxyType(items), tuple(reasons))
+
+    def step_end(self, step: int, numbers: Mapping[str, float]) -> tuple[str, ...]:
+        """Show a step's numbers to those who look on; one that raises is left out from then on. Returns the reasons."""
+        reasons = []
+        for name, plugin in self.plugins.items():
+            try:
+                self._only(name, "dstrain_step_end")(step=step, numbers=numbers)
+            except (Exception, SystemExit) as error:
+                self.manager.unregister(name=name)
+                reasons.append(f"{plugin.where}: dstrain_step_end failed, and is asked no more: {_said(error)}")
+        return tuple(reasons)
+
+    def _answer(self, plugin: Installed, hook: str, kind: type) -> tuple[tuple[Any, ...], str]:
+        """What one plugin offers, and why nothing where that cannot be used."""
+        try:
+            items = tuple(item for answer in self._only(plugin.name, hook)() for item in answer)
+        except (Exception, SystemExit) as error:
+            return (), f"{plugin.where}: {hook} failed: {_said(error)}"
+        wrong = next((item for item in items if not isinstance(item, kind)), None)
+        if wrong is not None:
+            return (), f"{plugin.where}: {hook} returned a {type(wrong).__name__}, not a {kind.__name__}"
+        return items, ""
+
+    def _only(self, name: str, hook: str) -> pluggy.HookCaller:
+        """The hook as the one plugin answers it."""
+        others = [plugin for other, plugin in self.manager.list_name_plugin() if other != name]
+        return self.manager.subset_hook_caller(hook, others)
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What plugins offer by one hook, by name; `broken` says what of it cannot be used, and why."""
+
+    items: Mapping[str, Any]
     broken: tuple[str, ...] = ()
 
 
@@ -51,23 +113,54 @@ def load_extensions(left_out: Collection[str] = ()) -> Extensions:
     manager = pluggy.PluginManager(HOOK_GROUP)
     manager.add_hookspecs(Hooks)
     plugins = installed(left_out, HOOK_GROUP)
-    reasons = [_register(manager, plugin, name_clash(plugin, plugins)) for plugin in plugins]
-    return Extensions(manager.hook, tuple(reason for reason in reasons if reason))
+    reasons = {plugin: _register(manager, plugin, name_clash(plugin, plugins)) for plugin in plugins}
+    good = {plugin.name: plugin for plugin, reason in reasons.items() if not reason}
+    return Extensions(manager, MappingProxyType(good), tuple(reason for reason in reasons.values() if reason))
+
+
+def adds(plugin: Installed) -> tuple[tuple[str, ...], str]:
+    """What a plugin of the group adds, in words, and why it cannot be used; for a process of its own."""
+    manager = pluggy.PluginManager(HOOK_GROUP)
+    manager.add_hookspecs(Hooks)
+    reason = _register(manager, plugin, "")
+    if reason:
+        return (), reason.removeprefix(f"{plugin.where}: ")
+    alone = Extensions(manager, {plugin.name: plugin})
+    hooks = [hook.name for hook in manager.get_hookcallers(manager.get_plugin(plugin.name)) or ()]
+    words: list[str] = []
+    reasons: list[str] = []
+    if "dstrain_commands" in hooks:
+        import click
+
+        from dstrain.cli.commands import commands
+
+        own = alone.offered("dstrain_commands", click.Command, [str(command.name) for command in commands()])
+        words, reasons = [f"command {name}" for name in own.items], [*own.broken]
+    if "dstrain_tasks" in hooks:
+        from dstrain.setup import OWN_TASKS  # imports torch
+        from dstrain.tasks import Task
+
+        tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
+        words, reasons = [*words, *(f"task {name}" for name in tasks.items)], [*reasons, *tasks.broken]
+    words += ["looks on at each step"] if "dstrain_step_end" in hooks else []
+    return tuple(words), "; ".join(reason.removeprefix(f"{plugin.where}: ") for reason in reasons)
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
 
 
 def _register(manager: pluggy.PluginManager, plugin: Installed, clash: str) -> str:
     """Register one plugin; return why it could not be, or ''."""
     if clash:
         return f"{plugin.where}: {clash}"
-    registered = None
     try:
-        registered = plugin.load()
-        manager.register(registered, name=plugin.name)
+        manager.register(plugin.load(), name=plugin.name)
         manager.check_pending()
     except DstrainError as error:
         return f"{error.where}: {error.what}"
-    except (pluggy.PluginValidationError, ValueError) as error:
+    except Exception as error:
         if manager.has_plugin(plugin.name):
-            manager.unregister(registered)
-        return f"{plugin.where}: {error}"
+            manager.unregister(name=plugin.name)
+        return f"{plugin.where}: {_said(error)}"
     return ""

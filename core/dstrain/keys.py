@@ -48,7 +48,7 @@ class Digests:
 
     def of(self, path: str | Path) -> str:
         """The sha256 of a file's bytes, read again only if the file changed."""
-        mark = _mark(path)
+        mark = file_mark(path)
         entry = self.known.get(str(path))
         if entry is None or entry[:-1] != mark:
             entry = [*mark, sha256(Path(path))]
@@ -65,7 +65,7 @@ class Digests:
     def check_unchanged(self, paths: Iterable[Path]) -> None:
         """Raise StateError for a file that changed since its digest was taken: what was read since is of no key."""
         for _, file in _files(paths):
-            if self.known[str(file)][:-1] != _mark(file):
+            if self.known[str(file)][:-1] != file_mark(file):
                 raise StateError(str(file), "changed while it was in use", "run :data_process again")
 
     def save(self) -> None:
@@ -98,7 +98,7 @@ def value_keys(plan: Plan, inputs: Mapping[str, str], components: Mapping[str, s
     return keys
 
 
-def _mark(path: str | Path) -> list[int]:
+def file_mark(path: str | Path) -> list[int]:
     """What changes when a file does: size, times in nanoseconds, inode."""
     try:
         stat = Path(path).stat()

@@ -1,20 +1,29 @@
 """From files that were found to a pipeline that holds exactly the components it needs."""
 
-from collections.abc import Collection, Iterable, Sequence
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from dstrain.errors import StateError
-from dstrain.files import read_tensors
-from dstrain.lora import load_lora
+from dstrain.lora import LoraSpec, add_layers, start_layers
+from dstrain.lora_files import read_lora
+from dstrain.lora_header import differences
+from dstrain.lora_names import layers_of, shapes_of
 from dstrain.model_files import Found, ModelConfig, find
 from dstrain.pipeline import Pipeline
 from dstrain.plugins import load_record
+from dstrain.preset import merge_preset
 from dstrain.record import ModelRecord
 from dstrain.sampler import generate_task
+from dstrain.trainables import names_like
 from dstrain.wiring import Wiring
 from dstrain.world import default_device
+
+LONG = 2.0
+"""Seconds from which on the loading of a component is told."""
 
 
 def load_pipeline(
@@ -24,17 +33,26 @@ def load_pipeline(
     device: torch.device,
     dtype: torch.dtype,
     full_precision: Iterable[str] = (),
+    say: Callable[[str], None] | None = None,
 ) -> Pipeline:
-    """Load what was found, frozen and in eval mode; components named in `full_precision` are loaded in fp32."""
+    """Load what was found, frozen and in eval mode; components named in `full_precision` are loaded in fp32.
+
+    say: is told of each component that takes long.
+    """
     by_name = {component.name: component for component in record.load("components")}
     configs = {name: by_name[name].configure(content) for name, content in found.contents.items()}
     components = {}
     for name, files in found.files.items():
+        start = time.monotonic()
         module = by_name[name].load(files, configs.get(name), torch.float32 if name in set(full_precision) else dtype)
         if isinstance(module, torch.nn.Module):
             module = module.requires_grad_(False).eval().to(device)
+            if files.preset is not None:
+                merge_preset(module, name, files.preset, record, wiring)
         components[name] = module
-    return Pipeline(wiring, record, components, configs, device, dtype)
+        if say is not None and time.monotonic() - start >= LONG:
+            say(f"loaded {name} in {time.monotonic() - start:.0f} s")
+    return Pipeline(wiring, record, components, configs, device, dtype, files=found.files)
 
 
 def open_pipeline(
@@ -70,24 +88,46 @@ def fill(
 
 
 def add_lora(pipeline: Pipeline, path: Path, scale: float) -> None:
-    """Put a LoRA file's layers into the component that its header names, else the one whose prefix its keys have.
+    """Put a LoRA file's layers, in any naming, into the components that they are of; raises what `read_lora` raises.
 
-    Raises StateError if there is none, or if the keys fit several (two experts) and the header names none of them.
+    What was taken for granted of the file, and what it was trained with that is another here, is said on stderr.
     """
-    tensors, header = read_tensors(path)
-    family = header.get("family", pipeline.wiring.family)
-    if family != pipeline.wiring.family:
-        raise StateError(str(path), f"is a LoRA for {family}, and this is {pipeline.wiring.family}")
-    prefixes = {name: p for name, p in pipeline.record.lora_prefixes.items() if name in pipeline.components}
-    fitting = [name for name, prefix in prefixes.items() if all(key.startswith(f"{prefix}.") for key in tensors)]
-    if not tensors or not fitting:
-        known = ", ".join(f"{prefix}. ({component})" for component, prefix in prefixes.items())
-        first = next(iter(tensors), "absent")
-        raise StateError(str(path), f"its keys begin with none of {known}; the first is {first}")
-    if len(fitting) > 1:
-        named = [name for name in fitting if name == header.get("component")]
-        if not named:
-            raise StateError(str(path), f"fits {' and '.join(fitting)}, and its header does not say which it is of")
-        fitting = named
-    module = pipeline.components[fitting[0]]
-    load_lora(path, module, prefixes[fitting[0]], scale, f"lora{len(getattr(module, 'peft_config', ()))}")
+    for lora in read_lora(path, pipeline.record, lora_shapes(pipeline), spare=spare_layers(pipeline)):
+        for line in (*lora.notes, *differences(path, lora.header, pipeline, lora.component)):
+            print(f"dstrain: warning: {line}", file=sys.stderr)
+        module = pipeline.components[lora.component]
+        add_layers(module, lora.layers, scale, f"lora{len(getattr(module, 'peft_config', ()))}")
+
+
+def check_lora_file(path: Path | None) -> None:
+    """Raise StateError, before anything is loaded, if a LoRA file is asked for that is not there."""
+    if path is not None and not path.is_file():
+        raise StateError(str(path), "no such LoRA file")
+
+
+def start_from_lora(pipeline: Pipeline, trained: Mapping[str, LoraSpec], path: Path) -> None:
+    """Fill the LoRA layers in training, by component, from a file of any naming.
+
+    Raises StateError unless every key, rank and alpha fit.
+    """
+    spare = spare_layers(pipeline)
+    for component, spec in trained.items():
+        network = pipeline.components[component]
+        for lora in read_lora(path, pipeline.record, {component: shapes_of(network)}, component, spare):
+            print(*(f"dstrain: warning: {note}\n" for note in lora.notes), sep="", end="", file=sys.stderr)
+            start_layers(network, lora.layers, spec, str(path), spare[component])
+
+
+def lora_shapes(pipeline: Pipeline) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The networks of a pipeline as `read_lora` wants them."""
+    networks = ((name, module) for name, module in pipeline.components.items() if isinstance(module, torch.nn.Module))
+    return {name: shapes_of(module) for name, module in networks}
+
+
+def spare_layers(pipeline: Pipeline) -> dict[str, frozenset[str]]:
+    """The layers that no loss reaches, of each network of a pipeline."""
+    unreached = pipeline.wiring.unreached
+    return {
+        name: frozenset(layers_of(dict.fromkeys(names_like(unreached.get(name, ()), shapes), (1, 1))))
+        for name, shapes in lora_shapes(pipeline).items()
+    }

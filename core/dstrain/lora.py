@@ -6,25 +6,25 @@ y = W x + (alpha / rank) B A x. Files have the layout that diffusers loads exact
 
 import difflib
 import json
+import math
+import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError
-from dstrain.files import read_tensors, write_tensors
+from dstrain.files import write_tensors
+from dstrain.seals import sealed
 
 ADAPTER = "default"
 ADAPTER_HEADER = "lora_adapter_metadata"
-INERT = frozenset(
-    {"r", "lora_alpha", "target_modules", "peft_version", "task_type", "init_lora_weights", "lora_dropout"}
-    | {"inference_mode", "auto_mapping", "base_model_name_or_path", "revision"}
-)
-"""Fields of a peft configuration that are read, or that change nothing once the weights are loaded."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,23 @@ class LoraSpec:
     targets: tuple[str, ...]
     rank: int
     alpha: float
+
+
+@dataclass(frozen=True)
+class LoraLayer:
+    """One layer's LoRA, of which the effect is (alpha / rank) up down.
+
+    down: (rank, in), and the kernel's axes of a convolution. up: (out, rank). An embedding's `in` is its vocabulary.
+    """
+
+    down: Tensor
+    up: Tensor
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        """The number of rows of `down`, and of columns of `up`."""
+        return len(self.down)
 
 
 def inject(module: nn.Module, spec: LoraSpec, aliases: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
@@ -59,7 +76,7 @@ def inject(module: nn.Module, spec: LoraSpec, aliases: Mapping[str, tuple[str, .
     module.requires_grad_(False)
     # peft compares endings alone: where a pattern has a `*`, it gets the names themselves.
     named = [name for pattern, names in layers.items() for name in (names if "*" in pattern else [pattern])]
-    for parameter in _add(module, _config(spec.rank, spec.alpha, named), ADAPTER).values():
+    for parameter in _add(module, _config(spec.rank, spec.alpha, sorted(set(named))), ADAPTER).values():
         parameter.requires_grad_(True)
     return {target: sum(len(layers[pattern]) for pattern in group) for target, group in patterns.items()}
 
@@ -67,7 +84,7 @@ def inject(module: nn.Module, spec: LoraSpec, aliases: Mapping[str, tuple[str, .
 def lora_state(module: nn.Module) -> dict[str, Tensor]:
     """The trained LoRA weights by peft's names (`<layer>.lora_A.weight`), sharing memory with the module.
 
-    Raises StateError if `inject` or `load_lora` added none.
+    Raises StateError if `inject` or `add_layers` added none.
     """
     return _state(module, ADAPTER)
 
@@ -78,36 +95,103 @@ def save_lora(path: Path, module: nn.Module, spec: LoraSpec, prefix: str, metada
     prefix: what diffusers calls the component ('transformer'); '' for none. metadata: family, base, step, versions and
     the like; what is not a string is kept as JSON. Raises SystemFault.
     """
-    layers = lora_state(module)
-    targets = sorted(_configs(module)[ADAPTER].target_modules)
-    adapter = {"r": spec.rank, "lora_alpha": spec.alpha, "target_modules": targets}
-    ours = {"component": spec.component, "rank": spec.rank, "alpha": spec.alpha, "targets": ",".join(targets)}
-    header = {
-        "format": "pt",
-        ADAPTER_HEADER: json.dumps({_key(prefix, name): value for name, value in adapter.items()}, sort_keys=True),
-        **{name: _text(value) for name, value in {**metadata, **ours}.items()},
-    }
-    write_tensors(path, {_key(prefix, name): tensor for name, tensor in layers.items()}, header)
+    adapter = {"r": spec.rank, "lora_alpha": spec.alpha, "target_modules": _targets(module)}
+    text = json.dumps({_key(prefix, name): value for name, value in adapter.items()}, sort_keys=True)
+    tensors = {_key(prefix, name): tensor for name, tensor in lora_state(module).items()}
+    write_tensors(path, tensors, sealed(tensors, {ADAPTER_HEADER: text, **lora_header(module, spec, metadata)}))
 
 
-def load_lora(path: Path, module: nn.Module, prefix: str, scale: float = 1.0, adapter_name: str = ADAPTER) -> None:
-    """Load a LoRA file into the adapter of this name, added frozen if the module has none.
+def lora_header(module: nn.Module, spec: LoraSpec, metadata: Mapping[str, Any]) -> dict[str, str]:
+    """What a file of the trained layers says of itself in any program's names; metadata as in `save_lora`."""
+    targets = ",".join(_targets(module))
+    ours = {"component": spec.component, "rank": spec.rank, "alpha": spec.alpha, "targets": targets}
+    return {"format": "pt", **{name: _text(value) for name, value in {**metadata, **ours}.items()}}
 
-    scale: factor of the adapter's effect. Adapters of other names stay active; no other parameter changes.
-    Raises StateError unless rank, alpha and every key and shape agree; the module may then hold a half-loaded adapter.
+
+def lora_layers(module: nn.Module, spec: LoraSpec) -> dict[str, LoraLayer]:
+    """The trained layers by the module's own names, sharing memory with it."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in lora_state(module).items():
+        name, _, part = key.rpartition(".lora_")
+        parts.setdefault(name, {})[part.removeprefix("embedding_")[0]] = tensor
+    return {name: LoraLayer(found["A"], found["B"], spec.alpha) for name, found in parts.items()}
+
+
+@torch.no_grad()
+def add_layers(
+    module: nn.Module, layers: Mapping[str, LoraLayer], scale: float = 1.0, adapter_name: str = ADAPTER
+) -> None:
+    """Add an adapter with these layers, by name, frozen; ranks and alphas may differ between them.
+
+    scale: factor of the adapter's effect. Adapters of other names stay active; no other parameter changes. The layers'
+    names and shapes are those of the module (`lora_files.read_lora` makes sure).
     """
-    tensors, header = read_tensors(path)
-    config = _read_config(path, header, prefix)
-    if adapter_name in _configs(module):
-        _check_same(path, config, _configs(module)[adapter_name])
-    else:
-        _add_frozen(path, module, config, adapter_name)
-    state = _state(module, adapter_name)
-    _check_fits(path, tensors, {_key(prefix, name): tensor for name, tensor in state.items()})
-    for name, tensor in state.items():
-        tensor.copy_(tensors[_key(prefix, name)])
-    for layer in _lora_layers(module).values():
-        layer.set_scale(adapter_name, scale)
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    (rank, alpha), _ = Counter((layer.rank, layer.alpha) for layer in layers.values()).most_common(1)[0]
+    exactly = {name: f"^{re.escape(name)}" for name in layers}  # peft compares endings, where nothing says otherwise
+    config = _config(rank, alpha, "|".join(map(re.escape, layers)))
+    config.rank_pattern = {exactly[name]: layer.rank for name, layer in layers.items() if layer.rank != rank}
+    config.alpha_pattern = {exactly[name]: layer.alpha for name, layer in layers.items() if layer.alpha != alpha}
+    _add(module, config, adapter_name)
+    for parameter in trainable:
+        parameter.requires_grad_(True)
+    _copy(layers, _state(module, adapter_name))
+    for name, layer in _lora_layers(module).items():
+        if name in layers:
+            layer.set_scale(adapter_name, scale)
+
+
+@torch.no_grad()
+def start_layers(
+    module: nn.Module, layers: Mapping[str, LoraLayer], spec: LoraSpec, where: str, spare: Collection[str] = ()
+) -> None:
+    """Fill the layers that `inject` added; raises StateError unless names, ranks and alphas are the same on both sides.
+
+    spare: layers that no loss reaches: the file may lack them, and may have others if these have no effect.
+    """
+    for layer in layers.values():
+        _check_same(where, layer, spec)
+    state = _state(module, ADAPTER)
+    inside = {name.rpartition(".lora_")[0] for name in state}
+    without_effect = {name for name in spare if name in layers and not layers[name].up.any()}
+    faults = {
+        "in the file, and not trained": sorted(layers.keys() - inside - without_effect),
+        "trained, and not in the file": sorted(inside - layers.keys() - set(spare)),
+    }
+    lines = [f"{len(names)} layers {what}: {some(names)}" for what, names in faults.items() if names]
+    if lines:
+        what = f"does not fit: it has LoRA on {len(layers)} layers, and {len(inside)} are trained"
+        raise StateError(where, what, *lines, "--lora_target_modules says which layers are trained")
+    _copy(layers, {name: value for name, value in state.items() if name.rpartition(".lora_")[0] in layers})
+
+
+@torch.no_grad()
+def merge_layers(module: nn.Module, layers: Mapping[str, LoraLayer]) -> None:
+    """Add the layers' effect to the module's own weights: computed in fp32, then rounded to the weights' dtype."""
+    for name, layer in layers.items():
+        owner = module.get_submodule(name)
+        weight = owner.weight
+        assert isinstance(weight, Tensor)
+        change = layer.alpha / layer.rank * (layer.up.float().flatten(1) @ layer.down.float().flatten(1))
+        change = change.T if isinstance(owner, nn.Embedding) else change
+        weight.copy_(weight.float() + change.reshape(weight.shape).to(weight.device))
+
+
+def some(names: Iterable[str], count: int = 3) -> str:
+    """The first few of some names, in words."""
+    every = list(names)
+    return ", ".join(every[:count]) + ", ..." * (len(every) > count)
+
+
+def _copy(layers: Mapping[str, LoraLayer], state: Mapping[str, Tensor]) -> None:
+    for key, tensor in state.items():
+        name, _, part = key.rpartition(".lora_")
+        layer = layers[name]
+        tensor.copy_(layer.down if part.removeprefix("embedding_").startswith("A") else layer.up)
+
+
+def _targets(module: nn.Module) -> list[str]:
+    return sorted(_configs(module)[ADAPTER].target_modules)
 
 
 def _key(prefix: str, name: str) -> str:
@@ -139,10 +223,10 @@ def _state(module: nn.Module, adapter_name: str) -> dict[str, Tensor]:
     return state
 
 
-def _config(rank: int, alpha: float, patterns: Iterable[str]) -> Any:
+def _config(rank: int, alpha: float, targets: list[str] | str) -> Any:
     from peft import LoraConfig
 
-    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=sorted(set(patterns)))
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
 
 
 def _add(module: nn.Module, config: Any, adapter_name: str) -> dict[str, nn.Parameter]:
@@ -159,17 +243,6 @@ def _add(module: nn.Module, config: Any, adapter_name: str) -> dict[str, nn.Para
         layer.set_adapter(names, inference_mode=True)
     marks = (f".{adapter_name}", f".{adapter_name}.weight")
     return {name: p for name, p in module.named_parameters() if "lora_" in name and name.endswith(marks)}
-
-
-def _add_frozen(path: Path, module: nn.Module, config: Any, adapter_name: str) -> None:
-    """Add the adapter of a file; parameters that were trainable stay so."""
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    try:
-        _add(module, config, adapter_name)
-    except ValueError as error:  # no layer matches, or one that peft cannot wrap
-        raise StateError(str(path), f"does not fit {type(module).__name__}: {error}") from error
-    for parameter in trainable:
-        parameter.requires_grad_(True)
 
 
 def _layers(module: nn.Module) -> dict[str, bool]:
@@ -199,45 +272,11 @@ def _nearest(module: nn.Module, pattern: str) -> str:
     return ", ".join(difflib.get_close_matches(pattern, usable, n=3, cutoff=0.0)) or "none: it has no such layer"
 
 
-def _read_config(path: Path, header: Mapping[str, str], prefix: str) -> Any:
-    """Rank, alpha and targets from a file's header; raises StateError when it lacks them or asks for more."""
-    if ADAPTER_HEADER not in header:
-        raise StateError(str(path), f"has no {ADAPTER_HEADER!r} in its header, so rank and alpha are unknown",
-                         "a LoRA saved by dstrain or by diffusers' save_lora_weights has it")  # fmt: skip
-    try:
-        fields = json.loads(header[ADAPTER_HEADER])
-        ours = {key.removeprefix(_key(prefix, "")): fields[key] for key in fields if key.startswith(_key(prefix, ""))}
-        rank, alpha, targets = ours["r"], float(ours["lora_alpha"]), ours["target_modules"]
-        if not isinstance(rank, int) or rank < 1 or not isinstance(targets, list):
-            raise ValueError(f"r = {rank!r}, target_modules = {targets!r}")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        what = f"header {ADAPTER_HEADER!r} tells no rank, alpha and targets of {prefix!r}: {error!r}"
-        raise StateError(str(path), what) from error
-    config = _config(rank, alpha, map(str, targets))
-    plain = config.to_dict()
-    others = sorted(name for name, x in ours.items() if x and x != plain.get(name) and name not in INERT)
-    if others:
-        what = f"needs {', '.join(others)}, which is not supported; loading without would change the result"
-        raise StateError(str(path), what)
-    return config
-
-
-def _check_same(path: Path, want: Any, have: Any) -> None:
-    for name, flag in (("r", "--lora_rank"), ("lora_alpha", "--lora_alpha")):
-        if getattr(want, name) != getattr(have, name):
-            what = f"has {name} = {getattr(want, name):g}, these LoRA layers have {getattr(have, name):g}"
-            raise StateError(str(path), what, f"give {flag} {getattr(want, name):g}")
-
-
-def _check_fits(path: Path, have: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
-    """Raise StateError with counts and examples unless names and shapes are the same on both sides."""
-    faults = {
-        "unknown": sorted(have.keys() - want.keys()),
-        "missing": sorted(want.keys() - have.keys()),
-        "of another shape": sorted(k for k in have.keys() & want.keys() if have[k].shape != want[k].shape),
-    }
-    lines = [
-        f"{len(keys)} {what}: {', '.join(keys[:3])}{', ...' * (len(keys) > 3)}" for what, keys in faults.items() if keys
-    ]
-    if lines:
-        raise StateError(str(path), f"does not fit: of {len(want)} keys wanted, {len(have)} found", *lines)
+def _check_same(where: str, layer: LoraLayer, spec: LoraSpec) -> None:
+    for name, flag, have, want in (
+        ("rank", "--lora_rank", layer.rank, spec.rank),
+        ("alpha", "--lora_alpha", layer.alpha, spec.alpha),
+    ):
+        if not math.isclose(have, want, rel_tol=1e-6):  # files keep alpha in fp32
+            what = f"has {name} = {have:g}, the LoRA layers in training have {want:g}"
+            raise StateError(where, what, f"give {flag} {have:g}")

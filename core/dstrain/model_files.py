@@ -1,20 +1,19 @@
 """From file names on the command line to the files of each component and its configuration; no weight is read."""
 
-import json
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dstrain.components import Component, Files
-from dstrain.config import ModelChoice
+from dstrain.config import Hub, ModelChoice, TrainConfig
+from dstrain.configurations import Sought, find_configuration
 from dstrain.errors import StateError, UsageError
 from dstrain.flags import parse_model_paths, parse_origins
+from dstrain.folders import find_folder
+from dstrain.hubs import Origin, fetch, find_here, not_here
 from dstrain.record import ModelRecord
-from dstrain.weights import Weights, header, recognise
-
-MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
+from dstrain.weights import header, recognise
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,8 @@ class ModelConfig:
 
     component: which one they are, where a flag says so; otherwise their own names tell.
     entries: without files: what replaces entries of the component's configuration.
+    revision: of a model id: a branch, tag or commit; '' for the hub's usual one.
+    hub: where files of a model id that are not here are fetched from; None if they are not fetched.
     """
 
     path: str | Sequence[str] | None = None
@@ -30,34 +31,51 @@ class ModelConfig:
     origin_file_pattern: str | None = None
     component: str = ""
     entries: Mapping[str, Any] = field(default_factory=dict)
+    revision: str = ""
+    hub: Hub | None = "modelscope"
+
+    @property
+    def origin(self) -> Origin | None:
+        """The published model they are of, if they are of one."""
+        return Origin(self.model_id, self.revision, self.hub) if self.model_id else None
+
+    @property
+    def pattern(self) -> str:
+        """The pattern of a model id's files: by default all those that lie in no folder."""
+        return self.origin_file_pattern or "*"
 
     def files(self) -> Files:
-        """Find the files; raises StateError naming the place where they were looked for."""
-        if self.model_id is None:
+        """Find the files here; raises StateError naming the place where they were looked for."""
+        origin = self.origin
+        if origin is None:
             names = [self.path] if isinstance(self.path, str) else list(self.path or ())
             return Files(tuple(_existing(Path(name)) for name in names))
-        folder = model_base() / self.model_id
-        pattern = self.origin_file_pattern or "*"
-        if pattern.endswith("/"):
-            return Files((_existing(folder / pattern),), self.model_id)
-        found = sorted(path for path in folder.glob(pattern) if path.is_file())
+        found = find_here(origin, self.pattern)
         if not found:
-            raise StateError(str(folder / pattern), "no file matches",
-                             f"models are looked for below {MODEL_BASE_VARIABLES[0]} (now {model_base()})")  # fmt: skip
-        return Files(tuple(found), self.model_id)
+            raise not_here(origin, self.pattern)
+        return self._files(origin, found)
 
+    def fetch(self) -> Files:
+        """Find the files, and fetch those of a model id that are not here; raises what `files` and a hub raise."""
+        origin = self.origin
+        return self.files() if origin is None else self._files(origin, fetch(origin, self.pattern))
 
-def model_base() -> Path:
-    """The folder that holds model ids: $DSTRAIN_MODEL_BASE_PATH, or the reference's name for it, or ./models."""
-    return Path(next((os.environ[name] for name in MODEL_BASE_VARIABLES if os.environ.get(name)), "models"))
+    def _files(self, origin: Origin, found: Sequence[str]) -> Files:
+        names = [self.pattern] if self.pattern.endswith("/") else found
+        return Files(tuple(origin.folder / name for name in names), origin.model_id)
 
 
 def model_configs(config: ModelChoice, record: ModelRecord) -> tuple[ModelConfig, ...]:
     """The model files of a command line: --model_paths, --model_id_with_origin_paths and the family's path flags."""
-    paths = [ModelConfig(path=group) for group in parse_model_paths(config.model_paths)]
-    published = [ModelConfig(None, *pair) for pair in parse_origins(config.model_id_with_origin_paths)]
+    # Planning alone needs no hub.
+    hub = None if isinstance(config, TrainConfig) and config.dry_run else config.hub
+    paths = [ModelConfig(path=group, hub=hub) for group in parse_model_paths(config.model_paths)]
+    published = [
+        ModelConfig(None, files.model_id, files.pattern, revision=files.revision, hub=hub)
+        for files in parse_origins(config.model_id_with_origin_paths)
+    ]
     own = [
-        ModelConfig(path=config.family_options[option.name], component=option.component)
+        ModelConfig(path=config.family_options[option.name], component=option.component, hub=hub)
         for option in record.options
         if option.component and not option.field and config.family_options.get(option.name)
     ]
@@ -74,41 +92,77 @@ def assign(configs: Iterable[ModelConfig], components: Sequence[Component], want
     """Find which component each set of files is, from the names in the files; one set may hold several.
 
     Twins are told apart as `_told` does; else by their order, but if only one set of files is left, it is the wanted
-    one. Files of a model id whose folder is that of a component nobody wants are not even looked for. Files that do
-    not exist are an error only if a wanted component remains unfound.
+    one. Files of a model id whose place is that of a component nobody wants are not even looked for; those whose place
+    tells nothing are fetched, one after the other, while a wanted component is unfound. Files that do not exist are an
+    error only if a wanted component remains unfound.
     """
-    found: dict[str, Files] = {}
+    table = _Table(components, frozenset(wanted))
     missing: list[StateError] = []
-    alike: dict[Files, tuple[Component, ...]] = {}
-    needed = set(wanted)
+    unplaced: list[ModelConfig] = []
     for config in configs:
-        if config.entries or published_as(config, components) not in {"", *needed}:
+        place = place_of(config, components) if config.model_id else ""
+        if config.entries or place not in {"", *table.wanted}:
             continue
         try:
-            files = config.files()
+            files = config.fetch() if place else config.files()
         except StateError as error:
-            missing.append(error)
+            if config.model_id and not place:
+                unplaced.append(config)
+            else:
+                missing.append(error)
             continue
-        for fitting, part in _parts(config, files, components):
+        table.take(config, files)
+    for config in unplaced:
+        if table.absent:
+            try:
+                files = config.fetch()
+            except StateError as error:
+                missing.append(error)
+                continue
+            table.take(config, files)
+    table.settle_twins()
+    if table.absent and missing:
+        raise missing[0]
+    return table.found
+
+
+@dataclass
+class _Table:
+    """What is found while files are assigned: component -> files, and files that twins could be."""
+
+    components: Sequence[Component]
+    wanted: frozenset[str]
+    found: dict[str, Files] = field(default_factory=dict)
+    alike: dict[Files, tuple[Component, ...]] = field(default_factory=dict)
+
+    @property
+    def absent(self) -> list[str]:
+        """The wanted components with weights of which nothing is found yet."""
+        seen = {*self.found, *(component.name for fitting in self.alike.values() for component in fitting)}
+        return [c.name for c in self.components if c.name in self.wanted - seen and not c.is_folder]
+
+    def take(self, config: ModelConfig, files: Files) -> None:
+        """Assign the parts of a set of files; raises what `_parts` raises, and UsageError for a second set of one."""
+        for fitting, part in _parts(config, files, self.components):
             name = fitting[0].name if len(fitting) == 1 else _told(fitting, part)
             if name:
-                _settle(found, name, part)
+                _settle(self.found, name, part)
             else:
-                alike[part] = fitting
-    for part, fitting in alike.items():
-        free = [c.name for c in fitting if c.name not in found]
-        first = [name for name in free if name in needed] if len(alike) == 1 else []
-        _settle(found, (*first, *free, fitting[0].name)[0], part)
-    absent = [c.name for c in components if c.name in needed - set(found) and not c.is_folder]
-    if absent and missing:
-        raise missing[0]
-    return found
+                self.alike[part] = fitting
+
+    def settle_twins(self) -> None:
+        """Give files that several twins could be to these, in order."""
+        for part, fitting in self.alike.items():
+            free = [c.name for c in fitting if c.name not in self.found]
+            first = [name for name in free if name in self.wanted] if len(self.alike) == 1 else []
+            _settle(self.found, (*first, *free, fitting[0].name)[0], part)
+        self.alike = {}
 
 
 def _told(twins: Sequence[Component], files: Files) -> str:
     """Which of twins these files are: their header names it, if training wrote them, else their folder; or ''."""
     by_header = [c.name for c in twins if c.name == header(files.paths[0]).get("component")]
-    by_folder = [c.name for c in twins if _lies_in(files.folder, c)]
+    by_folder = [c.name for c in twins if c.lies_in(files.folder)]
     return (*by_header, *by_folder, "")[0]
 
 
@@ -128,7 +182,7 @@ def _parts(
     known = [c for c in components if config.component in ("", c.name)]
     folders = [c for c in known if c.is_folder]
     if files.paths[0].is_dir():
-        fitting = folders if config.component else [c for c in folders if _lies_in(files.paths[0], c)]
+        fitting = folders if config.component else [c for c in folders if c.lies_in(files.paths[0])]
         if not fitting:
             names = ", ".join(folder for component in folders for folder in component.folders)
             raise UsageError(str(files.paths[0]), f"is a folder; folders of this family: {names}")
@@ -136,78 +190,12 @@ def _parts(
     return recognise(files, known)
 
 
-def _lies_in(place: Path, component: Component) -> bool:
-    return any(place.parts[-len(Path(folder).parts) :] == Path(folder).parts for folder in component.folders)
-
-
-def published_as(config: ModelConfig, components: Sequence[Component]) -> str:
-    """The component whose folder in the published layout a model id's pattern begins with, or ''."""
-    pattern = (config.origin_file_pattern or "") if config.model_id else ""
-    return next((c.name for c in components if any(pattern.startswith(f"{folder}/") for folder in c.folders)), "")
-
-
-def configuration(component: Component, files: Files | None, model_id: str) -> Mapping[str, Any]:
-    """The content of a component's configuration, in its network's terms.
-
-    It is in its weights' header, in `config.json` beside them or below the model id, published, or inferred from the
-    weights' shapes. Raises StateError naming all of these if none tells it.
-    """
-    shapes = Weights.of(files).shapes if files is not None else {}
-    for content in _contents(component, files, model_id):
-        own = _own_content(component, content, files, shapes)
-        if own is not None:
-            return own
-    if model_id in component.published:
-        return component.published[model_id]
-    inferred = component.infer(shapes) if shapes and component.infer else None
-    if inferred is not None:
-        return inferred
-    place = str(files.folder / "config.json") if files else component.name
-    raise StateError(place, f"no configuration of {component.name}: no config.json of it, the shapes do not tell it, "
-                     f"and model id {model_id or '(none)'} is not known", "put config.json beside the weights",
-                     f"known ids: {', '.join(component.published) or 'none'}")  # fmt: skip
-
-
-def _contents(component: Component, files: Files | None, model_id: str) -> Iterator[Mapping[str, Any]]:
-    """What may be the configuration, most trusted first: the header's, that beside the weights, the model id's."""
-    written = _header_config(files) if files is not None else None
-    if written is not None:
-        yield written
-    folders = [files.folder] if files is not None else []
-    folders += [model_base() / model_id / folder for folder in component.folders] if model_id else []
-    for folder in folders:
-        if (folder / "config.json").is_file():
-            yield _read_json(folder / "config.json")
-
-
-def _own_content(
-    component: Component, content: Mapping[str, Any], files: Files | None, shapes: Mapping[str, tuple[int, ...]]
-) -> Mapping[str, Any] | None:
-    """A configuration in the network's terms, whatever its publisher's; None if it is not this component's."""
-    layouts = component.layouts if files is None or files.layout is None else (files.layout,)
-    for layout in layouts:
-        own = layout.configuration(content, shapes) if layout.configuration else None
-        if own is not None and component.takes(own):
-            return own
-    as_is = files is None or (files.layout is None and not files.prefix)
-    return content if as_is and component.takes(content) else None
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        content: Mapping[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise StateError(str(path), f"cannot be read: {error}") from error
-    return content
-
-
-def _header_config(files: Files) -> Mapping[str, Any] | None:
-    """The configuration in a header; None if there is none, or another program's text of that name."""
-    try:
-        content = json.loads(header(files.paths[0]).get("config", ""))
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
+def place_of(config: ModelConfig, components: Sequence[Component]) -> str:
+    """The component in whose place in published layouts the files are, by their names alone; '' if in none."""
+    if config.model_id is not None:
+        return next((c.name for c in components if c.is_published_as(config.pattern)), "")
+    first = Path(config.path if isinstance(config.path, str) else (config.path or ("",))[0])
+    return next((c.name for c in components if c.lies_in(first) or c.lies_in(first.parent)), "")
 
 
 @dataclass(frozen=True)
@@ -234,13 +222,18 @@ def find(
     wanted = tuple(components)
     own = [component for component in known if among is None or component.name in among]
     files = assign(configs, [c for c in known if c in own or not any(map(c.is_twin, own))], wanted)
-    model_id = next((config.model_id for config in configs if config.model_id), "")
+    published = [config for config in configs if config.origin is not None]
     roots = [root for found in files.values() for root in (found.folder.parent, found.folder)]
     for name in wanted:
         if name not in files:
-            files[name] = _beside(by_name[name], roots, model_id, record)
+            if not by_name[name].is_folder:
+                raise StateError(name, "no model files for it on the command line",
+                                 "add them to --model_paths or --model_id_with_origin_paths, or use --toy")  # fmt: skip
+            origin = published[0].origin if published else None
+            hub = configs[0].hub if configs else None
+            files[name] = find_folder(by_name[name], roots, origin, record.default_ids.get(name, ""), hub)
     contents = {
-        name: configuration(by_name[name], files.get(name), files[name].model_id if name in files else model_id)
+        name: find_configuration(_sought(by_name[name], files.get(name), published, known))
         for name in (*wanted, *bare)
         if not by_name[name].is_folder
     }
@@ -250,12 +243,16 @@ def find(
     return Found({name: files[name] for name in wanted}, contents)
 
 
-def named_folder(config: ModelConfig, record: ModelRecord) -> str:
-    """The component whose folder holds these files, by its name alone: '' if it is no component's folder."""
-    path = config.path if isinstance(config.path, str) else (config.path or ("",))[0]
-    parent = Path(path).parent.name if path else (config.origin_file_pattern or "").partition("/")[0]
-    known: Sequence[Component] = record.load("components")
-    return next((component.name for component in known if parent in component.folders), "")
+def _sought(
+    component: Component, files: Files | None, published: Sequence[ModelConfig], known: Sequence[Component]
+) -> Sought:
+    """Where the configuration of a component may be: of local files, nowhere but beside them."""
+    own = [config for config in published if place_of(config, known) == component.name]
+    if files is not None:
+        own = [config for config in (*own, *published) if config.model_id == files.model_id]
+    config = next(iter(own if files is not None else (*own, *published)), None)
+    place = config.pattern.rpartition("/")[0] if config is not None and config in own else None
+    return Sought(component, files, config.origin if config is not None else None, place)
 
 
 def denoiser_configuration(record: ModelRecord, configs: Sequence[ModelConfig]) -> Mapping[str, Any]:
@@ -265,29 +262,15 @@ def denoiser_configuration(record: ModelRecord, configs: Sequence[ModelConfig]) 
     """
     known: Sequence[Component] = record.load("components")
     (default,) = (component for component in known if component.name == record.default_trainable)
+    here = [replace(config, hub=None) for config in configs]
     errors: list[StateError] = []
     for part in (default, *filter(default.is_twin, known)):
-        try:
-            return find(record, configs, (part.name,)).contents[part.name]
-        except StateError as error:
-            errors.append(error)
+        for parts, bare, places in (((part.name,), (), here), ((), (part.name,), configs)):
+            try:
+                return find(record, places, parts, bare).contents[part.name]
+            except StateError as error:
+                errors.append(error)
     raise errors[0]
-
-
-def _beside(component: Component, roots: Iterable[Path], model_id: str, record: ModelRecord) -> Files:
-    """A folder that no flag named: beside the other files, else below their model id or the family's default."""
-    if component.is_folder:
-        default = record.default_ids.get(component.name, ":").partition(":")
-        bases = [*roots, *([model_base() / model_id] if model_id else [])]
-        places = [base / folder for base in bases for folder in component.folders]
-        places += [model_base() / default[0] / default[2]] if default[0] else []
-        for place in places:
-            if place.is_dir():
-                return Files((place,), model_id)
-        raise StateError(component.name, f"not found in {', '.join(dict.fromkeys(map(str, places)))}",
-                         f"give --{component.name}_path FOLDER")  # fmt: skip
-    raise StateError(component.name, "no model files for it on the command line",
-                     "add them to --model_paths or --model_id_with_origin_paths, or use --toy")  # fmt: skip
 
 
 def _existing(path: Path) -> Path:

@@ -84,9 +84,9 @@ class TrainingModule(nn.Module):
         seed_global(keys[0], "step")
         in_step: list[dict[str, Any]] = []
         for table, key in zip(tables, keys, strict=True):
-            moved = {name: _moved(value, self.pipeline.device) for name, value in table.items()}
-            self.pipeline.run(plan.live, moved, Rng([key]))
-            in_step.append({name: moved[name] for name in plan.in_step})
+            values = {name: moved(value, self.pipeline.device) for name, value in table.items()}
+            self.pipeline.run(plan.live, values, Rng([key]))
+            in_step.append({name: values[name] for name in plan.in_step})
         return self._loss(collate(in_step, self.pipeline.wiring.padded, self.task.listed), keys)
 
     @torch.no_grad()
@@ -113,10 +113,10 @@ class TrainingModule(nn.Module):
         return list(self.trained.parameters.values())
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def moved(value: Any, device: torch.device) -> Any:
     """Move a value's tensors to a device; nothing is cast."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, list):
-        return [_moved(item, device) for item in value]
-    return {key: _moved(item, device) for key, item in value.items()} if isinstance(value, dict) else value
+        return [moved(item, device) for item in value]
+    return {key: moved(item, device) for key, item in value.items()} if isinstance(value, dict) else value

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +47,12 @@ class Network:
 
     def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
         """Build the network for a configuration from `configure` and fill it; raises what `load_network` raises."""
-        return load_network(lambda: self._class()(**vars(configuration)), files, dtype)
+        return load_network(partial(self.build, configuration), files, dtype)
+
+    def build(self, configuration: Any) -> nn.Module:
+        """Build the network for a configuration from `configure`, its weights random."""
+        network: nn.Module = self._class()(**vars(configuration))
+        return network
 
     def _class(self) -> Any:
         module, _, name = self.constructor.partition(":")
@@ -74,10 +80,15 @@ class TransformersNetwork:
         """Build the network and fill it; raises what `load_network` raises."""
         from transformers.conversion_mapping import get_model_conversion_mapping
 
-        # A copy, because some constructors change their configuration.
-        network = load_network(lambda: _transformers(self.model)(deepcopy(configuration)), files, dtype)
+        network = load_network(partial(self.build, configuration), files, dtype)
         # As transformers' own loader does, so that what is saved has the published names.
         network._weight_conversions = get_model_conversion_mapping(network, add_legacy=False)
+        return network
+
+    def build(self, configuration: Any) -> nn.Module:
+        """Build the network for a configuration record, its weights random."""
+        # A copy, because some constructors change their configuration.
+        network: nn.Module = _transformers(self.model)(deepcopy(configuration))
         return network
 
 
@@ -92,6 +103,15 @@ class Tokenizer:
         return _transformers(self.name).from_pretrained(files.folder, local_files_only=True)
 
 
+def empty_network(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network whose weights have shapes and take no memory."""
+    from accelerate import init_empty_weights  # slow to import, and planning needs this module but no weights
+
+    # Buffers are computed by the constructor and are not in the files, so they must be real.
+    with init_empty_weights(include_buffers=False):
+        return build()
+
+
 def load_network(build: Callable[[], nn.Module], files: Files, dtype: torch.dtype) -> nn.Module:
     """Build a network and fill it from one or more shard files, whatever their layout; it is in eval mode, on the CPU.
 
@@ -99,11 +119,7 @@ def load_network(build: Callable[[], nn.Module], files: Files, dtype: torch.dtyp
     be one (`all_tied_weights_keys`) may be there once, and are one. Raises StateError, before any weight is read, when
     names or shapes of files and network differ.
     """
-    from accelerate import init_empty_weights  # slow to import, and planning needs this module but no weights
-
-    # Buffers are computed by the constructor and are not in the files, so they must be real.
-    with init_empty_weights(include_buffers=False):
-        network = build()
+    network = empty_network(build)
     tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
     weights = Weights.of(files)
     pieces = dict(weights.pieces)

@@ -13,6 +13,8 @@ import numpy as np
 from dstrain.randomness import SampleKey, digest
 
 CHUNK = 4096
+LEFT_OUT = -1
+"""The group of a place in the order whose row gives no sample."""
 ROUNDS = 6
 
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
@@ -65,8 +67,9 @@ class MicroBatch:
 class Order:
     """The samples of every epoch.
 
-    groups: sample -> number of its signature. size: samples in a full global batch. places: (row, chunk) of each
-    sample; without them, there is one sample of each row.
+    groups: sample -> number of its signature; `LEFT_OUT` keeps the place of a row without a sample, and is not drawn.
+    size: samples in a full global batch. places: (row, chunk) of each sample; without them, there is one sample of
+    each row.
     """
 
     groups: tuple[int, ...]
@@ -77,19 +80,26 @@ class Order:
 
     @property
     def samples(self) -> int:
-        """Samples in one epoch, repeats included."""
+        """Places in the order of one epoch, repeats included."""
         return len(self.groups) * self.repeat
+
+    @cached_property
+    def drawn(self) -> int:
+        """Samples of the data set, each of which an epoch draws as often as `repeat` says."""
+        return sum(group != LEFT_OUT for group in self.groups)
 
     @cached_property
     def steps(self) -> int:
         """Global batches in one epoch; each signature's left-overs make one smaller batch."""
-        counts = np.bincount(np.asarray(self.groups)) * self.repeat
+        groups = np.asarray(self.groups)
+        counts = np.bincount(groups[groups != LEFT_OUT]) * self.repeat
         return int(sum(-(-int(count) // self.size) for count in counts if count))
 
     def draws(self, epoch: int) -> Iterator[SampleKey]:
         """Yield the epoch's samples in order, never holding more than a chunk of them."""
         for item in self._items(epoch):
-            yield self._key(epoch, item)
+            if self.groups[item % len(self.groups)] != LEFT_OUT:
+                yield self._key(epoch, item)
 
     def _items(self, epoch: int) -> Iterator[int]:
         """The epoch's order of its draws, each numbered repeat * (samples of the data set) + sample."""
@@ -108,6 +118,8 @@ class Order:
         queues: dict[int, list[SampleKey]] = {}
         for item in self._items(epoch):
             group = self.groups[item % len(self.groups)]
+            if group == LEFT_OUT:
+                continue
             queue = queues.setdefault(group, [])
             queue.append(self._key(epoch, item))
             if len(queue) == self.size:
@@ -117,9 +129,22 @@ class Order:
 
 
 def first_samples(places: Sequence[tuple[int, int]]) -> Sequence[int]:
-    """Row -> the number of its first sample, from the (row, chunk) of all samples in order."""
-    first = tuple(number for number, (_, chunk) in enumerate(places) if not chunk)
-    return range(len(first)) if len(first) == len(places) else first
+    """Row -> the number of its first sample, from the (row, chunk) of all samples in order; -1 for a row without."""
+    numbers = {row: number for number, (row, chunk) in enumerate(places) if not chunk}
+    first = tuple(numbers.get(row, -1) for row in range(1 + max(numbers, default=-1)))
+    return range(len(first)) if first == tuple(range(len(places))) else first
+
+
+def with_gaps(
+    groups: Sequence[int], places: Sequence[tuple[int, int]], rows: int
+) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Groups and places of samples, with one of the group `LEFT_OUT` for each of the table's rows that gives none.
+
+    So the order of the samples that are there is that of the whole table.
+    """
+    gaps = [((row, 0), LEFT_OUT) for row in sorted(set(range(rows)) - {row for row, _ in places})]
+    filled = sorted([*zip(places, groups, strict=True), *gaps]) if gaps else list(zip(places, groups, strict=True))
+    return tuple(group for _, group in filled), tuple(place for place, _ in filled)
 
 
 def sample_number(first: Sequence[int], row: int, chunk: int) -> int:

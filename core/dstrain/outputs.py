@@ -1,12 +1,14 @@
-"""What a training run writes: weights, the state to resume from, and loss.csv."""
+"""What a training run writes to its output folder, and when: weights, and the state to resume from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from dstrain.bad_samples import write_list
 from dstrain.checkpoint import (
+    damage,
     load_state,
     newest_state,
     prune_states,
@@ -16,11 +18,25 @@ from dstrain.checkpoint import (
     states,
 )
 from dstrain.errors import Diverged, Interrupted, StateError, UsageError
-from dstrain.files import lock, remove_leftovers, write_json
+from dstrain.export import save_lora_for
+from dstrain.files import lock, remove_leftovers
 from dstrain.flags import split_commas
 from dstrain.keys import hashed
 from dstrain.lora import save_lora
-from dstrain.resume import DECISIVE, ENDING_AT_LAST_STEP, restore, state_of
+from dstrain.lora_header import made_by
+from dstrain.record import Option
+from dstrain.resolved import write_resolved
+from dstrain.resume import DECISIVE, ENDING_AT_LAST_STEP, check_state_named, content_of, restore, state_of
+from dstrain.run_files import (
+    CONFIG,
+    WeightsFiles,
+    probe,
+    put_back,
+    refuse_occupied,
+    refuse_strangers,
+    take_away,
+    traces,
+)
 from dstrain.setup import Setup, versions
 from dstrain.summary import announce, conclude
 from dstrain.world import World
@@ -39,12 +55,24 @@ class Outputs:
     world: World
     folder: Path = field(init=False)
     weights: list[Path] = field(default_factory=list)
+    content: Mapping[str, str] = field(default_factory=dict)
+    begun: bool = False
 
     def __post_init__(self) -> None:
         if self.setup.config.output_path is None:
             raise UsageError("--output_path", "is required: where the trained weights are written")
         self.folder = Path(self.setup.config.output_path)
         self._check_prefix()
+        component = self.setup.record.default_trainable
+        if self._saving is not None and component not in [spec.component for spec in self.setup.trainables.lora]:
+            what = f"would do nothing: no LoRA on {component} is trained"
+            raise UsageError(f"--{self._saving.name}", what)
+
+    @property
+    def _saving(self) -> Option | None:
+        """The family's flag, if given, that says in which program's names LoRA is saved."""
+        given = self.setup.config.family_options
+        return next((one for one in self.setup.record.options if one.saves and one.name in given), None)
 
     def _check_prefix(self) -> None:
         """--remove_prefix_in_ckpt names a trained component; saved names carry no such prefix to begin with."""
@@ -59,30 +87,55 @@ class Outputs:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder, hold its lock, and refuse one that holds a run which is not to be resumed."""
-        if self.setup.config.resume is None and states(self.folder):
-            advice = "go on with --resume, or give another --output_path"
-            raise StateError(str(self.folder), "holds a run already", advice)
+        """Make the folder, hold its lock, and refuse one that cannot be written, or whose run is in the way.
+
+        A KeyboardInterrupt within becomes Interrupted, which says how to go on.
+        """
+        self._refuse_unfit()
         with lock(self.folder) if self.world.is_main else nullcontext():
             if self.world.is_main:
+                put_back(self.folder)
                 remove_leftovers(self.folder)
-            yield
+                probe(self.folder)
+                if self.setup.config.overwrite:
+                    refuse_strangers(self.folder)
+            try:
+                yield
+            except KeyboardInterrupt as error:
+                raise self._interrupted("interrupted") from error
+
+    def _refuse_unfit(self) -> None:
+        """Refuse a folder with a run that is neither to go on nor to be removed, and one with nothing to go on from."""
+        config = self.setup.config
+        if config.resume is None:
+            if not config.overwrite:
+                refuse_occupied(self.folder)
+        elif config.resume != "auto":
+            check_state_named(Path(config.resume))
+        elif not any(path.is_dir() for path in traces(self.folder)):
+            ended = "the run there ended before its first save: " if traces(self.folder) else ""
+            advice = "begin anew with --overwrite in the place of --resume" if ended else "leave out --resume to begin"
+            raise StateError(str(self.folder), "holds no checkpoint to resume from", f"{ended}{advice}")
 
     def begin(self, job: "Job") -> None:
-        """Take up the state to resume from, if asked; say what will happen."""
+        """Take up the state to resume from, or remove the run to overwrite, if asked; say what will happen."""
         config = self.setup.config
+        self.content = content_of(job)
         if config.resume is not None:
             path = newest_state(self.folder) if config.resume == "auto" else Path(config.resume)
             state = load_state(path)
             self._refuse_other_states(path)
-            restore(job, state, self.fingerprint(job))
+            restore(job, state, self.fingerprint(job), self.content)
             self.world.say(f"resumed at step {job.step} from {path}")
         announce(job, self.folder)
         self.world.wait()
         if self.world.is_main:
-            prune_states(self.folder, KEPT_STATES)
-            plain = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
-            write_json(self.folder / "config.json", plain)
+            if config.overwrite:
+                take_away(self.folder)
+            self._prune()
+            write_list(self.setup)
+            write_resolved(self.folder / CONFIG, config, versions(self.setup.device))
+        self.begun = True
 
     def _refuse_other_states(self, path: Path) -> None:
         """Refuse to go on from a state while the folder holds others that would later be taken for newer ones."""
@@ -104,7 +157,7 @@ class Outputs:
             self.setup.wiring.variant,
             *(sorted(split_commas(config[n])) for n in ("extra_inputs", "data_file_keys")),
         ]
-        numbers = [
+        numbers: list[Any] = [
             self.setup.mixed_precision,
             curve,
             settings,
@@ -112,6 +165,8 @@ class Outputs:
             read,
             {name: config[name] for name in DECISIVE},
         ]
+        preset = self.setup.preset
+        numbers += [[preset.component, preset.digest]] if preset is not None else []
         return hashed("run", [self.setup.task.name, trainables, order, numbers])
 
     def watched(self, steps: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
@@ -119,8 +174,8 @@ class Outputs:
         try:
             yield from steps
         except Diverged as error:
-            good = next(iter(states(self.folder)), "none")
-            raise Diverged(error.where, error.what, f"last good checkpoint: {good}") from error
+            good = next((state for state in states(self.folder) if not damage(state)), "none")
+            raise Diverged(error.where, error.what, f"last good checkpoint: {good}", *error.help_lines) from error
 
     def save_if_due(self, job: "Job", epoch: int) -> bool:
         """Save at every --save_steps, else after each epoch, and always at the last step; return whether it did."""
@@ -138,36 +193,67 @@ class Outputs:
         """Save unless that was just done, and raise Interrupted."""
         if not saved:
             self.save(job, f"step-{job.step}")
-        raise Interrupted(str(self.folder), f"interrupted after step {job.step} of {job.steps}, where it was saved",
-                          "run the same command with --resume")  # fmt: skip
+        raise self._interrupted(f"interrupted after step {job.step} of {job.steps}, where it was saved")
+
+    def _interrupted(self, what: str) -> Interrupted:
+        """What a run says that was interrupted: how it goes on depends on whether it has begun, and on a save."""
+        config, saved = self.setup.config, states(self.folder)
+        again = "run the same command again"
+        if not self.begun:
+            return Interrupted(str(self.folder), f"{what} before the first step; nothing there was changed", again)
+        if not saved:
+            advice = again if config.overwrite or not traces(self.folder) else f"{again} with --overwrite"
+            return Interrupted(str(self.folder), f"{what} before the first save", advice)
+        instead = [f"--{name}" for name in ("overwrite", "resume_from_checkpoint") if getattr(config, name)]
+        swap = f", in the place of {instead[0]}" if instead else ""
+        named = "" if "saved" in what else f"; the newest checkpoint is {saved[0].name}"
+        return Interrupted(str(self.folder), f"{what}{named}", f"run the same command with --resume{swap}")
 
     def save(self, job: "Job", name: str) -> None:
-        """Write one weights file per trained component, then the state to resume from."""
+        """Write one weights file per trained component, then the state to resume from; then remove what is too old."""
         if self.world.is_main:
-            self.weights = [self._save_component(job, name, component) for component in job.module.trained.components]
-            save_state(state_folder(self.folder, job.step), state_of(job, self.fingerprint(job)))
-            prune_states(self.folder, KEPT_STATES)
+            components = job.module.trained.components
+            paths = [self.folder / f"{name}{f'.{part}' * (len(components) > 1)}.safetensors" for part in components]
+            WeightsFiles.of(self.folder).add([path.name for path in paths], job.step)
+            for component, path in zip(components, paths, strict=True):
+                self._save_component(job, path, component)
+            self.weights = paths
+            save_state(state_folder(self.folder, job.step), state_of(job, self.fingerprint(job), self.content))
+            self._prune()
         self.world.wait()
 
-    def _save_component(self, job: "Job", name: str, component: str) -> Path:
+    def _prune(self) -> None:
+        """Remove states beyond --keep_checkpoints, or beyond two; weights files only if that flag is given."""
+        keep = self.setup.config.keep_checkpoints
+        prune_states(self.folder, keep or KEPT_STATES)
+        if keep:
+            WeightsFiles.of(self.folder).prune(keep)
+
+    def _save_component(self, job: "Job", path: Path, component: str) -> None:
         trained = job.module.trained
-        suffix = f".{component}" if len(trained.components) > 1 else ""
-        path = self.folder / f"{name}{suffix}.safetensors"
         network = job.module.pipeline.components[component]
+        expert = self.setup.wiring.expert
+        part = expert.ranges.get(component) if expert is not None else None
         about = {
             "family": self.setup.wiring.family,
             "variant": self.setup.wiring.variant,
             "component": component,
+            **({"timesteps": f"{part[0]:g} to {part[1]:g}"} if part is not None else {}),
             "step": str(job.step),
             "task": self.setup.task.name,
             **{f"version.{library}": version for library, version in versions(self.setup.device).items()},
         }
         if component in trained.lora:
             prefix = self.setup.record.lora_prefixes.get(component, component)
-            save_lora(path, network, trained.lora[component], prefix, about)
+            made = made_by(self.setup, job.found.files[component], job.found.contents[component], job.step)
+            spec, record = trained.lora[component], self.setup.record
+            option = self._saving if component == record.default_trainable else None
+            if option is not None:
+                save_lora_for(option.saves, path, network, spec, record, about | made)
+            else:
+                save_lora(path, network, spec, prefix, about | made)
         else:
             save_full(path, network, dict(job.found.contents[component]), about)
-        return path
 
     def end(self, job: "Job") -> None:
         """Say where the weights are and how to try them."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 FORMATS = "mov,matroska,avi"
 """FFmpeg's names of the containers that are read. Left out on purpose: play lists, which open other files."""
 
+LARGEST_FRAME = 2**26
+"""Pixels of the largest frame that is decoded: twice those of 8K."""
+
 REMEMBERED = 64
 """Files whose packets a process remembers, since it reads several clips of one."""
 
@@ -60,7 +63,9 @@ def opened(path: Path, **options: str) -> Iterator[tuple["InputContainer", "Vide
     import av
     from av.stream import Disposition
 
-    safe = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
+    # Opening decodes a frame where the container does not tell its kind of pixels, so the limit is needed there too.
+    limit = {"max_pixels": str(LARGEST_FRAME)}
+    safe = {"format_whitelist": FORMATS, "protocol_whitelist": "file", **limit}
     try:
         container = av.open(str(path), options=safe | options, metadata_errors="replace")
     except av.FFmpegError as error:
@@ -70,6 +75,11 @@ def opened(path: Path, **options: str) -> Iterator[tuple["InputContainer", "Vide
         streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
         if not streams:
             raise UsageError(str(path), "has no video stream")
+        context = streams[0].codec_context
+        if not 0 < context.width * context.height <= LARGEST_FRAME:
+            what = f"{DAMAGED}, or its frames have more than {LARGEST_FRAME:,} pixels"
+            raise UsageError(str(path), what)
+        context.options = limit
         try:
             yield container, streams[0]
         except av.FFmpegError as error:

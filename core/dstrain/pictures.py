@@ -1,18 +1,21 @@
 """Pictures: what size they are loaded at, told from the header alone, and how they are loaded."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isqrt
+from math import ceil, isqrt
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from dstrain.endings import check_end
 from dstrain.errors import UsageError
+from dstrain.packets import LARGEST_FRAME
 
-LOADER_VERSION = 1
+LOADER_VERSION = 2
 """Raised when `load_picture` returns other pixels for the same file, so that stored results are not used for it."""
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -21,11 +24,23 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 ANIMATED = frozenset({"GIF", "PNG", "WEBP"})
 """Of these, the ones whose frames follow each other in time; the pages of a TIFF do not."""
 
+LARGEST = 2**28
+"""Pixels of the largest picture that is opened, told by its header: three times the largest of cameras."""
+
+LONGEST = 2**35
+"""Pixels of all frames of an animated picture together: ten minutes of 1920 x 1080 at 25 frames a second."""
+
+Image.MAX_IMAGE_PIXELS = LARGEST
+# Pillow warns of pictures above its limit and refuses those of twice that; here both are refused.
+warnings.simplefilter("error", Image.DecompressionBombWarning)
+
+JPEGS = frozenset({"JPEG", "MPO"})
+
 UNSAID = 100
 """Milliseconds for which a frame is shown whose duration is given as 0."""
 
 GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
-MODES = GREY_16 | {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
+MODES = GREY_16 | {"F", "1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 
 TURNS = MappingProxyType(
     {
@@ -89,8 +104,12 @@ def fit(size: tuple[int, int], resolution: Resolution, multiple: int) -> tuple[i
 
 
 def read_size(path: Path) -> tuple[int, int]:
-    """Return (height, width) of the upright picture from the file's header; raises UsageError if it is no picture."""
+    """Return (height, width) of the upright picture from the file's header.
+
+    Raises UsageError if it is no picture, has too many pixels, or ends before the picture does.
+    """
     with _opened(path) as image:
+        check_end(image, path)
         width, height = image.size
         return (width, height) if _orientation(image) in SIDEWAYS else (height, width)
 
@@ -109,16 +128,19 @@ def is_picture(path: Path) -> bool:
 def animation(path: Path) -> tuple[int, ...]:
     """Return how long each frame of a picture is shown, in milliseconds; one that does not move has one frame.
 
-    A duration of 0 is read as 100, as browsers do. Raises UsageError for a damaged file, and for a GIF without its
-    last byte: a GIF does not say how many frames it has, so half of one would pass for a shorter one.
+    A duration of 0 is read as 100, as browsers do. Raises UsageError for a damaged file, and for one whose frames
+    have too many pixels together.
     """
     with _opened(path) as image:
-        if image.format == "GIF" and not path.read_bytes().rstrip(b"\0\r\n").endswith(b";"):
-            raise UsageError(str(path), "is half-written or damaged: it does not end as a GIF does")
-        if image.format not in ANIMATED or getattr(image, "n_frames", 1) == 1:
+        check_end(image, path)
+        frames = getattr(image, "n_frames", 1) if image.format in ANIMATED else 1
+        if frames == 1:
             return (UNSAID,)
+        if frames * image.width * image.height > LONGEST:
+            what = f"has {frames:,} frames of {image.height:,} x {image.width:,} (height x width)"
+            raise UsageError(str(path), f"{what}; all frames together have at most {LONGEST:,} pixels")
         shown = []
-        for number in range(getattr(image, "n_frames", 1)):
+        for number in range(frames):
             image.seek(number)
             image.load()  # WebP tells the duration then
             shown.append(int(image.info.get("duration") or UNSAID))
@@ -129,11 +151,17 @@ def load_picture(path: Path, mode: str, size: tuple[int, int] | None, number: in
     """Load a picture upright, in `mode` (RGB, RGBA or L), at exactly `size` (height, width).
 
     It is scaled to cover that size and cropped about its centre; without `size` it keeps its own. Transparent parts
-    are shown over white unless the mode is RGBA; 16-bit grey becomes 8-bit grey; colour profiles are not applied.
+    are shown over white unless the mode is RGBA; 16-bit grey, and float grey from 0 to 1, become 8-bit grey; colour
+    profiles are not applied. A JPEG of four times the size or more is decoded at a half, a quarter or an eighth of its
+    own, at least twice the size asked for.
     number: which frame of an animated one. Raises UsageError for a damaged file.
     """
     with _opened(path) as image:
         orientation = _orientation(image)
+        if size is not None and image.format in JPEGS:
+            height, width = size[::-1] if orientation in SIDEWAYS else size
+            scale = 2 * max(height / image.height, width / image.width)
+            image.draft(None, (ceil(scale * image.width), ceil(scale * image.height)))
         if number:
             image.seek(number)
         image.load()
@@ -154,15 +182,28 @@ def cover(picture: Image.Image, size: tuple[int, int] | None) -> Image.Image:
 def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path, formats=FORMATS) as image:
+            _check_pixels(image, path)
             if image.mode not in MODES:
                 raise UsageError(str(path), f"colour mode {image.mode} is not read; save it as RGB")
             yield image
     except UsageError:
         raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise UsageError(str(path), f"has too many pixels: a picture has at most {LARGEST:,}") from error
     except UnidentifiedImageError as error:
         raise UsageError(str(path), f"is not a picture of a kind that is read ({', '.join(FORMATS)})") from error
     except Exception as error:  # decoders of damaged files raise nearly anything
         raise UsageError(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _check_pixels(image: Image.Image, path: Path) -> None:
+    """Refuse a picture that is too large to be decoded, which for one that moves is smaller."""
+    pixels = image.width * image.height
+    if pixels > LARGEST:
+        raise Image.DecompressionBombError
+    if pixels > LARGEST_FRAME and image.format in ANIMATED and getattr(image, "is_animated", False):
+        what = f"has too many pixels: a picture that moves has at most {LARGEST_FRAME:,} a frame"
+        raise UsageError(str(path), what)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -178,7 +219,7 @@ def _orientation(image: Image.Image) -> int:
 
 def convert(image: Image.Image, mode: str) -> Image.Image:
     """Return an 8-bit copy of a picture in another colour mode; see `load_picture`."""
-    if image.mode in GREY_16:
+    if image.mode in GREY_16 or image.mode == "F":
         image = _eight_bits(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -191,7 +232,12 @@ def convert(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Scale 0..65535 to 0..255, rounded; Pillow alone would clip."""
+    """Scale 0..65535, or of floats 0..1, to 0..255, rounded; Pillow alone would clip."""
+    if image.mode == "F":
+        values = np.asarray(image)
+        if not (values.min() >= 0 and values.max() <= 1):  # NaN is neither
+            raise ValueError("float values beyond 0 (black) to 1 (white); save it as 8-bit RGB")
+        return Image.fromarray((values * 255 + 0.5).astype(np.uint8))
     pixels = np.asarray(image).astype(np.int64)
     if pixels.min() < 0 or pixels.max() > 65535:
         raise ValueError("grey values beyond 16 bits; save it as 8-bit RGB")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dstrain.components import Files
 from dstrain.errors import UsageError
 from dstrain.losses import Held, Hold
 from dstrain.plan import POSITIVE, Step, value_key
@@ -24,6 +25,7 @@ class Pipeline:
     """components: name -> module or tokenizer, for those loaded; configs: name -> configuration without weights.
 
     dtype: the dtype of components that are not trained; autocast: the dtype model_fn computes in, None for none.
+    files: what components were loaded from.
     """
 
     wiring: Wiring
@@ -33,6 +35,7 @@ class Pipeline:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    files: Mapping[str, Files] = field(default_factory=dict)
 
     @classmethod
     def from_pretrained(

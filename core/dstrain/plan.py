@@ -87,7 +87,9 @@ def make_plan(
     made_live = {key for step in live_steps for key in step.makes.values()}
     in_step = tuple(dict.fromkeys(_reader_keys(wiring, readers, task.sides, available)))
     crossing = tuple(sorted({*in_step, *(key for step in live_steps for key in step.reads.values())} - made_live))
-    components, configs = _loads(wiring, frozen_steps, live_steps, readers, trained, whole=task.runs_sampler)
+    components, configs = _loads(
+        wiring, frozen_steps, live_steps, readers, trained, whole=task.runs_sampler or not task.from_rows
+    )
     used = {key for step in (*frozen_steps, *live_steps) for key in step.reads.values()} | set(crossing)
     return Plan(
         family=wiring.family,
@@ -297,10 +299,8 @@ def _kind(wiring: Wiring, key: str) -> str:
     if name in wiring.makers:
         return wiring.makers[name].makes[name]
     source = wiring.inputs[name]
-    if isinstance(source, Column):
+    if isinstance(source, Column | Setting):
         return KINDS_OF_COLUMNS[source.kind]
-    if isinstance(source, Setting):
-        return type(source.value).__name__
     return "int" if isinstance(source, Size) else "as given"
 
 

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dstrain.config import GenerateConfig, TrainConfig
 from dstrain.errors import DstrainError, UsageError, nearest
+from dstrain.flags import flags
 from dstrain.record import API, ModelRecord
 
 GROUP = "dstrain.models"
@@ -36,7 +39,8 @@ class Installed:
     def load(self) -> Any:
         """Import what the entry point names; raises UsageError with the distribution, its version and the reason."""
         try:
-            return importlib.metadata.EntryPoint(self.name, self.entry_point, self.group).load()
+            with redirect_stdout(sys.stderr):  # standard output is for what a command answers
+                return importlib.metadata.EntryPoint(self.name, self.entry_point, self.group).load()
         except (Exception, SystemExit) as error:
             reason = f"{self.entry_point} cannot be imported: {type(error).__name__}: {error}"
             raise UsageError(self.where, reason, f"leave it out with -p no:{self.name}") from error
@@ -44,11 +48,15 @@ class Installed:
 
 @dataclass(frozen=True)
 class Finding:
-    """What `inspect_all` found out about one plugin; `reason` is '' for a record that can be used."""
+    """What `inspect_all` found out about one plugin; `reason` is '' for one that can be used.
+
+    variants: those of a family. adds: in words, what another plugin adds.
+    """
 
     plugin: Installed
     variants: tuple[str, ...] = ()
     reason: str = ""
+    adds: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -87,7 +95,7 @@ def load_record(name: str, left_out: Collection[str] = ()) -> ModelRecord:
     if not same:
         names = list(dict.fromkeys(plugin.name for plugin in plugins))
         raise UsageError(
-            "--model", f"no model named {name!r}; installed: {', '.join(names) or 'none'}{_near(name, names)}"
+            "--model", f"no model named {name!r}; installed: {', '.join(names) or 'none'}{nearest(name, names)}"
         )
     clash = name_clash(same[0], plugins)
     if clash:
@@ -114,16 +122,9 @@ def name_clash(plugin: Installed, plugins: Collection[Installed]) -> str:
 
 
 def inspect_all(left_out: Collection[str] = ()) -> tuple[Finding, ...]:
-    """Import every record, each in a process of its own, so that a broken one is reported and harms nothing else."""
-    plugins = installed(left_out)
-    return tuple(_inspect(plugin, name_clash(plugin, plugins)) for plugin in plugins)
-
-
-def _near(name: str, names: list[str]) -> str:
-    """Like `nearest`, but the beginning of a name finds it too, and neither case nor '-' matters."""
-    folded = name.lower().replace("-", "_")
-    longer = [known for known in names if folded and known.startswith(folded)]
-    return nearest(folded, names) or (f"; did you mean {longer[0]!r}?" if longer else "")
+    """Import every plugin, each in a process of its own, so that a broken one is reported and harms nothing else."""
+    groups = [installed(left_out), installed(left_out, HOOK_GROUP)]
+    return tuple(_inspect(plugin, name_clash(plugin, plugins)) for plugins in groups for plugin in plugins)
 
 
 def _checked(plugin: Installed) -> ModelRecord:
@@ -137,9 +138,20 @@ def _checked(plugin: Installed) -> ModelRecord:
                          "install versions of the plugin and of dstrain that fit together")  # fmt: skip
     if record.name != plugin.name:
         raise UsageError(plugin.where, f"its entry point is named {plugin.name!r}, its record {record.name!r}")
+    for fault in record.faults():
+        raise UsageError(plugin.where, fault)
     if not record.variants:
         raise UsageError(plugin.where, f"the record of {plugin.name!r} has no variant")
+    for option in record.options:
+        if option.name in taken_names():
+            raise UsageError(plugin.where, f"its flag --{option.name} is already one of dstrain's own")
     return record
+
+
+def taken_names() -> frozenset[str]:
+    """Names that no family's flag can have: those of dstrain's own, and of what a written configuration holds."""
+    own = (flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config))
+    return frozenset((*own, "config", "debug", "format", "help", "p", "versions"))
 
 
 def _inspect(plugin: Installed, clash: str) -> Finding:
@@ -156,7 +168,7 @@ def _inspect(plugin: Installed, clash: str) -> Finding:
             plugin, reason=f"its import ended the process (exit code {child.returncode}) {child.stderr[-200:]}".strip()
         )
     answer = json.loads(child.stdout)
-    return Finding(plugin, tuple(answer["variants"]), answer["reason"])
+    return Finding(plugin, tuple(answer["variants"]), answer["reason"], tuple(answer["adds"]))
 
 
 def _answer() -> None:
@@ -165,10 +177,17 @@ def _answer() -> None:
     os.dup2(2, 1)
     plugin = Installed(**json.loads(sys.argv[1]))
     variants: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     reason = ""
     try:
-        variants = _checked(plugin).variants
+        if plugin.group == HOOK_GROUP:
+            from dstrain.hooks import adds
+
+            words, reason = adds(plugin)
+        else:
+            record = _checked(plugin)
+            variants, reason = record.variants, next(record.lacking(), "")
     except DstrainError as error:
         reason = error.what
-    json.dump({"variants": variants, "reason": reason}, channel)
+    json.dump({"variants": variants, "adds": words, "reason": reason}, channel)
     channel.close()

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, one line a minute elsewhere."""
+"""Progress for people: a bar on a terminal, one line a minute elsewhere; on the main process alone."""
 
 import sys
 import time
@@ -10,13 +10,17 @@ SECONDS_PER_LINE = 60.0
 
 
 class Progress:
-    """Counts work done; a context manager. `total` and `done` are in the unit the title names."""
+    """Counts work done; a context manager. `total` and `done` are in the unit the title names.
 
-    def __init__(self, title: str, total: int, done: int = 0, enabled: bool = True) -> None:
-        self.title, self.total, self.done, self.first = title, total, done, done
+    brief: what passes inside other work: its bar vanishes, and elsewhere than on a terminal its end is not told.
+    """
+
+    def __init__(self, title: str, total: int, done: int = 0, enabled: bool = True, brief: bool = False) -> None:
+        self.title, self.total, self.done, self.first, self.brief = title, total, done, done, brief
         self.terminal = sys.stderr.isatty()
-        self.bar = tqdm(total=total, initial=done, desc=title, disable=not (enabled and self.terminal), file=sys.stderr)
         self.enabled = enabled
+        self.bar = tqdm(total=total, initial=done, desc=title, disable=not (enabled and self.terminal),
+                        file=sys.stderr, leave=not brief)  # fmt: skip
         self.start = self.said = time.monotonic()
 
     def __enter__(self) -> "Progress":
@@ -25,7 +29,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.enabled and not self.terminal and kind is None:
+        if self.enabled and not self.terminal and not self.brief and kind is None:
             self._say()
         self.bar.close()
 
@@ -41,6 +45,14 @@ class Progress:
     def _say(self, note: str = "") -> None:
         now = time.monotonic()
         rate = (self.done - self.first) / max(now - self.start, 1e-9)
-        left = f", {(self.total - self.done) / rate:.0f} s left" if rate and self.done < self.total else ""
-        print(f"{self.title} {self.done}/{self.total}, {rate:.2f}/s{left} {note}".rstrip(), file=sys.stderr, flush=True)
+        left = f", {clock((self.total - self.done) / rate)} left" if rate and self.done < self.total else ""
+        words = f"{self.title} {self.done}/{self.total}, {rate:.2f}/s{left}"
+        print(f"{words} {note}".rstrip(), file=sys.stderr, flush=True)
         self.said = now
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss, or h:mm:ss from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,14 +1,19 @@
 """Going on exactly: what a state holds, what a continuation must have in common, and how it is put back."""
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from dstrain.checkpoint import TrainingState
+from dstrain.checkpoint import RECORD, TrainingState, states
 from dstrain.errors import StateError
+from dstrain.files import sha256
+from dstrain.keys import hashed
 from dstrain.setup import versions
 
 if TYPE_CHECKING:
@@ -54,7 +59,30 @@ ENDING_AT_LAST_STEP = ("linear", "cosine")
 """Learning rate schedules whose every value depends on how many steps the run has."""
 
 
-def state_of(job: "Job", fingerprint: str) -> TrainingState:
+def content_of(job: "Job") -> dict[str, str]:
+    """Digests of what the run reads: the metadata's bytes, and the sizes of the files that its rows name.
+
+    Sizes, because reading every picture would cost more than it saves. Stage 2 has no files, and compares values of
+    its store by their keys.
+    """
+    if job.about is not None:
+        return {"metadata": str(job.about["data set"]["sha256"])}
+    dataset, size = job.setup.dataset, cache(os.path.getsize)
+    used = {inputs: sorted(job.setup.plan(inputs).used_inputs) for inputs in {frozenset(row) for row in dataset.rows}}
+    sizes = [[size(file) for name in used[frozenset(row)] for file in row[name].files] for row in dataset.rows]
+    return {"metadata": sha256(dataset.table.path), "files (by their sizes)": hashed("sizes", sizes)}
+
+
+def check_state_named(path: Path) -> None:
+    """Raise StateError, before anything is loaded, if --resume names something else than a folder with a state."""
+    if not path.is_dir():
+        what = "is a file, and a state is a folder" if path.exists() else "no such folder"
+        raise StateError(str(path), what, "--resume takes auto, or a folder state-STEP of an earlier run")
+    if not (path / RECORD).exists() and (inside := states(path)):
+        raise StateError(str(path), "is no state, but holds some", f"the newest is --resume {inside[0]}")
+
+
+def state_of(job: "Job", fingerprint: str, content: Mapping[str, str]) -> TrainingState:
     """Everything a run needs to go on exactly: no generator state, since every draw is keyed by its place."""
     tensors = {name: parameter.detach() for name, parameter in job.module.trained.parameters.items()}
     optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
@@ -65,17 +93,23 @@ def state_of(job: "Job", fingerprint: str) -> TrainingState:
         scheduler=job.scheduler.state_dict(),
         config_digest=fingerprint,
         versions=versions(job.setup.device),
+        content=content,
     )
 
 
 @torch.no_grad()
-def restore(job: "Job", state: TrainingState, fingerprint: str) -> None:
-    """Put a saved state back, bit for bit; raises StateError if it is of another run."""
+def restore(job: "Job", state: TrainingState, fingerprint: str, content: Mapping[str, str]) -> None:
+    """Put a saved state back, bit for bit; raises StateError if it is of another run, or of another data set."""
     if state.config_digest != fingerprint:
         raise StateError("--resume", "the saved run had other settings that decide its numbers", *_differing(job),
                          f"must be equal: {', '.join('--' + name for name in DECISIVE)}, what is trained, the rows",
                          "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
                          "and for a linear or cosine schedule --num_epochs and --max_steps")  # fmt: skip
+    changed = [name for name in content if state.content.get(name, content[name]) != content[name]]
+    if changed:
+        what = f"the data set is not what the saved run read: its {' and its '.join(changed)} changed since"
+        raise StateError("--resume", what, "put it back as it was",
+                         "or begin a new run from the saved weights: --resume_from_checkpoint FILE")  # fmt: skip
     parameters = job.module.trained.parameters
     if set(parameters) != set(state.trainable):
         raise StateError(

@@ -2,18 +2,19 @@
 
 import os
 from dataclasses import replace
-from datetime import timedelta
 from typing import get_args
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import DistributedDataParallelKwargs
 
 from dstrain.checks import validate
 from dstrain.config import Precision, TrainConfig
 from dstrain.data_process import data_process
 from dstrain.dataset import columns_read, find_metadata
+from dstrain.dry_run import as_summary
 from dstrain.errors import UsageError
 from dstrain.graph import as_text
+from dstrain.memory import STAGE_1_ADVICE, explained
 from dstrain.metadata import read_metadata
 from dstrain.module import TrainingModule
 from dstrain.plan import Plan
@@ -23,7 +24,7 @@ from dstrain.tasks import Task
 from dstrain.toys import toy_models
 from dstrain.train import train
 from dstrain.wiring import Wiring
-from dstrain.world import World
+from dstrain.world import World, together
 
 
 def run(config: TrainConfig, module_class: type[TrainingModule] = TrainingModule) -> None:
@@ -35,19 +36,18 @@ def run(config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
     check_launcher(config)
     setup = resolve(config)
     if config.dry_run:
-        print(as_text(setup.plan(_inputs(setup)), setup.wiring, setup.task), end="")
+        print(as_text(setup.plan(_inputs(setup)), setup.wiring, setup.task) + as_summary(setup), end="")
         return
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or setup.trains_experts
     ddp = DistributedDataParallelKwargs(find_unused_parameters=unused)
-    # The first process reads every file of the data set and the encoders while the others wait.
-    patient = InitProcessGroupKwargs(timeout=timedelta(days=1))
-    accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp, patient])
+    accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp])
     setup = replace(setup, device=accelerator.device)
-    world = World(accelerator)
-    with toy_models(setup, world) as ready:
+    with together(accelerator) as world, toy_models(setup, world) as ready:
+        warn_of_one_process(world)
         if ready.stage == "data_process":
-            data_process(ready, world)
+            with explained("stage 1", *STAGE_1_ADVICE):
+                data_process(ready, world)
         else:
             train(ready, world, module_class)
 
@@ -63,9 +63,16 @@ def check_launcher(config: TrainConfig) -> None:
             raise UsageError(f"--{name}", f"is {asked}, but accelerate's configuration says {told}; change one of them")
 
 
+def warn_of_one_process(world: World) -> None:
+    """`accelerate launch --cpu` starts one process whatever it is told; what it leaves behind gives it away."""
+    if world.size == 1 and "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:
+        world.say("dstrain: warning: the launcher was told to start several processes and started one; on CPUs: "
+                  "ACCELERATE_USE_CPU=1 torchrun --nproc_per_node N -m dstrain ...")  # fmt: skip
+
+
 def plan_of(config: TrainConfig) -> tuple[Plan, Wiring, Task]:
     """The plan of a command line: for the columns of its metadata, or without a data set for every column."""
-    setup = resolve(config)
+    setup = resolve(replace(config, dry_run=True))
     return setup.plan(_inputs(setup)), setup.wiring, setup.task
 
 

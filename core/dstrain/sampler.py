@@ -94,9 +94,16 @@ def _blank(wiring: Wiring, name: str) -> str:
 def generate(pipeline: Pipeline, **arguments: Any) -> Any:
     """Make what the variant's last decoder makes (a picture) from arguments given by name, as `planned` takes them."""
     call = planned(pipeline.wiring, arguments)
-    values, seed = dict(call.inputs), call.sampling.seed
-    pipeline.run((*call.plan.frozen, *call.plan.live), values, Rng([SampleKey(seed, 0, 0, 0)]))
-    latents = sample(pipeline, values, call.sampling, NEGATIVE in call.plan.sides)
+    values = dict(call.inputs)
+    pipeline.run(call.plan.frozen, values)
+    return finish(pipeline, call.plan, values, call.sampling)
+
+
+@torch.no_grad()
+def finish(pipeline: Pipeline, plan: Plan, values: dict[str, Any], sampling: Sampling) -> Any:
+    """Do what follows a plan's frozen units: its live ones, the sampler, the decoders; `values` holds what crosses."""
+    pipeline.run(plan.live, values, Rng([SampleKey(sampling.seed, 0, 0, 0)]))
+    latents = sample(pipeline, values, sampling, NEGATIVE in plan.sides)
     return decode(pipeline, values, latents)
 
 

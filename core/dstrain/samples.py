@@ -27,27 +27,28 @@ class Source(Protocol):
 class Rows:
     """Samples of a data set; `reads` maps the inputs present to those that are decoded.
 
-    first: row -> the number of its first sample, if there are rows with several (`order.first_samples`).
+    first: row -> the number of its first sample, if rows have several or none (`order.first_samples`). damage: makes
+    (row, input, error) the error that is raised for a cell that cannot be loaded; without it, it is the cell's own.
     """
 
     rows: Sequence[Mapping[str, Cell]]
     reads: Mapping[frozenset[str], frozenset[str]]
     first: Sequence[int] = ()
+    damage: Callable[[int, str, UsageError], UsageError] | None = None
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
         """Decode the inputs of one sample that the run reads."""
         return self.decode(row, chunk, self.reads[frozenset(self.rows[sample_number(self.first, row, chunk)])])
 
     def decode(self, row: int, chunk: int, names: Iterable[str]) -> Sample:
-        """Decode the named inputs of one sample; an error names its row and chunk (both from 0)."""
+        """Decode the named inputs of one sample; raises UsageError for a damaged file."""
         cells = self.rows[sample_number(self.first, row, chunk)]
         values = {}
         for name in sorted(names):
             try:
                 values[name] = load_cell(cells[name])
             except UsageError as error:
-                what = f"{error.what} (input {name} of row {row}, chunk {chunk})"
-                raise UsageError(error.where, what, *error.help_lines) from error
+                raise (self.damage(row, name, error) if self.damage else error) from error
         return Sample(values, frozenset(cells))
 
 

@@ -1,28 +1,30 @@
 """A command line resolved: family, variant, task, trainables and data settings, before anything is loaded."""
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
+from dstrain.bad_samples import decodable, list_folder, read_samples
 from dstrain.clips import FrameSampling
 from dstrain.config import TrainConfig
-from dstrain.dataset import DataConfig, Dataset, from_video, open_dataset
+from dstrain.dataset import DataConfig, Dataset, open_dataset
 from dstrain.distill import DIRECT_DISTILL
 from dstrain.errors import UsageError, nearest
 from dstrain.flags import flags, split_commas
 from dstrain.hooks import Extensions, load_extensions
 from dstrain.lora import LoraSpec
 from dstrain.losses import SFT
-from dstrain.metadata import refuse
-from dstrain.model_files import ModelConfig, model_configs
+from dstrain.metadata import Fault
+from dstrain.model_files import Found, ModelConfig, find, model_configs
 from dstrain.pictures import Resolution
 from dstrain.plan import Plan
 from dstrain.plugins import load_record
+from dstrain.preset import Preset, preset_of
 from dstrain.record import ModelRecord
 from dstrain.schedule import TRAIN_TIMESTEPS, NoiseLevels
 from dstrain.sources import Column, Given, Size
@@ -30,8 +32,9 @@ from dstrain.tasks import Task
 from dstrain.trainables import Trainables
 from dstrain.variants import check_extra_inputs, choose_variant, hints_of, role_played, settled
 from dstrain.wiring import Wiring
-from dstrain.world import World, default_device
+from dstrain.world import DTYPES, World, default_device, precision
 
+OWN_TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in (SFT, DIRECT_DISTILL)})
 FRAME_FLAGS = ("num_frames", "frame_sampling", "frame_samples")
 """Flags that choose the frames of videos."""
 
@@ -52,17 +55,22 @@ class Setup:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set's rows, checked but not decoded; raises UsageError for blank cells that the run needs."""
-        found = open_dataset(self.data_config, self.wiring.inputs)
-        for inputs in dict.fromkeys(frozenset(cells) for cells in found.rows):
-            try:
-                self.plan(inputs)
-            except UsageError:
-                refuse(str(found.table.path), "cell", self._blanks(found))
-                raise
-        return found
+        """The data set's rows, checked; raises UsageError for blank cells that the run needs.
 
-    def _blanks(self, found: Dataset) -> list[str]:
+        With --on_bad_sample skip, every file that the run reads was decoded, and bad rows are left out.
+        """
+        skips = self.config.on_bad_sample == "skip"
+        found = open_dataset(self.data_config, self.wiring.inputs)
+        if not all(self._plans(inputs) for inputs in {frozenset(cells) for cells in found.rows}):
+            blanks = self._blanks(found)
+            if not skips:
+                found.table.refuse(blanks)
+            found = found.without(blanks)
+        for inputs in dict.fromkeys(frozenset(cells) for cells in found.rows):
+            self.wiring.plan(inputs, self.task, self.trainables.components, found.table.columns)
+        return decodable(found, lambda inputs: self.plan(inputs).used_inputs, list_folder(self)) if skips else found
+
+    def _blanks(self, found: Dataset) -> list[Fault]:
         """Name every blank cell of an input without which there is no plan."""
         everything = frozenset(name for cells in found.rows for name in cells)
         sources = self.wiring.inputs.items()
@@ -72,7 +80,7 @@ class Setup:
             if isinstance(source, Column) and name in everything and not self._plans(everything - gone):
                 rows = dict.fromkeys(row for (row, _), cells in zip(found.places, found.rows, strict=True)
                                      if name not in cells)  # fmt: skip
-                faults += [f"{found.table.where(row, source.name)}: is blank" for row in rows]
+                faults += [Fault(row, source.name, "is blank") for row in rows]
         return faults
 
     def _plans(self, inputs: frozenset[str]) -> bool:
@@ -81,6 +89,16 @@ class Setup:
         except UsageError:
             return False
         return True
+
+    @cached_property
+    def preset(self) -> Preset | None:
+        """The LoRA of --preset_lora_path, and the component it is merged into."""
+        return preset_of(self.config, self.record, self.wiring)
+
+    def find(self, components: Iterable[str], bare: Iterable[str]) -> Found:
+        """Find the files of components, a preset LoRA beside its own, and configurations of these and `bare`."""
+        found = find(self.record, self.models, components, bare, self.wiring.components)
+        return self.preset.into(found) if self.preset is not None else found
 
     @property
     def data_config(self) -> DataConfig:
@@ -91,7 +109,15 @@ class Setup:
         keys = split_commas(c.data_file_keys) if c.data_file_keys else None
         extra = split_commas(c.extra_inputs)
         return DataConfig(
-            c.dataset_base_path, c.dataset_metadata_path, keys, self.resolution, extra, self.frame_sampling
+            c.dataset_base_path,
+            c.dataset_metadata_path,
+            keys,
+            self.resolution,
+            extra,
+            self.frame_sampling,
+            c.dataset_root,
+            c.url_cache,
+            c.on_bad_sample,
         )
 
     @property
@@ -107,14 +133,12 @@ class Setup:
     @property
     def mixed_precision(self) -> str:
         """'bf16' or 'no': the flag, else the launcher's configuration, else bf16 on a GPU and none on a CPU."""
-        default = "bf16" if self.device.type == "cuda" else "no"
-        launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-        return self.config.mixed_precision or (launcher if launcher != "no" else default)
+        return precision(self.config.mixed_precision, self.device)
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of components that are not trained."""
-        return torch.bfloat16 if self.mixed_precision == "bf16" else torch.float32
+        return DTYPES[self.mixed_precision]
 
     @property
     def levels(self) -> NoiseLevels:
@@ -167,12 +191,15 @@ def resolve(config: TrainConfig) -> Setup:
     record = load_record(config.model, config.left_out)
     models = model_configs(config, record)
     extensions = load_extensions(config.left_out)
-    task = _task(config, known_tasks(extensions))
+    tasks, unusable = known_tasks(extensions)
+    extensions = replace(extensions, broken=(*extensions.broken, *unusable))
+    task = _task(config, tasks, extensions.broken)
     if config.variant is None:
         check_extra_inputs(config, record, task)
     variant = choose_variant(record, config.variant, hints_of(config, models, task))
     wiring = settled(record.load("wiring")(variant), record, config)
     _check_frames(config, wiring)
+    _check_components(config, wiring)
     setup = Setup(
         config,
         record,
@@ -184,26 +211,37 @@ def resolve(config: TrainConfig) -> Setup:
         models,
         extensions,
     )
+    if not config.dry_run:
+        _ = setup.preset
     _ = setup.levels  # made once, so that boundaries which leave nothing are refused before anything is loaded
     return setup
 
 
 def _check_frames(config: TrainConfig, wiring: Wiring) -> None:
     """Refuse flags that choose frames of videos where there are none."""
-    if any(isinstance(source, Column) and from_video(source) for source in wiring.inputs.values()):
+    if wiring.reads_videos:
         return
     for flag in flags(TrainConfig):
         if flag.name in FRAME_FLAGS and getattr(config, flag.name) != flag.default:
             raise UsageError(flag.spelled, f"would do nothing: variant {wiring.variant} reads no videos")
 
 
-def _task(config: TrainConfig, tasks: Mapping[str, Task]) -> Task:
+def _check_components(config: TrainConfig, wiring: Wiring) -> None:
+    """Refuse a flag that names a component which the variant does not have."""
+    known = (*wiring.components, *([wiring.expert.role] if wiring.expert else []))
+    for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
+        for name in split_commas(getattr(config, flag)):
+            if name.partition(".")[0] not in known:
+                what = f"{wiring.family} {wiring.variant} has no component {name!r}{nearest(name, known)}"
+                raise UsageError(f"--{flag}", what, f"components: {', '.join(wiring.components)}")
+
+
+def _task(config: TrainConfig, tasks: Mapping[str, Task], broken: Sequence[str]) -> Task:
     """The task named; raises UsageError if there is none, or for an option that its loss does not use."""
     if config.task_name not in tasks:
         known = ", ".join(tasks)
-        raise UsageError(
-            "--task", f"no task named {config.task_name!r}; tasks: {known}{nearest(config.task_name, tasks)}"
-        )
+        what = f"no task named {config.task_name!r}; tasks: {known}{nearest(config.task_name, tasks)}"
+        raise UsageError("--task", what, *broken[:3])
     task = tasks[config.task_name]
     for flag in flags(TrainConfig):
         if flag.name in task.idle_options and getattr(config, flag.name) != flag.default:
@@ -211,17 +249,10 @@ def _task(config: TrainConfig, tasks: Mapping[str, Task]) -> Task:
     return task
 
 
-def known_tasks(extensions: Extensions) -> Mapping[str, Task]:
-    """Tasks by name: core's own, and those of plugins."""
-    tasks = {SFT.name: SFT, DIRECT_DISTILL.name: DIRECT_DISTILL}
-    for task in (task for answer in extensions.hook.dstrain_tasks() for task in answer):
-        if task.name in tasks:
-            both = f"{tasks[task.name].loss.name} and {task.loss.name}"
-            raise UsageError(
-                "plugins", f"two tasks are named {task.name!r}, with losses {both}", "leave one out with -p no:NAME"
-            )
-        tasks[task.name] = task
-    return tasks
+def known_tasks(extensions: Extensions) -> tuple[Mapping[str, Task], tuple[str, ...]]:
+    """Tasks by name, core's own and those of plugins; and which of plugins cannot be used, and why."""
+    offers = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
+    return {**OWN_TASKS, **offers.items}, offers.broken
 
 
 def trainables_of(config: TrainConfig, record: ModelRecord) -> Trainables:
@@ -250,6 +281,7 @@ def warn(setup: Setup, world: World) -> None:
         world.say(f"dstrain: warning: {reason}")
     if setup.stage == "train":
         return
+    read_samples(setup, world)
     if not setup.stage and setup.config.feature_cache is not None:
         world.say(
             f"dstrain: warning: --feature_cache is not used in one piece; it is by --task {setup.task.name}:train"

@@ -39,6 +39,11 @@ class Column:
         """Whether the cell names a file (or several)."""
         return self.kind in FILE_KINDS
 
+    @property
+    def from_video(self) -> bool:
+        """Whether it names a video, whose frames or one frame of which are loaded."""
+        return self.kind == "frames" or bool(self.pick)
+
 
 @dataclass(frozen=True)
 class Size:
@@ -59,11 +64,28 @@ class Given:
 class Setting:
     """An input that is a constant of the variant: no row gives it; a flag of its name changes it if the family has one.
 
-    toy: the value under --toy; None leaves it.
+    toy: the value under --toy; None leaves it. check: as in Column.
     """
 
     value: str | int | float
     toy: str | int | float | None = None
+    check: Callable[[Any], str] | None = None
+
+    @property
+    def kind(self) -> Literal["text", "integer", "number"]:
+        """What its value is, and what text is read as that changes it."""
+        if isinstance(self.value, str):
+            return "text"
+        return "number" if isinstance(self.value, float) else "integer"
+
+    def as_column(self, name: str) -> Column:
+        """The column as which text is read that changes it."""
+        return Column(name, self.kind, check=self.check)
+
+
+def at_least(least: float) -> Callable[[Any], str]:
+    """A check of a number: it is so much or more."""
+    return lambda value: "" if value >= least else f"want {least} or more, got {value}"
 
 
 Source = Column | Size | Given | Setting

@@ -1,13 +1,16 @@
-"""The numbers of each optimizer step, as they are written: loss.csv."""
+"""The numbers of each optimizer step, as they are written: loss.csv, and the same rows as JSON in loss.jsonl."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 import torch
 
+from dstrain.errors import SystemFault
 from dstrain.files import write_file
 from dstrain.hooks import Extensions
 
@@ -21,6 +24,9 @@ COLUMNS = (
     "data_wait_seconds",
     "memory_gib",
 )
+RSS_UNITS_PER_GIB = 2**30 if sys.platform == "darwin" else 2**20
+"""ru_maxrss is in KiB, on macOS in bytes (getrusage(2))."""
+GO_ON = "make room, and go on with --resume from the newest checkpoint"
 
 
 @dataclass
@@ -30,33 +36,62 @@ class StepLog:
     folder: Path
     extensions: Extensions
     is_main: bool
-    _file: TextIO | None = None
+    _files: tuple[TextIO, ...] = ()
 
     @contextmanager
     def opened(self, step: int) -> Iterator[None]:
-        """Keep loss.csv open, without the rows of steps after `step` that a run which was cut off left."""
+        """Keep both files open, without the rows of steps after `step` that a run which was cut off left."""
         if not self.is_main:
             yield
             return
-        path = self.folder / "loss.csv"
-        lines = path.read_text().splitlines() if path.exists() else []
-        whole = [line for line in lines[1:] if line.count(",") == len(COLUMNS) - 1]
-        kept = [line for line in whole if int(line.partition(",")[0]) <= step]
-        write_file(path, "".join(f"{line}\n" for line in [",".join(COLUMNS), *kept]).encode())
-        with path.open("a", buffering=1) as self._file:
+        table, lines = self.folder / "loss.csv", self.folder / "loss.jsonl"
+        kept = [row for row in _rows(table) if int(row[0]) <= step]
+        write_file(table, "".join(map(_csv, [COLUMNS, *kept])).encode())
+        write_file(lines, "".join(map(_json, kept)).encode())  # from the table, so that both have the same rows
+        self._files = (table.open("a", buffering=1), lines.open("a", buffering=1))
+        try:
             yield
+        finally:
+            for file in self._files:
+                with suppress(OSError):  # `add` said so, if a row could not be written
+                    file.close()
 
     def add(self, numbers: Mapping[str, float]) -> None:
         """Write one optimizer step's numbers, by column name, and show them to plugins that look on."""
-        if self._file is None:
+        if not self._files:
             return
-        row = {"memory_gib": _memory(), **numbers}
-        self.extensions.hook.dstrain_step_end(step=row["step"], numbers=row)
-        self._file.write(",".join(_short(row[name]) for name in COLUMNS) + "\n")
+        row = {"memory_gib": peak_memory(), **numbers}
+        for reason in self.extensions.step_end(int(row["step"]), row):
+            print(f"dstrain: warning: {reason}", file=sys.stderr, flush=True)
+        texts = [_short(row[name]) for name in COLUMNS]
+        for file, line in zip(self._files, (_csv(texts), _json(texts)), strict=True):
+            try:
+                file.write(line)
+            except OSError as error:
+                what = f"row {row['step']} cannot be written: {error.strerror}"
+                raise SystemFault(file.name, what, GO_ON) from error
 
 
-def _memory() -> float:
-    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+def _rows(table: Path) -> list[list[str]]:
+    """The whole rows of a loss.csv, without its header."""
+    lines = table.read_text().splitlines()[1:] if table.exists() else []
+    rows = (line.split(",") for line in lines)
+    return [row for row in rows if len(row) == len(COLUMNS)]
+
+
+def _csv(texts: Sequence[str]) -> str:
+    return ",".join(texts) + "\n"
+
+
+def _json(texts: Sequence[str]) -> str:
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in zip(COLUMNS, texts, strict=True)) + "}\n"
+
+
+def peak_memory() -> float:
+    """The most memory that was in use until now, in GiB: of the GPU, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / RSS_UNITS_PER_GIB
 
 
 def _short(value: float) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dstrain.dataset import from_video
 from dstrain.errors import StateError
 from dstrain.files import sha256
 from dstrain.flags import split_commas
@@ -29,7 +28,6 @@ class StoredPlan:
 def plan_identity(setup: Setup) -> dict[str, Any]:
     """What must be equal in both stages; repeat, epochs, optimizer, LoRA size and targets and output are not in it."""
     c = setup.config
-    reads_videos = any(isinstance(source, Column) and from_video(source) for source in setup.wiring.inputs.values())
     sampling = {"--num_frames": c.num_frames, "--frame_sampling": c.frame_sampling, "--frame_samples": c.frame_samples}
     return {
         "family": setup.wiring.family,
@@ -43,9 +41,18 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
         "--data_file_keys": ",".join(split_commas(c.data_file_keys)) or None,
         "--extra_inputs": ",".join(sorted(split_commas(c.extra_inputs))) or None,
         "dtype": str(setup.dtype).removeprefix("torch."),
-        **(sampling if reads_videos else {}),
+        **_preset(setup),
+        **(sampling if setup.wiring.reads_videos else {}),
         **{f"--{name}": setting.value for name, setting in setup.wiring.settings.items()},
     }
+
+
+def _preset(setup: Setup) -> dict[str, Any]:
+    """The LoRA merged into a component that stage 1 uses: what is stored depends on it."""
+    preset = setup.preset
+    if preset is None or preset.component not in setup.plan(setup.all_inputs()).components["data_process"]:
+        return {}
+    return {"--preset_lora_path": f"{preset.digest} in {preset.component}"}
 
 
 def plan_about(

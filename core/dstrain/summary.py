@@ -1,18 +1,29 @@
 """What a run says of itself: at its start what will happen, at its end where the weights are and how to try them."""
 
-from collections.abc import Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dstrain.generate import generate_command
+from dstrain.order import LEFT_OUT
+from dstrain.progress import clock
+from dstrain.samples import Rows, StoredRows
 
 if TYPE_CHECKING:
     from dstrain.train import Job
 
+GROUPS_TOLD = 3
+LOSSES_TOLD = 20
+LATENT_AXES = 4
+"""Of stored values, those with so many axes or more have a size worth telling: latents, not texts."""
+
 
 def announce(job: "Job", folder: Path) -> None:
     """Say what is trained on what, for how long, and where it goes."""
-    module, say, setup = job.module, job.world.say, job.setup
+    module, say, setup, config = job.module, job.world.say, job.setup, job.setup.config
     count = sum(parameter.numel() for parameter in module.trained_parameters)
     total = sum(parameter.numel() for parameter in module.networks.parameters())
     say(f"device {setup.device}, mixed precision {setup.mixed_precision}, {job.world.size} process(es)")
@@ -21,10 +32,74 @@ def announce(job: "Job", folder: Path) -> None:
         say(f"LoRA on {component}: " + ", ".join(f"{pattern} x{number}" for pattern, number in matches.items()))
     if module.trained.unreached:
         say(f"frozen, since no loss reaches them: {len(module.trained.unreached)} parameters")
-    say(
-        f"{len(job.order.groups)} rows x {job.order.repeat}, {job.order.steps} steps an epoch; runs to step {job.steps}"
-    )
+    say(f"{samples_told(job)} x {job.order.repeat}, {job.order.steps} steps an epoch; runs to step {job.steps}, "
+        f"{job.steps / job.order.steps:.4g} epochs")  # fmt: skip
+    sizes = ", ".join(f"{number} of {size}" for size, number in groups_told(job))
+    if sizes:
+        say(f"sizes: {sizes}")
+    warmup = f" after {config.lr_warmup_steps} steps of warm-up" if config.lr_warmup_steps else ""
+    say(f"batch: {job.world.size} process(es) x {config.batch_size} x {config.gradient_accumulation_steps} accumulated "
+        f"= {job.order.size} samples a step; learning rate {config.learning_rate:g}, {config.lr_scheduler}{warmup}; "
+        f"seed {config.seed}")  # fmt: skip
+    if config.preview_prompt:
+        every = f"every {config.preview_steps} steps" if config.preview_steps else "with each save"
+        say(f"previews of {len(config.preview_prompt)} prompt(s) at the start and {every}, in {folder}/previews")
     say(f"writes {folder}")
+
+
+def samples_told(job: "Job") -> str:
+    """How many rows are drawn from, and how many samples these give where it is not one each."""
+    places = zip(job.order.groups, job.order.places, strict=True) if job.order.places else ()
+    rows = len({row for group, (row, _) in places if group != LEFT_OUT}) or job.order.drawn
+    return f"{rows} rows" if rows == job.order.drawn else f"{rows} rows ({job.order.drawn} samples)"
+
+
+def groups_told(job: "Job") -> list[tuple[str, int]]:
+    """The sizes that most samples have, each with how many have it; those of what is stored, in stage 2."""
+    groups = [group for group in job.order.groups if group != LEFT_OUT]
+    first = {group: len(groups) - 1 - place for place, group in enumerate(reversed(groups))}
+    told: Counter[str] = Counter()
+    for group, number in Counter(groups).items():
+        told[", ".join(_sizes(job, first[group]))] += number
+    return [(size, number) for size, number in told.most_common(GROUPS_TOLD) if size]
+
+
+def _sizes(job: "Job", sample: int) -> Iterator[str]:
+    """The sizes of a sample's pictures and videos, or of its stored latents."""
+    source: Any = job.source
+    if isinstance(source, Rows):
+        for name, cell in source.rows[sample].items():
+            yield from (f"{name} {' x '.join(map(str, shape))}" for shape in cell.shapes)
+    elif isinstance(source, StoredRows):
+        for name, form in source.rows[sample]["values"].items():
+            shape = form.get("shapes", ())
+            if len(shape) >= LATENT_AXES and all(isinstance(axis, int) for axis in shape):
+                yield f"{name} {' x '.join(map(str, shape))}"
+
+
+@dataclass
+class Tally:
+    """What a run's end says of its steps: how many, in what time, with which losses."""
+
+    start: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    seconds_per_sample: float = 0.0
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_TOLD))
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        """Count one optimizer step, by its numbers as they are logged."""
+        self.steps += 1
+        self.seconds_per_sample += 1 / numbers["samples_per_second"]
+        self.losses.append(numbers["loss"])
+
+    def told(self, memory: float) -> str:
+        """One line; memory: the most that was in use, in GiB. samples/s is that of the steps, without what is saved."""
+        took = clock(time.monotonic() - self.start)
+        rate = self.steps / self.seconds_per_sample
+        loss = sum(self.losses) / len(self.losses)
+        last = f"mean of the last {len(self.losses)} steps"
+        return (f"{self.steps} steps in {took}, {rate:.2f} samples/s, loss {loss:.4g} ({last}), "
+                f"peak memory {memory:.2f} GiB")  # fmt: skip
 
 
 def conclude(job: "Job", folder: Path, weights: Sequence[Path]) -> None:
@@ -36,4 +111,7 @@ def conclude(job: "Job", folder: Path, weights: Sequence[Path]) -> None:
     by_component = dict(zip(job.module.trained.components, weights, strict=True))
     loras = {name: path for name, path in by_component.items() if name in job.module.trained.lora}
     full = {name: path for name, path in by_component.items() if name not in loras}
+    preset = job.setup.preset
+    if preset is not None and preset.component not in full:  # trained in full, the weights have it in them
+        loras = {"preset": preset.path, **loras}
     job.world.say("try them: " + generate_command(job.setup, job.found, full, loras))

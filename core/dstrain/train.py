@@ -1,12 +1,12 @@
 """Training, in one piece or as stage 2: the loop, and what it is made of."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,28 +14,33 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
-from dstrain.errors import Diverged, OutOfMemory, StateError, UsageError
-from dstrain.files import read_tensors
+from dstrain.errors import Diverged, OutOfMemory, UsageError
 from dstrain.gradient import enable_checkpointing
 from dstrain.interrupt import asked_to_stop
-from dstrain.loading import load_pipeline
-from dstrain.lora import load_lora
-from dstrain.model_files import Found, find
+from dstrain.loading import check_lora_file, load_pipeline, start_from_lora
+from dstrain.memory import LOAD_ADVICE, explained, is_out_of_memory, peak
+from dstrain.model_files import Found
 from dstrain.module import Batch, TrainingModule
-from dstrain.order import MicroBatch, Order, deal, first_samples
+from dstrain.order import MicroBatch, Order, deal, first_samples, with_gaps
 from dstrain.outputs import Outputs
+from dstrain.previews import Previews, open_previews
 from dstrain.progress import Progress
 from dstrain.samples import Rows, Source, StoredRows, load_batches
 from dstrain.setup import Setup, warn
-from dstrain.steplog import StepLog
+from dstrain.start_weights import start_weights
+from dstrain.steplog import StepLog, peak_memory
 from dstrain.store import FeatureStore
 from dstrain.stored_plan import check_configs, open_plan
+from dstrain.summary import Tally
 from dstrain.world import World
 
 
 @dataclass(frozen=True)
 class Feed:
-    """The samples of a run: `groups` numbers the signature of each, `places` has its row and chunk."""
+    """The samples of a run: `groups` numbers the signature of each, `places` has its row and chunk.
+
+    Rows that are left out have a place and no sample, as `order.with_gaps` makes them.
+    """
 
     source: Source
     groups: tuple[int, ...]
@@ -58,6 +63,7 @@ class Job:
     source: Source
     found: Found
     steps: int
+    about: Any
     step: int = 0
 
     @property
@@ -71,23 +77,35 @@ def train(setup: Setup, world: World, module_class: type[TrainingModule] = Train
     outputs = Outputs(setup, world)
     warn(setup, world)
     with outputs.opened():
-        job = prepare(setup, world, feed(setup, world), module_class)
+        samples = feed(setup, world)
+        previews = open_previews(setup, samples)
+        with explained("loading", *LOAD_ADVICE):
+            job = prepare(setup, world, samples, module_class)
+            previews.load(job)
         outputs.begin(job)
-        run_steps(job, outputs)
+        run_steps(job, outputs, previews)
         outputs.end(job)
 
 
-def run_steps(job: Job, outputs: Outputs) -> None:
-    """The training loop: from where the job stands to its last step."""
-    bar = Progress("train", job.steps, job.step, job.world.is_main)
+def run_steps(job: Job, outputs: Outputs, previews: Previews) -> None:
+    """The training loop: from where the job stands, which may lack previews, to its last step."""
+    bar, tally = Progress("train", job.steps, job.step, job.world.is_main), Tally()
     log = StepLog(outputs.folder, job.setup.extensions, job.world.is_main)
     with log.opened(job.step), bar as progress, asked_to_stop() as asked:
+        previews.make_if_due(job, True, asked)
         for numbers in outputs.watched(steps(job)):
             log.add(numbers)
-            progress.step(f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}")
+            tally.add(numbers)
+            progress.step(
+                f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e} "
+                f"{numbers['samples_per_second']:.2f} samples/s"
+            )
             saved = outputs.save_if_due(job, int(numbers["epoch"]))
+            previews.make_if_due(job, saved, asked)
             if job.world.any(asked()) and job.step < job.steps:
                 outputs.stop(job, saved)
+    if tally.steps:
+        job.world.say(tally.told(peak_memory()))
 
 
 def steps(job: Job) -> Iterator[dict[str, float]]:
@@ -98,7 +116,9 @@ def steps(job: Job) -> Iterator[dict[str, float]]:
         learning_rate = job.learning_rate
         try:
             loss, norm = update(job, batches)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             raise out_of_memory(job, batches) from error
         job.step += 1
         end = time.perf_counter()
@@ -116,10 +136,9 @@ def out_of_memory(job: Job, batches: Sequence[Batch]) -> OutOfMemory:
     shapes = ", ".join(
         f"{name} {list(value.shape)}" for name, value in values.items() if isinstance(value, torch.Tensor)
     )
-    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
     return OutOfMemory(
         f"step {job.step + 1}",
-        f"out of memory at {peak:.1f} GiB with {len(largest.samples)} samples like row {largest.micro.keys[0].row}",
+        f"out of memory at {peak():.1f} GiB with {len(largest.samples)} samples like row {largest.micro.keys[0].row}",
         f"values: {shapes or ', '.join(values)}",
         "lower --batch_size (and raise --gradient_accumulation_steps), --max_pixels or --lora_rank",
         "or give --use_gradient_checkpointing, --use_gradient_checkpointing_offload",
@@ -140,13 +159,25 @@ def update(job: Job, batches: Sequence[Batch]) -> tuple[float, float]:
         warn_without_gradient(job)
     norm = torch.nn.utils.clip_grad_norm_(job.module.trained_parameters, job.setup.config.max_grad_norm)
     loss_value, norm_value = torch.stack([job.world.total(torch.stack(losses).sum()), norm]).tolist()
-    if not norm_value < float("inf"):
-        what = f"loss {loss_value}, gradient norm {norm_value}; the weights are untouched"
-        raise Diverged(f"step {job.step + 1}", what)
+    if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
+        raise diverged(job, batches, loss_value, norm_value)
     job.optimizer.step()
     job.scheduler.step()
     job.optimizer.zero_grad(set_to_none=True)
     return loss_value, norm_value
+
+
+def diverged(job: Job, batches: Sequence[Batch], loss: float, norm: float) -> Diverged:
+    """What is said of a step whose loss or gradient is no finite number: its samples may be why, or the settings."""
+    rows = dict.fromkeys(key.row for batch in batches if any(batch.micro.weights) for key in batch.micro.keys)
+    named = ", ".join(f"row {row} (from 0)" if job.setup.stage else job.setup.dataset.table.where(row) for row in rows)
+    more = f" and those of {job.world.size - 1} other processes" if job.world.size > 1 else ""
+    return Diverged(
+        f"step {job.step + 1}",
+        f"loss {loss}, gradient norm {norm}; the weights are untouched",
+        f"look at the samples of this step: {named}{more}",
+        "or begin again from that checkpoint's weights with a lower --learning_rate or --max_grad_norm",
+    )
 
 
 def warn_without_gradient(job: Job) -> None:
@@ -186,12 +217,14 @@ def feed(setup: Setup, world: World) -> Feed:
         lines = [(int(line["group"]), (int(line["row"]), int(line["chunk"]))) for line in plan.rows]
         groups, places = tuple(group for group, _ in lines), tuple(place for _, place in lines)
         stored = StoredRows(store, plan.rows, plan.presence, first_samples(places))
+        groups, places = with_gaps(groups, places, plan.about["data set"]["rows"])
         return Feed(stored, groups, places, frozenset(plan.presence), plan.about)
     rows, places = setup.dataset.rows, setup.dataset.places
     reads = {inputs: setup.plan(inputs).used_inputs for inputs in {frozenset(cells) for cells in rows}}
     numbers: dict[Any, int] = {}
     groups = tuple(numbers.setdefault(setup.dataset.signature(number), len(numbers)) for number in range(len(rows)))
-    return Feed(Rows(rows, reads, first_samples(places)), groups, places, frozenset(reads), None)
+    source = Rows(rows, reads, first_samples(places), setup.dataset.damage)
+    return Feed(source, *with_gaps(groups, places, len(setup.dataset.table.rows)), frozenset(reads), None)
 
 
 def prepare(setup: Setup, world: World, samples: Feed, module_class: type[TrainingModule]) -> Job:
@@ -200,19 +233,24 @@ def prepare(setup: Setup, world: World, samples: Feed, module_class: type[Traini
     plans = [setup.plan(inputs) for inputs in sorted(samples.presence, key=sorted)]
     components = dict.fromkeys(name for plan in plans for name in plan.components[setup.stage])
     bare = dict.fromkeys(name for plan in plans for name in plan.configs[setup.stage])
-    found = find(setup.record, setup.models, components, bare, setup.wiring.components)
+    found = setup.find(components, bare)
     if samples.about is not None:
         check_configs(samples.about, found)
     live = {name for plan in plans for step in plan.live for name in step.unit.borrows}
     # Units run without autocast, so one in which a part is trained in fp32 is in fp32 as a whole.
     parts = [name.partition(".") for name in setup.trainables.full]
     full = [component for component, _, part in parts if not part or component in live]
-    pipeline = load_pipeline(setup.record, setup.wiring, found, setup.device, setup.dtype, full)
+    starts = start_weights(setup, found)
+    check_lora_file(config.lora_checkpoint)
+    placed = starts.in_place(found)
+    pipeline = load_pipeline(setup.record, setup.wiring, placed, setup.device, setup.dtype, full, world.say)
     pipeline.autocast = setup.dtype if setup.mixed_precision != "no" else None
     module = module_class(pipeline, setup.task, setup.levels, setup.stage)
     module.switch_to_training_mode(setup.trainables, config.seed)
     if config.lora_checkpoint is not None:
-        start_from_lora(module, config.lora_checkpoint)
+        start_from_lora(pipeline, module.trained.lora, config.lora_checkpoint)
+    for path in starts.lora.values():
+        start_from_lora(pipeline, module.trained.lora, path)
     for plan in plans:
         module.plan(plan.inputs)
     if config.use_gradient_checkpointing or config.use_gradient_checkpointing_offload:
@@ -229,17 +267,10 @@ def prepare(setup: Setup, world: World, samples: Feed, module_class: type[Traini
     scheduler = get_scheduler(config.lr_scheduler, optimizer, config.lr_warmup_steps, steps)
     model, wrapped = world.accelerator.prepare(module, optimizer)
     # Unwrapped: without loss scaling the wrapper adds nothing but a search for packages at every step.
-    return Job(setup, world, module, model, wrapped.optimizer, scheduler, order, samples.source, found, steps)
-
-
-def start_from_lora(module: TrainingModule, path: Path) -> None:
-    """Fill the LoRA layers in training from a file; raises StateError unless every key, rank and alpha fit."""
-    _, header = read_tensors(path)
-    for component in module.trained.lora:
-        if header.get("component", component) != component:
-            raise StateError(str(path), f"is a LoRA of {header['component']}, and {component} is trained")
-        prefix = module.pipeline.record.lora_prefixes.get(component, component)
-        load_lora(path, module.pipeline.components[component], prefix)
+    return Job(
+        *(setup, world, module, model, wrapped.optimizer, scheduler, order, samples.source, found, steps),
+        samples.about,
+    )
 
 
 def checkpointed(module: TrainingModule, offload: bool) -> None:

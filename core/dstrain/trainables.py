@@ -1,6 +1,6 @@
 """What receives gradients: whole components, parts of them, or LoRA layers in one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -86,13 +86,18 @@ def _part(pipeline: Pipeline, name: str) -> nn.Module:
 
 
 def _freeze_unreached(module: nn.Module, patterns: Iterable[str]) -> list[str]:
-    """Freeze the parameters whose names match a pattern; '{last}' stands for the highest index found in its place."""
+    """Freeze the parameters whose names match a pattern."""
     names = dict(module.named_parameters())
-    resolved = [_resolved(pattern, names) for pattern in patterns]
-    frozen = [name for name in names if names[name].requires_grad and any(fnmatchcase(name, p) for p in resolved)]
+    frozen = [name for name in names_like(patterns, names) if names[name].requires_grad]
     for name in frozen:
         names[name].requires_grad_(False)
     return frozen
+
+
+def names_like(patterns: Iterable[str], names: Collection[str]) -> list[str]:
+    """The names that match a pattern; '{last}' stands for the highest index found in its place."""
+    resolved = [_resolved(pattern, names) for pattern in patterns]
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in resolved)]
 
 
 def _resolved(pattern: str, names: Iterable[str]) -> str:

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from dstrain.cells import read_literal
 from dstrain.components import Component
 from dstrain.config import ModelChoice, TrainConfig
 from dstrain.dataset import find_metadata
 from dstrain.errors import DstrainError, UsageError, nearest
 from dstrain.flags import split_commas
 from dstrain.metadata import read_metadata
-from dstrain.model_files import ModelConfig, denoiser_configuration, named_folder, published_as
+from dstrain.model_files import ModelConfig, denoiser_configuration, place_of
 from dstrain.plugins import variant_of
 from dstrain.record import ModelRecord
 from dstrain.sources import Column, Setting
@@ -62,14 +63,15 @@ def settled(wiring: Wiring, record: ModelRecord, config: ModelChoice) -> Wiring:
     for option in record.options:
         if option.name in config.family_options and option.variants and wiring.variant not in option.variants:
             raise UsageError(f"--{option.name}", f"would do nothing: it is for {', '.join(option.variants)}")
-        if not option.component and option.name in config.family_options and option.name not in wiring.settings:
+        known = option.component or option.saves or option.name in wiring.settings
+        if option.name in config.family_options and not known:
             raise UsageError(f"--{option.name}", f"would do nothing: variant {wiring.variant} has no such setting")
     for name, setting in wiring.settings.items():
         text = config.family_options.get(name)
         if text is not None:
-            changed[name] = Setting(_read(name, text, type(setting.value)))
+            changed[name] = replace(setting, value=_constant(name, text, setting))
         elif config.toy and setting.toy is not None:
-            changed[name] = Setting(setting.toy)
+            changed[name] = replace(setting, value=setting.toy)
     return replace(wiring, inputs={**wiring.inputs, **changed}) if changed else wiring
 
 
@@ -137,7 +139,8 @@ def role_played(
     expert = wiring.expert
     if expert is None or expert.role not in trainables.components:
         return trainables
-    given = {named_folder(model, record) for model in models} & set(expert.components)
+    known: Sequence[Component] = record.load("components")
+    given = {place_of(model, known) for model in models} & set(expert.components)
     if len(given) != 1 or expert.role in given:
         return trainables
     (part,) = given
@@ -152,7 +155,7 @@ def _denoisers(record: ModelRecord, models: Sequence[ModelConfig]) -> list[Model
     known: Sequence[Component] = record.load("components")
     denoiser = next(component for component in known if component.name == record.default_trainable)
     parts = {component.name for component in known if component.is_twin(denoiser)}
-    places = [(published_as(config, known), config) for config in models]
+    places = [(place_of(config, known), config) for config in models]
     return [config for name, config in places if name in parts] or [config for name, config in places if not name]
 
 
@@ -183,8 +186,12 @@ def _by_configuration(record: ModelRecord, left: Sequence[str], models: Sequence
     return tuple(variant for variant in left if variant in fitting)
 
 
-def _read(name: str, text: str, kind: type) -> Any:
+def _constant(name: str, text: str, setting: Setting) -> Any:
+    """The value of a setting that text gives; raises UsageError, naming the flag, for text that is no such value."""
     try:
-        return kind(text)
+        cell = read_literal(text, setting.as_column(name))
     except ValueError as error:
-        raise UsageError(f"--{name}", f"want {kind.__name__}, got {text!r}") from error
+        raise UsageError(f"--{name}", str(error)) from error
+    if cell is None:
+        raise UsageError(f"--{name}", "is blank")
+    return cell.literal

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dstrain.values import Frames
 
-LOADER_VERSION = 1
+LOADER_VERSION = 2
 """Raised when `read_frames` returns other pixels for the same file, so that stored results are not used for it."""
 
 Pixels = NDArray[np.uint8]

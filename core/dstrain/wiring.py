@@ -8,7 +8,7 @@ from typing import Any
 from dstrain.errors import UsageError, nearest
 from dstrain.plan import Plan, make_plan
 from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Setting, Size, Source
+from dstrain.sources import Column, Setting, Size, Source
 from dstrain.tasks import Task
 from dstrain.unit import AMBIENT, LENT_TO_LOSS, Signature, Unit, component_of
 
@@ -79,6 +79,11 @@ class Wiring:
     def settings(self) -> dict[str, Setting]:
         """The inputs that are constants of the variant."""
         return {name: source for name, source in self.inputs.items() if isinstance(source, Setting)}
+
+    @property
+    def reads_videos(self) -> bool:
+        """Whether a column of it names videos."""
+        return any(isinstance(source, Column) and source.from_video for source in self.inputs.values())
 
     @property
     def sided(self) -> frozenset[str]:

@@ -1,18 +1,30 @@
 """The processes of one run: which one this is, and what they do together."""
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dstrain.errors import Interrupted
+from dstrain.meeting import ENDED, FAILED, INTERRUPTED, Meeting, another_ended, finish_in_peace, is_of_others
+from dstrain.redaction import redacted
+
 
 @dataclass(frozen=True)
 class World:
-    """A thin view of an Accelerator for code that needs rank, size, a barrier and sums."""
+    """A thin view of an Accelerator for code that needs rank, size, a barrier and sums.
+
+    With a meeting, waiting has no time limit; without one, the process group's.
+    """
 
     accelerator: Any
+    meeting: Meeting | None = None
 
     @property
     def rank(self) -> int:
@@ -30,8 +42,10 @@ class World:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait until every process is here."""
-        if self.size > 1:
+        """Wait until every process is here; raises SystemFault if one of them has ended."""
+        if self.meeting is not None:
+            self.meeting.wait()
+        elif self.size > 1:
             self.accelerator.wait_for_everyone()
 
     def total(self, value: Tensor) -> Tensor:
@@ -50,9 +64,45 @@ class World:
     def say(self, line: str) -> None:
         """Print a line once, on the main process."""
         if self.is_main:
-            print(line, file=sys.stderr, flush=True)
+            print(redacted(line), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def together(accelerator: Any) -> Iterator[World]:
+    """Yield the world of a run; where one of several processes ends, the others end with SystemFault."""
+    if accelerator.num_processes == 1:
+        yield World(accelerator)
+        return
+    meeting = Meeting(int(accelerator.process_index), int(accelerator.num_processes))
+    why = ""
+    try:
+        yield World(accelerator, meeting)
+    except BaseException as error:
+        finish_in_peace()
+        asked = isinstance(error, Interrupted | KeyboardInterrupt)
+        # Where another is lost, the signal was the launcher's, which ends all when one has ended.
+        what = is_of_others(error) or (asked and meeting.lost() and ENDED)
+        if what and meeting.interrupted():  # it was in a collective, where no signal reaches it
+            asked, what = True, ""
+            error = KeyboardInterrupt()
+        why = INTERRUPTED if asked and not what else FAILED
+        if what:
+            raise another_ended(what) from error
+        raise error
+    finally:
+        meeting.leave(why)
 
 
 def default_device() -> torch.device:
     """The GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+DTYPES = MappingProxyType({"bf16": torch.bfloat16, "no": torch.float32})
+"""The dtype of components that are not trained, by precision."""
+
+
+def precision(asked: str | None, device: torch.device) -> str:
+    """'bf16' or 'no': what is asked for, else the launcher's configuration, else bf16 on a GPU and none on a CPU."""
+    launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
+    return asked or ("bf16" if launcher == "bf16" or device.type == "cuda" else "no")

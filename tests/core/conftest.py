@@ -10,7 +10,7 @@ import pytest
 FakePlugin = Callable[..., Path]
 HERE = Path(__file__).parent
 
-sys.path.insert(0, str(HERE))  # family.py and runs.py can be imported by the tests here
+sys.path[:0] = [str(HERE), str(HERE / "reliability")]  # family.py, runs.py, ... can be imported by the tests here
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def record_source() -> Callable[..., str]:
     def source(name: str, /, **fields: str) -> str:
         given = {
             "name": repr(name),
-            "wiring": f"'{name}_parts:wiring'",
-            "components": f"'{name}_parts:COMPONENTS'",
-            "toy": f"'{name}_parts:toy'",
+            "wiring": "__name__ + ':wiring'",
+            "components": "__name__ + ':COMPONENTS'",
+            "toy": "__name__ + ':toy'",
             "variants": "('base', 'edit')",
             "default_trainable": "'dit'",
             "lora_targets": "{'dit': ('to_q',)}",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ def log(folder: Path) -> list[dict[str, float]]:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """Everything a run leaves that does not depend on the clock."""
-    state = load_state(states(folder)[0])
+    """Everything a run leaves that does not depend on the clock; what a state says of the data set differs by stage."""
+    state = replace(load_state(states(folder)[0]), content={})
     left = sorted(path.name for path in folder.iterdir() if path.name != "config.json")
     return {"files": files(folder), "log": log(folder), "state": vars(state), "names": left}
 

@@ -23,6 +23,7 @@ from dstrain.checkpoint import (
     state_folder,
 )
 from dstrain.errors import StateError, SystemFault
+from dstrain.seals import SEAL
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -262,6 +263,7 @@ def test_a_whole_component_is_saved_with_its_own_names_and_configuration(tmp_pat
     with safe_open(tmp_path / "net.safetensors", "pt") as file:
         metadata = dict(file.metadata())
         assert set(file.keys()) == set(net.state_dict())
+    assert len(metadata.pop(SEAL)) == 64
     assert metadata == {"format": "pt", "config": '{"width": 4}', "step": "12", "family": "fam"}
     other = Net()
     other.register_buffer("table", torch.zeros(3, dtype=torch.int64))

@@ -145,6 +145,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"width": 512}, "--width", "without --height"),
     ({"model_paths": '["a"]'}, "--toy", "model files would not be read"),
     ({"model_id_with_origin_paths": "a/b:c"}, "--toy", "model files would not be read"),
+    ({"hub": "huggingface"}, "--hub", "would do nothing"),
     ({"toy": False}, "--model_id_with_origin_paths", "no model files"),
     ({"toy": False, "model_paths": "[]"}, "--model_id_with_origin_paths", "no model files"),
     ({"trainable_models": "dit", "lora_base_model": "dit"}, "--lora_base_model", "in full or by LoRA"),
@@ -217,10 +218,16 @@ def test_model_paths_are_groups_of_files() -> None:
 
 
 def test_origins_are_pairs_of_model_id_and_pattern() -> None:
-    assert parse_origins("a/b:c/*.s, d/e:tokenizer/") == (("a/b", "c/*.s"), ("d/e", "tokenizer/"))
-    for text in ("a/b", "a/b:", ":c"):
+    assert parse_origins("a/b:c/*.s, d/e:tokenizer/") == (("a/b", "c/*.s", ""), ("d/e", "tokenizer/", ""))
+    assert parse_origins("a/b@v1:c:d,a/b:e") == (("a/b", "c:d", "v1"), ("a/b", "e", "v1"))
+    with pytest.raises(UsageError, match="a/b is given at two revisions, v1 and v2"):
+        parse_origins("a/b@v1:c,a/b@v2:c")
+    for text in ("a/b", "a/b:", ":c", "a/b@:c"):
         with pytest.raises(UsageError, match="want ID:PATTERN"):
             parse_origins(text)
+    for pattern in ("/etc/x", "../b/c", "c/../../d"):
+        with pytest.raises(UsageError, match="leads out of the model's folder"):
+            parse_origins(f"a/b:{pattern}")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Stage 1 computes each value once, what changed and nothing else, on any number of processes, and survives kill -9."""
 
-import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from dstrain.samples import Rows
 from dstrain.setup import Setup
 from dstrain.store import ShardWriter
 from stored_family import GUIDED, runs
-from stored_place import Place, change_keeping_times, change_weights, picture, plain, together, write_place, write_rows
+from stored_place import Place, change_weights, picture, plain, together, write_place, write_rows
 
 ALL = Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
 
@@ -118,85 +116,6 @@ def tensor_bytes(value: Any) -> int:
     return sum(tensor_bytes(part) for part in parts)
 
 
-def caption(place: Place) -> None:
-    place.rows[0]["prompt"] = "another word"
-    write_rows(place.data, place.rows)
-
-
-def one_byte_of_a_picture(place: Place) -> None:
-    path = place.data / "0.png"
-    change_keeping_times(path, (lambda: picture(9).save(path)))
-
-
-def tokenizer(place: Place) -> None:
-    (place.folder / "model/tokenizer/offset.txt").write_text("2")
-
-
-def configuration_of_the_encoder(place: Place) -> None:
-    (place.folder / "model/vae/config.json").write_text('{"scale": 1}')
-
-
-def touch(place: Place) -> None:
-    for path in place.folder.rglob("*.*"):
-        os.utime(path)
-
-
-def rename(place: Place) -> None:
-    for i, row in enumerate(place.rows):
-        row["image"] = f"new {i}.png"
-        (place.data / f"{i}.png").rename(place.data / f"new {i}.png")
-    write_rows(place.data, place.rows)
-    (place.folder / "model/tokenizer/.cache").mkdir()
-    (place.folder / "model/tokenizer/.cache/state").touch()
-
-
-def nothing(place: Place) -> None:
-    pass
-
-
-IMAGES, TEXTS = Counter({"encode_image": 4}), Counter({"encode_prompt": 3, "describe": 3})
-
-
-@pytest.mark.parametrize(
-    ("change", "config", "computed"),
-    [
-        (caption, {}, {"encode_prompt": 1, "describe": 1}),
-        (one_byte_of_a_picture, {}, {"encode_image": 1}),
-        (nothing, {"height": 16, "width": 16}, IMAGES),
-        (nothing, {"max_pixels": 16 * 16}, IMAGES),
-        (partial(change_weights, "vae"), {}, IMAGES),
-        (partial(change_weights, "text_encoder"), {}, {"encode_prompt": 3}),
-        (configuration_of_the_encoder, {}, IMAGES),
-        (tokenizer, {}, {"encode_prompt": 3}),
-        (nothing, {"mixed_precision": "bf16"}, ALL),
-        (touch, {}, {}),
-        (rename, {}, {}),
-        (nothing, {"learning_rate": 1.0, "dataset_repeat": 7, "max_timestep_boundary": 0.5}, {}),
-    ],
-)
-def test_exactly_what_a_change_affects_is_computed_again(
-    place: Place, change: Callable[[Place], None], config: dict[str, Any], computed: dict[str, int]
-) -> None:
-    place.fill()
-    settled(place)
-    change(place)
-    assert place.fill(**config) == computed
-    fresh = place.folder / "fresh"
-    place.fill(**config, feature_cache=fresh)
-    assert place.values(**config) == place.values(**config, feature_cache=fresh)
-
-
-def settled(place: Place) -> None:
-    """Let stage 1 remember digests of files that were written just now."""
-    memory = place.cache / "digests.json"
-    assert not json.loads(memory.read_text())
-    old = time.time_ns
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time_ns", lambda: old() + 10**10)
-        place.fill()
-    assert len(json.loads(memory.read_text())) == 7
-
-
 def test_a_new_version_of_a_unit_is_computed_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.fill()
     assert unit_versions(place, monkeypatch, describe=2) == {"describe": 3}
@@ -268,12 +187,12 @@ def test_a_file_that_changes_after_its_key_was_made_stops_stage_1(
 ) -> None:
     load = stage_1.load_pipeline
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments: Any, **named: Any) -> Any:
         if what == "vae":
             change_weights("vae", place)
         else:
             picture(7).save(place.data / what)
-        return load(*arguments)
+        return load(*arguments, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(stage_1, "load_pipeline", late)

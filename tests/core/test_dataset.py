@@ -70,7 +70,7 @@ def test_a_row_becomes_cells_and_sizes_are_known_before_decoding(base: Path) -> 
     }  # fmt: skip
     assert row["input_image"].size == (64, 96) and row["mask"].size == (100, 64)
     assert row["input_image"].files == (str((base / "wide.png").resolve()),)
-    assert row["input_image"].parameters == (("loader", 1), ("mode", "RGB"), ("sizes", ((64, 96),)))
+    assert row["input_image"].parameters == (("loader", 2), ("mode", "RGB"), ("sizes", ((64, 96),)))
     assert data.unread_columns == ()
 
 
@@ -159,6 +159,39 @@ def test_fifty_bad_cells_are_listed_and_the_others_counted(base: Path) -> None:
 def test_lists_and_half_characters_are_refused_where_one_text_is_read(base: Path) -> None:
     records = [{"prompt": ["a", "b"]}, {"image": ["wide.png"]}, {"seed": ["1"]}, {"prompt": "\ud800"}]
     assert [line.split(":")[1] for line in refused(base, records).help_lines] == ["1", "2", "3", "4"]
+
+
+def test_bad_rows_and_bad_cells_are_told_together(base: Path) -> None:
+    error = refused(base, "image,prompt\nnone.png,a\nwide.png\nwide.png,b\nwide.png,c,d\n")
+    assert error.what == "3 bad rows"
+    assert [line.split(": ")[0] for line in error.help_lines] == [
+        "metadata.csv:2:image", "metadata.csv:3", "metadata.csv:5",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, column, hint",
+    [
+        ("a.png;b.png", "edit_image", 'a list is written ["a.png", "b.png"]'),
+        ("a.png, b.png", "edit_image", 'a list is written ["a.png", "b.png"]'),
+        ("[a.png", "edit_image", 'a list is written ["a.png", "b.png"]'),
+        ("['a.png']", "edit_image", 'is no list of texts such as ["a.png", "b.png"]'),
+        ('["a.png"]', "image", "one file is read here"),
+    ],
+)
+def test_what_was_meant_as_a_list_gets_a_hint(base: Path, name: str, column: str, hint: str) -> None:
+    (line,) = refused(base, [{"image": "wide.png", column: name}]).help_lines
+    assert line.startswith(f"metadata.json:1:{column}: ") and hint in line
+
+
+def test_a_table_whose_first_line_is_data_is_told(base: Path) -> None:
+    error = refused(base, "wide.png,a dog\ntall.png,a cat\n")
+    assert error.what.startswith("has no column that this variant reads: prompt, negative_prompt, image")
+    assert "the first line names the columns" in error.help_lines
+
+
+def test_a_slash_behind_a_file_is_no_name_of_it(base: Path) -> None:
+    assert "no such file 'wide.png/'" in refused(base, "image\nwide.png/\n").help_lines[0]
 
 
 def test_files_inside_the_folder_may_be_named_by_absolute_paths_dots_and_links(base: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dstrain.cli import main
 from dstrain.errors import Interrupted, OutOfMemory
-from dstrain.interrupt import asked_to_stop
+from dstrain.interrupt import asked_to_stop, ended_by_signals
 from dstrain.runner import run
 from runs import config, outcome, project, same
 
@@ -37,7 +37,7 @@ def signal_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.S
     monkeypatch.setattr(train, "update", watched)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_interrupted_run_is_saved_within_the_step_and_resumes_bit_for_bit(
     number: int, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,135 @@ def test_handlers_are_put_back_and_a_second_signal_acts_as_before() -> None:
         assert asked()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_outside_a_loop_ends_as_one_error_and_a_second_one_kills() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    for number in before:
+        words = "dstrain: error: dstrain: interrupted\n  do that"
+        with pytest.raises(Interrupted, match=words) as caught, ended_by_signals("interrupted", "do that"):
+            os.kill(os.getpid(), number)
+            signal.pause()
+        assert caught.value.exit_code == 75
+        assert {each: signal.getsignal(each) for each in before} == before
+    with pytest.raises(Interrupted), ended_by_signals("interrupted", "do that"):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        finally:
+            assert {signal.getsignal(each) for each in before} == {signal.SIG_DFL}
+
+
+def test_a_second_signal_during_saving_ends_the_run_at_once_and_the_third_kills() -> None:
+    with pytest.raises(Interrupted), ended_by_signals("interrupted", "do that"), asked_to_stop() as asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked()
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        finally:
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_terminal_that_goes_away_ends_nothing_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with asked_to_stop() as asked, ended_by_signals("interrupted", "do that"):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not asked()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def interrupted_at(place: str, here: Path, output: Path, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> Interrupted:
+    """What a run says in which Ctrl-C comes at a call of this function."""
+
+    def pressed(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted) as stopped:
+        patched.setattr(place, pressed)
+        run(config(here, output_path=output, max_steps=4, **flags))
+    return stopped.value
+
+
+def test_a_run_that_is_interrupted_says_how_it_goes_on(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, saving, training = "dstrain.train.load_pipeline", "dstrain.outputs.save_state", "dstrain.train.update"
+    told = interrupted_at(loading, here, tmp_path, monkeypatch)
+    assert told.what == "interrupted before the first step; nothing there was changed"
+    assert told.help_lines == ("run the same command again",)
+    told = interrupted_at(training, here, tmp_path, monkeypatch)
+    assert (told.what, *told.help_lines) == ("interrupted before the first save", "run the same command again")
+    told = interrupted_at(saving, here, tmp_path, monkeypatch, save_steps=1)
+    assert told.help_lines == ("run the same command again with --overwrite",)
+    run(config(here, output_path=tmp_path, max_steps=1, overwrite=True))
+    told = interrupted_at(training, here, tmp_path, monkeypatch, resume="auto")
+    assert told.what == "interrupted; the newest checkpoint is state-1"
+    assert told.help_lines == ("run the same command with --resume",)
+    told = interrupted_at(loading, here, tmp_path, monkeypatch, overwrite=True)
+    assert told.help_lines == ("run the same command again",)
+    assert (tmp_path / "state-1").is_dir()
+    with monkeypatch.context() as patched:
+        signal_at(2, patched)
+        with pytest.raises(Interrupted, match="with --resume, in the place of --overwrite"):
+            run(config(here, output_path=tmp_path, max_steps=4, overwrite=True))
+
+
+NO_MEMORY = {
+    "CUDA": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),
+    "CPU": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    "Python": MemoryError(),
+}
+PLACES: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "loading": ("dstrain.train.load_pipeline", {}, "loading: out of memory", "--task TASK:data_process"),
+    "training": ("dstrain.train.update", {}, "step 1: out of memory", "--use_gradient_checkpointing"),
+    "stage 1": ("dstrain.data_process.compute", {"task": "sft:data_process"}, "stage 1: out of memory", "--max_pixels"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_MEMORY)
+@pytest.mark.parametrize("place", PLACES)
+def test_out_of_memory_is_explained_wherever_it_comes_with_the_flags_that_lower_it_there(
+    place: str, kind: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, flags, words, advice = PLACES[place]
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise NO_MEMORY[kind]
+
+    monkeypatch.setattr(function, full)
+    with pytest.raises(OutOfMemory, match=words) as caught:
+        run(config(here, output_path=tmp_path, **flags))
+    assert caught.value.exit_code == 6
+    assert advice in " ".join(caught.value.help_lines)
+
+
+def test_out_of_memory_in_inference_is_explained(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise NO_MEMORY["CPU"]
+
+    monkeypatch.setattr("dstrain.generate.fill", full)
+    assert main(["generate", "--model", "tiny", "--toy", "--prompt", "a", "--output", str(tmp_path / "a.png")]) == 6
+    told = capsys.readouterr().err
+    assert told.startswith("dstrain: error: generate: out of memory")
+    assert "--height" in told
+
+
+def test_another_error_of_the_same_kind_is_not_taken_for_out_of_memory(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("dstrain.train.update", broken)
+    with pytest.raises(RuntimeError, match="mat1"):
+        run(config(here, output_path=tmp_path))
 
 
 def test_out_of_memory_names_the_step_the_shapes_and_the_flags(

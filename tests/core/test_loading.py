@@ -12,7 +12,7 @@ from dstrain.model_files import (
     ModelConfig,
 )
 from dstrain.pipeline import Pipeline
-from family import COMPONENTS, FOLDERS, MODEL, weights_of, write
+from family import COMPONENTS, FOLDERS, MODEL, build, weights_of, write
 from runs import configs, opened, project, same, train
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -76,9 +76,39 @@ def test_a_lora_goes_to_the_component_its_keys_name(model: Path, tmp_path: Path)
         assert torch.allclose(pipeline.components[component](*arguments), plain, atol=1e-5)
         others = set(MODEL.lora_prefixes) - {component}
         assert all(not hasattr(pipeline.components[name], "peft_config") for name in others)
-    save_file({"unet.x.lora_A.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(StateError, match=r"begin with none of transformer\. \(dit\), .*the first is unet\.x"):
-        add_lora(opened(model), tmp_path / "other.safetensors", 1.0)
+
+
+def test_what_a_lora_was_trained_for_and_on_is_said_where_it_is_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = project(tmp_path)
+    path = train(here, max_steps=1) / "step-1.safetensors"
+    write(tmp_path / "further", seed=1)
+    capsys.readouterr()
+    add_lora(opened(here / "model"), path, 1.0)
+    assert capsys.readouterr().err == ""
+    other = opened(tmp_path / "further")
+    other.wiring = build("other")
+    add_lora(other, path, 1.0)
+    assert capsys.readouterr().err.splitlines() == [
+        f"dstrain: warning: {path}: was trained for variant base, and this is other",
+        f"dstrain: warning: {path}: was trained on other weights of dit (other files) than these "
+        "(model-1-of-2.safetensors)",
+    ]
+
+
+def test_a_header_tells_how_the_lora_was_made(tmp_path: Path) -> None:
+    here = project(tmp_path)
+    with safe_open(train(here, max_steps=1, lora_alpha=3.0) / "step-1.safetensors", "pt") as file:
+        header = file.metadata()
+    assert {name: header[name] for name in ("family", "variant", "component", "rank", "alpha", "targets")} == {
+        "family": "tiny", "variant": "base", "component": "dit", "rank": "2", "alpha": "3.0", "targets": "to_out,to_q",
+    }  # fmt: skip
+    assert json.loads(header["config"]) == {"width": 8, "depth": 2, "dropout": 0.0}
+    recipe = json.loads(header["recipe"])
+    assert recipe["steps"] == 1
+    assert recipe["learning_rate"] == 1e-2
+    assert len(json.loads(header["base"])["digest"]) == 40
 
 
 def test_a_lora_of_another_family_is_named_as_one(model: Path, tmp_path: Path) -> None:

@@ -2,18 +2,36 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import pytest
 import torch
+from dstrain.components import Component
 from dstrain.errors import StateError, UsageError
-from dstrain.lora import LoraSpec, inject, load_lora, lora_state, save_lora
+from dstrain.lora import LoraLayer, LoraSpec, add_layers, inject, lora_state, merge_layers, save_lora, start_layers
+from dstrain.lora_files import Lora, read_lora
+from dstrain.lora_names import shapes_of
+from dstrain.record import ModelRecord
+from dstrain.seals import SEAL
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 SPEC = LoraSpec("net", ("to_q", "to_out.0"), 4, 8.0)
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+
+
+COMPONENTS = (Component("net", (), nn.Identity, ("blocks.*.to_q.weight",)),)
+RECORD = ModelRecord(
+    "fam",
+    "",
+    f"{__name__}:COMPONENTS",
+    "",
+    ("base",),
+    "net",
+    MappingProxyType({}),
+    MappingProxyType({"net": "transformer"}),
+)
 
 
 class Block(nn.Module):
@@ -29,6 +47,19 @@ class Block(nn.Module):
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.ModuleDict({"blocks": nn.Sequential(Block(), Block())}).requires_grad_(True)
+
+
+def read(path: Path, module: nn.Module) -> Lora:
+    (found,) = read_lora(path, RECORD, {"net": shapes_of(module)})
+    return found
+
+
+def load(path: Path, module: nn.Module, scale: float = 1.0, adapter_name: str = "default") -> None:
+    add_layers(module, read(path, module).layers, scale, adapter_name)
+
+
+def start(path: Path, module: nn.Module, spec: LoraSpec = SPEC) -> None:
+    start_layers(module, read(path, module).layers, spec, str(path))
 
 
 def run(module: nn.Module) -> Tensor:
@@ -50,15 +81,6 @@ def saved(tmp_path: Path) -> tuple[Path, nn.Module]:
     module = trained()
     save_lora(tmp_path / "a.safetensors", module, SPEC, "transformer", {"family": "fam", "step": 12})
     return tmp_path / "a.safetensors", module
-
-
-def rewrite(path: Path, tensors: dict[str, Tensor] | None = None, **fields: Any) -> None:
-    """Write the file again with some tensors, or some fields of the adapter's header, changed."""
-    with safe_open(path, "pt") as file:
-        metadata = dict(file.metadata())
-    adapter = json.loads(metadata["lora_adapter_metadata"]) | {f"transformer.{k}": v for k, v in fields.items()}
-    metadata["lora_adapter_metadata"] = json.dumps(adapter)
-    save_file(load_file(path) if tensors is None else tensors, path, metadata)
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
@@ -130,7 +152,7 @@ def test_a_module_without_lora_has_no_lora_state() -> None:
 
 def test_the_file_says_all_that_is_needed_to_use_it(saved: tuple[Path, nn.Module]) -> None:
     with safe_open(saved[0], "pt") as file:
-        metadata = dict(file.metadata())
+        metadata = {name: text for name, text in file.metadata().items() if name != SEAL}
         keys = list(file.keys())
     assert json.loads(metadata.pop("lora_adapter_metadata")) == {
         "transformer.r": 4, "transformer.lora_alpha": 8.0, "transformer.target_modules": ["to_out.0", "to_q"],
@@ -144,8 +166,8 @@ def test_the_file_says_all_that_is_needed_to_use_it(saved: tuple[Path, nn.Module
 def test_an_alias_is_saved_as_the_layer_it_stands_for(tmp_path: Path) -> None:
     spec, module = LoraSpec("net", ("out",), 2, 2.0), net()
     inject(module, spec, {"out": ("to_out.0",)})
-    save_lora(tmp_path / "a.safetensors", module, spec, "", {})
-    load_lora(tmp_path / "a.safetensors", net(), "")
+    save_lora(tmp_path / "a.safetensors", module, spec, "transformer", {})
+    load(tmp_path / "a.safetensors", net())
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert file.metadata()["targets"] == "to_out.0"
 
@@ -156,7 +178,7 @@ def test_a_saved_lora_loads_exactly_for_every_alpha(tmp_path: Path, rank: int, a
     module = trained(spec)
     save_lora(tmp_path / "a.safetensors", module, spec, "transformer", {})
     other = net()
-    load_lora(tmp_path / "a.safetensors", other, "transformer")
+    load(tmp_path / "a.safetensors", other)
     assert torch.equal(run(other), run(module))
     assert not torch.equal(run(other), run(net()))
 
@@ -164,15 +186,17 @@ def test_a_saved_lora_loads_exactly_for_every_alpha(tmp_path: Path, rank: int, a
 def test_scale_multiplies_the_effect(saved: tuple[Path, nn.Module]) -> None:
     path, _ = saved
     half, baked = net(), net()
-    load_lora(path, half, "transformer", scale=0.5)
-    rewrite(path, {k: v / 2 if "lora_B" in k else v for k, v in tensors_of(path).items()})
-    load_lora(path, baked, "transformer")
+    load(path, half, scale=0.5)
+    halves = {
+        name: LoraLayer(layer.down, layer.up / 2, layer.alpha) for name, layer in read(path, net()).layers.items()
+    }
+    add_layers(baked, halves)
     assert torch.allclose(run(half), run(baked), atol=1e-6)
 
 
 def test_scale_zero_gives_the_plain_module(saved: tuple[Path, nn.Module]) -> None:
     module = net()
-    load_lora(saved[0], module, "transformer", scale=0.0)
+    load(saved[0], module, scale=0.0)
     assert torch.equal(run(module), run(net()))
 
 
@@ -180,9 +204,9 @@ def test_two_loras_act_together(saved: tuple[Path, nn.Module], tmp_path: Path) -
     other = LoraSpec("net", ("to_q",), 2, 1.0)
     save_lora(tmp_path / "b.safetensors", trained(other, seed=9), other, "transformer", {})
     both, one, merged = net(), net(), net()
-    load_lora(saved[0], both, "transformer", adapter_name="a")
-    load_lora(tmp_path / "b.safetensors", both, "transformer", scale=2.0, adapter_name="b")
-    load_lora(saved[0], one, "transformer")
+    load(saved[0], both, adapter_name="a")
+    load(tmp_path / "b.safetensors", both, scale=2.0, adapter_name="b")
+    load(saved[0], one)
     with torch.no_grad():
         for path, factor in ((saved[0], 2.0), (tmp_path / "b.safetensors", 2.0 * 0.5)):
             weights = tensors_of(path)
@@ -197,7 +221,7 @@ def test_loading_changes_no_other_parameter(saved: tuple[Path, nn.Module]) -> No
     module = net()
     module.get_submodule("blocks.1").requires_grad_(False)
     before = {id(parameter): parameter.requires_grad for parameter in module.parameters()}
-    load_lora(saved[0], module, "transformer")
+    load(saved[0], module)
     after = {id(parameter): parameter.requires_grad for parameter in module.parameters()}
     assert before.items() <= after.items()
     assert not any(after[key] for key in after.keys() - before.keys())
@@ -206,14 +230,14 @@ def test_loading_changes_no_other_parameter(saved: tuple[Path, nn.Module]) -> No
 def test_a_run_can_start_from_a_saved_lora(saved: tuple[Path, nn.Module]) -> None:
     module = net()
     inject(module, SPEC, {})
-    load_lora(saved[0], module, "transformer")
+    start(saved[0], module)
     assert torch.equal(run(module), run(saved[1]))
     assert all(p.requires_grad for name, p in module.named_parameters() if "lora_" in name)
 
 
 def test_training_beside_a_loaded_lora_saves_only_what_is_trained(saved: tuple[Path, nn.Module]) -> None:
     module = net()
-    load_lora(saved[0], module, "transformer", adapter_name="preset")
+    load(saved[0], module, adapter_name="preset")
     before = run(module)
     counts = inject(module, LoraSpec("net", ("to_q",), 2, 2.0), {})
     assert counts == {"to_q": 2}
@@ -228,70 +252,81 @@ def test_training_beside_a_loaded_lora_saves_only_what_is_trained(saved: tuple[P
                                             (LoraSpec("net", SPEC.targets, 4, 4.0), "--lora_alpha 8")])  # fmt: skip
 def test_another_rank_or_alpha_is_refused(saved: tuple[Path, nn.Module], spec: LoraSpec, flag: str) -> None:
     with pytest.raises(StateError, match=flag):
-        load_lora(saved[0], trained(spec), "transformer")
+        start(saved[0], trained(spec), spec)
 
 
-def test_other_targets_are_refused_both_ways(saved: tuple[Path, nn.Module]) -> None:
-    with pytest.raises(StateError, match=r"4 unknown: transformer\.blocks\.0\.to_out\.0"):
-        load_lora(saved[0], trained(LoraSpec("net", ("to_q",), 4, 8.0)), "transformer")
+def test_other_targets_are_refused_both_ways(saved: tuple[Path, nn.Module], tmp_path: Path) -> None:
+    fewer = LoraSpec("net", ("to_q",), 4, 8.0)
+    with pytest.raises(StateError, match=r"2 layers in the file, and not trained: blocks\.0\.to_out\.0"):
+        start(saved[0], trained(fewer), fewer)
+    save_lora(tmp_path / "b.safetensors", trained(fewer), fewer, "transformer", {})
+    with pytest.raises(StateError, match=r"2 layers trained, and not in the file: blocks\.0\.to_out\.0"):
+        start(tmp_path / "b.safetensors", trained())
 
 
-def test_half_a_file_is_refused(saved: tuple[Path, nn.Module]) -> None:
-    rewrite(saved[0], {k: v for k, v in tensors_of(saved[0]).items() if "blocks.1" in k})
-    with pytest.raises(StateError, match=r"of 8 keys wanted, 4 found\n.*4 missing: transformer\.blocks\.0") as caught:
-        load_lora(saved[0], net(), "transformer")
-    assert caught.value.exit_code == 3
-
-
-def test_an_unknown_key_is_refused(saved: tuple[Path, nn.Module]) -> None:
-    rewrite(saved[0], tensors_of(saved[0]) | {"transformer.blocks.9.to_q.lora_A.weight": torch.ones(4, 6)})
-    with pytest.raises(StateError, match=r"1 unknown: transformer\.blocks\.9\.to_q"):
-        load_lora(saved[0], net(), "transformer")
-
-
-def test_another_shape_is_refused(saved: tuple[Path, nn.Module]) -> None:
-    rewrite(saved[0], r=2)
-    with pytest.raises(StateError, match="8 of another shape"):
-        load_lora(saved[0], net(), "transformer")
-
-
-def test_layers_the_module_lacks_are_refused(saved: tuple[Path, nn.Module]) -> None:
-    with pytest.raises(StateError, match="does not fit Sequential"):
-        load_lora(saved[0], nn.Sequential(nn.Linear(2, 2)), "transformer")
-
-
-@pytest.mark.parametrize("prefix", ["", "unet"])
-def test_another_prefix_is_refused(saved: tuple[Path, nn.Module], prefix: str) -> None:
-    with pytest.raises(StateError, match="tells no rank, alpha and targets"):
-        load_lora(saved[0], net(), prefix)
-
-
-@pytest.mark.parametrize("fields", [{"use_rslora": True}, {"use_dora": True}, {"alpha_pattern": {"to_q": 1}},
-                                    {"bias": "all"}, {"something_new": 1}])  # fmt: skip
-def test_what_would_change_the_result_is_refused(saved: tuple[Path, nn.Module], fields: dict[str, Any]) -> None:
-    rewrite(saved[0], **fields)
-    with pytest.raises(StateError, match=f"needs {next(iter(fields))}, which is not supported"):
-        load_lora(saved[0], net(), "transformer")
-
-
-@pytest.mark.parametrize(
-    "fields", [{"bias": "none"}, {"use_dora": False}, {"peft_version": "0.1"}, {"peft_type": "LORA"}]
-)
-def test_what_changes_nothing_is_accepted(saved: tuple[Path, nn.Module], fields: dict[str, Any]) -> None:
-    rewrite(saved[0], **fields)
+def test_layers_that_no_loss_reaches_may_be_missing_or_without_effect(saved: tuple[Path, nn.Module]) -> None:
+    layers, spare = dict(read(saved[0], net()).layers), ["blocks.1.to_out.0"]
+    fewer = {name: layer for name, layer in layers.items() if name not in spare}
     module = net()
-    load_lora(saved[0], module, "transformer")
-    assert torch.equal(run(module), run(saved[1]))
+    inject(module, SPEC, {})
+    start_layers(module, fewer, SPEC, "file", spare)
+    assert torch.equal(lora_state(module)["blocks.0.to_q.lora_B.weight"], layers["blocks.0.to_q"].up)
+    with pytest.raises(StateError, match="1 layers trained, and not in the file"):
+        start_layers(module, fewer, SPEC, "file")
+    module, three = net(), LoraSpec("net", ("to_q", "0.to_out.0"), 4, 8.0)
+    inject(module, three, {})
+    with pytest.raises(StateError, match="1 layers in the file, and not trained"):
+        start_layers(module, layers, three, "file", spare)
+    layers[spare[0]].up.zero_()
+    start_layers(module, layers, three, "file", spare)
 
 
-@pytest.mark.parametrize("header", [None, "no json", "[]", "{}", '{"t.r": 4}',
-                                    '{"t.r": 0, "t.lora_alpha": 1, "t.target_modules": []}',
-                                    '{"t.r": 4, "t.lora_alpha": 1, "t.target_modules": ".*"}'])  # fmt: skip
-def test_a_header_without_rank_and_alpha_is_refused(saved: tuple[Path, nn.Module], header: str | None) -> None:
-    save_file(
-        tensors_of(saved[0]),
-        saved[0],
-        {"lora_adapter_metadata": header.replace("t.", "transformer.")} if header is not None else {},
-    )
-    with pytest.raises(StateError, match="rank"):
-        load_lora(saved[0], net(), "transformer")
+def test_layers_of_several_ranks_and_alphas_act_exactly() -> None:
+    draw = torch.Generator().manual_seed(3)
+    layers = {
+        name: LoraLayer(torch.randn(rank, 6, generator=draw), torch.randn(8, rank, generator=draw), alpha)
+        for name, rank, alpha in (("blocks.0.to_q", 2, 3.0), ("blocks.1.to_q", 4, 4.0))
+    }
+    added, merged = net(), net()
+    add_layers(added, layers)
+    merge_layers(merged, layers)
+    state = net().state_dict()
+    for name, layer in layers.items():
+        state[f"{name}.weight"] += layer.alpha / layer.rank * (layer.up @ layer.down)
+    assert all(torch.equal(state[name], value) for name, value in merged.state_dict().items())
+    assert torch.allclose(run(added), run(merged), atol=1e-5)
+    assert not torch.allclose(run(added), run(net()), atol=1e-2)
+    assert added.get_submodule("blocks.0.to_q").r == {"default": 2}  # type: ignore[comparison-overlap]
+
+
+def test_one_layer_is_added_where_its_name_ends_another(tmp_path: Path) -> None:
+    module = nn.ModuleDict({"out": nn.Linear(2, 2), "block": nn.ModuleDict({"out": nn.Linear(2, 2)})})
+    add_layers(module, {"out": LoraLayer(torch.ones(1, 2), torch.ones(2, 1), 1.0)})
+    assert [name for name, _ in module.named_modules() if name.endswith("lora_A")] == ["out.lora_A"]
+
+
+def test_merging_is_computed_in_fp32_and_keeps_the_dtype() -> None:
+    module = net().to(torch.bfloat16)
+    weight = module.get_submodule("blocks.0.to_q").weight.clone()
+    layer = LoraLayer(torch.full((1, 6), 1 / 3), torch.full((8, 1), 1 / 3), 1.0)
+    merge_layers(module, {"blocks.0.to_q": layer})
+    merged = module.get_submodule("blocks.0.to_q").weight
+    assert torch.equal(merged, (weight.float() + torch.full((8, 6), 1 / 9)).bfloat16())
+
+
+def test_an_embedding_is_saved_added_and_merged(tmp_path: Path) -> None:
+    def words() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.ModuleDict({"embed": nn.Embedding(5, 3)})
+
+    spec, module, ids = LoraSpec("net", ("embed",), 2, 3.0), words(), torch.arange(5)
+    inject(module, spec, {})
+    for tensor in lora_state(module).values():
+        tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(tensor))))
+    save_lora(tmp_path / "a.safetensors", module, spec, "transformer", {})
+    added, merged = words(), words()
+    load(tmp_path / "a.safetensors", added)
+    merge_layers(merged, read(tmp_path / "a.safetensors", words()).layers)
+    assert torch.equal(added["embed"](ids), module["embed"](ids))
+    assert torch.allclose(merged["embed"](ids), module["embed"](ids), atol=1e-6)
+    assert not torch.allclose(merged["embed"](ids), words()["embed"](ids), atol=1e-2)

@@ -1,5 +1,6 @@
 """Metadata is read strictly and kept as written."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -7,11 +8,15 @@ import pytest
 from dstrain.errors import UsageError
 from dstrain.metadata import Table, read_metadata, refuse
 
+TOO_LONG = "x" * (2**20 + 1)
+
 
 def read(folder: Path, name: str, content: str | bytes) -> Table:
     path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_metadata(path)
+    path.write_bytes(content if isinstance(content, bytes) else content.replace("LONG", TOO_LONG).encode())
+    table = read_metadata(path)
+    table.refuse(table.faults)
+    return table
 
 
 def texts(table: Table, column: str) -> list[object]:
@@ -75,7 +80,7 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
         ("m.csv", 'image,prompt\na.png,"open\nb.png,x\n', "m.csv:2: is not csv"),
         ("m.csv", 'image,prompt\na.png,"x"y\n', "m.csv:2: is not csv"),
         ("m.csv", b"image,prompt\na.png,caf\xe9\n", "m.csv:2: is not UTF-8 text .byte 0xe9"),
-        ("m.csv", "i\0mage\n".encode("utf-16"), "m.csv:1: is not UTF-8"),
+        ("m.csv", "i\0mage\n".encode("utf-16"), "m.csv: is UTF-16 or UTF-32 text"),
         ("m.json", '{"prompt": "a"}', "is not a list of objects"),
         ("m.json", '[{"prompt": "a"},]', "is not json"),
         ("m.json", '[{"prompt": "a"}, ["b"], "c"]', "m.json:2: is not an object\n  m.json:3: is not an object"),
@@ -86,6 +91,27 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
         ("m.jsonl", '{"a": "x"}\n{"a": \n{"a": "x"\n', "m.jsonl:2: is not json.*\n.*m.jsonl:3: is not json"),
         ("m.jsonl", '{"a": "x", "a": "y"}', "m.jsonl:1:a: stands twice"),
         ("m.txt", "a", "ends in .csv, .json, .jsonl"),
+        ("m.csv", "image;prompt\na;b\n", "m.csv:1: has semicolons between its cells"),
+        ("m.csv", "\n\nimage\tprompt\na\tb, c\n", "m.csv:3: has tabs between its cells"),
+        ("m.csv", "image|prompt\na|b\n", "m.csv:1: has bars between its cells"),
+        ("m.csv", "a,b\n".encode("utf-16-be"), "is UTF-16 or UTF-32 text"),
+        ("m.csv", ("猫犬" * 40).encode("utf-16"), "is UTF-16 or UTF-32 text"),
+        ("m.json", '[{"a": "b"}]'.encode("utf-32"), "is UTF-16 or UTF-32 text"),
+        ("m.csv", "a,b\nx,y\0\n\0,z\n", "m.csv:2:b: has a NUL character.*\n.*m.csv:3:a: has a NUL"),
+        ("m.json", '[{"a": "\\ud800"}, {"a": ["\\u0000"]}]', "m.json:1:a: has half of a.*\n.*m.json:2:a: has a NUL"),
+        ("m.json", '[{"\\ud800": "a"}]', "column 1 has half of a surrogate pair"),
+        (
+            "m.csv",
+            "a,b\nx,LONG\nLONG,\n",
+            "m.csv:2:b: has 1,048,577.*\n.*m.csv:3:a: has",
+        ),
+        ("m.jsonl", '{"a": "LONG"}', "m.jsonl:1:a: has 1,048,577 characters"),
+        ("m.json", '{"a": 1}\n{"a": 2}\n', "m.json: has an object in each line, as jsonl does\n.*m.jsonl"),
+        ("m.json", '{"a": ["b"]}', "is not a list of objects"),
+        ("m.jsonl", '[{"a": "b"},\n{"a": "c"}]', "m.jsonl: is a list, as json has it.*\n.*m.json,"),
+        ("m.jsonl", '["a"]\n{"a": "b"}\n', "m.jsonl: is a list"),
+        ("m.csv", 'a,b\n"x,y\n', "m.csv:2: is not csv.*\n.*never closed"),
+        ("m.csv", "a,b\nx\0,y,z\n", "m.csv: 2 bad rows\n.*m.csv:2:a: has a NUL.*\n.*m.csv:2: has 3 cells.*quotes"),
     ],
 )
 def test_what_is_not_one_clean_table_is_refused_and_named(
@@ -93,6 +119,23 @@ def test_what_is_not_one_clean_table_is_refused_and_named(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         read(tmp_path, name, content)
+
+
+def test_a_cell_may_be_as_long_as_the_limit_and_the_csv_module_keeps_its_own(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    assert texts(read(tmp_path, "m.csv", f"a\n{'x' * 2**20}\n"), "a") == ["x" * 2**20]
+    assert csv.field_size_limit() == before
+
+
+def test_bad_rows_keep_their_place_in_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": "x"}\n{"a":\n\n["y"]\n{"a": {}, "b": "z"}\n')
+    table = read_metadata(path)
+    assert [dict(row) for row in table.rows] == [
+        {"a": "x", "b": ""}, {"a": "", "b": ""}, {"a": "", "b": ""}, {"a": "", "b": "z"},
+    ]  # fmt: skip
+    assert [(fault.row, fault.column) for fault in table.faults] == [(1, ""), (2, ""), (3, "a")]
+    assert [table.where(row) for row in range(4)] == ["m.jsonl:1", "m.jsonl:2", "m.jsonl:4", "m.jsonl:5"]
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

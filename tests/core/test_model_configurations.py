@@ -11,15 +11,15 @@ import pytest
 import torch
 from dstrain.components import Component, Files, Layout, Row, same_configuration
 from dstrain.config import GenerateConfig
+from dstrain.configurations import configuration
 from dstrain.errors import StateError, UsageError
 from dstrain.generate_dataset import generate_dataset
 from dstrain.model_files import (
     ModelConfig,
     assign,
-    configuration,
     denoiser_configuration,
     find,
-    published_as,
+    place_of,
 )
 from dstrain.networks import Network, TransformersNetwork
 from dstrain.pipeline import Pipeline
@@ -183,8 +183,7 @@ def test_a_flag_says_which_of_twins_a_file_is(tmp_path: Path) -> None:
 )
 def test_a_pattern_may_name_a_components_folder_of_any_depth(pattern: str, name: str) -> None:
     words = Component("words", ("tokenizer", "a/words"), lambda *_: None)
-    assert published_as(ModelConfig(None, "A/B", pattern), (DIT, TWIN, words)) == name
-    assert published_as(ModelConfig(path=pattern), (DIT, TWIN, words)) == ""
+    assert place_of(ModelConfig(None, "A/B", pattern), (DIT, TWIN, words)) == name
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError, UsageError
+from dstrain.hubs import model_base
 from dstrain.model_files import (
     ModelConfig,
     find,
-    model_base,
 )
 from dstrain.runner import run
 from family import COMPONENTS, FOLDERS, MODEL, weights_of, write

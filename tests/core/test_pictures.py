@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dstrain import pictures
 from dstrain.errors import UsageError
 from dstrain.pictures import Resolution, fit, load_picture, read_size
 from PIL import ExifTags, Image, ImageFile
@@ -58,10 +59,10 @@ def test_reading_a_size_decodes_no_pixels(tmp_path: Path, monkeypatch: pytest.Mo
         Image.fromarray(noise).save(content, suffix.replace("jpg", "jpeg"))
         path = tmp_path / f"torn.{suffix}"
         path.write_bytes(content.getvalue()[:2000])
+        with pytest.raises(UsageError, match=rf"torn\.{suffix}: is half-written or damaged: it does not end as a"):
+            read_size(path)
+        path.write_bytes(content.getvalue()[:2000] + content.getvalue()[3000:])
         assert read_size(path) == (256, 320) and not decoded
-        with pytest.raises(UsageError, match=rf"torn\.{suffix}: cannot be read"):
-            load_picture(path, "RGB", None)
-        decoded.clear()
 
 
 def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
@@ -92,6 +93,7 @@ def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
         "I16.png": (Image.fromarray(ramp), ramp8),
         "I16.tiff": (Image.fromarray(ramp), ramp8),
         "I.tiff": (Image.fromarray(ramp.astype(np.int32)), ramp8),
+        "F.tiff": (Image.fromarray(ramp.astype(np.float32) / 65535), ramp8),
         "CMYK.tiff": (Image.fromarray(UPRIGHT).convert("CMYK"), UPRIGHT),
     }
 
@@ -112,6 +114,56 @@ def test_cmyk_photographs_keep_their_colours(tmp_path: Path) -> None:
     assert error(load_picture(path, "RGB", None), UPRIGHT) <= 4
 
 
+def photograph(height: int, width: int) -> Image.Image:
+    """A smooth picture with edges, as photographs are."""
+    y, x = np.mgrid[0:height, 0:width]
+    squares = 30 * ((x // 64 + y // 48) % 2)
+    waves = [110 + 90 * np.sin(x / (19 + 7 * c)) * np.cos(y / (23 + 5 * c)) + squares for c in range(3)]
+    return Image.fromarray(np.stack(waves, 2).astype(np.uint8))
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("scale", [4, 8, 16])
+def test_a_large_photograph_is_decoded_small_and_looks_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: int, orientation: int
+) -> None:
+    path = tmp_path / "a.jpg"
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    photograph(768, 1024).save(path, quality=95, exif=exif)
+    wanted = (768 // scale, 1024 // scale) if orientation == 1 else (1024 // scale, 768 // scale)
+    decoded: list[tuple[int, int]] = []
+    convert = pictures.convert
+    monkeypatch.setattr(pictures, "convert", lambda image, mode: decoded.append(image.size) or convert(image, mode))
+    small = load_picture(path, "RGB", wanted)
+    monkeypatch.setattr(pictures, "JPEGS", frozenset())
+    whole = load_picture(path, "RGB", wanted)
+    part = scale // 2
+    assert decoded == [(1024 // part, 768 // part), (1024, 768)]  # at least twice the size asked for
+    difference = np.abs(np.asarray(small).astype(float) - np.asarray(whole)).mean()
+    assert small.size == whole.size == wanted[::-1] and difference < 1
+
+
+@pytest.mark.parametrize("size", [None, (768, 1024), (385, 513), (200, 600)])
+def test_a_photograph_is_decoded_whole_where_less_would_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int] | None
+) -> None:
+    photograph(768, 1024).save(tmp_path / "a.jpg")
+    decoded: list[tuple[int, int]] = []
+    convert = pictures.convert
+    monkeypatch.setattr(pictures, "convert", lambda image, mode: decoded.append(image.size) or convert(image, mode))
+    load_picture(tmp_path / "a.jpg", "RGB", size)
+    assert decoded == [(1024, 768)]
+
+
+@pytest.mark.parametrize("values", [[-0.1, 0.5], [0.5, 1.1], [0.5, float("nan")], [0.5, float("inf")], [0.0, 255.0]])
+def test_floats_that_are_not_from_0_to_1_are_refused(tmp_path: Path, values: list[float]) -> None:
+    Image.fromarray(np.array([values] * 4, np.float32)).save(tmp_path / "a.tiff")
+    assert read_size(tmp_path / "a.tiff") == (4, 2)
+    with pytest.raises(UsageError, match=r"a\.tiff: cannot be read: float values beyond 0 .black. to 1 .white."):
+        load_picture(tmp_path / "a.tiff", "RGB", None)
+
+
 def test_rgba_keeps_transparency_and_opaque_pictures_become_opaque(tmp_path: Path) -> None:
     for name in ("RGBA.png", "P-clear.png", "LA.png", "RGB.png", "I16.png", "CMYK.tiff"):
         picture, _ = modes()[name]
@@ -122,8 +174,8 @@ def test_rgba_keeps_transparency_and_opaque_pictures_become_opaque(tmp_path: Pat
 
 
 def test_colour_modes_without_a_plain_meaning_are_refused_from_the_header(tmp_path: Path) -> None:
-    Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "a.tiff")
-    with pytest.raises(UsageError, match="colour mode F is not read"):
+    Image.fromarray(UPRIGHT).convert("LAB").save(tmp_path / "a.tiff")
+    with pytest.raises(UsageError, match="colour mode LAB is not read"):
         read_size(tmp_path / "a.tiff")
 
 

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from dstrain import plugins
 from dstrain.errors import UsageError
 from dstrain.hooks import load_extensions
 from dstrain.plugins import Installed, inspect_all, installed, load_record, refuse_unknown, variant_of
@@ -52,64 +52,6 @@ def test_two_distributions_with_one_name_are_refused_naming_both(fake_plugin: In
     assert all("plugin-one 1.0 and by plugin-two 2.5" in reason for reason in reasons.values())
 
 
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("import not_there_at_all", "faky_record:MODEL cannot be imported: ModuleNotFoundError: No module named"),
-        ("MODEL = {}", "faky_record:MODEL is a dict, not a dstrain.record.ModelRecord"),
-        ("raise SystemExit(7)", "cannot be imported: SystemExit: 7"),
-        ("X = 1", "cannot be imported: AttributeError"),
-    ],
-)
-def test_a_broken_record_is_named_with_distribution_version_and_reason(
-    fake_plugin: Install, source: str, reason: str
-) -> None:
-    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {"faky_record": source})
-    with pytest.raises(UsageError) as caught:
-        load_record("faky")
-    assert caught.value.where == "plugin plugin-faky 1.0"
-    assert reason in caught.value.what
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"api": "99"}, "made for plugin interface 99, this dstrain has 1"),
-        ({"name": "'else'"}, "entry point is named 'faky', its record 'else'"),
-        ({"variants": "()"}, "has no variant"),
-    ],
-)
-def test_a_record_that_does_not_fit_is_refused(
-    fake_plugin: Install, record_source: Source, fields: dict[str, str], reason: str
-) -> None:
-    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {"faky_record": record_source("faky", **fields)})
-    with pytest.raises(UsageError, match=reason):
-        load_record("faky")
-
-
-def test_inspection_shows_each_broken_record_and_keeps_the_good_one(
-    fake_plugin: Install, record_source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plugins, "PATIENCE", 3.0)
-    sources = {
-        "good": "print('noise on stdout')\n" + record_source("good"),
-        "raises": "1 / 0",
-        "leaves": "import os, sys\nsys.stderr.write('torn off')\nsys.stderr.flush()\nos._exit(9)",
-        "exits": "raise SystemExit(0)",
-        "hangs": "import time\ntime.sleep(60)",
-    }
-    for name, source in sources.items():
-        fake_plugin(f"plugin-{name}", {name: f"fake_{name}:MODEL"}, {f"fake_{name}": source})
-    found = {finding.plugin.name: finding for finding in inspect_all() if finding.plugin.name in sources}
-    assert (found["good"].state, found["good"].variants) == ("ready", ("base", "edit"))
-    assert "ZeroDivisionError" in found["raises"].reason
-    assert "exit code 9" in found["leaves"].reason and "torn off" in found["leaves"].reason
-    assert "SystemExit" in found["exits"].reason
-    assert "longer than 3 s" in found["hangs"].reason
-    assert {name for name, finding in found.items() if finding.state == "broken"} == set(sources) - {"good"}
-    assert not any(f"fake_{name}" in sys.modules for name in sources)
-
-
 def test_a_plugin_to_leave_out_must_be_there(fake_plugin: Install) -> None:
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {})
     refuse_unknown(("faky", "plugin-faky"))
@@ -126,11 +68,12 @@ def test_a_variant_is_the_first_or_the_one_named(fake_plugin: Install, record_so
 
 
 HOOKS = """
+from types import SimpleNamespace
 from dstrain.hooks import hookimpl
 SEEN = []
 @hookimpl
 def dstrain_tasks():
-    return ("a task",)
+    return (SimpleNamespace(name="a task"),)
 @hookimpl
 def dstrain_step_end(step, numbers):
     SEEN.append((step, numbers["loss"]))
@@ -143,20 +86,22 @@ def test_hooks_are_answered_and_a_broken_plugin_is_told_of(fake_plugin: Install)
     for name, source in {"good": HOOKS, "gone": "import not_there_at_all", "wrong": wrong, "more": more}.items():
         fake_plugin(f"extra-{name}", {name: f"extra_{name}"}, {f"extra_{name}": source}, group="dstrain")
     extensions = load_extensions()
-    assert extensions.hook.dstrain_tasks() == [("a task",)]
-    extensions.hook.dstrain_step_end(step=3, numbers={"loss": 0.5})
+    assert dict(extensions.offered("dstrain_tasks", SimpleNamespace, ()).items) == {
+        "a task": SimpleNamespace(name="a task")
+    }
+    assert extensions.step_end(3, {"loss": 0.5}) == ()
     assert sys.modules["extra_good"].SEEN == [(3, 0.5)]
     told = sorted(reason for reason in extensions.broken if "extra-" in reason)
     assert [reason.split(":")[0] for reason in told] == [f"plugin extra-{n} 1.0" for n in ("gone", "more", "wrong")]
     assert "dstrain_tusks" in told[2] and "nonsense" in told[1] and "not_there_at_all" in told[0]
-    assert load_extensions(("good",)).hook.dstrain_tasks() == []
+    assert not load_extensions(("good",)).offered("dstrain_tasks", SimpleNamespace, ()).items
 
 
 def test_a_hook_plugin_name_offered_twice_is_refused(fake_plugin: Install) -> None:
     for name in ("one", "two"):
         fake_plugin(f"extra-{name}", {"twice": f"extra_{name}"}, {f"extra_{name}": HOOKS}, group="dstrain")
     extensions = load_extensions()
-    assert extensions.hook.dstrain_tasks() == []
+    assert not extensions.offered("dstrain_tasks", SimpleNamespace, ()).items
     assert all("offered by extra-one 1.0 and by extra-two 1.0" in reason for reason in extensions.broken)
 
 

@@ -1,27 +1,23 @@
 """A run from plain data: what it resolves to, toy models, the launcher's settings, and where messages go."""
 
-import io
 import json
 import shutil
-import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain import progress
 from dstrain.config import TrainConfig
 from dstrain.errors import DstrainError, UsageError
-from dstrain.hooks import Extensions
+from dstrain.hooks import load_extensions
+from dstrain.losses import SFT
 from dstrain.pictures import Resolution
-from dstrain.progress import Progress
 from dstrain.record import ModelRecord
 from dstrain.runner import check_launcher, plan_of, run
 from dstrain.setup import known_tasks, resolve, versions
-from dstrain.tasks import Task
 from dstrain.toys import toy_models, write_toy
 from dstrain.train import steps
 from dstrain.world import World, default_device
@@ -45,7 +41,7 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(
     assert "input_latents" in told
     assert not (tmp_path / "out").exists()
     run(TrainConfig(model="tiny", dry_run=True))
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out.partition("this run")[0] == told.partition("this run")[0]
 
 
 def test_the_plan_of_a_command_line_is_that_of_its_columns(here: Path, tmp_path: Path) -> None:
@@ -69,7 +65,7 @@ def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(here: Path, 
 
 def test_a_data_set_without_its_columns_is_told_all_of_them(here: Path, tmp_path: Path) -> None:
     (tmp_path / "metadata.csv").write_text("picture,caption\n0.png,a dog\n")
-    with pytest.raises(UsageError, match=r"no column 'image' \(input input_image\) and no column 'prompt'"):
+    with pytest.raises(UsageError, match="has no column that this variant reads: prompt, image"):
         run(config(here, variant="base", dataset_base_path=tmp_path, output_path=tmp_path / "out"))
 
 
@@ -222,43 +218,6 @@ def test_another_process_keeps_quiet_and_sums_and_waits_with_the_others(capsys: 
     assert world.total(torch.ones(1)).item() == 2.0
 
 
-def test_progress_is_a_line_a_minute_where_there_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with Progress("train", 12, done=2) as bar:
-        for _ in range(9):
-            now[0] += 20
-            bar.step("loss 1")
-    assert capsys.readouterr().err.splitlines() == [
-        "train 5/12, 0.05/s, 140 s left loss 1",
-        "train 8/12, 0.05/s, 80 s left loss 1",
-        "train 11/12, 0.05/s, 20 s left loss 1",
-        "train 11/12, 0.05/s, 20 s left",
-    ]
-    with Progress("train", 3, enabled=False) as bar:
-        now[0] += 1000
-        bar.step()
-    with pytest.raises(ZeroDivisionError), Progress("train", 3):
-        raise ZeroDivisionError
-    assert capsys.readouterr().err == ""
-
-
-def test_progress_is_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with Progress("train", 2) as bar:
-        bar.step("loss 1")
-        bar.step("loss 2")
-    assert "train: 100%" in terminal.getvalue()
-    assert "loss 2" in terminal.getvalue()
-
-
 def test_errors_of_a_run_are_for_its_user(here: Path) -> None:
     with pytest.raises(DstrainError) as caught:
         run(config(here, trainable_models="dot"))
@@ -271,7 +230,22 @@ def test_a_precision_of_the_launcher_that_is_not_ours_is_refused(monkeypatch: py
         check_launcher(TrainConfig(model="tiny"))
 
 
-def test_two_tasks_of_one_name_are_refused() -> None:
-    hook = SimpleNamespace(dstrain_tasks=lambda: [[Task.of("sft", lambda predict: predict)]])
-    with pytest.raises(UsageError, match="two tasks are named 'sft'"):
-        known_tasks(Extensions(hook))
+TASKS = """
+from dstrain.hooks import hookimpl
+from dstrain.tasks import Task
+@hookimpl
+def dstrain_tasks():
+    return [Task.of(name, lambda predict: predict) for name in ("sft", "shared", "{own}")]
+"""
+
+
+def test_tasks_of_one_name_are_left_out_with_the_reason(fake_plugin: Callable[..., Path]) -> None:
+    for name in ("one", "two"):
+        source = TASKS.format(own=name)
+        fake_plugin(f"extra-{name}", {name: f"tasks_{name}"}, {f"tasks_{name}": source}, group="dstrain")
+    tasks, broken = known_tasks(load_extensions())
+    assert list(tasks) == ["sft", "direct_distill", "one", "two"]
+    assert tasks["sft"] is SFT
+    ours = "its task 'sft' has the name of one of dstrain's own, and is left out"
+    both = "plugin extra-two 1.0: its task 'shared' is offered by plugin extra-one 1.0 too; both are left out"
+    assert broken == (f"plugin extra-one 1.0: {ours}", f"plugin extra-two 1.0: {ours}", both)

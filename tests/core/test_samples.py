@@ -205,9 +205,9 @@ def test_another_choice_of_frames_is_another_plan(films: Place) -> None:
             feed(fill(films, "train", **(CHUNKS | other)), alone())
 
 
-def test_a_video_damaged_after_the_check_is_named_with_row_and_chunk(films: Place) -> None:
+def test_a_video_damaged_after_the_check_is_named_with_row_and_column(films: Place) -> None:
     source = feed(fill(films, "", **CHUNKS), alone()).source
     path = films.data / "b.mp4"
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UsageError, match=r"b\.mp4: .* \(input input_image of row 1, chunk 2\)"):
+    with pytest.raises(UsageError, match=r"metadata\.csv:3:clip: .b\.mp4. is no video"):
         source.sample(1, 2)

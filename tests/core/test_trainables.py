@@ -138,7 +138,7 @@ def test_lora_starts_at_nothing_depends_on_the_seed_alone_and_counts_its_matches
     ("flags", "message"),
     [
         ({"trainable_models": "dit.bloks.0"}, r"dit has no part 'bloks\.0'; did you mean 'blocks\.0'"),
-        ({"trainable_models": "dti"}, "no component named 'dti' to train; did you mean 'dit'"),
+        ({"trainable_models": "dti"}, "tiny base has no component 'dti'; did you mean 'dit'"),
         ({"trainable_models": "dit.blocks.1.text"}, "nothing to train in dit"),
         ({"trainable_models": "tokenizer"}, "'tokenizer' is not a loaded network"),
         ({"lora_target_modules": "to_q,to_w"}, "no layer of dit matches 'to_w'"),

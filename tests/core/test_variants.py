@@ -9,6 +9,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from dstrain.components import Component
 from dstrain.config import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.losses import SFT
@@ -16,7 +17,7 @@ from dstrain.model_files import ModelConfig
 from dstrain.record import Option
 from dstrain.runner import run
 from dstrain.setup import resolve
-from dstrain.sources import Column, Setting
+from dstrain.sources import Column, Setting, at_least
 from dstrain.trainables import Trainables
 from dstrain.variants import Hints, choose_variant, fitting_columns, fitting_inputs, role_played, settled
 from dstrain.wiring import Expert, Wiring
@@ -169,10 +170,28 @@ def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
         settled(build("base"), record, config)
 
 
-def test_text_that_is_no_such_setting_is_refused() -> None:
-    config = TrainConfig(model="tiny", family_options={"area": "big"})
-    with pytest.raises(UsageError, match="--area: want int, got 'big'"):
-        settled(having(area=Setting(1024)), MODEL, config)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("big", "'big' is not an integer"),
+        ("1.5", "'1.5' is not an integer"),
+        ("1_000", "'1_000' is not an integer"),
+        ("0", "want 1 or more, got 0"),
+        ("-1", "want 1 or more, got -1"),
+        (" ", "is blank"),
+    ],
+)
+def test_text_that_is_no_such_setting_or_out_of_its_range_is_refused(text: str, said: str) -> None:
+    config = TrainConfig(model="tiny", family_options={"area": text})
+    with pytest.raises(UsageError, match=f"--area: {said}"):
+        settled(having(area=Setting(1024, check=at_least(1))), MODEL, config)
+
+
+def test_a_setting_keeps_its_check_when_it_is_changed() -> None:
+    config = TrainConfig(model="tiny", toy=True)
+    setting = Setting(1024, toy=32, check=at_least(1))
+    assert settled(having(area=setting), MODEL, config).settings["area"] == replace(setting, value=32)
+    assert [Setting(value).kind for value in ("a", 1, 1.5)] == ["text", "integer", "number"]
 
 
 def test_the_flag_of_a_setting_that_the_variant_lacks_is_refused() -> None:
@@ -196,10 +215,8 @@ def test_the_flag_of_a_setting_that_the_variant_lacks_is_refused() -> None:
 def test_the_experts_role_is_played_by_the_part_whose_files_are_given(
     folders: tuple[str, ...], asked: str, trained: str
 ) -> None:
-    parts = (
-        SimpleNamespace(name="dit", folders=("transformer",)),
-        SimpleNamespace(name="dit2", folders=("low_noise",)),
-    )
+    places = {"dit": "transformer", "dit2": "low_noise"}
+    parts = tuple(Component(name, (folder,), lambda *_: None) for name, folder in places.items())
     record: Any = SimpleNamespace(load=lambda part: parts)
     wiring: Any = SimpleNamespace(expert=Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)}))
     models = tuple(ModelConfig(None, "Some/Id", f"{folder}/*.safetensors") for folder in folders)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from dstrain.components import Component, Files, Layout, Piece, Row, nth_of
 from dstrain.errors import StateError
-from dstrain.testing.layouts import in_layout
+from dstrain.layouts import in_layout
 from dstrain.weights import Weights, find_weights, recognise
 from safetensors.torch import save_file
 from torch import Tensor

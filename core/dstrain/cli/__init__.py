@@ -1,5 +1,6 @@
 """The command line: `dstrain`, `python -m dstrain`. Its help imports neither torch nor a plugin."""
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -9,23 +10,56 @@ import click
 from dstrain.cli.commands import commands
 from dstrain.cli.failures import explain
 from dstrain.cli.options import LeftOut, shared_options
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import SystemFault, UsageError, nearest
+from dstrain.meeting import finish_in_peace, first_to_say
+from dstrain.redaction import redacted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (sys.argv's without `argv`) and return the exit code; errors are printed, never raised."""
     words = list(sys.argv[1:] if argv is None else argv)
+    caught: BaseException | None = None
     try:
         _run(words)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (Exception, KeyboardInterrupt) as error:
-        failure = explain(error)
-        click.echo(str(failure), err=True)
-        if "--debug" in words:
-            traceback.print_exception(error)
-        return failure.exit_code
-    return 0
+        caught = error
+    lost = _lost_output(caught)
+    if lost is not None:
+        if isinstance(lost, BrokenPipeError):
+            return 0  # a reader such as `head` has what it wanted
+        caught = SystemFault("standard output", str(lost.strerror))
+    return 0 if caught is None else _tell(caught, "--debug" in words)
+
+
+def _tell(error: BaseException, debug: bool) -> int:
+    """Print an error without the secrets in it, and return its exit code."""
+    finish_in_peace()
+    failure = explain(error)
+    try:
+        if first_to_say(failure):
+            click.echo(redacted(str(failure)), err=True)
+        if debug:
+            click.echo(redacted("".join(traceback.format_exception(error))), err=True)
+    except OSError:
+        pass  # nobody reads
+    return failure.exit_code
+
+
+def _lost_output(caught: BaseException | None) -> OSError | None:
+    """Write what waits for standard output; where that takes no more, or took none before, drop it and return why."""
+    lost = None
+    if isinstance(caught, OSError) and traceback.extract_tb(caught.__traceback__)[-1].name == click.echo.__name__:
+        lost = caught
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        lost = lost or error
+    if lost is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return lost if caught is None or lost is caught else None
 
 
 def command_group() -> click.Group:
@@ -86,12 +120,12 @@ def _run_plugin_command(words: Sequence[str], shared: Sequence[str], own: Sequen
 
     names = [word for word in shared if word not in ("--debug", "-p")]
     extensions = load_extensions([LeftOut().convert(name, None, None) for name in names])
-    for reason in extensions.broken:
-        click.echo(f"dstrain: warning: {reason}", err=True)
-    found = {command.name: command for answer in extensions.hook.dstrain_commands() for command in answer}
-    command = found.get(words[0])
+    offers = extensions.offered("dstrain_commands", click.Command, own)
+    for reason in (*extensions.broken, *offers.broken):
+        click.echo(redacted(f"dstrain: warning: {reason}"), err=True)
+    command = offers.items.get(words[0])
     if command is None:
-        known = [*own, *(str(name) for name in found)]
+        known = [*own, *offers.items]
         hint = nearest(words[0], known)
         raise UsageError("command line", f"no command named {words[0]!r}; commands: {', '.join(known)}{hint}")
     with command.make_context(f"dstrain {words[0]}", list(words[1:])) as context:

@@ -11,14 +11,16 @@ from dstrain.checks import validate
 from dstrain.cli.options import FamilyCommand, FilePath, model_options, shared_options
 from dstrain.config import GenerateConfig, TrainConfig
 from dstrain.errors import UsageError
+from dstrain.interrupt import ended_by_signals
 
 
 def train(config: TrainConfig) -> None:
     """Train a model, or run one stage of it. This is the command when none is named."""
-    validate(config)
-    from dstrain.runner import run
+    with ended_by_signals("interrupted", "run the same command again"):
+        validate(config)
+        from dstrain.runner import run
 
-    run(config)
+        run(config)
 
 
 def graph(config: TrainConfig, form: str) -> None:
@@ -35,10 +37,11 @@ def graph(config: TrainConfig, form: str) -> None:
 
 def generate(config: GenerateConfig) -> None:
     """Generate a picture with the pipeline that trains, and the LoRAs it trained."""
-    validate(config)
-    from dstrain.generate import generate as run
+    with ended_by_signals("interrupted", "run the same command again"):
+        validate(config)
+        from dstrain.generate import generate as run
 
-    run(config)
+        run(config)
 
 
 def toy(model: str, variant: str | None, seed: int, output: Path, left_out: tuple[str, ...]) -> None:
@@ -53,6 +56,15 @@ def toy(model: str, variant: str | None, seed: int, output: Path, left_out: tupl
     click.echo(f"wrote {output}")
 
 
+def export(
+    source: Path, output: Path, program: str, model: str | None, overwrite: bool, left_out: tuple[str, ...]
+) -> None:
+    """Write a LoRA, or the weights of one component, in the names of another program, as INPUT to OUTPUT."""
+    from dstrain.export import export as run
+
+    click.echo(f"wrote {output}: {run(source, output, program, model, overwrite, left_out)}")
+
+
 def models(left_out: tuple[str, ...]) -> None:
     """List the families installed, with distribution and version."""
     from dstrain.plugins import installed
@@ -62,7 +74,7 @@ def models(left_out: tuple[str, ...]) -> None:
 
 
 def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
-    """List each family's record: variants, state, and the reason when it is broken; `new NAME` begins one."""
+    """List each plugin: its variants or what it adds, its state, and why it is broken; `new NAME` begins a family's."""
     from dstrain.plugins import inspect_all
 
     if click.get_current_context().invoked_subcommand is not None:
@@ -71,17 +83,19 @@ def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
         return
     findings = inspect_all(left_out)
     if as_json:
-        columns = ("name", "distribution", "version", "variants", "state", "reason")
+        columns = ("name", "distribution", "version", "variants", "adds", "state", "reason")
         values = [
-            (f.plugin.name, f.plugin.distribution, f.plugin.version, f.variants, f.state, f.reason) for f in findings
+            (f.plugin.name, f.plugin.distribution, f.plugin.version, f.variants, f.adds, f.state, f.reason)
+            for f in findings
         ]
         click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in values], indent=2))
         return
+    told = [f.reason or ", ".join([*f.variants, *f.adds]) for f in findings]
     rows = [
-        (f.plugin.name, f"{f.plugin.distribution} {f.plugin.version}", f.state, f.reason or ", ".join(f.variants))
-        for f in findings
+        (f.plugin.name, f"{f.plugin.distribution} {f.plugin.version}", f.state, words)
+        for f, words in zip(findings, told, strict=True)
     ]
-    click.echo(_table(("name", "distribution", "state", "variants, or the reason"), rows))
+    click.echo(_table(("name", "distribution", "state", "variants, what it adds, or the reason"), rows))
 
 
 def new_plugin(name: str) -> None:
@@ -105,6 +119,7 @@ def commands() -> tuple[click.Command, ...]:
         FamilyCommand("train", TrainConfig, train),
         FamilyCommand("graph", TrainConfig, graph, (form,)),
         FamilyCommand("generate", GenerateConfig, generate),
+        click.Command("export", callback=export, help=export.__doc__, params=[*_export_params(), *shared_options()]),
         click.Command("toy", callback=toy, help=toy.__doc__, params=[*model_options(), output, *shared_options()]),
         click.Command("models", callback=models, help=models.__doc__, params=[*shared_options()]),
         click.Group(
@@ -115,6 +130,17 @@ def commands() -> tuple[click.Command, ...]:
             help=plugins.__doc__,
             params=[as_json, *shared_options()],
         ),
+    )
+
+
+def _export_params() -> tuple[click.Parameter, ...]:
+    programs = click.Choice(["diffusers", "comfyui", "kohya", "reference"])
+    return (
+        click.Option(["--format", "program"], type=programs, required=True, help="Whose names the file gets."),
+        click.Option(["--model"], help="The family, if the header of INPUT does not say it."),
+        click.Option(["--overwrite"], is_flag=True, help="Replace OUTPUT if it is there."),
+        click.Argument(["source"], type=FilePath(), metavar="INPUT"),
+        click.Argument(["output"], type=FilePath(), metavar="OUTPUT"),
     )
 
 

@@ -4,7 +4,10 @@ import traceback
 
 import click
 
-from dstrain.errors import DstrainError, Interrupted, SystemFault, UsageError, nearest
+from dstrain.cli.reference_flags import no_such
+from dstrain.errors import DstrainError, Interrupted, OutOfMemory, SystemFault, UsageError
+
+DEFECT = ("a defect of dstrain or of a plugin: report it, with what --debug shows",)
 
 
 def explain(error: BaseException) -> DstrainError:
@@ -18,9 +21,37 @@ def explain(error: BaseException) -> DstrainError:
         return Interrupted("command line", "interrupted", help_line)
     if isinstance(error, OSError):
         return SystemFault(str(error.filename or "system"), error.strerror or str(error))
+    return _memory(error) or _worker(error) or _unforeseen(error)
+
+
+def _memory(error: BaseException) -> OutOfMemory | None:
+    """Memory that was lacking outside a training step: of the device, or of the machine."""
+    lines = [*str(error).splitlines(), ""]
+    lacking = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if not lacking and not (isinstance(error, RuntimeError) and "can't allocate memory" in lines[0]):
+        return None
+    advice = "a split run loads less in each stage: --task TASK:data_process, then --task TASK:train"
+    return OutOfMemory("memory", lines[0] or "the machine has too little", advice)
+
+
+def _worker(error: BaseException) -> DstrainError | None:
+    """A process that loads samples: one that was killed, or what it raised, in which torch puts a whole traceback."""
+    lines = str(error).strip().splitlines()
+    if not isinstance(error, Exception) or not lines:
+        return None
+    if lines[0].startswith("DataLoader worker (pid"):
+        return SystemFault("data loader", lines[0], "a process that loads samples ended: too little memory, perhaps",
+                           "lower --dataset_num_workers")  # fmt: skip
+    if lines[0].startswith("Caught ") and "DataLoader worker process" in lines[0]:
+        return DstrainError("data loader", lines[-1], *DEFECT)
+    return None
+
+
+def _unforeseen(error: BaseException) -> DstrainError:
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = f"{place[0].filename}:{place[0].lineno}" if place else "dstrain"
-    return DstrainError(where, f"{type(error).__name__}: {error}", "--debug shows the traceback")
+    first = (str(error).strip().splitlines() or [""])[0]
+    return DstrainError(where, f"{type(error).__name__}: {first}".rstrip(": "), *DEFECT)
 
 
 def _usage(error: click.ClickException) -> UsageError:
@@ -29,7 +60,7 @@ def _usage(error: click.ClickException) -> UsageError:
         known = [opt for param in error.ctx.command.get_params(error.ctx) for opt in param.opts] if error.ctx else []
         lacks_family = "--model" in known and error.ctx is not None and not error.ctx.meta
         help_lines = ("a family's own flags need --model",) if lacks_family else ()
-        return UsageError(error.option_name, f"no such option{nearest(error.option_name, known)}", *help_lines)
+        return UsageError(error.option_name, *no_such(error.option_name, known), *help_lines)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return UsageError(error.param.opts[0], "is required")
     if isinstance(error, click.BadParameter) and error.param is not None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
-from dstrain.config import ModelChoice
+from dstrain.cli.config_file import TextOrNumber, read_file, values_of
+from dstrain.config import ModelChoice, TrainConfig
 from dstrain.errors import UsageError
 from dstrain.flags import Flag, LoraFile, NamedInput, flags, parse_input, parse_lora
-from dstrain.record import ModelRecord
+from dstrain.record import ModelRecord, Option
 
+CONFIG_HELP = "A file that gives flags by name (TOML, YAML or JSON); those of the command line win."
 FAMILY = "dstrain.family"
 """Where a context keeps the record of the family that --model names."""
 
@@ -124,7 +126,8 @@ class FamilyCommand(click.Command):
     ) -> None:
         """Make a command with a flag per field of `config`; its help text is the body's docstring."""
         own = [as_option(flag) for flag in flags(config)]
-        super().__init__(name, params=[*own, *extra, *shared_options()], help=body.__doc__)
+        file = FlagOption("--config", group="file", type=FilePath(), metavar="FILE", help=CONFIG_HELP)
+        super().__init__(name, params=[*own, *extra, file, *shared_options()], help=body.__doc__)
         self.config, self.body = config, body
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -134,26 +137,47 @@ class FamilyCommand(click.Command):
             return super().get_params(ctx)
         family = [
             # Not is_flag=False: click then takes the value for one that may be left out.
-            FlagOption(f"--{o.name}", group=record.name, help=o.help, **({"is_flag": True} if o.is_flag else {}))
-            for o in record.options
+            FlagOption(
+                f"--{o.name}",
+                group=record.name,
+                help=o.help,
+                **({"is_flag": True} if o.is_flag else {} if o.component else {"type": TextOrNumber()}),
+            )
+            for o in self._own(record)
         ]
         return [*family, *super().get_params(ctx)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read --model and -p before all else, then everything with the family's flags."""
+        """Read --config, --model and -p before all else, then everything with the family's flags."""
         if not ctx.resilient_parsing:
             first = {"resilient_parsing": True, "ignore_unknown_options": True, "allow_extra_args": True}
             given = self.make_context(ctx.info_name, list(args), parent=ctx.parent, **first).params
-            if given["model"] is not None:
-                ctx.meta[FAMILY] = self._record(given["model"], given["left_out"] or ())
+            written = read_file(given["config"]) if given["config"] is not None else {}
+            early = {option.opts[0].lstrip("-"): option for option in self._options(ctx)}
+            early = {key: early[key] for key in ("model", "p")}
+            found = values_of(given["config"], {k: v for k, v in written.items() if k in early}, early, ())
+            model = given["model"] if given["model"] is not None else found.get("model")
+            if model is not None:
+                left_out = [str(name).removeprefix("no:") for name in found.get("left_out", ())]
+                ctx.meta[FAMILY] = self._record(model, given["left_out"] or left_out)
+                known = {option.opts[0].lstrip("-"): option for option in self._options(ctx)}
+                ctx.default_map = values_of(given["config"], written, known, flags(self.config))
         return super().parse_args(ctx, args)
+
+    def _options(self, ctx: click.Context) -> list[click.Option]:
+        """The options that a file may give: the configuration's, the family's, and -p."""
+        names = {*(flag.name for flag in flags(self.config)), "left_out"}
+        record: ModelRecord | None = ctx.meta.get(FAMILY)
+        names |= {option.name for option in record.options} if record else set()
+        return [param for param in self.get_params(ctx) if isinstance(param, click.Option) and param.name in names]
 
     def invoke(self, ctx: click.Context) -> None:
         """Build the configuration and call the body with it."""
         record: ModelRecord = ctx.meta[FAMILY]
-        given = {option.name: ctx.params.pop(option.name) for option in record.options}
+        given = {option.name: ctx.params.pop(option.name) for option in self._own(record)}
         values = {flag.name: ctx.params.pop(flag.name) for flag in flags(self.config)}
         options = {name: str(value) for name, value in given.items() if value not in (None, False)}
+        ctx.params.pop("config")
         config = self.config(**values, family_options=options, left_out=ctx.params.pop("left_out"))
         _refuse(config, record)
         self.body(config, **ctx.params)
@@ -169,17 +193,14 @@ class FamilyCommand(click.Command):
             with formatter.section(group):
                 formatter.write_dl(rows)
 
+    def _own(self, record: ModelRecord) -> list[Option]:
+        """The family's flags that this command has: those of what is saved are for training."""
+        return [option for option in record.options if not option.saves or issubclass(self.config, TrainConfig)]
+
     def _record(self, model: str, left_out: Sequence[str]) -> ModelRecord:
         from dstrain.plugins import load_record
 
-        record = load_record(model, left_out)
-        taken = {param.name for param in self.params} | {"help"}
-        for option in record.options:
-            if option.name in taken:
-                raise UsageError(
-                    f"plugin {record.name}", f"its flag --{option.name} is already one of dstrain {self.name}"
-                )
-        return record
+        return load_record(model, left_out)
 
 
 def _refuse(config: ModelChoice, record: ModelRecord) -> None:

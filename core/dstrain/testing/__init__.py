@@ -13,7 +13,9 @@ The plans and digests that it compares lie beside that file; `python -m dstrain.
 import pytest
 
 # Before they are imported, hence E402: pytest then says what stood on both sides of a failed assert.
-pytest.register_assert_rewrite(*(f"dstrain.testing.{name}" for name in ("declared", "trainable", "saved")))
+pytest.register_assert_rewrite(
+    *(f"dstrain.testing.{name}" for name in ("declared", "trainable", "saved", "lora_files"))
+)
 
 from dstrain.testing.contract import Published  # noqa: E402
 from dstrain.testing.declared import Declared  # noqa: E402

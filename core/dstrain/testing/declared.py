@@ -53,7 +53,7 @@ class Declared(Contract):
         assert record.model_ids.keys() <= set(record.variants)
         assert {option.component for option in record.options} <= {"", *known}
         settings = {name for wiring in wirings for name in wiring.settings}
-        assert {option.name for option in record.options if not option.component} <= settings
+        assert {option.name for option in record.options if not option.component and not option.saves} <= settings
 
     def test_units_of_one_name_and_version_are_one_function_in_every_variant(self) -> None:
         """The key of a stored value names the unit, its version and what it reads, not the variant."""

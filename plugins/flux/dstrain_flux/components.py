@@ -130,8 +130,10 @@ COMPONENTS: tuple[Component, ...] = (
             {name: {**PUBLISHED_DIT, "guidance_embeds": not name.endswith("schnell")} for name in IDS}
         ),
         infer=infer_dit,
+        originals=("flux1-*",),
         layouts=layouts.DIT_LAYOUTS,
         prefixes=layouts.DIT_PREFIXES,
+        lora=layouts.DIT_LORA,
     ),
     Component(
         name="text_encoder_1",
@@ -143,6 +145,7 @@ COMPONENTS: tuple[Component, ...] = (
         infer=partial(published_if, PUBLISHED_CLIP, "embeddings.token_embedding.weight", (49408, 768)),
         layouts=layouts.TEXT_ENCODER_1_LAYOUTS,
         prefixes=layouts.TEXT_ENCODER_1_PREFIXES,
+        lora=layouts.TEXT_ENCODER_1_LORA,
     ),
     Component(
         name="text_encoder_2",
@@ -154,6 +157,7 @@ COMPONENTS: tuple[Component, ...] = (
         infer=partial(published_if, PUBLISHED_T5, "encoder.block.23.layer.1.DenseReluDense.wi_0.weight", (10240, 4096)),
         layouts=layouts.TEXT_ENCODER_2_LAYOUTS,
         prefixes=layouts.TEXT_ENCODER_2_PREFIXES,
+        lora=layouts.TEXT_ENCODER_2_LORA,
     ),
     Component(
         name="vae",
@@ -162,6 +166,7 @@ COMPONENTS: tuple[Component, ...] = (
         marks=("encoder.down_blocks.*.resnets.*.conv1.weight", "decoder.mid_block.attentions.0.to_q.weight"),
         configure=VAE.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_VAE)),
+        originals=("ae.*",),
         infer=partial(published_if, PUBLISHED_VAE, "decoder.conv_in.weight", (512, 16, 3, 3)),
         layouts=layouts.VAE_LAYOUTS,
         prefixes=layouts.VAE_PREFIXES,

@@ -4,7 +4,9 @@ Facts of the layouts: black-forest-labs/flux (`flux1-dev.safetensors`, `ae.safet
 takes its autoencoder from, and the files that ComfyUI reads and writes.
 """
 
-from dstrain.components import Layout, Part, Row, Shapes, nth_of, same_configuration
+from functools import partial
+
+from dstrain.components import Layout, LoraNaming, Row, Shapes, nth_of, same_configuration
 
 DIT_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 VAE_PREFIXES = ("vae.", "first_stage_model.")
@@ -17,25 +19,18 @@ def _fused(own: tuple[str, ...], file: str) -> tuple[Row, ...]:
     return tuple(Row(name, file, nth_of(i, len(own))) for i, name in enumerate(own))
 
 
-def _qkv(shapes: Shapes, index: int) -> tuple[int, int]:
-    width = shapes["img_in.weight"][0]
-    return index * width, (index + 1) * width
+def _rows_of(first: int, last: int | None, embedder: str, shapes: Shapes, name: str) -> tuple[int, int | None]:
+    width = shapes[embedder][0]
+    return first * width, None if last is None else last * width
 
 
-def _query(shapes: Shapes, name: str) -> tuple[int, int]:
-    return _qkv(shapes, 0)
+def _qkv_and_mlp(file: str, embedder: str) -> tuple[Row, ...]:
+    """The first linear layers of a block for both, whose weights the file has as one: three of the width, one wider.
 
-
-def _key(shapes: Shapes, name: str) -> tuple[int, int]:
-    return _qkv(shapes, 1)
-
-
-def _value(shapes: Shapes, name: str) -> tuple[int, int]:
-    return _qkv(shapes, 2)
-
-
-def _after_qkv(shapes: Shapes, name: str) -> tuple[int, None]:
-    return _qkv(shapes, 3)[0], None
+    embedder: the weight in the file whose rows are as many as the width.
+    """
+    parts = (("attn.to_q", 0, 1), ("attn.to_k", 1, 2), ("attn.to_v", 2, 3), ("proj_mlp", 3, None))
+    return tuple(Row(f"{_SINGLE}{own}", file, partial(_rows_of, first, last, embedder)) for own, first, last in parts)
 
 
 def _embedder(own: str, file: str) -> tuple[Row, ...]:
@@ -58,12 +53,6 @@ def _stream(file: str, norm: str, qkv: tuple[str, str, str], norms: tuple[str, s
 
 
 _SINGLE = "single_transformer_blocks.*."
-_PARTS: tuple[tuple[str, Part], ...] = (
-    ("attn.to_q", _query),
-    ("attn.to_k", _key),
-    ("attn.to_v", _value),
-    ("proj_mlp", _after_qkv),
-)
 
 ORIGINAL_DIT = Layout(
     marks=("img_in.weight", "double_blocks.*.img_attn.qkv.weight", "single_blocks.*.linear1.weight"),
@@ -83,7 +72,7 @@ ORIGINAL_DIT = Layout(
             "ff_context",
         ),
         Row(f"{_SINGLE}norm.linear", "single_blocks.*.modulation.lin"),
-        *(Row(f"{_SINGLE}{own}", "single_blocks.*.linear1", part) for own, part in _PARTS),
+        *_qkv_and_mlp("single_blocks.*.linear1", "img_in.weight"),
         Row(f"{_SINGLE}attn.norm_q.weight", "single_blocks.*.norm.query_norm.scale"),
         Row(f"{_SINGLE}attn.norm_k.weight", "single_blocks.*.norm.key_norm.scale"),
         Row(f"{_SINGLE}proj_out", "single_blocks.*.linear2"),
@@ -91,6 +80,48 @@ ORIGINAL_DIT = Layout(
         Row("norm_out.linear", "final_layer.adaLN_modulation.1", nth_of(1, 2)),
         Row("norm_out.linear", "final_layer.adaLN_modulation.1", nth_of(0, 2)),
         Row("proj_out", "final_layer.linear"),
+    ),
+)
+
+
+def _reference_stream(file: str, norm: str, qkv: tuple[str, str, str], out: str, ff: str) -> list[Row]:
+    """The rows of the half for pictures (`a`) or text (`b`) of a block that has both."""
+    own, old, norms = "transformer_blocks.*.", "blocks.*.", ("norm_q", "norm_k")
+    mine = norms if file == "a" else ("norm_added_q", "norm_added_k")
+    return [
+        Row(f"{own}{norm}.linear", f"{old}norm1_{file}.linear"),
+        *_fused(tuple(f"{own}attn.{name}" for name in qkv), f"{old}attn.{file}_to_qkv"),
+        *(Row(f"{own}attn.{name}", f"{old}attn.{theirs}_{file}") for name, theirs in zip(mine, norms, strict=True)),
+        Row(f"{own}attn.{out}", f"{old}attn.{file}_to_out"),
+        Row(f"{own}{ff}.net.0.proj", f"{old}ff_{file}.0"),
+        Row(f"{own}{ff}.net.2", f"{old}ff_{file}.2"),
+    ]
+
+
+def _reference_embedder(own: str, file: str) -> tuple[Row, ...]:
+    return tuple(Row(f"time_text_embed.{own}_embedder.linear_{i + 1}", f"{file}.{2 * i}") for i in range(2))
+
+
+# The names of the DiT of modelscope/DiffSynth-Studio (diffsynth/models/flux_dit.py and, beside the original names,
+# utils/state_dict_converters/flux_dit.py), which are those of the reference documents' --lora_target_modules.
+REFERENCE_DIT = Layout(
+    marks=("x_embedder.weight", "blocks.*.attn.a_to_qkv.weight", "single_blocks.*.to_qkv_mlp.weight"),
+    rows=(
+        *_reference_embedder("timestep", "time_embedder.timestep_embedder"),
+        *_reference_embedder("text", "pooled_text_embedder"),
+        *_reference_embedder("guidance", "guidance_embedder.timestep_embedder"),
+        *_reference_stream("a", "norm1", ("to_q", "to_k", "to_v"), "to_out.0", "ff"),
+        *_reference_stream(
+            "b", "norm1_context", ("add_q_proj", "add_k_proj", "add_v_proj"), "to_add_out", "ff_context"
+        ),
+        Row(f"{_SINGLE}norm.linear", "single_blocks.*.norm.linear"),
+        *_qkv_and_mlp("single_blocks.*.to_qkv_mlp", "x_embedder.weight"),
+        Row(f"{_SINGLE}attn.norm_q.weight", "single_blocks.*.norm_q_a.weight"),
+        Row(f"{_SINGLE}attn.norm_k.weight", "single_blocks.*.norm_k_a.weight"),
+        Row(f"{_SINGLE}proj_out", "single_blocks.*.proj_out"),
+        Row("norm_out.linear", "final_norm_out.linear", nth_of(1, 2)),
+        Row("norm_out.linear", "final_norm_out.linear", nth_of(0, 2)),
+        Row("proj_out", "final_proj_out"),
     ),
 )
 
@@ -124,6 +155,7 @@ ORIGINAL_VAE = Layout(
     marks=("encoder.down.*.block.*.conv1.weight", "decoder.up.*.block.*.conv1.weight"), rows=autoencoder_rows
 )
 
+_LAYER = "encoder.layers.*"
 # What other halves of CLIP and other programs leave in the files of a text encoder.
 _LEFT_OVER = ("logit_scale", "*text_projection.weight", "*embeddings.position_ids")
 
@@ -144,7 +176,32 @@ COMFYUI_TEXT_ENCODER_2 = Layout(
     ignored=_LEFT_OVER,
 )
 
-DIT_LAYOUTS = (ORIGINAL_DIT,)
+# Of LoRA files alone; diffsynth/utils/state_dict_converters/flux_text_encoder_clip.py.
+REFERENCE_TEXT_ENCODER_1 = Layout(
+    marks=(),
+    rows=(
+        *(Row(f"{_LAYER}.self_attn.{part}_proj", f"encoders.*.attn.to_{part}") for part in ("q", "k", "v", "out")),
+        *(Row(f"{_LAYER}.mlp.{part}", f"encoders.*.{part}") for part in ("fc1", "fc2")),
+        Row("embeddings.token_embedding", "token_embedding"),
+    ),
+)
+
+DIT_LAYOUTS = (ORIGINAL_DIT, REFERENCE_DIT)
 VAE_LAYOUTS = (ORIGINAL_VAE,)
 TEXT_ENCODER_1_LAYOUTS = (PUBLISHED_TEXT_ENCODER_1, COMFYUI_TEXT_ENCODER_1)
 TEXT_ENCODER_2_LAYOUTS = (COMFYUI_TEXT_ENCODER_2,)
+
+# Names in LoRA files. ComfyUI: comfy/lora.py, model_lora_keys_clip. kohya: networks/lora_flux.py of sd-scripts, which
+# calls T5 `te3`; OneTrainer, whose files ComfyUI takes too, calls it `te2`.
+DIT_LORA = (LoraNaming("reference", ("", "pipe.dit."), REFERENCE_DIT),)
+TEXT_ENCODER_1_LORA = (
+    # diffusers reads both, and before version 5 of transformers only the second.
+    LoraNaming("diffusers", ("text_encoder.", "text_encoder.text_model.")),
+    LoraNaming("comfyui", ("text_encoders.clip_l.transformer.text_model.",)),
+    LoraNaming("kohya", ("lora_te1_text_model_", "lora_te_text_model_"), flat=True),
+    LoraNaming("reference", ("", "pipe.text_encoder_1."), REFERENCE_TEXT_ENCODER_1),
+)
+TEXT_ENCODER_2_LORA = (
+    LoraNaming("comfyui", ("text_encoders.t5xxl.transformer.",)),
+    LoraNaming("kohya", ("lora_te3_", "lora_te2_"), flat=True),
+)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dstrain.latents import guide
 from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Column, Given, Setting, Size, Source
+from dstrain.sources import Column, Given, Setting, Size, Source, at_least
 from dstrain.unit import Signature, Unit
 from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
 
@@ -63,7 +63,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             {
                 **TEXT_TO_IMAGE,
                 "kontext_images": Column("kontext_images", "pictures"),
-                "kontext_pixels": Setting(units.KONTEXT_PIXELS, toy=32 * 32),
+                "kontext_pixels": Setting(units.KONTEXT_PIXELS, toy=32 * 32, check=at_least(SIDE_MULTIPLE**2)),
             },
             {**DEFAULTS, "embedded_guidance": 2.5},
         ),

@@ -10,6 +10,7 @@ import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from dstrain.components import Component, Files
+from dstrain.model_files import ModelConfig, place_of
 from dstrain.weights import Weights, recognise
 from dstrain_flux.components import COMPONENTS, IDS
 from safetensors.torch import load_file, save_file
@@ -119,3 +120,17 @@ def test_t5_is_loaded_from_either_name_of_its_embedding(
 def test_loaders_can_be_sent_to_another_process() -> None:
     for component in COMPONENTS:
         multiprocessing.reduction.ForkingPickler.dumps((component.load, component.configure))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("flux1-dev.safetensors", "dit"),
+        ("text_encoder/model.safetensors", "text_encoder_1"),
+        ("text_encoder_2/*.safetensors", "text_encoder_2"),
+        ("ae.safetensors", "vae"),
+        ("vae/diffusion_pytorch_model.safetensors", "vae"),
+    ],
+)
+def test_published_files_are_told_by_their_place_so_that_a_stage_fetches_only_its_own(pattern: str, name: str) -> None:
+    assert place_of(ModelConfig(None, "black-forest-labs/Any", pattern), COMPONENTS) == name

@@ -1,6 +1,7 @@
 """Original and ComfyUI files of FLUX load into the same networks as those of diffusers, at any width."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType
@@ -11,9 +12,10 @@ import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from diffusers.loaders import single_file_utils
 from dstrain.components import Component, Files
+from dstrain.configurations import configuration
 from dstrain.errors import StateError
-from dstrain.model_files import ModelConfig, assign, configuration
-from dstrain.testing.layouts import in_layout
+from dstrain.layouts import in_layout
+from dstrain.model_files import ModelConfig, assign
 from dstrain.weights import recognise
 from dstrain_flux import layouts
 from dstrain_flux.components import COMPONENTS
@@ -23,6 +25,38 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 BY_NAME = {component.name: component for component in COMPONENTS}
+# Original name -> name in modelscope/DiffSynth-Studio, of its utils/state_dict_converters/flux_dit.py.
+REFERENCE_NAMES = {
+    "time_in.in_layer": "time_embedder.timestep_embedder.0",
+    "time_in.out_layer": "time_embedder.timestep_embedder.2",
+    "vector_in.in_layer": "pooled_text_embedder.0",
+    "vector_in.out_layer": "pooled_text_embedder.2",
+    "guidance_in.in_layer": "guidance_embedder.timestep_embedder.0",
+    "guidance_in.out_layer": "guidance_embedder.timestep_embedder.2",
+    "txt_in": "context_embedder",
+    "img_in": "x_embedder",
+    "final_layer.linear": "final_proj_out",
+    "final_layer.adaLN_modulation.1": "final_norm_out.linear",
+    "double_blocks.*.img_attn.qkv": "blocks.*.attn.a_to_qkv",
+    "double_blocks.*.txt_attn.qkv": "blocks.*.attn.b_to_qkv",
+    "double_blocks.*.img_attn.proj": "blocks.*.attn.a_to_out",
+    "double_blocks.*.txt_attn.proj": "blocks.*.attn.b_to_out",
+    "double_blocks.*.img_mlp.0": "blocks.*.ff_a.0",
+    "double_blocks.*.img_mlp.2": "blocks.*.ff_a.2",
+    "double_blocks.*.txt_mlp.0": "blocks.*.ff_b.0",
+    "double_blocks.*.txt_mlp.2": "blocks.*.ff_b.2",
+    "double_blocks.*.img_mod.lin": "blocks.*.norm1_a.linear",
+    "double_blocks.*.txt_mod.lin": "blocks.*.norm1_b.linear",
+    "double_blocks.*.img_attn.norm.query_norm.scale": "blocks.*.attn.norm_q_a.weight",
+    "double_blocks.*.img_attn.norm.key_norm.scale": "blocks.*.attn.norm_k_a.weight",
+    "double_blocks.*.txt_attn.norm.query_norm.scale": "blocks.*.attn.norm_q_b.weight",
+    "double_blocks.*.txt_attn.norm.key_norm.scale": "blocks.*.attn.norm_k_b.weight",
+    "single_blocks.*.linear1": "single_blocks.*.to_qkv_mlp",
+    "single_blocks.*.linear2": "single_blocks.*.proj_out",
+    "single_blocks.*.modulation.lin": "single_blocks.*.norm.linear",
+    "single_blocks.*.norm.query_norm.scale": "single_blocks.*.norm_q_a.weight",
+    "single_blocks.*.norm.key_norm.scale": "single_blocks.*.norm_k_a.weight",
+}
 LEVELS = tuple(f"decoder.up.{i}.block" for i in range(4))
 SCHNELL = {**DIT, "guidance_embeds": False}
 
@@ -97,6 +131,23 @@ def test_original_files_load_as_the_network_they_were_made_from(name: str, tmp_p
     ((fitting, files),) = recognise(saved(tmp_path, original(name, network)), COMPONENTS)
     assert [component.name for component in fitting] == [name]
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
+
+
+def as_reference(name: str) -> str:
+    """The reference's name of a weight that has this name in the original files."""
+    pattern = re.sub(r"(?<=blocks\.)\d+", "*", name)
+    known, kind = (pattern, "") if pattern in REFERENCE_NAMES else (pattern.rpartition(".")[0], name.rpartition(".")[2])
+    numbers = re.findall(r"(?<=blocks\.)\d+", name)
+    return ".".join(filter(None, (REFERENCE_NAMES[known].replace("*", *numbers or "*"), kind)))
+
+
+def test_files_of_the_reference_load_as_the_network_they_were_made_from(tmp_path: Path) -> None:
+    network = make("dit")
+    weights = {as_reference(name): weight for name, weight in original("dit", network).items()}
+    ((fitting, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
+    assert ([component.name for component in fitting], files.layout) == (["dit"], layouts.REFERENCE_DIT)
+    assert_equal(load("dit", files, network).state_dict(), network.state_dict())
+    assert in_layout(layouts.REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
 
 
 def test_a_transformer_of_other_depth_and_without_guidance_loads_too(tmp_path: Path) -> None:

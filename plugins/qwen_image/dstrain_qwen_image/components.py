@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from dstrain.components import Component, Files, Layout, Row, same_configuration
+from dstrain.components import Component, Files, Layout, LoraNaming, Row, same_configuration
 from dstrain.networks import Network, Tokenizer, TransformersNetwork
 
 from dstrain_qwen_image.processor import Processor
@@ -98,6 +98,11 @@ PUBLISHED_TEXT_ENCODER_LAYOUT = Layout(
     configuration=same_configuration,
 )
 
+# comfy/lora.py of ComfyUI, model_lora_keys_clip.
+COMFYUI_TEXT_ENCODER_LORA = LoraNaming(
+    "comfyui", ("text_encoders.qwen25_7b.transformer.",), PUBLISHED_TEXT_ENCODER_LAYOUT
+)
+
 # Models whose text encoder, VAE and (but for the last one's zero_cond_t) transformer are alike but for the weights.
 IDS = tuple(f"Qwen/Qwen-Image{suffix}" for suffix in ("", "-2512", "-Edit", "-Edit-2509", "-Edit-2511"))
 
@@ -140,6 +145,7 @@ COMPONENTS: tuple[Component, ...] = (
         load=TEXT_ENCODER.load,
         marks=("model.language_model.embed_tokens.weight", "model.visual.patch_embed.proj.weight"),
         layouts=(PUBLISHED_TEXT_ENCODER_LAYOUT,),
+        lora=(COMFYUI_TEXT_ENCODER_LORA,),
         configure=TEXT_ENCODER.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_TEXT_ENCODER)),
     ),

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Column, Given, Setting, Size, Source
+from dstrain.sources import Column, Given, Setting, Size, Source, at_least
 from dstrain.unit import Signature, Unit
 from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
 
@@ -67,14 +67,14 @@ EDIT: Mapping[str, Source] = MappingProxyType(
     {
         **TEXT_TO_IMAGE,
         "edit_image": Column("edit_image", "picture"),
-        "edit_pixels": Setting(1024 * 1024, toy=64 * 64),
+        "edit_pixels": Setting(1024 * 1024, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)),
     }
 )
 EDIT_SEVERAL: Mapping[str, Source] = MappingProxyType(
     {
         **EDIT,
         "edit_image": Column("edit_image", "pictures"),
-        "edit_text_pixels": Setting(384 * 384, toy=64 * 64),
+        "edit_text_pixels": Setting(384 * 384, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)),
     }
 )
 SEVERAL = Variant(

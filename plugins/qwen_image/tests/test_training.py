@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from diffusers import QwenImagePipeline
 from dstrain.checkpoint import load_state, states
 from dstrain.config import TrainConfig
+from dstrain.errors import Interrupted
 from dstrain.model_files import ModelConfig
 from dstrain.module import Batch, TrainingModule
 from dstrain.pipeline import Pipeline
@@ -192,7 +193,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(name: str, config: Trai
     )
     whole, cut = (having(flags, output_path=tmp_path / way) for way in ("whole", "cut"))
     run(whole)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         run(cut, Stopping)
     run(having(cut, resume="auto"))
     saved = [path.name for path in sorted((tmp_path / "whole").glob("*.safetensors"))]

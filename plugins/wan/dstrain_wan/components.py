@@ -196,8 +196,10 @@ def _dit(name: str, *folders: str) -> Component:
         configure=DIT.configure,
         published=DITS,
         infer=infer_dit,
+        originals=("diffusion_pytorch_model*",) if name == "dit" else (),
         layouts=layouts.DIT_LAYOUTS,
         prefixes=layouts.DIT_PREFIXES,
+        lora=layouts.dit_lora(name),
     )
 
 
@@ -212,8 +214,10 @@ COMPONENTS: tuple[Component, ...] = (
         configure=UMT5.configure,
         published=MappingProxyType(dict.fromkeys(DITS, TEXT_ENCODER)),
         infer=infer_text_encoder,
+        originals=("models_t5_umt5*",),
         layouts=layouts.TEXT_ENCODER_LAYOUTS,
         prefixes=layouts.TEXT_ENCODER_PREFIXES,
+        lora=layouts.TEXT_ENCODER_LORA,
     ),
     Component(
         name="vae",
@@ -223,6 +227,7 @@ COMPONENTS: tuple[Component, ...] = (
         configure=VAE.configure,
         published=VAES,
         infer=infer_vae,
+        originals=("Wan2.*_VAE.*",),
         layouts=layouts.VAE_LAYOUTS,
         prefixes=layouts.VAE_PREFIXES,
     ),
@@ -236,6 +241,7 @@ COMPONENTS: tuple[Component, ...] = (
         configure=CLIP.configure,
         published=MappingProxyType({name: IMAGE_ENCODER for name in DITS if "Wan2.1-I2V" in name}),
         infer=infer_image_encoder,
+        originals=("models_clip_*",),
     ),
     Component(name="tokenizer", folders=("tokenizer", "google/umt5-xxl"), load=Tokenizer("T5TokenizerFast").load),
 )

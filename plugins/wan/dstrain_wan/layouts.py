@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dstrain.components import Layout, Row, Shapes, nth_of, same_configuration
+from dstrain.components import Layout, LoraNaming, Row, Shapes, nth_of, same_configuration
 
 DIT_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 VAE_PREFIXES = ("vae.", "first_stage_model.")
@@ -190,3 +190,18 @@ DIT_LAYOUTS = (ORIGINAL_DIT,)
 VAE_LAYOUTS = (ORIGINAL_VAE,)
 TEXT_ENCODER_LAYOUTS = (ORIGINAL_TEXT_ENCODER, COMFYUI_TEXT_ENCODER, COMFYUI_TEXT_ENCODER_IN_ALL)
 IMAGE_ENCODER_LAYOUTS = (ORIGINAL_IMAGE_ENCODER, PUBLISHED_IMAGE_ENCODER)
+
+# Names in LoRA files. ComfyUI: comfy/lora.py, model_lora_keys_clip. kohya: networks/lora_wan.py of musubi-tuner; with
+# two '_', those of VideoX-Fun (comfy/lora_convert.py, convert_lora_wan_fun). The reference has the original names.
+TEXT_ENCODER_LORA = (
+    LoraNaming("comfyui", ("text_encoders.umt5xxl.transformer.",)),
+    LoraNaming("reference", ("", "pipe.text_encoder."), ORIGINAL_TEXT_ENCODER),
+)
+
+
+def dit_lora(name: str) -> tuple[LoraNaming, ...]:
+    """How LoRA files name the layers of one of the two experts, or of the only transformer."""
+    return (
+        LoraNaming("kohya", ("lora_unet_", "lora_unet__"), ORIGINAL_DIT, flat=True),
+        LoraNaming("reference", ("", f"pipe.{name}."), ORIGINAL_DIT),
+    )

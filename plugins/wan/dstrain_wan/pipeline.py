@@ -7,7 +7,7 @@ from typing import Any
 
 from dstrain.latents import guide
 from dstrain.schedule import TRAIN_TIMESTEPS, FlowMatchSchedule
-from dstrain.sources import Column, Given, Setting, Size, Source
+from dstrain.sources import Column, Given, Setting, Size, Source, at_least
 from dstrain.unit import Signature, Unit
 from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Expert, Wiring
 
@@ -63,7 +63,7 @@ def _inputs(variant: Variant) -> Mapping[str, Source]:
             "height": Size("input_video", "height"),
             "width": Size("input_video", "width"),
             "num_frames": Size("input_video", "frames"),
-            "fps": Setting(variant.fps),
+            "fps": Setting(variant.fps, check=at_least(1)),
         }
     )
 

@@ -10,7 +10,7 @@ import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from dstrain.components import Files
-from dstrain.model_files import ModelConfig, assign
+from dstrain.model_files import ModelConfig, assign, place_of
 from dstrain.weights import recognise
 from dstrain_wan.components import COMPONENTS, DITS, VAE_2_1, VAE_2_2, infer_dit, infer_vae
 from safetensors.torch import load_file, save_file
@@ -165,3 +165,20 @@ def test_the_tokenizer_loads_from_its_folder(toys: Mapping[str, Path], lend: Cal
     ids = lend("t2v")["tokenizer"](text).input_ids
     assert ids == theirs(text).input_ids
     assert ids[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("diffusion_pytorch_model*.safetensors", "dit"),
+        ("high_noise_model/diffusion_pytorch_model*.safetensors", "dit"),
+        ("low_noise_model/diffusion_pytorch_model*.safetensors", "dit2"),
+        ("models_t5_umt5-xxl-enc-bf16.pth", "text_encoder"),
+        ("Wan2.1_VAE.pth", "vae"),
+        ("Wan2.2_VAE.pth", "vae"),
+        ("models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth", "image_encoder"),
+        ("google/umt5-xxl/", "tokenizer"),
+    ],
+)
+def test_published_files_are_told_by_their_place_so_that_a_stage_fetches_only_its_own(pattern: str, name: str) -> None:
+    assert place_of(ModelConfig(None, "Wan-AI/Any", pattern), COMPONENTS) == name

@@ -10,9 +10,10 @@ import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from diffusers.loaders import single_file_utils
 from dstrain.components import Files
+from dstrain.configurations import configuration
 from dstrain.errors import StateError
-from dstrain.model_files import ModelConfig, assign, configuration
-from dstrain.testing.layouts import in_layout
+from dstrain.layouts import in_layout
+from dstrain.model_files import ModelConfig, assign
 from dstrain.weights import recognise
 from dstrain_wan import layouts
 from dstrain_wan.components import COMPONENTS

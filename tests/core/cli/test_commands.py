@@ -23,7 +23,7 @@ def toy(folder, variant, seed):
 @pytest.fixture
 def faky(fake_plugin: Install, record_source: Source) -> None:
     """The family `faky` is installed."""
-    modules = {"faky_record": record_source("faky"), "faky_parts": TOY}
+    modules = {"faky_record": record_source("faky") + TOY}
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
 
 

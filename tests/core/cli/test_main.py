@@ -129,7 +129,7 @@ def test_a_family_flag_named_like_one_of_ours_is_refused(
     source = record_source("clashy", options="(Option('seed', 'Another seed.'),)")
     fake_plugin("plugin-clashy", {"clashy": "clashy_record:MODEL"}, {"clashy_record": source})
     assert main(["--model", "clashy"]) == 2
-    assert "its flag --seed is already one of dstrain train" in capsys.readouterr().err
+    assert "plugin plugin-clashy 1.0: its flag --seed is already one of dstrain's own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_family_flag_named_like_one_of_ours_is_refused(
         ),
         ([*BASE, "--output_path", ""], "--output_path: is empty"),
         ([*BASE, "stray"], "command line: got unexpected extra argument (stray)"),
-        (["grph"], "command line: no command named 'grph'; commands: train, graph, generate, toy, models, plugins"),
+        (["grph"], "command line: no command named 'grph'; commands: train, graph, generate, "),
         (["-p", "nope", *BASE], "-p: want no:NAME, got 'nope'"),
         (["-p", "no:fakyy", *BASE], "-p: no plugin named 'fakyy'; installed: "),
         (["-p", "no:faky", *BASE], "--model: no model named 'faky'; installed: "),
@@ -203,7 +203,7 @@ def test_tracebacks_need_debug(
 
 
 def test_the_public_commands_are_these() -> None:
-    assert sorted(command_group().commands) == ["generate", "graph", "models", "plugins", "toy", "train"]
+    assert sorted(command_group().commands) == ["export", "generate", "graph", "models", "plugins", "toy", "train"]
 
 
 def test_a_plugin_adds_a_command(fake_plugin: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +230,7 @@ def test_plugins_are_listed_as_table_and_as_data(
     assert main(["plugins", "--json"]) == 0
     found: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert found["faky"] == {"name": "faky", "distribution": "plugin-faky", "version": "1.0",
-                             "variants": ["base", "edit"], "state": "ready", "reason": ""}  # fmt: skip
+                             "variants": ["base", "edit"], "adds": [], "state": "ready", "reason": ""}  # fmt: skip
     assert (found["bad"]["state"], found["bad"]["version"]) == ("broken", "3.1")
     assert "ZeroDivisionError" in found["bad"]["reason"]
     assert main(["plugins"]) == 0

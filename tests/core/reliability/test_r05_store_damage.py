@@ -14,6 +14,12 @@ from dstrain.errors import StateError
 from dstrain.store import FeatureStore, ShardWriter, open_shard
 from stored_place import Place, write_place, write_rows
 
+REGIONS = ("length of the header", "header", "data", "record of a plan", "rows of a plan", "store.json")
+FLIPS, PARTS = 7, 10
+"""Bits flipped in each of so many parts of a region's trials: 420 in all."""
+CUTS = (0, 1, 7, 8, 100, -100, -8, -1)
+"""How many bytes are left of a file; below 0: how many are missing."""
+
 
 def fill(folder: Path, values: dict[str, Any], max_bytes: int = 2**20) -> list[Path]:
     FeatureStore.create(folder)
@@ -65,14 +71,19 @@ def regions() -> dict[str, Callable[[Place], tuple[Path, int, int]]]:
     }
 
 
-@pytest.mark.parametrize("region", list(regions()))
-def test_every_flipped_bit_is_named_before_use(filled: Place, region: str) -> None:
+@pytest.mark.promise("R5", "damage of a store is named before it is used")
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("region", REGIONS)
+def test_every_flipped_bit_is_named_before_use(
+    filled: Place, region: str, part: int, counted: Callable[[str, int], None]
+) -> None:
     path, first, last = regions()[region](filled)
     whole = path.read_bytes()
-    chance = random.Random(0)
+    chance = random.Random(f"{region} {part}")
     accepted = []
     want = filled.values()
-    for _ in range(60):
+    counted("trials", FLIPS)
+    for _ in range(FLIPS):
         place, bit = chance.randrange(first, last), chance.randrange(8)
         damaged = bytearray(whole)
         damaged[place] ^= 1 << bit
@@ -88,13 +99,17 @@ def test_every_flipped_bit_is_named_before_use(filled: Place, region: str) -> No
     assert not accepted
 
 
-@pytest.mark.parametrize("kept", [0, 7, 100, -1])
-def test_a_file_cut_short_is_named(filled: Place, kept: int) -> None:
-    for path in (filled.shards[0], filled.plans[0]):
-        whole = path.read_bytes()
-        path.write_bytes(whole[:kept])
+@pytest.mark.promise("R5", "damage of a store is named before it is used")
+@pytest.mark.parametrize("kind", ["shard", "plan"])
+@pytest.mark.parametrize("kept", CUTS)
+def test_a_file_cut_short_is_named(filled: Place, kept: int, kind: str) -> None:
+    path = filled.shards[0] if kind == "shard" else filled.plans[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept])
+    try:
         with pytest.raises(StateError, match=path.name):
             filled.values()
+    finally:
         path.write_bytes(whole)
 
 

@@ -1,0 +1,35 @@
+"""A configuration as a file: every flag by name, as `--config` reads it; what is secret is not written."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dstrain.config import ModelChoice
+from dstrain.files import write_file
+from dstrain.flags import LoraFile, NamedInput, flags
+from dstrain.redaction import redacted
+
+
+def as_flags(config: ModelChoice) -> dict[str, Any]:
+    """Every flag by its name, the family's own and -p too, with its value as JSON: None for one that is absent."""
+    values = {flag.name: getattr(config, flag.name) for flag in flags(type(config))}
+    given = {**values, **config.family_options, "p": tuple(f"no:{name}" for name in config.left_out)}
+    return {name: _plain(value) for name, value in given.items()}
+
+
+def write_resolved(path: Path, config: ModelChoice, versions: Mapping[str, str]) -> None:
+    """Write a configuration, and the versions of what runs it, to a JSON file; raises SystemFault."""
+    text = json.dumps({**as_flags(config), "versions": dict(versions)}, ensure_ascii=False, indent=1, sort_keys=True)
+    # Half of a surrogate pair, which stands for a byte of a path that is no text, becomes JSON's own escape.
+    write_file(path, (text + "\n").encode(errors="backslashreplace"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, LoraFile):
+        return redacted(f"{value.path}:{value.scale}")
+    if isinstance(value, NamedInput):
+        return redacted(f"{value.name}={value.text}")
+    return redacted(str(value)) if isinstance(value, str | Path) else value

@@ -1,0 +1,75 @@
+"""LoRA files of Qwen-Image in every program's naming: each makes of them what is trained here, and they come back."""
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from diffusers import QwenImagePipeline
+from dstrain.testing.lora_files import Case, LoraFiles
+from dstrain.testing.loras import Reader
+from dstrain_qwen_image.components import PUBLISHED_TEXT_ENCODER_LAYOUT
+from torch import Tensor
+
+
+class TestLoraFiles(LoraFiles):
+    """ComfyUI's network has the names of diffusers' (its comfy/ldm/qwen_image/model.py)."""
+
+    family = "qwen_image"
+    readers = MappingProxyType(
+        {
+            "dit": {
+                "comfyui": Reader(None, "diffusion_model."),
+                "kohya": Reader(None, "lora_unet_", flat=True),
+                "reference": Reader(None),
+            },
+            "text_encoder": {
+                "comfyui": Reader(PUBLISHED_TEXT_ENCODER_LAYOUT, "text_encoders.qwen25_7b.transformer."),
+                "reference": Reader(None),
+            },
+        }
+    )
+    names = MappingProxyType(
+        {
+            "dit": {
+                "diffusers": "transformer.transformer_blocks.0.attn.to_q",
+                "comfyui": "diffusion_model.transformer_blocks.0.attn.to_q",
+                "kohya": "lora_unet_transformer_blocks_0_attn_to_q",
+                "reference": "transformer_blocks.0.attn.to_q",
+            },
+            "text_encoder": {
+                "diffusers": "text_encoder.model.language_model.layers.0.self_attn.q_proj",
+                "comfyui": "text_encoders.qwen25_7b.transformer.model.layers.0.self_attn.q_proj",
+                "reference": "model.language_model.layers.0.self_attn.q_proj",
+            },
+        }
+    )
+    targets = MappingProxyType(
+        {
+            "blocks": ("img_mlp.net.0.proj", "txt_mlp.net.0.proj"),
+            "around": ("img_in", "txt_in", "linear_1", "linear_2", "norm_out.linear", "proj_out"),
+        }
+    )
+
+    @staticmethod
+    def prediction(component: str, network: Any) -> Tensor:
+        """Of some tokens, or of latents with other conditions."""
+        if component == "text_encoder":
+            text: Tensor = network.model(torch.tensor([[3, 1, 4, 1, 5]])).last_hidden_state
+            return text
+        draw, dtype = torch.Generator().manual_seed(3), network.dtype
+        latents, prompt = (torch.randn(1, *shape, generator=draw).to(dtype) for shape in ((24, 64), (7, 32)))
+        time = torch.tensor([0.5], dtype=dtype)
+        made: Tensor = network(latents, prompt, None, time, [[(1, 4, 6)]], return_dict=False)[0]
+        return made
+
+    @staticmethod
+    def load_published(case: Case, file: Path, parts: dict[str, Any]) -> None:
+        """The loader of the pipelines for editing is the same."""
+        published = QwenImagePipeline(None, parts["vae"], parts["text_encoder"], parts.get("tokenizer"), parts["dit"])
+        published.load_lora_weights(file.parent, weight_name=file.name)
+
+    @staticmethod
+    def published_takes(case: Case, program: str) -> bool:
+        """It reads no LoRA of the text encoder, and others' names by its converter."""
+        return case.component == "dit" and program != "reference"

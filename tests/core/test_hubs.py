@@ -1,0 +1,372 @@
+"""Published files are fetched where a stage needs them, from either hub, verified, recorded, and asked for once."""
+
+import multiprocessing
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import family
+import pytest
+from dstrain.cli import main
+from dstrain.config import Hub
+from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.files import sha256
+from dstrain.hub_record import RECORD, Record, select
+from dstrain.hubs import Origin, fetch, find_here
+from dstrain.model_files import ModelConfig, assign, find
+from dstrain.unit import Unit
+from family import write, write_data
+from hub_server import Faults, commit, serving, use
+from hub_server import Hub as Server
+
+pytestmark = pytest.mark.usefixtures("tiny")
+TINY = "Tiny/Tiny"
+IDS = f"{TINY}:transformer/*.safetensors,{TINY}:text_encoder/model*.safetensors,{TINY}:vae/*.safetensors"
+SHARDS = [f"transformer/model-{i}-of-2.safetensors" for i in (1, 2)]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A hub with the model Tiny/Tiny, which both clients ask; the working directory has a data set."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "published")
+    (tmp_path / "published/model_index.json").write_text("{}")
+    (tmp_path / "published/README.md").write_text("words")
+    (tmp_path / "published/transformer/code.py").write_text("raise SystemExit")
+    (tmp_path / "published/text_encoder/model.bin").write_bytes(b"pickle")
+    write_data(tmp_path / "data", ("dog", "cat"))
+    with serving() as running:
+        running.add(TINY, tmp_path / "published")
+        use(monkeypatch, running.url, tmp_path)
+        yield running
+
+
+@pytest.fixture(params=["modelscope", "huggingface"])
+def hub(request: pytest.FixtureRequest) -> Hub:
+    named: Hub = request.param
+    return named
+
+
+def names(folder: Path) -> list[str]:
+    """Every file below a folder but what the record and the lock are."""
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in files if name not in (RECORD, ".lock"))
+
+
+def dstrain(*words: Any) -> int:
+    return main([str(word) for word in words])
+
+
+def test_each_stage_fetches_what_it_needs_and_nothing_else(
+    server: Server, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def knowing(input_image: Any, *, vae: Any, dtype: Any, dit_config: Any) -> family.Latents:
+        assert dit_config.width == 8
+        return family.encode_image(input_image, vae=vae, dtype=dtype)
+
+    def build(variant: str) -> Any:
+        return replace(plain(variant), units=(Unit.of(family.encode_prompt), Unit.of(knowing)))
+
+    plain = family.build
+    monkeypatch.setattr(family, "build", build)
+    flags = ("--model", "tiny", "--model_id_with_origin_paths", IDS, "--hub", hub, "--feature_cache", "cache")
+    assert dstrain(*flags, "--task", "sft:data_process", "--dataset_base_path", "data") == 0
+    first = {
+        "text_encoder/model-1-of-1.safetensors", "text_encoder/config.json", "vae/model-1-of-1.safetensors",
+        "vae/config.json", "model_index.json", "tokenizer/vocabulary.json", "transformer/config.json",
+    }  # fmt: skip
+    assert set(server.fetched) == first
+    server.forget()
+    assert dstrain(*flags, "--task", "sft:train", "--output_path", "out", "--max_steps", "1") == 0
+    assert set(server.fetched) == set(SHARDS)
+    assert ("--hub huggingface" in "".join(capsys.readouterr())) == (hub == "huggingface")  # the command that tries it
+    server.forget()
+    command = ("generate", *flags[:6], "--prompt", "dog", "--output", "dog.png", "--num_inference_steps", "1")
+    assert dstrain(*command) == 0
+    assert server.requests == []
+    assert names(Path("models") / TINY) == sorted({*first, *SHARDS})
+
+
+def test_a_run_in_one_piece_and_inference_fetch_everything(server: Server, hub: Hub) -> None:
+    flags = ("--model", "tiny", "--model_id_with_origin_paths", IDS, "--hub", hub)
+    command = (*flags, "--prompt", "dog", "--output", "dog.png", "--num_inference_steps", "1")
+    assert dstrain("generate", *command) == 0
+    assert set(SHARDS) < set(server.fetched)
+    server.forget()
+    assert dstrain(*flags, "--dataset_base_path", "data", "--output_path", "out", "--max_steps", "1") == 0
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("command", [("--dry_run",), ("graph",)], ids=" ".join)
+def test_planning_asks_no_hub(server: Server, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--model", "tiny", "--model_id_with_origin_paths", IDS, "--dataset_base_path", "data")
+    first = (command[0], *flags) if command == ("graph",) else (*flags, *command)
+    assert dstrain(*first) == 0
+    assert "loads text_encoder, vae, tokenizer" in capsys.readouterr().out.replace("tokenizer, vae", "vae, tokenizer")
+    assert server.requests == []
+
+
+def test_files_of_unknown_names_are_fetched_only_until_the_wanted_components_are_found(server: Server) -> None:
+    for name, place in family.FOLDERS.items():
+        shutil.copy(
+            f"published/{place}/model-1-of-{2 if name == 'dit' else 1}.safetensors", f"published/{name}.safetensors"
+        )
+    server.add(TINY, Path("published"))
+    ids = [ModelConfig(None, TINY, f"{name}.safetensors") for name in ("vae", "text_encoder", "dit")]
+
+    assert set(assign(ids, family.COMPONENTS, ["text_encoder"])) == {"vae", "text_encoder"}
+    assert "dit.safetensors" not in server.fetched
+    known = tuple(replace(part, originals=(f"{part.name}.*",)) for part in family.COMPONENTS)
+    server.forget()
+    shutil.rmtree("models")
+    assert set(assign(ids, known, ["text_encoder"])) == {"text_encoder"}
+    assert "vae.safetensors" not in server.fetched
+
+
+def test_a_record_tells_repository_revision_commit_size_and_sha256_of_each_file(server: Server, hub: Hub) -> None:
+    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    record = Record.read(Path("models") / TINY)
+    assert record is not None
+    assert (record.model_id, record.hub) == (TINY, hub)
+    usual = {"modelscope": ("master", ""), "huggingface": ("main", commit(server.models[TINY]["main"]))}
+    assert (record.revision, record.commit) == usual[hub]
+    assert set(record.kept) == {*SHARDS, "transformer/config.json", "model_index.json"}
+
+    for name, kept in record.kept.items():
+        path = Path("models") / TINY / name
+        assert (kept.size, kept.sha256) == (path.stat().st_size, sha256(path))
+
+
+def test_what_is_here_is_used_without_asking_and_what_is_gone_is_fetched_again(server: Server, hub: Hub) -> None:
+    origin, folder = Origin(TINY, hub=hub), Path("models") / TINY
+    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    server.forget()
+    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    assert fetch(origin, SHARDS[1]) == SHARDS[1:]
+    assert server.requests == []
+    for gone in (SHARDS[0], "transformer/config.json"):
+        (folder / gone).unlink()
+        assert fetch(origin, "transformer/*.safetensors") == SHARDS
+        assert server.fetched == [gone]
+        server.forget()
+    os.utime(folder / SHARDS[0])
+    assert find_here(origin, SHARDS[0]) == SHARDS[:1]
+    assert Record.read(folder).kept[SHARDS[0]].mtime_ns == (folder / SHARDS[0]).stat().st_mtime_ns  # type: ignore[union-attr]
+
+
+def test_a_file_that_was_changed_is_named_and_not_written_over(server: Server, hub: Hub) -> None:
+    origin, path = Origin(TINY, hub=hub), Path("models") / TINY / SHARDS[0]
+    fetch(origin, "transformer/*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StateError, match=rf"{SHARDS[0]}: is not what was fetched: its sha256"):
+        fetch(origin, "transformer/*.safetensors")
+    assert path.read_bytes() == content
+
+
+def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whole(server: Server, hub: Hub) -> None:
+    origin, folder = Origin(TINY, hub=hub), Path("models") / TINY
+    shutil.copytree("published", folder)
+    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    assert server.requests == []
+    (folder / SHARDS[1]).unlink()
+    with pytest.raises(StateError, match=r"1 shards are missing, such as transformer/model-2-of-2\.safetensors"):
+        ModelConfig(None, TINY, "transformer/*.safetensors").files()
+    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    assert server.fetched == [SHARDS[1]]  # what was here is what the hub lists, so it is recorded
+    (folder / RECORD).unlink()
+    (folder / SHARDS[1]).unlink()
+    (folder / SHARDS[0]).write_bytes(b"my own")
+    with pytest.raises(StateError, match="is here, and is not the file that"):
+        fetch(origin, "transformer/*.safetensors")
+    assert (folder / SHARDS[0]).read_bytes() == b"my own"
+
+
+def test_a_pinned_revision_is_fetched_and_another_one_replaces_only_what_differs(server: Server, hub: Hub) -> None:
+    write(Path("second"), seed=1)
+    shutil.copy("published/transformer/model-1-of-2.safetensors", "second/transformer/model-1-of-2.safetensors")
+    server.add(TINY, Path("second"), "v2")
+    origin, folder, pattern = Origin(TINY, hub=hub), Path("models") / TINY, "transformer/*.safetensors"
+    fetch(origin, pattern)
+    server.forget()
+    pinned = replace(origin, revision="v2")
+    assert fetch(pinned, pattern) == SHARDS
+    assert server.fetched == [SHARDS[1]]
+    assert (folder / SHARDS[1]).read_bytes() == Path("second", SHARDS[1]).read_bytes()
+    server.forget()
+    assert fetch(pinned, pattern) == fetch(origin, pattern) == SHARDS  # without a revision: what is here
+    if hub == "huggingface":
+        sha = commit(server.models[TINY]["v2"])
+        assert fetch(replace(origin, revision=sha), pattern) == fetch(replace(origin, revision=sha[:9]), pattern)
+    assert server.requests == []
+    assert fetch(replace(origin, revision="main" if hub == "huggingface" else "master"), pattern) == SHARDS
+    assert server.fetched == [SHARDS[1]]
+    with pytest.raises(StateError, match=r"Tiny/Tiny@v3: \w+ \(.*\) has no such model, or no revision v3"):
+        fetch(replace(origin, revision="v3"), pattern)
+
+
+def test_what_is_fetched_later_is_of_the_revision_that_is_here(server: Server) -> None:
+    first = {"modelscope": "v1", "huggingface": "main"}
+    server.add(TINY, Path("published"), "v1")
+    write(Path("second"), seed=1)
+    for hub, revision in first.items():
+        origin = Origin(TINY, hub=hub)  # type: ignore[arg-type]
+        fetch(replace(origin, revision=revision), "vae/*.safetensors")
+        server.add(TINY, Path("second"))  # the branch moves on; on Hugging Face its commit is known
+        assert fetch(origin, "transformer/*.safetensors") == SHARDS
+        for name in (*SHARDS, "vae/model-1-of-1.safetensors"):
+            assert Path("models", TINY, name).read_bytes() == Path("published", name).read_bytes()
+        shutil.rmtree("models")
+        server.add(TINY, Path("published"))
+
+
+def test_a_revision_is_given_with_the_id(server: Server, hub: Hub) -> None:
+    write(Path("second"), seed=1)
+    server.add(TINY, Path("second"), "v2")
+    ids = IDS.replace(f"{TINY}:transformer", f"{TINY}@v2:transformer")
+    flags = ("--model", "tiny", "--model_id_with_origin_paths", ids, "--hub", hub, "--prompt", "a")
+    assert dstrain("generate", *flags, "--output", "dog.png", "--num_inference_steps", "1") == 0
+    for name in (*SHARDS, "vae/model-1-of-1.safetensors"):
+        assert Path("models", TINY, name).read_bytes() == Path("second", name).read_bytes()
+
+
+@pytest.mark.parametrize("variable", ["DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD"])
+def test_offline_nothing_is_asked_and_what_is_missing_is_named(
+    variable: str, server: Server, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = Origin(TINY, hub=hub)
+    fetch(origin, "vae/*.safetensors")
+    server.forget()
+    monkeypatch.setenv(variable, "True")
+    assert fetch(origin, "vae/*.safetensors") == ["vae/model-1-of-1.safetensors"]
+    for asked in (replace(origin, revision="v2"), replace(origin, model_id="Tiny/Other")):
+        with pytest.raises(
+            StateError, match=rf"(?s)vae/\*\.safetensors: .*nothing is fetched, since {variable} is set"
+        ):
+            fetch(asked, "vae/*.safetensors")
+    flags = ("--model", "tiny", "--model_id_with_origin_paths", IDS, "--hub", hub)
+    assert dstrain("generate", *flags, "--prompt", "a", "--output", "a.png") == 3
+    assert server.requests == []
+
+
+def test_without_a_hub_what_is_here_is_used_with_one_line(
+    server: Server, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin, folder = Origin(TINY, hub=hub), Path("models") / TINY
+    fetch(origin, "transformer/*.safetensors")
+    (folder / "model_index.json").unlink()  # it belongs to the files, and they can be used without it
+    server.faults = Faults(listing=True, status=500)
+    capsys.readouterr()
+    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(SystemFault, match=rf"Tiny/Tiny: cannot be fetched from {hub}"):
+        fetch(origin, "vae/*.safetensors")
+
+
+def test_a_configuration_alone_that_cannot_be_fetched_is_done_without(
+    server: Server, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+
+    server.faults = Faults(listing=True, status=500)
+    configs = [ModelConfig(None, TINY, "transformer/*.safetensors", hub=hub)]
+    assert find(family.MODEL, configs, (), ("dit",)).contents["dit"] == {"width": 8, "depth": 2}  # published
+    assert capsys.readouterr().err.startswith(f"dstrain: warning: Tiny/Tiny: cannot be fetched from {hub}")
+
+
+def test_names_of_a_hub_are_listed_when_none_fits(server: Server, hub: Hub) -> None:
+    with pytest.raises(StateError) as caught:
+        fetch(Origin(TINY, hub=hub), "transformer/modell-*.safetensors")
+    assert f"no file of it on {hub} at revision" in caught.value.what
+    assert "transformer/model-1-of-2.safetensors" in str(caught.value)
+    assert not Path("models/Tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("*.safetensors", ["a.safetensors"]),
+        ("x/", ["x/a.json", "x/y/b.safetensors"]),
+        ("x/*", ["x/a.json"]),
+        ("x/*.py", ["x/code.py"]),
+        ("x/w.bin", ["x/w.bin"]),
+        ("**/*.safetensors", ["a.safetensors", "x/y/b.safetensors"]),
+        ("x/**/b.*", ["x/y/b.safetensors"]),
+        ("x/[ab].json", ["x/a.json"]),
+        ("*", ["a.safetensors"]),
+        ("../a.safetensors", []),
+    ],
+)
+def test_patterns_stay_in_a_folder_and_leave_code_out_unless_they_name_it(pattern: str, wanted: list[str]) -> None:
+    files = ["a.safetensors", "b.pth", "x/a.json", "x/code.py", "x/w.bin", "x/y/b.safetensors", ".gitattributes"]
+    assert select(files, pattern) == wanted
+
+
+def fetch_in_a_process(place: Path, hub: Hub) -> None:
+    os.environ["DSTRAIN_MODEL_BASE_PATH"] = str(place)
+    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+
+
+def test_of_several_processes_one_fetches(server: Server, hub: Hub, tmp_path: Path) -> None:
+    server.faults = Faults(delay=0.2)
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=fetch_in_a_process, args=(tmp_path / "models", hub)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert sorted(server.fetched) == sorted([*SHARDS, "transformer/config.json", "model_index.json"])
+
+
+def test_no_access_token_is_told_or_written(
+    server: Server, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret, user = "hf_planted0123", "planted:word"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", secret)
+    for variable in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
+        monkeypatch.setenv(variable, server.url.replace("//", f"//{user}@"))
+    told = ""
+    for faults in (Faults(listing=True, status=403), Faults(status=500), Faults(listing=True, status=500), Faults()):
+        server.faults = faults
+        try:
+            fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+        except SystemFault as fault:
+            told += str(fault)
+    told += "".join(capsys.readouterr())
+    written = b"".join(path.read_bytes() for path in Path("models").rglob("*") if path.is_file())
+    assert f"{hub} (http://***@127.0.0.1:" in told
+    assert secret not in told and "planted" not in told
+    assert b"planted" not in written
+    shutil.rmtree("models")
+    for variable in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
+        monkeypatch.setenv(variable, server.url)
+    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    assert any(secret in sent for sent in server.tokens)  # and yet it is sent to the hub
+
+
+def test_an_id_must_be_one_and_a_list_may_not_lead_elsewhere(server: Server, hub: Hub) -> None:
+    for model_id in ("Tiny", "../Tiny", "Tiny/..", "a/b/c", "/etc/x"):
+        with pytest.raises(UsageError, match="is no model id; want OWNER/NAME"):
+            fetch(Origin(model_id, hub=hub), "x.safetensors")
+    for name in ("../../evil.safetensors", "/evil.safetensors", "a\\..\\evil.safetensors"):
+        server.faults = Faults(lists={name: b"evil"})
+        with pytest.raises(SystemFault, match="would lie outside its folder"):
+            fetch(Origin(TINY, hub=hub), "*.safetensors")
+    assert not list(Path().rglob("evil*"))
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b'{"format": 2}', b'{"format": 1, "tree": {"a": {}}, "kept": {}}']
+)
+def test_a_damaged_record_is_named(damage: bytes, server: Server) -> None:
+    fetch(Origin(TINY), "vae/*.safetensors")
+    path = Path("models") / TINY / RECORD
+    path.write_bytes(damage)
+    with pytest.raises(StateError, match=rf"{RECORD}: cannot be read"):
+        fetch(Origin(TINY), "vae/*.safetensors")
+    assert path.read_bytes() == damage
