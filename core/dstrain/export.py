@@ -20,7 +20,7 @@ from dstrain.errors import StateError, UsageError
 from dstrain.files import read_tensors, write_tensors
 from dstrain.layouts import in_layout, out_of_layout
 from dstrain.lora import ADAPTER_HEADER, LoraLayer, LoraSpec, lora_header, lora_layers
-from dstrain.lora_files import Lora, read_lora
+from dstrain.lora_files import Alpha, Lora, read_lora
 from dstrain.lora_keys import KEY
 from dstrain.lora_names import Rows, namings, scheme, shapes_of
 from dstrain.networks import empty_network
@@ -46,11 +46,13 @@ def export(
     family: str | None = None,
     overwrite: bool = False,
     left_out: Collection[str] = (),
+    alpha: Alpha | None = None,
 ) -> str:
     """Write a file as `program` names it, whole or not at all; returns what was written, in words.
 
-    family: needed only if the file's header names none. Raises UsageError if `output` exists and is not to be replaced
-    or the program has no such file, StateError for a file that no naming explains, SystemFault.
+    family: needed only if the file's header names none. alpha: of a LoRA file that does not say it. Raises UsageError
+    if `output` exists and is not to be replaced or the program has no such file, StateError for a file that no naming
+    explains, SystemFault.
     """
     tensors, header = read_tensors(source)
     header.pop(SEAL, None)
@@ -66,7 +68,12 @@ def export(
         raise StateError(str(source), f"is of family {header['family']}, and --model is {family}")
     record = load_record(name, left_out)
     is_lora = any(KEY.fullmatch(key) for key in tensors)
-    made = _lora(source, header, record, program) if is_lora else _whole(source, tensors, header, record, program)
+    if alpha is not None and not is_lora:
+        raise UsageError("--alpha", f"would do nothing: {source} is no LoRA")
+    if is_lora:
+        made = _lora(source, header, record, program, alpha)
+    else:
+        made = _whole(source, tensors, header, record, program)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_tensors(output, made.tensors, sealed(made.tensors, made.header))
     return f"{made.words}, {len(made.tensors)} keys; the first is {min(made.tensors)}"
@@ -147,8 +154,8 @@ def _keys(layer: LoraLayer, program: str) -> dict[str, Tensor]:
     return {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": torch.tensor(layer.alpha)}
 
 
-def _lora(source: Path, header: Mapping[str, str], record: ModelRecord, program: str) -> Converted:
-    loras, shapes = _read(source, header, record)
+def _lora(source: Path, header: Mapping[str, str], record: ModelRecord, program: str, alpha: Alpha | None) -> Converted:
+    loras, shapes = _read(source, header, record, alpha)
     components = {component.name: component for component in record.load("components")}
     tensors: dict[str, Tensor] = {}
     adapters: dict[str, Any] = {}
@@ -167,13 +174,13 @@ def _lora(source: Path, header: Mapping[str, str], record: ModelRecord, program:
 
 
 def _read(
-    source: Path, header: Mapping[str, str], record: ModelRecord
+    source: Path, header: Mapping[str, str], record: ModelRecord, alpha: Alpha | None
 ) -> tuple[tuple[Lora, ...], Mapping[str, Shapes]]:
     """Read a LoRA against the header's configuration, or the first published ones that it fits."""
     errors: list[StateError] = []
     for shapes in _networks(header, record):
         try:
-            return read_lora(source, record, shapes), shapes
+            return read_lora(source, record, shapes, alpha=alpha), shapes
         except StateError as error:
             errors.append(error)
     if not errors:

@@ -165,3 +165,16 @@ def parse_input(text: str) -> NamedInput:
     if not name.strip() or not equals:
         raise UsageError("--input", f"want NAME=VALUE, got {text!r}")
     return NamedInput(name.strip().replace("-", "_"), value)
+
+
+def parse_alpha(text: str) -> float | Literal["rank"]:
+    """Read the alpha of a LoRA: a number above 0, or 'rank'; raises UsageError for anything else."""
+    if text == "rank":
+        return "rank"
+    try:
+        alpha = float(text)
+    except ValueError:
+        alpha = math.nan
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise UsageError("--alpha", f"want a number above 0, or rank, got {text!r}")
+    return alpha

@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from dstrain.components import Component, LoraNaming, Shapes
-from dstrain.errors import StateError
+from dstrain.errors import StateError, UsageError
 from dstrain.files import read_tensors
 from dstrain.lora import ADAPTER_HEADER, LoraLayer, some
 from dstrain.lora_keys import Adapter, Raw, adapter_of, parsed
@@ -31,6 +32,7 @@ from dstrain.lora_names import (
 )
 from dstrain.record import ModelRecord
 
+Alpha = float | Literal["rank"]
 NO_ALPHA = "says no alpha; taken as the rank, as the reference (DiffSynth-Studio) has it in files of these names"
 
 
@@ -58,13 +60,15 @@ class Reading:
     """What a file is read against: the family, and the networks that may take it.
 
     networks: component -> its weights' shapes (`lora_names.shapes_of`). spare: component -> layers that no loss
-    reaches, which a file may lack. into: the component that must take it, where something says so.
+    reaches, which a file may lack. into: the component that must take it, where something says so. alpha: that of every
+    layer of a file that does not say it; 'rank': each layer's rank.
     """
 
     record: ModelRecord
     networks: Mapping[str, Shapes]
     spare: Mapping[str, Collection[str]]
     into: str
+    alpha: Alpha | None = None
 
     @property
     def components(self) -> dict[str, Component]:
@@ -79,13 +83,15 @@ def read_lora(
     networks: Mapping[str, Shapes],
     into: str = "",
     spare: Mapping[str, Collection[str]] = MappingProxyType({}),
+    alpha: Alpha | None = None,
 ) -> tuple[Lora, ...]:
     """Read a file of any naming, one `Lora` for each component that it has layers of; the arguments as in `Reading`.
 
     Raises StateError for a file of another family, of a component that is not there, or of several alike (two experts)
-    of which its header names none; for keys that no naming explains; and for what `Lora` cannot hold.
+    of which its header names none; for keys that no naming explains; and for what `Lora` cannot hold. UsageError for an
+    alpha that the file says itself.
     """
-    reading = Reading(record, networks, spare, into)
+    reading = Reading(record, networks, spare, into, alpha)
     tensors, header = read_tensors(path)
     family = header.get("family", record.name)
     if family != record.name:
@@ -114,7 +120,7 @@ def groups_in(path: Path, tensors: Mapping[str, Tensor], record: ModelRecord) ->
 def _lora(path: Path, group: Group, header: Mapping[str, str], reading: Reading) -> Lora:
     name, table = _component(path, group, header, reading)
     adapter = adapter_of(path, header, group.prefix.text, group.peft)
-    alphas, note = _alphas(path, group, adapter, header)
+    alphas, note = _alphas(path, group, adapter, header, reading.alpha)
     own = layers_of(reading.networks[name])
     width = _number(header.get("rank"))
     layers: dict[str, LoraLayer] = {}
@@ -233,7 +239,7 @@ def _examples(name: str, reading: Reading) -> list[str]:
 
 
 def _alphas(
-    path: Path, group: Group, adapter: Adapter | None, header: Mapping[str, str]
+    path: Path, group: Group, adapter: Adapter | None, header: Mapping[str, str], told: Alpha | None
 ) -> tuple[dict[str, float], str]:
     """Each layer's alpha, and what there is to say about where it is from."""
     said = {rest: raw.alpha for rest, raw in group.layers.items() if raw.alpha is not None}
@@ -243,18 +249,23 @@ def _alphas(
         raise StateError(str(path), what, f"without: {some(lacking)}")
     if adapter is not None:
         _check_said(path, group, adapter, said)
+    if told is not None and (said or adapter is not None):
+        raise UsageError("--alpha", f"would do nothing: {path} says its alpha itself")
     if said:
         return said, ""
     if adapter is not None:
         return {rest: adapter.of(rest)[1] for rest in group.layers}, ""
+    if told is not None:
+        return {rest: float(len(raw.down)) if told == "rank" else told for rest, raw in group.layers.items()}, ""
     if all(raw.named for raw in group.layers.values()) and not group.peft:
         note = "" if "family" in header and "alpha" in header else NO_ALPHA  # ours has it in every layer's B
         return {rest: float(len(raw.down)) for rest, raw in group.layers.items()}, note
     place = "adapter_config.json beside it" if group.peft else f"{ADAPTER_HEADER!r} in its header"
     raise StateError(str(path), f"has neither `.alpha` keys nor {place}, so rank and alpha are unknown",
-                     "without it its effect may be many times too strong or too weak, and nothing would say so",
-                     "save it again with the program that made it: dstrain, diffusers' save_lora_weights, peft, "
-                     "kohya and ComfyUI's own files have one of them")  # fmt: skip
+                     "without alpha its effect may be many times too strong or too weak, and nothing would say so",
+                     "ai-toolkit, diffusion-pipe and older diffusers leave it out where it is the rank; if this is "
+                     "such a file, write it into one that says so:",
+                     f"dstrain export --alpha rank --format diffusers {path} OUTPUT")  # fmt: skip
 
 
 def _check_said(path: Path, group: Group, adapter: Adapter, said: Mapping[str, float]) -> None:

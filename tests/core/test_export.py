@@ -13,6 +13,7 @@ from dstrain.configurations import configuration
 from dstrain.errors import StateError, UsageError
 from dstrain.export import export
 from dstrain.files import read_tensors
+from dstrain.flags import parse_alpha
 from dstrain.lora import LoraSpec
 from dstrain.lora_files import read_lora
 from dstrain.seals import SEAL, check_file
@@ -89,6 +90,29 @@ def test_a_file_without_a_header_needs_the_family_and_a_published_configuration(
     assert same(read(tmp_path / "x.safetensors").layers, read(bare).layers)
     with pytest.raises(StateError, match="is of family fused, and --model is other"):
         export(tmp_path / "x.safetensors", tmp_path / "y.safetensors", "kohya", "other")
+
+
+@pytest.mark.parametrize(("told", "ratio"), [("rank", 1.0), (6.0, 1.5)])
+def test_an_alpha_that_a_file_does_not_say_can_be_told(told: Any, ratio: float, tmp_path: Path) -> None:
+    path, _ = ours(tmp_path)
+    lost = written(tmp_path / "lost.safetensors", load_file(path))
+    with pytest.raises(StateError, match=r"rank and alpha are unknown(.|\n)*dstrain export --alpha rank --format"):
+        export(lost, tmp_path / "x.safetensors", "diffusers", "fused")
+    export(lost, tmp_path / "x.safetensors", "diffusers", "fused", alpha=told)
+    made = read(tmp_path / "x.safetensors").layers
+    assert {layer.alpha / layer.rank for layer in made.values()} == {ratio}
+    assert made.keys() == read(path).layers.keys()
+    with pytest.raises(UsageError, match=r"--alpha: would do nothing: .* says its alpha itself"):
+        export(path, tmp_path / "y.safetensors", "diffusers", "fused", alpha=told)
+    with pytest.raises(UsageError, match=r"--alpha: would do nothing: .* is no LoRA"):
+        export(written(tmp_path / "w.safetensors", {"a": torch.ones(1)}), tmp_path / "y", "diffusers", "fused",
+               alpha=told)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "ranks"])
+def test_an_alpha_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--alpha: want a number above 0, or rank"):
+        parse_alpha(text)
 
 
 def test_networks_are_built_only_where_a_file_has_layers_of_them(

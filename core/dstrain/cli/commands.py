@@ -11,6 +11,7 @@ from dstrain.checks import validate
 from dstrain.cli.options import FamilyCommand, FilePath, model_options, shared_options
 from dstrain.config import GenerateConfig, TrainConfig
 from dstrain.errors import UsageError
+from dstrain.flags import parse_alpha
 from dstrain.interrupt import ended_by_signals
 
 
@@ -57,12 +58,19 @@ def toy(model: str, variant: str | None, seed: int, output: Path, left_out: tupl
 
 
 def export(
-    source: Path, output: Path, program: str, model: str | None, overwrite: bool, left_out: tuple[str, ...]
+    source: Path,
+    output: Path,
+    program: str,
+    model: str | None,
+    overwrite: bool,
+    alpha: str | None,
+    left_out: tuple[str, ...],
 ) -> None:
     """Write a LoRA, or the weights of one component, in the names of another program, as INPUT to OUTPUT."""
     from dstrain.export import export as run
 
-    click.echo(f"wrote {output}: {run(source, output, program, model, overwrite, left_out)}")
+    told = parse_alpha(alpha) if alpha is not None else None
+    click.echo(f"wrote {output}: {run(source, output, program, model, overwrite, left_out, told)}")
 
 
 def models(left_out: tuple[str, ...]) -> None:
@@ -139,6 +147,7 @@ def _export_params() -> tuple[click.Parameter, ...]:
         click.Option(["--format", "program"], type=programs, required=True, help="Whose names the file gets."),
         click.Option(["--model"], help="The family, if the header of INPUT does not say it."),
         click.Option(["--overwrite"], is_flag=True, help="Replace OUTPUT if it is there."),
+        click.Option(["--alpha"], metavar="rank|NUMBER", help="Alpha of a LoRA file that does not say it."),
         click.Argument(["source"], type=FilePath(), metavar="INPUT"),
         click.Argument(["output"], type=FilePath(), metavar="OUTPUT"),
     )

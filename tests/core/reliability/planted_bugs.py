@@ -1,4 +1,4 @@
-"""25 bugs of the kinds that trainers have had, each as an edit of one file, with the tests that must then fail.
+"""Thirty bugs of the kinds that trainers have had, each as an edit of one file, with the tests that must then fail.
 
 `test_r15_planted_bugs.py` applies each to a copy of the project. old: a text that stands once in the file.
 """
@@ -138,9 +138,9 @@ BUGS = (
         "missing_lora_keys_are_ignored",
         "P20: LoRA files are strict both ways",
         f"{CORE}/lora.py",
-        '"missing": sorted(want.keys() - have.keys()),',
-        '"missing": [],',
-        (f"{TESTS}/test_lora.py",),
+        '"trained, and not in the file": sorted(inside - layers.keys() - set(spare)),',
+        '"trained, and not in the file": [],',
+        (f"{TESTS}/test_lora.py", f"{TESTS}/test_lora_refusals.py"),
     ),
     Bug(
         "captions_lose_their_mark",
@@ -209,17 +209,57 @@ BUGS = (
     Bug(
         "paths_lead_out_of_the_data_root",
         "R11: nothing outside the data root is read",
-        f"{CORE}/dataset.py",
-        'if not os.path.join(path, "").startswith(os.path.join(base, "")):',
-        "if not path:",
-        (f"{TESTS}/test_dataset.py",),
+        f"{CORE}/data_files.py",
+        'any(os.path.join(path, "").startswith(os.path.join(folder, "")) for folder in self.folders)',
+        "bool(path)",
+        (f"{TESTS}/test_data_files.py", f"{TESTS}/test_dataset.py"),
     ),
     Bug(
         "a_loss_that_is_no_number_updates_weights",
         "exit 5: NaN stops before the update",
         f"{CORE}/train.py",
-        '    if not norm_value < float("inf"):\n',
-        '    if norm_value == float("inf"):\n',
+        "    if not (math.isfinite(loss_value) and math.isfinite(norm_value)):\n",
+        "    if math.isinf(norm_value):\n",
         (f"{TESTS}/test_train.py",),
+    ),
+    Bug(
+        "previews_draw_from_training",
+        "P30: training is the same with and without previews",
+        f"{CORE}/previews.py",
+        "                module.training = mode\n",
+        "                module.training = mode and False\n",
+        (f"{TESTS}/test_previews.py",),
+    ),
+    Bug(
+        "what_a_hub_sends_is_believed",
+        "downloads are compared with the hub's digests",
+        f"{CORE}/hub_record.py",
+        "    return not digest or sha256(path) == digest\n",
+        "    return True\n",
+        (f"{TESTS}/test_hub_faults.py", f"{TESTS}/test_hubs.py"),
+    ),
+    Bug(
+        "tokens_in_what_is_written",
+        "R13: secrets stay out",
+        f"{CORE}/redaction.py",
+        "        text = text.replace(value, HIDDEN)\n",
+        "        text = text + ''\n",
+        (f"{TESTS}/reliability/test_r13_secrets.py",),
+    ),
+    Bug(
+        "skipping_renumbers_the_rows",
+        "--on_bad_sample skip leaves the order of the other rows as it is",
+        f"{CORE}/order.py",
+        "    gaps = [((row, 0), LEFT_OUT) for row in sorted(set(range(rows)) - {row for row, _ in places})]\n",
+        "    gaps: list[tuple[tuple[int, int], int]] = []\n",
+        (f"{TESTS}/test_order.py", f"{TESTS}/test_bad_samples.py"),
+    ),
+    Bug(
+        "the_wrong_rows_of_a_fused_layer",
+        "P26: a fused LoRA layer splits exactly",
+        f"{CORE}/lora_files.py",
+        "layer.up[rows.start : rows.stop])",
+        "layer.up[: rows.stop - rows.start])",
+        (f"{TESTS}/test_lora_files.py",),
     ),
 )
