@@ -37,7 +37,8 @@ def test_a_planted_bug_is_caught(bug: Bug, tmp_path: Path) -> None:
     assert caught.returncode == 1, (
         f"not caught by {', '.join(bug.tests)}:\n{caught.stdout[-2000:]}{caught.stderr[-2000:]}"
     )
-    failed = [line.split()[1] for line in caught.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    lines = [line for line in caught.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = [line.partition(" ")[2].partition(" - ")[0] for line in lines]
     (tmp_path / bug.file).write_text(sound)
     without = outcome_of(tmp_path, failed)
     assert without.returncode == 0, f"fails without the bug as well:\n{without.stdout[-2000:]}"
