@@ -156,9 +156,9 @@ def write_list(setup: "Setup") -> None:
     """List the rows that are left out, one JSON object a line: file, row, column, reason; raises SystemFault.
 
     A row has a line for each thing that is wrong with it; its number is that of messages. Without any, a list of an
-    earlier run is removed.
+    earlier run is removed. Stage 2, which reads no data set, leaves it.
     """
-    if setup.config.on_bad_sample != "skip" or setup.stage == "train":
+    if setup.stage == "train":
         return
     table, path = setup.dataset.table, list_folder(setup) / LIST
     lines = [

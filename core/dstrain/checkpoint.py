@@ -7,7 +7,6 @@ A state is built under a temporary name and renamed whole. Nothing is pickled.
 """
 
 import json
-import logging
 import re
 import shutil
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from dstrain.files import (
     write_json,
     write_tensors,
 )
+from dstrain.redaction import warn
 from dstrain.seals import sealed
 
 FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
@@ -134,7 +134,7 @@ def states(output: Path) -> tuple[Path, ...]:
 
 
 def newest_state(output: Path) -> Path:
-    """The newest state that is whole; those passed over are named in a warning of the log.
+    """The newest state that is whole; those passed over are named in a warning.
 
     Raises StateError when there is none, naming each that is damaged.
     """
@@ -143,22 +143,29 @@ def newest_state(output: Path) -> Path:
         reason = damage(folder)
         if not reason:
             for line in passed:
-                logging.getLogger(__name__).warning("passed over: %s", line)
+                warn(f"passed over: {line}")
             return folder
         passed.append(f"{folder}: {reason}")
     raise StateError(str(output), "has no whole state to go on from", *(passed or ["no folder state-STEP is there"]))
 
 
-def prune_states(output: Path, keep: int) -> None:
-    """Remove all but the newest `keep` whole states; call it after a new one is committed. Raises SystemFault."""
-    whole = 0
+def prune_states(output: Path, keep: int, whole: frozenset[Path]) -> frozenset[Path]:
+    """Remove what is older than the newest `keep` whole states, and return those that are kept. Raises SystemFault.
+
+    whole: the states known to be whole, which were just committed or read. Counting begins at the newest of these, so
+    that it always stays; an older one that is not known counts if its digests agree.
+    """
+    kept: list[Path] = []
     for folder in states(output):
-        whole += (folder / RECORD).is_file()
-        if whole > keep:
-            try:
-                remove_folder(folder)
-            except OSError as error:
-                raise SystemFault(str(folder), f"cannot be removed: {error.strerror}") from error
+        if len(kept) < keep:
+            if folder in whole or (kept and not damage(folder)):
+                kept.append(folder)
+            continue
+        try:
+            remove_folder(folder)
+        except OSError as error:
+            raise SystemFault(str(folder), f"cannot be removed: {error.strerror}") from error
+    return frozenset(kept)
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:

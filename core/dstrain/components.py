@@ -170,6 +170,7 @@ class Component:
     configure: config.json's content -> the configuration units borrow as `<name>_config`.
     infer: the network's own names and their shapes -> config.json's content, or None where they do not tell it.
     load: (files, configuration, dtype) -> the component.
+    build: configuration -> the network, its weights random; by default as that does which `load` is a method of.
     lora: how LoRA files name its layers, where `lora_names.namings` has no default for a program, or another.
     """
 
@@ -184,6 +185,12 @@ class Component:
     prefixes: tuple[str, ...] = ()
     lora: tuple[LoraNaming, ...] = ()
     originals: tuple[str, ...] = ()
+    build: Callable[[Any], Any] | None = None
+
+    @property
+    def builder(self) -> Callable[[Any], Any] | None:
+        """How its network is built without files, for programs that need its shapes alone; None if nothing tells."""
+        return self.build or getattr(getattr(self.load, "__self__", None), "build", None)
 
     @property
     def is_folder(self) -> bool:

@@ -1,7 +1,6 @@
 """Configurations of components, found before any weight is read: in a header, in config.json, published or inferred."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from dstrain.components import Component, Files
 from dstrain.errors import StateError, SystemFault
 from dstrain.hub_record import Record
 from dstrain.hubs import Origin, fetch, offline
+from dstrain.redaction import warn
 from dstrain.weights import Weights, header
 
 
@@ -31,11 +31,6 @@ class Sought:
         """The folders of the model that may have it, the likeliest first; "" is the model's own."""
         places = self.component.folders if self.place is None else (self.place, *self.component.folders)
         return tuple(dict.fromkeys(places))
-
-
-def configuration(component: Component, files: Files | None, model_id: str) -> Mapping[str, Any]:
-    """The content of a component's configuration, from what is here: see `find_configuration`."""
-    return _here(Sought(component, files, Origin(model_id, hub=None) if model_id else None))
 
 
 def find_configuration(sought: Sought) -> Mapping[str, Any]:
@@ -101,7 +96,7 @@ def _fetch_json(sought: Sought) -> bool:
         except StateError:
             continue
         except SystemFault as fault:
-            print(f"dstrain: warning: {fault.where}: {fault.what}", file=sys.stderr, flush=True)
+            warn(f"{fault.where}: {fault.what}")
             return False
     return False
 

@@ -2,11 +2,12 @@
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path, PurePosixPath
 
 from dstrain.cells import file_names
 from dstrain.errors import UsageError
@@ -29,6 +30,7 @@ class Places:
 
     folders: tuple[str, ...]
     urls: UrlCache | None = None
+    listed: Callable[[str], Mapping[str, str]] = field(default_factory=lambda: cache(_listed), compare=False)
 
     @classmethod
     def of(cls, base: Path, roots: Iterable[Path], url_cache: Path | None) -> "Places":
@@ -70,6 +72,20 @@ class Places:
         """Whether a real path is one of the folders or lies below one."""
         return any(os.path.join(path, "").startswith(os.path.join(folder, "")) for folder in self.folders)
 
+    def nearest(self, name: str) -> str:
+        """Return "; did you mean 'x'?" for a file of another letter case, or without the folders before it."""
+        parts = PurePosixPath(name).parts
+        for wanted in (parts[start:] for start in range(len(parts))):
+            for folder in self.folders:
+                found: list[str] = []
+                for part in wanted:
+                    below = os.path.join(folder, *found)
+                    there = self.listed(below) if self.hold(os.path.realpath(below)) else {}
+                    found += [there[_folded(part)]] if _folded(part) in there else []
+                if len(found) == len(wanted):
+                    return f"; did you mean {os.path.join(*found)!r}?"
+        return ""
+
     def check_frames(self, folder: str) -> None:
         """Raise UsageError if something in a folder of frames leads elsewhere; nothing of it was opened before."""
         with os.scandir(folder) as entries:
@@ -81,6 +97,19 @@ class Places:
     def _outside(self, name: str, path: str) -> UsageError:
         folders = "folder" if len(self.folders) == 1 else "folders"
         return UsageError(name, f"leads out of the data set's {folders}, to {path}")
+
+
+def _folded(name: str) -> str:
+    """A name without what two file systems may write differently: letter case, and accents apart or joined."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _listed(folder: str) -> dict[str, str]:
+    """The names in a folder, by what they are folded to; none where there is no folder."""
+    try:
+        return {_folded(name): name for name in sorted(os.listdir(folder))}
+    except OSError:
+        return {}
 
 
 def _exists(path: str) -> bool:
@@ -146,7 +175,7 @@ def _inspect(places: Places, named: Name) -> Picture | Film | str:
             places.check_frames(path)
         return Film(path, probe(Path(path)))
     except FileNotFoundError:
-        return f"no such file {name!r}"
+        return f"no such file {name!r}{places.nearest(name)}"
     except UsageError as error:
         part = f": {Path(error.where).name}" if path and error.where != path else ""
         kept = f"; remove {path} to fetch it again" if path and is_url(name) else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dstrain.bad_samples import write_list
+from dstrain.bad_samples import read_samples, write_list
 from dstrain.cells import Cell
 from dstrain.files import lock
 from dstrain.keys import Digests, hashed, input_key, value_keys
@@ -78,6 +78,7 @@ class WorkRows:
 
 def data_process(setup: Setup, world: World) -> None:
     """Fill the store with everything the data set's rows need; what is there already is not computed again."""
+    read_samples(setup, world)
     warn(setup, world)
     if world.is_main:
         with lock(setup.store_path):

@@ -12,6 +12,7 @@ from dstrain.clips import FrameSampling
 from dstrain.data_files import Film, Measured, Picture, measure
 from dstrain.errors import UsageError, nearest
 from dstrain.metadata import SUFFIXES, Fault, Table, Written, read_metadata
+from dstrain.needed import Planned, needs, no_columns
 from dstrain.pictures import Resolution
 from dstrain.sources import Column, Setting, Size, Source
 from dstrain.urls import shown
@@ -88,21 +89,26 @@ class Dataset:
         return replace(self, rows=rows, places=places, left_out=tuple(sorted(left_out, key=lambda fault: fault.row)))
 
 
-def open_dataset(config: DataConfig, inputs: Mapping[str, Source]) -> Dataset:
+def open_dataset(config: DataConfig, inputs: Mapping[str, Source], planned: Planned | None = None) -> Dataset:
     """Read the metadata and check every row against the variant's table of inputs, reading only headers of pictures.
 
+    planned: refuses columns before any row is checked, and so tells which cells must not be blank.
     Raises one UsageError that lists all bad cells as file:row:column: what (the first 50, then a count).
     """
-    return check_rows(read_metadata(config.metadata_path or find_metadata(config.base_path)), config, inputs)
+    table = read_metadata(config.metadata_path or find_metadata(config.base_path))
+    return check_rows(table, config, inputs, planned)
 
 
-def check_rows(table: Table, config: DataConfig, inputs: Mapping[str, Source]) -> Dataset:
+def check_rows(
+    table: Table, config: DataConfig, inputs: Mapping[str, Source], planned: Planned | None = None
+) -> Dataset:
     """Check every row of a table as `open_dataset` does."""
     columns = columns_read(table, config, inputs)
     if not table.rows:
         raise UsageError(str(table.path), "has no rows")
     if not columns and any(isinstance(source, Column) for source in inputs.values()):
-        raise _no_columns(table, inputs)
+        raise no_columns(table, inputs)
+    lacking = needs(table, columns, inputs, planned)
     measured = measure(table, columns.values(), config.base_path, config.roots, config.url_cache)
     constant = {name: Cell(source.kind, source.value) for name, source in inputs.items() if isinstance(source, Setting)}
     unread = {(fault.row, fault.column) for fault in table.faults}
@@ -112,17 +118,23 @@ def check_rows(table: Table, config: DataConfig, inputs: Mapping[str, Source]) -
     for index, row in enumerate(table.rows):
         cells: dict[str, Cell] = {}
         footage: dict[str, Footage] = {}
-        for name, column in () if (index, "") in unread else columns.items():
+        whole = {} if (index, "") in unread else columns
+        blank = set(whole)
+        for name, column in whole.items():
             try:
                 found = _read(row[column.name], column, config.resolution, measured)
             except ValueError as error:
                 if (index, column.name) not in unread:
                     faults.append(Fault(index, column.name, str(error)))
+                blank.remove(name)
                 continue
             if isinstance(found, Footage):
                 footage[name] = found
             elif found is not None:
                 cells[name] = found
+            if found is not None or (index, column.name) in unread:
+                blank.remove(name)
+        faults += [Fault(index, columns[name].name, "is blank") for name in lacking(frozenset(blank))]
         for chunk, clip in enumerate(_clips(footage, config.sampling)):
             rows.append(cells | clip | _sizes(cells | clip, inputs) | constant)
             places.append((index, chunk))
@@ -134,17 +146,6 @@ def check_rows(table: Table, config: DataConfig, inputs: Mapping[str, Source]) -
     return Dataset(table, tuple(rows), tuple(places), unfed, alike, read).without(faults)
 
 
-def _no_columns(table: Table, inputs: Mapping[str, Source]) -> UsageError:
-    """What to say of a table none of whose columns is read: often, its first line is data."""
-    wanted = [source.name for source in inputs.values() if isinstance(source, Column)]
-    near = {match for name in table.columns if (match := nearest(name, wanted))}
-    hint = f"{table.columns[0]!r}{near.pop()}" if near else ""
-    what = f"has no column that this variant reads: {', '.join(dict.fromkeys(wanted))}"
-    advice = "the first line names the columns" if table.path.suffix.lower() == ".csv" else ""
-    there = f"columns there: {', '.join(map(repr, table.columns))}"
-    return UsageError(str(table.path), what, *filter(None, (there, hint, advice)))
-
-
 def find_metadata(base_path: Path) -> Path:
     """Return the one metadata file in a data set's folder; raises UsageError if there is none or more than one."""
     if not base_path.is_dir():
@@ -152,7 +153,11 @@ def find_metadata(base_path: Path) -> Path:
     found = [path for suffix in SUFFIXES if (path := base_path / f"metadata{suffix}").is_file()]
     if len(found) != 1:
         names = " and ".join(path.name for path in found) or f"no metadata{{{','.join(SUFFIXES)}}}"
-        raise UsageError(str(base_path), f"has {names}", "name one with --dataset_metadata_path")
+        stems = {path.stem for path in base_path.iterdir() if path.suffix.lower() != ".txt"}
+        texts = [path.name for path in sorted(base_path.glob("*.txt")) if path.stem in stems]
+        advice = ["captions in files of their own, as in " + texts[0] + ", are not read: docs/data-sets.md has six "
+                  "lines of Python that write metadata.jsonl from them"] if texts and not found else []  # fmt: skip
+        raise UsageError(str(base_path), f"has {names}", "name one with --dataset_metadata_path", *advice)
     return found[0]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError
-from dstrain.losses import Sampler, mean_square
+from dstrain.losses import SFT, Sampler, mean_square
 from dstrain.sampler import NOISE_DEVICE, seeded_noise
 from dstrain.sources import Column
 from dstrain.tasks import Task
@@ -71,3 +71,6 @@ DIRECT_DISTILL = Task.of(
         "cfg_scale": Column("cfg_scale", "number", check=_why_no_guidance),
     },
 )
+
+OWN_TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in (SFT, DIRECT_DISTILL)})
+"""Every task of dstrain's own, by name."""

@@ -83,11 +83,12 @@ def _folded(name: str) -> str:
 
 
 def _likeness(name: str, known: str) -> float:
-    """How likely `known` is what `name` means, 0 to 1: by slips of typing in all of it, or by the words they share."""
+    """How likely `known` is what `name` means, 0 to 1: by slips of typing in it or its start, or by shared words."""
     a, b = name.replace("_", ""), known.replace("_", "")
     slips = _slips(a, b)
     typed = 1 - slips / (2 * max(len(a), len(b), 1)) if slips <= max(1, min(len(a), len(b)) // 4) else 0.0
-    return max(typed, _shared(re.findall("[a-z0-9]+", name), re.findall("[a-z0-9]+", known)))
+    begun = 0.65 if len(a) > 4 and _slips(a, b[: len(a)]) <= len(a) // 4 else 0.0
+    return max(typed, begun, _shared(re.findall("[a-z0-9]+", name), re.findall("[a-z0-9]+", known)))
 
 
 def _shared(words: Sequence[str], known: Sequence[str]) -> float:

@@ -221,7 +221,11 @@ def _networks(header: Mapping[str, str], record: ModelRecord) -> Iterator[Mappin
     own, named = _configuration(header), header.get("component")
     taken = [component for component in known if component.name in record.lora_prefixes]
     chosen = [component for component in taken if _stands_for_twins(component, taken, named)]
-    buildable = [component for component in chosen if hasattr(getattr(component.load, "__self__", None), "build")]
+    buildable = [component for component in chosen if component.builder is not None]
+    blind = [component.name for component in chosen if component.builder is None]
+    if blind and (named in blind or not buildable):
+        what = f"nothing tells the shapes of {' and '.join(blind)}, as a plain function loads it"
+        raise UsageError(f"plugin {record.name}", what, "give Component(build=...), a function of the configuration")
     names = list(dict.fromkeys(name for component in buildable for name in component.published))
     seen: list[dict[str, Mapping[str, Any]]] = []
     for name in names or [""]:
@@ -248,8 +252,8 @@ def _configuration(header: Mapping[str, str]) -> Mapping[str, Any] | None:
 
 
 def _shapes(component: Component, content: Mapping[str, Any]) -> Shapes:
-    network: Any = component.load.__self__  # type: ignore[attr-defined]
-    return shapes_of(empty_network(partial(network.build, component.configure(content))))
+    assert component.builder is not None  # `_networks` leaves others out
+    return shapes_of(empty_network(partial(component.builder, component.configure(content))))
 
 
 def _naming(source: Path, component: Component, record: ModelRecord, program: str) -> LoraNaming:

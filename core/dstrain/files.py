@@ -1,7 +1,7 @@
 """Files that are whole or absent: written under a temporary name, synced, renamed, then their folder is synced.
 
-Temporary names begin with `.tmp-` and carry the process id. Only the holder of a folder's lock removes those that a
-dead run left behind.
+Temporary names begin with `.tmp-` and carry the thread id, which of a main thread is the process id. Only the holder
+of a folder's lock removes those that a dead run left behind.
 """
 
 import errno
@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,8 +32,8 @@ UNTOUCHED = "what was there before is untouched"
 
 
 def temporary(path: Path) -> Path:
-    """The temporary name beside `path` under which this process builds it."""
-    return path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    """The temporary name beside `path` under which this thread builds it."""
+    return path.with_name(f"{TEMPORARY}{threading.get_native_id()}-{path.name}")
 
 
 def final(path: Path) -> Path:
@@ -42,8 +43,28 @@ def final(path: Path) -> Path:
 
 def write_file(path: Path, data: bytes) -> None:
     """Replace the file by `data`, so that a reader finds the old or the new bytes whole; raises SystemFault."""
-    with _replacing(path, len(data)) as building:
+    with replacing(path, len(data)) as building:
         building.write_bytes(data)
+
+
+@contextmanager
+def replacing(path: Path, size: int = 0) -> Iterator[Path]:
+    """Give a temporary path to write; commit it to `path` afterwards, or remove it when anything went wrong.
+
+    size: bytes, for the message, if known. An OSError becomes SystemFault, whatever raised it.
+    """
+    building = temporary(path)
+    try:
+        yield building
+        _sync(building)
+        building.replace(path)
+        _sync(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            building.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _fault(path, size, error) from error
+        raise
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -60,7 +81,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping
     from safetensors.torch import save_file
 
     apart = _apart(tensors)
-    with _replacing(path, sum(tensor.nbytes for tensor in apart.values())) as building:
+    with replacing(path, sum(tensor.nbytes for tensor in apart.values())) as building:
         building.touch()
         mode = building.stat().st_mode & 0o777
         try:
@@ -78,6 +99,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """
     from safetensors import SafetensorError, safe_open
 
+    refuse_folder(path)
     try:
         with safe_open(path, "pt") as file:
             # SIM118: a safetensors file has keys() and is itself not iterable.
@@ -87,6 +109,25 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
         raise StateError(str(path), f"cannot be read as safetensors: {error}") from error
     check_seal(path, tensors, metadata)
     return tensors, metadata
+
+
+def probe(folder: Path) -> None:
+    """Make the folder, write a file there and remove it: one that cannot be written is named early; or SystemFault."""
+    path = temporary(folder / "probe")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(path, b"dstrain\n")
+        path.unlink()
+    except (SystemFault, OSError) as error:
+        reason = error.what if isinstance(error, SystemFault) else f"cannot be written: {error.strerror}"
+        raise SystemFault(str(folder), reason, "nothing was begun") from error
+
+
+def refuse_folder(path: Path) -> None:
+    """Raise StateError for a folder where a file of weights is wanted, naming the newest one in it."""
+    if path.is_dir():
+        newest = max(path.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, default=None)
+        raise StateError(str(path), "is a folder", *([f"its newest weights file: {newest}"] if newest else []))
 
 
 def commit_folder(building: Path, final: Path) -> None:
@@ -188,23 +229,6 @@ def _has_ended(process: str) -> bool:
     except (ValueError, PermissionError):
         pass
     return False
-
-
-@contextmanager
-def _replacing(path: Path, size: int) -> Iterator[Path]:
-    """Give a temporary path to write; commit it to `path` afterwards, or remove it when anything went wrong."""
-    building = temporary(path)
-    try:
-        yield building
-        _sync(building)
-        building.replace(path)
-        _sync(path.parent)
-    except BaseException as error:
-        with suppress(OSError):
-            building.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _fault(path, size, error) from error
-        raise
 
 
 def _sync(path: Path) -> None:

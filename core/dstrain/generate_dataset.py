@@ -22,7 +22,7 @@ from dstrain.data_process import component_digests
 from dstrain.dataset import DataConfig, check_rows
 from dstrain.distill import DIRECT_DISTILL, NOISE_COLUMNS
 from dstrain.errors import StateError, UsageError
-from dstrain.files import lock, remove_leftovers, temporary, write_file, write_json
+from dstrain.files import lock, remove_leftovers, write_file, write_json
 from dstrain.generate import PipelineSource, check_used, chosen, makes_video, sampling_given, write
 from dstrain.given import NAMED, as_column, inputs_given, names_given, spelled
 from dstrain.keys import Digests, hashed, input_key
@@ -30,6 +30,7 @@ from dstrain.metadata import Table, read_metadata
 from dstrain.model_files import find
 from dstrain.pictures import Resolution
 from dstrain.progress import Progress
+from dstrain.redaction import say, warn
 from dstrain.sampler import Sampling, generate_task, planned
 from dstrain.sources import FILE_KINDS, Column, Setting
 
@@ -69,7 +70,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         settings = _settings(source, digests)
         _check_settings(folder, settings)
         missing = {name: i for i, name in enumerate(making.files) if not (folder / name).is_file()}
-        print(f"{len(making.files)} rows, {len(missing)} to make; {folder}", file=sys.stderr, flush=True)
+        say(f"{len(making.files)} rows, {len(missing)} to make; {folder}")
         digests.save()
         _copy_inputs(making, folder)
         pipeline = source.load() if missing else None
@@ -104,7 +105,7 @@ def _columns(table: Table, source: PipelineSource, shared: Mapping[str, Any]) ->
     for name in table.columns:
         if name not in columns and name not in DIRECT_DISTILL.inputs:
             what = f"column {name!r} decides nothing of what is made, and is copied as it is"
-            print(f"dstrain: warning: {table.path}: {what}", file=sys.stderr, flush=True)
+            warn(f"{table.path}: {what}")
     return columns | {name: column for name, column in NOISE_COLUMNS.items() if name in table.columns}
 
 
@@ -210,16 +211,13 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _make(making: Making, missing: Mapping[str, int], folder: Path, inference: Callable[..., Any]) -> None:
-    """Make each missing file whole: built under a temporary name, then put in its place."""
+    """Make each missing file, whole or not at all."""
     (folder / making.column).mkdir(exist_ok=True)
     remove_leftovers(folder / making.column)
     with Progress("generate", total=len(missing)) as progress:
         for name, row in missing.items():
             own = {field: load_cell(cell) for field, cell in making.rows[row].items()}
-            building = temporary((folder / name).with_stem("made"))
-            write(inference(**own), building)
-            write_file(folder / name, building.read_bytes())
-            building.unlink()
+            write(inference(**own), folder / name)
             progress.step()
 
 

@@ -109,41 +109,17 @@ class Offers:
 
 
 def load_extensions(left_out: Collection[str] = ()) -> Extensions:
-    """Import and register every plugin of the group, when a run starts; one that is broken is told of and left out."""
+    """Import and register every plugin of the group that is installed, when a run starts."""
+    return registered(installed(left_out, HOOK_GROUP))
+
+
+def registered(plugins: Collection[Installed]) -> Extensions:
+    """Import and register these plugins of the group; one that is broken is told of and left out."""
     manager = pluggy.PluginManager(HOOK_GROUP)
     manager.add_hookspecs(Hooks)
-    plugins = installed(left_out, HOOK_GROUP)
     reasons = {plugin: _register(manager, plugin, name_clash(plugin, plugins)) for plugin in plugins}
     good = {plugin.name: plugin for plugin, reason in reasons.items() if not reason}
     return Extensions(manager, MappingProxyType(good), tuple(reason for reason in reasons.values() if reason))
-
-
-def adds(plugin: Installed) -> tuple[tuple[str, ...], str]:
-    """What a plugin of the group adds, in words, and why it cannot be used; for a process of its own."""
-    manager = pluggy.PluginManager(HOOK_GROUP)
-    manager.add_hookspecs(Hooks)
-    reason = _register(manager, plugin, "")
-    if reason:
-        return (), reason.removeprefix(f"{plugin.where}: ")
-    alone = Extensions(manager, {plugin.name: plugin})
-    hooks = [hook.name for hook in manager.get_hookcallers(manager.get_plugin(plugin.name)) or ()]
-    words: list[str] = []
-    reasons: list[str] = []
-    if "dstrain_commands" in hooks:
-        import click
-
-        from dstrain.cli.commands import commands
-
-        own = alone.offered("dstrain_commands", click.Command, [str(command.name) for command in commands()])
-        words, reasons = [f"command {name}" for name in own.items], [*own.broken]
-    if "dstrain_tasks" in hooks:
-        from dstrain.setup import OWN_TASKS  # imports torch
-        from dstrain.tasks import Task
-
-        tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
-        words, reasons = [*words, *(f"task {name}" for name in tasks.items)], [*reasons, *tasks.broken]
-    words += ["looks on at each step"] if "dstrain_step_end" in hooks else []
-    return tuple(words), "; ".join(reason.removeprefix(f"{plugin.where}: ") for reason in reasons)
 
 
 def _said(error: BaseException) -> str:

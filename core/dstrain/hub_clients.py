@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dstrain.redaction import redacted
+from dstrain.urls import shown
 
 Kind = Literal["absent", "denied", "transport", "wrong"]
 TRIES = 3
@@ -70,9 +72,12 @@ class ModelScope:
     token = "MODELSCOPE_API_TOKEN"
 
     def __init__(self) -> None:
-        from modelscope_hub import HubApi
+        from modelscope_hub import HubApi, _download
         from modelscope_hub.config import HubConfig
+        from tqdm import tqdm
 
+        # Bars for a terminal alone: the client has no switch, and its module of that name is what makes them.
+        _download.tqdm = partial(tqdm, disable=None)  # type: ignore[attr-defined]  # a name that it imports itself
         logging.getLogger("modelscope_hub").setLevel(logging.ERROR)
         config = HubConfig()
         self.api = HubApi(config)
@@ -149,7 +154,7 @@ def plain(text: str) -> str:
     line = (redacted(text).strip().splitlines() or [""])[0]
     cause = re.search(r"\[Errno -?\d+\] [^\"')]+", line) if "Caused by" in line else None
     line = cause[0] if cause is not None else line
-    return re.sub(r"(://[^\s?'\"]*)\?[^\s'\"]*", r"\1", line)
+    return re.sub(r"[\w+.-]+://[^\s'\"]+", lambda url: shown(url[0]), line)
 
 
 @contextmanager

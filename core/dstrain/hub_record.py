@@ -11,21 +11,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from dstrain.errors import StateError, SystemFault
-from dstrain.files import sha256, write_json
+from dstrain.files import lock, sha256, write_json
 from dstrain.hub_clients import Listed
+from dstrain.keys import file_mark
 
 RECORD = ".fetched.json"
-FORMAT = 1
+FORMAT = 2
 CODE = frozenset({".py", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 """Endings of files that are programs, or that may hold them: a pattern must name the ending."""
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
 
 
 class Kept(NamedTuple):
-    """A file that was fetched: size and time of change then, the digest it was found equal to, and its sha256."""
+    """A file that was fetched: its mark then, the digest it was found equal to, and its sha256."""
 
-    size: int
-    mtime_ns: int
+    mark: list[int]
     digest: str
     sha256: str
 
@@ -79,15 +79,13 @@ class Record:
 
 
 def unchanged(path: Path, kept: Kept) -> bool:
-    """Whether a file that was fetched is still here, by size and time, else by its bytes; raises StateError if changed.
+    """Whether a file that was fetched is still here, by its mark, else by its bytes; raises StateError if changed.
 
-    A file with another time and the same bytes is unchanged.
+    A file with another mark and the same bytes is unchanged.
     """
-    try:
-        found = path.stat()
-    except FileNotFoundError:
+    if not path.exists():
         return False
-    if (found.st_size, found.st_mtime_ns) != (kept.size, kept.mtime_ns) and sha256(path) != kept.sha256:
+    if file_mark(path) != kept.mark and sha256(path) != kept.sha256:
         help_line = "remove it, and it is fetched again; a file of your own is given with --model_paths"
         raise StateError(
             str(path), f"is not what was fetched: its sha256 is no longer {kept.sha256[:16]}...", help_line
@@ -95,19 +93,22 @@ def unchanged(path: Path, kept: Kept) -> bool:
     return True
 
 
-def note_times(record: Record, names: Iterable[str], folder: Path) -> None:
-    """Note the times of files that `holds` found unchanged, so that they need not be read again, where allowed."""
-    times = {name: (folder / name).stat().st_mtime_ns for name in names}
-    new = {name: record.kept[name]._replace(mtime_ns=time) for name, time in times.items()}
+def note_marks(record: Record, names: Iterable[str], folder: Path) -> None:
+    """Note the marks of files that `holds` found unchanged, so that they need not be read again.
+
+    Not where that is not allowed, nor where another process has the folder or wrote the record meanwhile.
+    """
+    new = {name: record.kept[name]._replace(mark=file_mark(folder / name)) for name in names}
     if any(record.kept[name] != kept for name, kept in new.items()):
-        with suppress(SystemFault):
-            replace(record, kept={**record.kept, **new}).write(folder)
+        with suppress(StateError, SystemFault), lock(folder):
+            if Record.read(folder) == record:
+                replace(record, kept={**record.kept, **new}).write(folder)
 
 
 def kept_file(path: Path, listed: Listed) -> Kept:
     """What the record says of a file that was found equal to what the hub lists."""
-    found, (kind, _, digest) = path.stat(), listed.digest.partition(":")
-    return Kept(found.st_size, found.st_mtime_ns, listed.digest, digest if kind == "sha256" else sha256(path))
+    kind, _, digest = listed.digest.partition(":")
+    return Kept(file_mark(path), listed.digest, digest if kind == "sha256" else sha256(path))
 
 
 def same(path: Path, listed: Listed) -> bool:

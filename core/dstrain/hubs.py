@@ -4,19 +4,18 @@ import difflib
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path, PurePosixPath
 
 from dstrain.config import Hub
 from dstrain.errors import DstrainError, StateError, SystemFault, UsageError
 from dstrain.files import LOCK, lock
 from dstrain.hub_clients import CLIENTS, Client, HubFault, Listing
-from dstrain.hub_record import Kept, Record, beside, here, kept_file, missing_shards, note_times, same, select
+from dstrain.hub_record import Kept, Record, beside, here, kept_file, missing_shards, note_marks, same, select
+from dstrain.redaction import say, warn
 
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
 OFFLINE_VARIABLES = ("DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD")
@@ -76,7 +75,7 @@ def find_here(origin: Origin, pattern: str, companions: bool = True) -> list[str
         wanted = [*names, *(beside(record.tree, pattern) if companions else ())]
         if not all(record.holds(name, folder) for name in wanted):
             return []
-        note_times(record, wanted, folder)
+        note_marks(record, wanted, folder)
         return names
     names = here(folder, pattern)
     return [] if origin.revision or missing_shards(names) else names
@@ -136,7 +135,7 @@ def _fetch(origin: Origin, pattern: str, client: Client) -> list[str]:
         names = find_here(origin, pattern, companions=False)
         if fault.kind != "transport" or not names:
             raise _error(fault, origin, asked, client) from fault
-        _say(f"dstrain: warning: {origin.named}: {origin.hub} cannot be reached; what is here is used: {fault.reason}")
+        warn(f"{origin.named}: {origin.hub} cannot be reached; what is here is used: {fault.reason}")
     except DstrainError:
         _tidy(folder)
         raise
@@ -191,32 +190,37 @@ def _adopted(record: Record, wanted: Iterable[str], folder: Path) -> Record:
 def _bring(record: Record, names: list[str], client: Client, origin: Origin) -> None:
     """Fetch files one after the other, each verified before it gets its name; then the record is written."""
     folder, total = origin.folder, sum(record.tree[name].size for name in names)
+    begun = {path for name in names for path in _staging(record, name, folder).rglob("*") if path.is_file()}
+    lacking = total - sum(path.stat().st_size for path in begun)
     record.write(folder)  # so that a folder with some of its files is known to be short of others
     free = shutil.disk_usage(folder).free
-    if total > free:
+    if lacking > free:
         help_line = f"make room, or choose another disk with {MODEL_BASE_VARIABLES[0]}"
-        raise SystemFault(str(folder), f"{total:,} bytes are to be fetched, and {free:,} are free", help_line)
+        raise SystemFault(str(folder), f"{lacking:,} bytes are to be fetched, and {free:,} are free", help_line)
     if names:
-        _say(f"dstrain: fetching {len(names)} files, {total:,} bytes, of {origin.named} from {origin.hub} to {folder}")
+        say(f"dstrain: fetching {len(names)} files, {total:,} bytes, of {origin.named} from {origin.hub} to {folder}")
     new: dict[str, Kept] = {}
     try:
         for number, name in enumerate(names, 1):
             size = record.tree[name].size
             if size >= TOLD:
-                _say(f"dstrain: fetching {name}, {size:,} bytes ({number} of {len(names)})")
-            with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):  # bars are for a terminal
-                new[name] = _one(record, name, client, folder)
+                say(f"dstrain: fetching {name}, {size:,} bytes ({number} of {len(names)})")
+            new[name] = _one(record, name, client, folder)
     finally:
         if new:
             replace(record, kept={**record.kept, **new}).write(folder)
     shutil.rmtree(folder / STAGING, ignore_errors=True)
 
 
+def _staging(record: Record, name: str, folder: Path) -> Path:
+    """Where a file is fetched to: by its content, since what is left of another revision's is no part of it."""
+    content = record.tree[name].digest.partition(":")[2] or record.commit or record.revision
+    return folder / STAGING / content.replace("/", "-")
+
+
 def _one(record: Record, name: str, client: Client, folder: Path) -> Kept:
     """Fetch one file beside its place, compare it with what the hub lists, and move it there."""
-    listed = record.tree[name]
-    # By content: what is left of a file of another revision is no part of this one.
-    staging = folder / STAGING / (listed.digest.partition(":")[2] or record.commit or record.revision).replace("/", "-")
+    listed, staging = record.tree[name], _staging(record, name, folder)
     try:
         client.download(record.model_id, record.commit or record.revision, name, listed, staging)
     except HubFault as fault:
@@ -262,7 +266,7 @@ def _alone(folder: Path) -> Iterator[None]:
             except StateError as busy:
                 if not told and time.monotonic() - started > PATIENCE:
                     told = True
-                    _say(f"dstrain: waiting: {busy.where} {busy.what}, which fetches")
+                    say(f"dstrain: waiting: {busy.where} {busy.what}, which fetches")
                 time.sleep(0.2)
         yield
 
@@ -274,7 +278,3 @@ def _tidy(folder: Path) -> None:
             (folder / LOCK).unlink()
             folder.rmdir()
             folder.parent.rmdir()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -1,24 +1,23 @@
 """From files that were found to a pipeline that holds exactly the components it needs."""
 
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from dstrain.errors import StateError
 from dstrain.lora import LoraSpec, add_layers, start_layers
 from dstrain.lora_files import read_lora
 from dstrain.lora_header import differences
-from dstrain.lora_names import layers_of, shapes_of
+from dstrain.lora_names import shapes_of
 from dstrain.model_files import Found, ModelConfig, find
 from dstrain.pipeline import Pipeline
 from dstrain.plugins import load_record
 from dstrain.preset import merge_preset
 from dstrain.record import ModelRecord
+from dstrain.redaction import warn
 from dstrain.sampler import generate_task
-from dstrain.trainables import names_like
+from dstrain.trainables import unreached_layers
 from dstrain.wiring import Wiring
 from dstrain.world import default_device
 
@@ -37,7 +36,7 @@ def load_pipeline(
 ) -> Pipeline:
     """Load what was found, frozen and in eval mode; components named in `full_precision` are loaded in fp32.
 
-    say: is told of each component that takes long.
+    say: is told of each preset, and of each component that takes long.
     """
     by_name = {component.name: component for component in record.load("components")}
     configs = {name: by_name[name].configure(content) for name, content in found.contents.items()}
@@ -49,6 +48,8 @@ def load_pipeline(
             module = module.requires_grad_(False).eval().to(device)
             if files.preset is not None:
                 merge_preset(module, name, files.preset, record, wiring)
+                if say is not None:
+                    say(f"preset {files.preset} merged into {name}")
         components[name] = module
         if say is not None and time.monotonic() - start >= LONG:
             say(f"loaded {name} in {time.monotonic() - start:.0f} s")
@@ -94,15 +95,9 @@ def add_lora(pipeline: Pipeline, path: Path, scale: float) -> None:
     """
     for lora in read_lora(path, pipeline.record, lora_shapes(pipeline), spare=spare_layers(pipeline)):
         for line in (*lora.notes, *differences(path, lora.header, pipeline, lora.component)):
-            print(f"dstrain: warning: {line}", file=sys.stderr)
+            warn(line)
         module = pipeline.components[lora.component]
         add_layers(module, lora.layers, scale, f"lora{len(getattr(module, 'peft_config', ()))}")
-
-
-def check_lora_file(path: Path | None) -> None:
-    """Raise StateError, before anything is loaded, if a LoRA file is asked for that is not there."""
-    if path is not None and not path.is_file():
-        raise StateError(str(path), "no such LoRA file")
 
 
 def start_from_lora(pipeline: Pipeline, trained: Mapping[str, LoraSpec], path: Path) -> None:
@@ -114,7 +109,8 @@ def start_from_lora(pipeline: Pipeline, trained: Mapping[str, LoraSpec], path: P
     for component, spec in trained.items():
         network = pipeline.components[component]
         for lora in read_lora(path, pipeline.record, {component: shapes_of(network)}, component, spare):
-            print(*(f"dstrain: warning: {note}\n" for note in lora.notes), sep="", end="", file=sys.stderr)
+            for note in lora.notes:
+                warn(note)
             start_layers(network, lora.layers, spec, str(path), spare[component])
 
 
@@ -127,7 +123,4 @@ def lora_shapes(pipeline: Pipeline) -> dict[str, dict[str, tuple[int, ...]]]:
 def spare_layers(pipeline: Pipeline) -> dict[str, frozenset[str]]:
     """The layers that no loss reaches, of each network of a pipeline."""
     unreached = pipeline.wiring.unreached
-    return {
-        name: frozenset(layers_of(dict.fromkeys(names_like(unreached.get(name, ()), shapes), (1, 1))))
-        for name, shapes in lora_shapes(pipeline).items()
-    }
+    return {name: unreached_layers(unreached.get(name, ()), shapes) for name, shapes in lora_shapes(pipeline).items()}

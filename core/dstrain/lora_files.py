@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dstrain.components import Component, LoraNaming, Shapes
 from dstrain.errors import StateError, UsageError
-from dstrain.files import read_tensors
+from dstrain.files import read_tensors, refuse_folder
 from dstrain.lora import ADAPTER_HEADER, LoraLayer, some
 from dstrain.lora_keys import Adapter, Raw, adapter_of, parsed
 from dstrain.lora_names import (
@@ -75,6 +75,13 @@ class Reading:
         """The family's components by name."""
         known: tuple[Component, ...] = self.record.load("components")
         return {component.name: component for component in known}
+
+
+def check_lora_file(path: Path | None) -> None:
+    """Raise StateError, before anything is loaded, if a LoRA file is asked for that is not there."""
+    if path is not None and not path.is_file():
+        refuse_folder(path)
+        raise StateError(str(path), "no such LoRA file")
 
 
 def read_lora(
@@ -157,7 +164,7 @@ def unfused(layer: LoraLayer, places: tuple[Rows, ...], width: int = 1) -> dict[
     whole = {own: torch.cat(parts) if len(parts) > 1 else parts[0] for own, parts in ups.items()}
     width = width if width and layer.rank % width == 0 else 1
     used = {own: up.flatten(1).bool().any(0).reshape(-1, width).any(1) for own, up in whole.items()}
-    if len(whole) == 1 or sum(columns.int() for columns in used.values()).max() != 1:  # type: ignore[union-attr]
+    if len(whole) == 1 or torch.stack(list(used.values())).sum(0).max() != 1:
         return {own: LoraLayer(layer.down, up, layer.alpha) for own, up in whole.items()}
     parts = {}
     for own, columns in used.items():

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dstrain.components import Files
+from dstrain.resume import DECISIVE
 
 if TYPE_CHECKING:
     from dstrain.pipeline import Pipeline
     from dstrain.setup import Setup
 
-RECIPE = (
-    *("task", "learning_rate", "lr_scheduler", "weight_decay", "batch_size", "gradient_accumulation_steps"),
-    *("dataset_repeat", "height", "width", "max_pixels", "num_frames", "seed"),
-)
-"""Flags that a file tells of the run that made it."""
+RECIPE = ("task", "batch_size", "gradient_accumulation_steps", *DECISIVE)
+"""Flags that a file tells of the run that made it: those that decide its numbers."""
 BLOCKS, BLOCK_BYTES = 64, 4096
 
 

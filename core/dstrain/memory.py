@@ -1,14 +1,16 @@
-"""Out of memory: how it is recognised on any device, and what is said of it."""
+"""Out of memory: how it is recognised on any device, what is said of it, and how much was in use."""
 
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
 
 from dstrain.errors import OutOfMemory
 
 SIGNS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")
-"""What a RuntimeError says that means it: of the CPU's allocator, of CUDA's libraries."""
+"""What a RuntimeError says that means it: of the CPU's allocator, of CUDA's libraries, torch.OutOfMemoryError."""
+RSS_UNITS_PER_GIB = 2**30 if sys.platform == "darwin" else 2**20
+"""ru_maxrss is in KiB, on macOS in bytes (getrusage(2))."""
 LOAD_ADVICE = (
     "train in two stages: --task TASK:data_process, then TASK:train, which does not load the encoders",
     "or --mixed_precision bf16; other programs may hold memory, too",
@@ -22,14 +24,18 @@ GENERATE_ADVICE = ("lower --height and --width, or --num_frames; or give --mixed
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is how torch or Python says that there is not enough memory."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+    )
 
 
-def peak() -> float:
-    """The most GPU memory that was in use, in GiB; 0 without a GPU."""
-    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+def peak_memory() -> float:
+    """The most memory that was in use until now, in GiB: of the GPU, else of this process."""
+    import torch  # slow to import, and recognising needs none of it
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / RSS_UNITS_PER_GIB
 
 
 @contextmanager
@@ -40,5 +46,4 @@ def explained(where: str, *advice: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        used = f" at {peak():.1f} GiB" if torch.cuda.is_available() else ""
-        raise OutOfMemory(where, f"out of memory{used}", *advice) from error
+        raise OutOfMemory(where, f"out of memory at {peak_memory():.1f} GiB", *advice) from error

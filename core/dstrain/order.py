@@ -95,14 +95,11 @@ class Order:
         counts = np.bincount(groups[groups != LEFT_OUT]) * self.repeat
         return int(sum(-(-int(count) // self.size) for count in counts if count))
 
-    def draws(self, epoch: int) -> Iterator[SampleKey]:
-        """Yield the epoch's samples in order, never holding more than a chunk of them."""
-        for item in self._items(epoch):
-            if self.groups[item % len(self.groups)] != LEFT_OUT:
-                yield self._key(epoch, item)
-
     def _items(self, epoch: int) -> Iterator[int]:
-        """The epoch's order of its draws, each numbered repeat * (samples of the data set) + sample."""
+        """The epoch's order of its draws, each numbered repeat * (samples of the data set) + sample.
+
+        Never more than a chunk of them is held.
+        """
         permutation = Permutation(self.samples, (self.seed, epoch))
         for start in range(0, self.samples, CHUNK):
             items = permutation.at(np.arange(start, min(start + CHUNK, self.samples), dtype=np.uint64))

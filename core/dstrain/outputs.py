@@ -19,18 +19,16 @@ from dstrain.checkpoint import (
 )
 from dstrain.errors import Diverged, Interrupted, StateError, UsageError
 from dstrain.export import save_lora_for
-from dstrain.files import lock, remove_leftovers
+from dstrain.files import lock, probe, remove_leftovers
 from dstrain.flags import split_commas
 from dstrain.keys import hashed
 from dstrain.lora import save_lora
 from dstrain.lora_header import made_by
-from dstrain.record import Option
 from dstrain.resolved import write_resolved
 from dstrain.resume import DECISIVE, ENDING_AT_LAST_STEP, check_state_named, content_of, restore, state_of
 from dstrain.run_files import (
     CONFIG,
     WeightsFiles,
-    probe,
     put_back,
     refuse_occupied,
     refuse_strangers,
@@ -57,56 +55,36 @@ class Outputs:
     weights: list[Path] = field(default_factory=list)
     content: Mapping[str, str] = field(default_factory=dict)
     begun: bool = False
+    whole: frozenset[Path] = frozenset()
 
     def __post_init__(self) -> None:
         if self.setup.config.output_path is None:
             raise UsageError("--output_path", "is required: where the trained weights are written")
         self.folder = Path(self.setup.config.output_path)
-        self._check_prefix()
-        component = self.setup.record.default_trainable
-        if self._saving is not None and component not in [spec.component for spec in self.setup.trainables.lora]:
-            what = f"would do nothing: no LoRA on {component} is trained"
-            raise UsageError(f"--{self._saving.name}", what)
-
-    @property
-    def _saving(self) -> Option | None:
-        """The family's flag, if given, that says in which program's names LoRA is saved."""
-        given = self.setup.config.family_options
-        return next((one for one in self.setup.record.options if one.saves and one.name in given), None)
-
-    def _check_prefix(self) -> None:
-        """--remove_prefix_in_ckpt names a trained component; saved names carry no such prefix to begin with."""
-        prefix, trained = self.setup.config.remove_prefix_in_ckpt, self.setup.trainables.components
-        expert = self.setup.wiring.expert
-        played = [expert.role] if expert and set(expert.components) & set(trained) else []
-        known = [f"pipe.{component}." for component in dict.fromkeys([*trained, *played])]
-        if prefix is not None and prefix not in known:
-            raise UsageError(
-                "--remove_prefix_in_ckpt", f"no saved name begins with {prefix!r}; want {' or '.join(known)}"
-            )
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder, hold its lock, and refuse one that cannot be written, or whose run is in the way.
+        """Make the folder, hold its lock, and refuse one that cannot be written.
 
         A KeyboardInterrupt within becomes Interrupted, which says how to go on.
         """
-        self._refuse_unfit()
         with lock(self.folder) if self.world.is_main else nullcontext():
             if self.world.is_main:
                 put_back(self.folder)
                 remove_leftovers(self.folder)
                 probe(self.folder)
-                if self.setup.config.overwrite:
-                    refuse_strangers(self.folder)
             try:
                 yield
             except KeyboardInterrupt as error:
                 raise self._interrupted("interrupted") from error
 
-    def _refuse_unfit(self) -> None:
-        """Refuse a folder with a run that is neither to go on nor to be removed, and one with nothing to go on from."""
+    def refuse_unfit(self) -> None:
+        """Refuse, before any work, a folder with files of the user's in the way, with a run that is neither to go on
+        nor to be removed, or with nothing to go on from; raises StateError.
+        """
         config = self.setup.config
+        if self.world.is_main:
+            refuse_strangers(self.folder, config.overwrite)
         if config.resume is None:
             if not config.overwrite:
                 refuse_occupied(self.folder)
@@ -126,16 +104,18 @@ class Outputs:
             state = load_state(path)
             self._refuse_other_states(path)
             restore(job, state, self.fingerprint(job), self.content)
+            self.whole = frozenset(one for one in states(self.folder) if one.samefile(path))
             self.world.say(f"resumed at step {job.step} from {path}")
         announce(job, self.folder)
         self.world.wait()
+        if self.world.is_main and config.overwrite:
+            take_away(self.folder)
+        self.begun = True
         if self.world.is_main:
-            if config.overwrite:
-                take_away(self.folder)
+            remove_leftovers(self.folder)
             self._prune()
             write_list(self.setup)
             write_resolved(self.folder / CONFIG, config, versions(self.setup.device))
-        self.begun = True
 
     def _refuse_other_states(self, path: Path) -> None:
         """Refuse to go on from a state while the folder holds others that would later be taken for newer ones."""
@@ -218,14 +198,16 @@ class Outputs:
             for component, path in zip(components, paths, strict=True):
                 self._save_component(job, path, component)
             self.weights = paths
-            save_state(state_folder(self.folder, job.step), state_of(job, self.fingerprint(job), self.content))
+            state = state_folder(self.folder, job.step)
+            save_state(state, state_of(job, self.fingerprint(job), self.content))
+            self.whole |= {state}
             self._prune()
         self.world.wait()
 
     def _prune(self) -> None:
         """Remove states beyond --keep_checkpoints, or beyond two; weights files only if that flag is given."""
         keep = self.setup.config.keep_checkpoints
-        prune_states(self.folder, keep or KEPT_STATES)
+        self.whole = prune_states(self.folder, keep or KEPT_STATES, self.whole)
         if keep:
             WeightsFiles.of(self.folder).prune(keep)
 
@@ -247,7 +229,7 @@ class Outputs:
             prefix = self.setup.record.lora_prefixes.get(component, component)
             made = made_by(self.setup, job.found.files[component], job.found.contents[component], job.step)
             spec, record = trained.lora[component], self.setup.record
-            option = self._saving if component == record.default_trainable else None
+            option = self.setup.saving if component == record.default_trainable else None
             if option is not None:
                 save_lora_for(option.saves, path, network, spec, record, about | made)
             else:

@@ -1,6 +1,5 @@
 """Pictures: what size they are loaded at, told from the header alone, and how they are loaded."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,9 +29,9 @@ LARGEST = 2**28
 LONGEST = 2**35
 """Pixels of all frames of an animated picture together: ten minutes of 1920 x 1080 at 25 frames a second."""
 
+# Of pictures above its limit Pillow warns, and `_check_pixels` refuses them; those of twice that Pillow refuses, also
+# where a later frame is the large one.
 Image.MAX_IMAGE_PIXELS = LARGEST
-# Pillow warns of pictures above its limit and refuses those of twice that; here both are refused.
-warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 JPEGS = frozenset({"JPEG", "MPO"})
 

@@ -1,24 +1,19 @@
 """Finding families: installed plugins by their metadata, and their records, one at a time. Imports no torch."""
 
 import importlib.metadata
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Collection
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from dstrain.config import GenerateConfig, TrainConfig
-from dstrain.errors import DstrainError, UsageError, nearest
+from dstrain.errors import UsageError, nearest
 from dstrain.flags import flags
 from dstrain.record import API, ModelRecord
 
 GROUP = "dstrain.models"
 HOOK_GROUP = "dstrain"
-PATIENCE = 60.0
-"""Seconds that `inspect_all` gives one record's import."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +39,6 @@ class Installed:
         except (Exception, SystemExit) as error:
             reason = f"{self.entry_point} cannot be imported: {type(error).__name__}: {error}"
             raise UsageError(self.where, reason, f"leave it out with -p no:{self.name}") from error
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What `inspect_all` found out about one plugin; `reason` is '' for one that can be used.
-
-    variants: those of a family. adds: in words, what another plugin adds.
-    """
-
-    plugin: Installed
-    variants: tuple[str, ...] = ()
-    reason: str = ""
-    adds: tuple[str, ...] = ()
-
-    @property
-    def state(self) -> str:
-        """'ready' or 'broken'."""
-        return "broken" if self.reason else "ready"
 
 
 def installed(left_out: Collection[str] = (), group: str = GROUP) -> tuple[Installed, ...]:
@@ -100,7 +77,7 @@ def load_record(name: str, left_out: Collection[str] = ()) -> ModelRecord:
     clash = name_clash(same[0], plugins)
     if clash:
         raise UsageError("--model", clash, f"leave one out with -p no:{same[0].distribution}, or uninstall it")
-    return _checked(same[0])
+    return checked_record(same[0])
 
 
 def variant_of(record: ModelRecord, name: str | None) -> str:
@@ -121,13 +98,8 @@ def name_clash(plugin: Installed, plugins: Collection[Installed]) -> str:
     return f"{plugin.name!r} is offered by {' and by '.join(same)}" if len(same) > 1 else ""
 
 
-def inspect_all(left_out: Collection[str] = ()) -> tuple[Finding, ...]:
-    """Import every plugin, each in a process of its own, so that a broken one is reported and harms nothing else."""
-    groups = [installed(left_out), installed(left_out, HOOK_GROUP)]
-    return tuple(_inspect(plugin, name_clash(plugin, plugins)) for plugins in groups for plugin in plugins)
-
-
-def _checked(plugin: Installed) -> ModelRecord:
+def checked_record(plugin: Installed) -> ModelRecord:
+    """Import a plugin's record; raises UsageError naming the distribution when it is none that fits."""
     record = plugin.load()
     if not isinstance(record, ModelRecord):
         raise UsageError(
@@ -152,42 +124,3 @@ def taken_names() -> frozenset[str]:
     """Names that no family's flag can have: those of dstrain's own, and of what a written configuration holds."""
     own = (flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config))
     return frozenset((*own, "config", "debug", "format", "help", "p", "versions"))
-
-
-def _inspect(plugin: Installed, clash: str) -> Finding:
-    if clash:
-        return Finding(plugin, reason=clash)
-    command = [sys.executable, "-c", "from dstrain.plugins import _answer; _answer()", json.dumps(asdict(plugin))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        return Finding(plugin, reason=f"its import took longer than {PATIENCE:.0f} s")
-    if child.returncode != 0 or not child.stdout:
-        return Finding(
-            plugin, reason=f"its import ended the process (exit code {child.returncode}) {child.stderr[-200:]}".strip()
-        )
-    answer = json.loads(child.stdout)
-    return Finding(plugin, tuple(answer["variants"]), answer["reason"], tuple(answer["adds"]))
-
-
-def _answer() -> None:
-    """In the child of `_inspect`: write variants and reason as JSON, and nothing that the plugin prints."""
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    plugin = Installed(**json.loads(sys.argv[1]))
-    variants: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    reason = ""
-    try:
-        if plugin.group == HOOK_GROUP:
-            from dstrain.hooks import adds
-
-            words, reason = adds(plugin)
-        else:
-            record = _checked(plugin)
-            variants, reason = record.variants, next(record.lacking(), "")
-    except DstrainError as error:
-        reason = error.what
-    json.dump({"variants": variants, "adds": words, "reason": reason}, channel)
-    channel.close()

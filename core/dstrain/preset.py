@@ -3,19 +3,24 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from dstrain.config import TrainConfig
-from dstrain.errors import StateError, UsageError, nearest
+from dstrain.errors import UsageError, nearest
 from dstrain.files import read_tensors, sha256
 from dstrain.lora import merge_layers
-from dstrain.lora_files import groups_in, read_lora
-from dstrain.lora_names import layers_of, shapes_of
+from dstrain.lora_files import check_lora_file, groups_in, read_lora
+from dstrain.lora_names import shapes_of
 from dstrain.model_files import Found
 from dstrain.record import ModelRecord
-from dstrain.trainables import names_like
+from dstrain.sampler import generate_task
+from dstrain.trainables import unreached_layers
 from dstrain.wiring import Wiring
+
+if TYPE_CHECKING:
+    from dstrain.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,7 @@ def preset_of(config: TrainConfig, record: ModelRecord, wiring: Wiring) -> Prese
         known = f"{', '.join(wiring.components)}{nearest(named, wiring.components)}"
         what = f"variant {wiring.variant} has no component {named!r}; components: {known}"
         raise UsageError("--preset_lora_model", what)
-    if not path.is_file():
-        raise StateError(str(path), "no such LoRA file")
+    check_lora_file(path)
     tensors, header = read_tensors(path)
     groups = groups_in(path, tensors, record)
     told = [name for name in wiring.components if all(name in group.prefix.components for group in groups)]
@@ -61,10 +65,23 @@ def preset_of(config: TrainConfig, record: ModelRecord, wiring: Wiring) -> Prese
     return Preset(path, component)
 
 
+def check_preset(setup: "Setup") -> None:
+    """Raise UsageError for a preset of a component that neither training nor a preview loads, in any stage."""
+    preset, wiring = setup.preset, setup.wiring
+    if preset is None:
+        return
+    plans = [setup.plan(setup.all_inputs())]
+    if setup.config.preview_prompt:
+        plans.append(wiring.plan(frozenset(wiring.inputs), generate_task(wiring, guided=True)))
+    loaded = dict.fromkeys(name for plan in plans for names in plan.components.values() for name in names)
+    if preset.component not in loaded:
+        what = f"would do nothing: {preset.path} is for {preset.component}, which this run does not load"
+        raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
+
+
 def merge_preset(module: nn.Module, component: str, path: Path, record: ModelRecord, wiring: Wiring) -> None:
     """Merge a LoRA file of any naming into a component's weights; raises what `read_lora` raises."""
     shapes = shapes_of(module)
-    unreached = names_like(wiring.unreached.get(component, ()), shapes)
-    spare = layers_of(dict.fromkeys(unreached, (1, 1)))
+    spare = unreached_layers(wiring.unreached.get(component, ()), shapes)
     for lora in read_lora(path, record, {component: shapes}, component, {component: spare}):
         merge_layers(module, lora.layers)

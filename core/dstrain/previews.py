@@ -1,7 +1,7 @@
 """Pictures, or videos, during training: inference by the pipeline that trains, which leaves training as it was.
 
 previews/step-000010-0.png   what the first --preview_prompt gives after 10 optimizer steps
-previews/prompts.json        the prompts by number, with seed, size and what else decides a preview
+previews/prompts.json        step -> the prompts by number from there on, with seed, size and what else decides them
 """
 
 import json
@@ -23,6 +23,7 @@ from dstrain.module import moved
 from dstrain.pipeline import Pipeline
 from dstrain.preview_plans import RECORDED, PreviewPlan, StoredPreview, plan_previews, stored_previews
 from dstrain.progress import Progress
+from dstrain.run_files import PREVIEW, PREVIEWS, PROMPTS
 from dstrain.sampler import finish
 from dstrain.samples import Rows, StoredRows
 from dstrain.setup import Setup
@@ -30,7 +31,6 @@ from dstrain.setup import Setup
 if TYPE_CHECKING:
     from dstrain.train import Feed, Job
 
-FOLDER = "previews"
 Asked = Callable[[], bool]
 """Whether the run is to stop at once."""
 
@@ -43,7 +43,7 @@ class Stopped(Exception):
 class Previews:
     """The previews of a run. found: what they need beside what is trained; pipeline and values: once loaded.
 
-    anew: whether files that are there are of other prompts; None until the folder was looked into.
+    noted: whether the folder says what each number stands for.
     """
 
     setup: Setup
@@ -51,12 +51,12 @@ class Previews:
     found: Found
     pipeline: Pipeline | None = None
     values: tuple[dict[str, Any], ...] = ()
-    anew: bool | None = None
+    noted: bool = False
 
     @property
     def folder(self) -> Path:
         """Where they are written."""
-        return Path(self.setup.config.output_path or "") / FOLDER
+        return Path(self.setup.config.output_path or "") / PREVIEWS
 
     def path(self, step: int, number: int) -> Path:
         """The file of one prompt's preview after a step."""
@@ -89,18 +89,24 @@ class Previews:
             self._make(job, asked)
         job.world.wait()
 
-    def _begin_folder(self) -> bool:
-        """Note what each number stands for; returns whether it stood for something else, so that files are old."""
+    def _note(self, step: int) -> None:
+        """Note what each number stands for from this step on; if that is new, remove what the record had from there."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
         told = [self._told(plan, values) for plan, values in zip(self.plans, self.values, strict=True)]
-        record = self.folder / "prompts.json"
+        record = self.folder / PROMPTS
         try:
-            before = json.loads(record.read_bytes())
-        except (OSError, ValueError):
-            before = None
-        write_json(record, told)
-        return bool(before != told)
+            before = {int(first): prompts for first, prompts in json.loads(record.read_bytes()).items()}
+        except (OSError, ValueError, AttributeError):
+            before = {}
+        kept = {first: prompts for first, prompts in before.items() if first <= step}
+        same = bool(kept) and kept[max(kept)] == told
+        if not same or kept != before:
+            for path in self.folder.glob("step-*") if before else ():
+                if PREVIEW.fullmatch(path.name) and int(path.name.split("-")[1]) >= step:
+                    path.unlink()
+            write_json(record, kept if same else {**kept, step: told})
+        self.noted = True
 
     def _told(self, preview: PreviewPlan | StoredPreview, values: dict[str, Any]) -> dict[str, Any]:
         plain = {name: value for name, value in values.items() if isinstance(value, str | int | float)}
@@ -109,12 +115,13 @@ class Previews:
 
     def _make(self, job: "Job", asked: Asked) -> None:
         try:
-            self.anew = self._begin_folder() if self.anew is None else self.anew
+            if not self.noted:
+                self._note(job.step)
         except (OSError, DstrainError) as error:
-            job.world.say(f"dstrain: warning: no previews in {self.folder}: {_reason(error)}")
+            job.world.warn(f"no previews in {self.folder}: {_reason(error)}")
             return
         paths = {number: self.path(job.step, number) for number in range(len(self.plans))}
-        missing = {number: path for number, path in paths.items() if self.anew or not path.exists()}
+        missing = {number: path for number, path in paths.items() if not path.exists()}
         steps = sum(self.plans[number].sampling.num_inference_steps for number in missing)
         assert self.pipeline is not None
         with undisturbed(self.pipeline), Progress("preview", steps, brief=True) as progress:
@@ -125,7 +132,7 @@ class Previews:
                 except Stopped:
                     return
                 except Exception as error:  # whatever it is, it is no reason to lose the training
-                    job.world.say(f"dstrain: warning: no preview {path}: {_reason(error)}")
+                    job.world.warn(f"no preview {path}: {_reason(error)}")
         if self.setup.device.type == "cuda":
             torch.cuda.empty_cache()  # other shapes than a training step's
 

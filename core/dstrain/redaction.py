@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 
 HIDDEN = "***"
@@ -34,6 +35,16 @@ def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
     for shape, instead in SHAPES:
         text = shape.sub(instead, text)
     return text
+
+
+def say(line: str) -> None:
+    """Print a line on standard error without the secrets in it."""
+    print(redacted(line), file=sys.stderr, flush=True)
+
+
+def warn(line: str) -> None:
+    """Print a warning on standard error without the secrets in it."""
+    say(f"dstrain: warning: {line}")
 
 
 def _values(environment: Mapping[str, str]) -> Iterator[str]:

@@ -10,6 +10,9 @@ from dstrain.files import write_file
 from dstrain.flags import LoraFile, NamedInput, flags
 from dstrain.redaction import redacted
 
+OF_ONE_START = frozenset({"overwrite", "resume", "dry_run"})
+"""Flags of one start of a run, which are not written: a written configuration neither removes a run nor goes on."""
+
 
 def as_flags(config: ModelChoice) -> dict[str, Any]:
     """Every flag by its name, the family's own and -p too, with its value as JSON: None for one that is absent."""
@@ -19,8 +22,9 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
 
 
 def write_resolved(path: Path, config: ModelChoice, versions: Mapping[str, str]) -> None:
-    """Write a configuration, and the versions of what runs it, to a JSON file; raises SystemFault."""
-    text = json.dumps({**as_flags(config), "versions": dict(versions)}, ensure_ascii=False, indent=1, sort_keys=True)
+    """Write a configuration without OF_ONE_START, and the versions of what runs it, as JSON; raises SystemFault."""
+    told = {name: value for name, value in as_flags(config).items() if name not in OF_ONE_START}
+    text = json.dumps({**told, "versions": dict(versions)}, ensure_ascii=False, indent=1, sort_keys=True)
     # Half of a surrogate pair, which stands for a byte of a path that is no text, becomes JSON's own escape.
     write_file(path, (text + "\n").encode(errors="backslashreplace"))
 

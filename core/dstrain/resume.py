@@ -14,6 +14,7 @@ from dstrain.checkpoint import RECORD, TrainingState, states
 from dstrain.errors import StateError
 from dstrain.files import sha256
 from dstrain.keys import hashed
+from dstrain.run_files import CONFIG
 from dstrain.setup import versions
 
 if TYPE_CHECKING:
@@ -52,11 +53,13 @@ ALSO_COMPARED = (
         "lora_alpha",
         "batch_size",
     ),
-    *("gradient_accumulation_steps", "mixed_precision", "num_epochs", "max_steps"),
+    *("gradient_accumulation_steps", "mixed_precision"),
 )
 """Flags beside these of which a refusal says that they differ: what is trained, and what makes batches and steps."""
 ENDING_AT_LAST_STEP = ("linear", "cosine")
 """Learning rate schedules whose every value depends on how many steps the run has."""
+LENGTHS = ("num_epochs", "max_steps")
+"""Flags that say how many; under any other schedule they may differ."""
 
 
 def content_of(job: "Job") -> dict[str, str]:
@@ -115,6 +118,11 @@ def restore(job: "Job", state: TrainingState, fingerprint: str, content: Mapping
         raise StateError(
             "--resume", f"the saved run trains {len(state.trainable)} parameters, this one {len(parameters)}"
         )
+    shapes = {name: (list(state.trainable[name].shape), list(own.shape)) for name, own in parameters.items()}
+    others = [f"{name}: there {there}, this run {own}" for name, (there, own) in shapes.items() if there != own]
+    if others:
+        what = f"{len(others)} of the {len(parameters)} parameters that the saved run trains have other shapes"
+        raise StateError("--resume", what, "; ".join(others[:3]))
     for name, parameter in parameters.items():
         parameter.copy_(state.trainable[name])
     getattr(job.optimizer, "optimizer", job.optimizer).load_state_dict(dict(state.optimizer))
@@ -123,12 +131,15 @@ def restore(job: "Job", state: TrainingState, fingerprint: str, content: Mapping
 
 
 def _differing(job: "Job") -> list[str]:
-    """The flags that differ from those the output folder was last written with, in one line."""
+    """The flags that differ from those of the run whose state is resumed, in one line."""
     config = asdict(job.setup.config)
+    folder = config["output_path"] if config["resume"] == "auto" else Path(config["resume"]).resolve().parent
     try:
-        saved = json.loads((Path(config["output_path"]) / "config.json").read_bytes())
+        saved = json.loads((folder / CONFIG).read_bytes())
     except (OSError, ValueError):
         return []
-    names = (name for name in (*DECISIVE, *ALSO_COMPARED) if name in saved and saved[name] != config[name])
+    lengths = LENGTHS if config["lr_scheduler"] in ENDING_AT_LAST_STEP else ()
+    compared = (*DECISIVE, *ALSO_COMPARED, *lengths)
+    names = (name for name in compared if name in saved and saved[name] != config[name])
     words = [f"--{name}: there {saved[name]}, this run {config[name]}" for name in names]
     return ["; ".join(words)] if words else []

@@ -10,19 +10,25 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
+from dstrain.bad_samples import LIST
 from dstrain.checkpoint import states
 from dstrain.errors import StateError, SystemFault
-from dstrain.files import temporary, write_file, write_json
+from dstrain.files import temporary, write_json
 
 WEIGHTS = "weights.json"
 LOG = "loss.csv"
 SAME_LOG = "loss.jsonl"
 CONFIG = "config.json"
+PREVIEWS = "previews"
+PROMPTS = "prompts.json"
 SET_ASIDE = ".overwritten"
 NAMED = re.compile(r"(epoch|step)-\d+(\.\w+)?\.safetensors")
 """Names of weights files: nothing else is ever removed by a record."""
-PREVIEW = re.compile(r"step-\d+-\d+\.(png|mp4)|prompts\.json")
+HEADS = MappingProxyType({LOG: b"step,epoch,loss,", SAME_LOG: b'{"step": ', LIST: b'{"file": '})
+"""How a run's records that are no single JSON value begin."""
+PREVIEW = re.compile(rf"step-\d+-\d+\.(png|mp4)|{re.escape(PROMPTS)}")
 """Names of what `previews` puts into its folder."""
 
 
@@ -86,28 +92,51 @@ def refuse_occupied(folder: Path) -> None:
 
 
 def own(folder: Path) -> list[Path]:
-    """Everything in the folder that a run of ours wrote, and nothing else."""
+    """Everything in the folder that a run of ours wrote, and nothing else.
+
+    The memory of decoded files stays: it is of files, true for every run, and the run that overwrites has just used it.
+    """
     weights = [folder / name for name in WeightsFiles.of(folder).steps]
-    records = [folder / name for name in (LOG, SAME_LOG, CONFIG, WEIGHTS)]
-    previews = [path for path in sorted(folder.glob("previews/*")) if PREVIEW.fullmatch(path.name)]
+    records = [folder / name for name in (LOG, SAME_LOG, CONFIG, WEIGHTS, LIST)]
+    previews = [path for path in sorted(folder.glob(f"{PREVIEWS}/*")) if PREVIEW.fullmatch(path.name)]
     return [*states(folder), *(path for path in (*weights, *previews, *records) if path.is_file())]
 
 
-def refuse_strangers(folder: Path) -> None:
-    """Raise StateError for a file named as a run's weights that no run recorded: --overwrite would not know whose."""
-    listed = WeightsFiles.of(folder).steps
-    found = [path.name for path in sorted(folder.glob("*.safetensors")) if NAMED.fullmatch(path.name)]
-    unknown = [name for name in found if name not in listed]
-    if unknown:
-        what = f"holds {unknown[0]}, which {WEIGHTS} does not list as written by the run there"
-        raise StateError(str(folder), what, "move it away, or give another --output_path")
+def refuse_strangers(folder: Path, overwrite: bool) -> None:
+    """Raise StateError for a file named as one that a run writes, but which none wrote: it is the user's.
+
+    Of weights files only if they would be overwritten: then it would not be known whose they are.
+    """
+    records = (folder / name for name in (CONFIG, WEIGHTS, *HEADS))
+    reasons = [f"{path.name}, which no run wrote" for path in records if path.exists() and not _is_record(path)]
+    if overwrite:
+        listed = {name for place in (folder, folder / SET_ASIDE) for name in WeightsFiles.of(place).steps}
+        found = [path.name for path in sorted(folder.glob("*.safetensors")) if NAMED.fullmatch(path.name)]
+        unknown = [name for name in found if name not in listed]
+        reasons += [f"{name}, which {WEIGHTS} does not list as written by the run there" for name in unknown]
+    if reasons:
+        raise StateError(str(folder), f"holds {reasons[0]}", "move it away, or give another --output_path")
+
+
+def _is_record(path: Path) -> bool:
+    """Whether a file named as a run's record is one; the beginning of one, which a crash may leave, is too."""
+    try:
+        data = path.read_bytes()
+        if path.name in HEADS:
+            return HEADS[path.name].startswith(data[: len(HEADS[path.name])])
+        content = json.loads(data)
+        if path.name == CONFIG:
+            return {"versions", "output_path"} <= set(content)
+        return all(isinstance(name, str) and isinstance(step, int) for name, step in content)
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def take_away(folder: Path) -> None:
     """Remove the run that the folder holds: all of it, or if this is cut off before the end, nothing.
 
-    Its files are moved aside one by one, and only when all are there does their folder get a name that is removed.
-    Raises SystemFault.
+    Its files are moved aside one by one, and only when all are there does their folder get the name of a temporary,
+    which `remove_leftovers` removes. Raises SystemFault.
     """
     aside = folder / SET_ASIDE
     try:
@@ -119,10 +148,11 @@ def take_away(folder: Path) -> None:
         doomed = temporary(folder / "overwritten")
         shutil.rmtree(doomed, ignore_errors=True)
         aside.rename(doomed)
-        shutil.rmtree(doomed)
-    except OSError as error:
+    except BaseException as error:
         put_back(folder)
-        raise SystemFault(str(folder), f"the run there cannot be removed: {error.strerror}") from error
+        if isinstance(error, OSError):
+            raise SystemFault(str(folder), f"the run there cannot be removed: {error.strerror}") from error
+        raise
 
 
 def put_back(folder: Path) -> None:
@@ -130,20 +160,8 @@ def put_back(folder: Path) -> None:
     aside = folder / SET_ASIDE
     try:
         if aside.is_dir():
-            for path in (*aside.glob("previews/*"), *(path for path in aside.iterdir() if path.name != "previews")):
+            for path in (*aside.glob(f"{PREVIEWS}/*"), *(path for path in aside.iterdir() if path.name != PREVIEWS)):
                 path.rename(folder / path.relative_to(aside))
             shutil.rmtree(aside)
     except OSError as error:
         raise SystemFault(str(aside), f"cannot be put back: {error.strerror}") from error
-
-
-def probe(folder: Path) -> None:
-    """Make the folder, write a file there and remove it: one that cannot be written is named early; or SystemFault."""
-    path = temporary(folder / "probe")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(path, b"dstrain\n")
-        path.unlink()
-    except (SystemFault, OSError) as error:
-        reason = error.what if isinstance(error, SystemFault) else f"cannot be written: {error.strerror}"
-        raise SystemFault(str(folder), reason, "nothing was begun") from error

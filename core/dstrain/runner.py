@@ -66,7 +66,7 @@ def check_launcher(config: TrainConfig) -> None:
 def warn_of_one_process(world: World) -> None:
     """`accelerate launch --cpu` starts one process whatever it is told; what it leaves behind gives it away."""
     if world.size == 1 and "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ:
-        world.say("dstrain: warning: the launcher was told to start several processes and started one; on CPUs: "
+        world.warn("the launcher was told to start several processes and started one; on CPUs: "
                   "ACCELERATE_USE_CPU=1 torchrun --nproc_per_node N -m dstrain ...")  # fmt: skip
 
 

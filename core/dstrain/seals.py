@@ -52,13 +52,18 @@ def _compare(path: Path, tensors: "Iterable[tuple[str, Tensor]]", metadata: Mapp
 
 
 def _digest(tensors: "Iterable[tuple[str, Tensor]]", metadata: Mapping[str, str]) -> str:
-    import torch
-
     digest: Any = hashlib.sha256()
     for item in sorted(metadata.items()):
         digest.update(repr(item).encode())
     for name, tensor in tensors:
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(f"{name!r} {plain.dtype} {list(plain.shape)};".encode())
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(f"{name!r} ".encode())
+        add_tensor(digest, tensor)
     return str(digest.hexdigest())
+
+
+def add_tensor(digest: Any, tensor: "Tensor") -> None:
+    """Add a tensor's dtype, shape and bytes to a hashlib digest."""
+    import torch
+
+    digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -2,41 +2,35 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
-from dstrain.bad_samples import decodable, list_folder, read_samples
+from dstrain.bad_samples import decodable, list_folder
 from dstrain.clips import FrameSampling
 from dstrain.config import TrainConfig
-from dstrain.dataset import DataConfig, Dataset, open_dataset
-from dstrain.distill import DIRECT_DISTILL
+from dstrain.dataset import DataConfig, Dataset, find_metadata, open_dataset
+from dstrain.distill import OWN_TASKS
 from dstrain.errors import UsageError, nearest
 from dstrain.flags import flags, split_commas
 from dstrain.hooks import Extensions, load_extensions
 from dstrain.lora import LoraSpec
-from dstrain.losses import SFT
-from dstrain.metadata import Fault
 from dstrain.model_files import Found, ModelConfig, find, model_configs
 from dstrain.pictures import Resolution
 from dstrain.plan import Plan
 from dstrain.plugins import load_record
-from dstrain.preset import Preset, preset_of
-from dstrain.record import ModelRecord
+from dstrain.preset import Preset, check_preset, preset_of
+from dstrain.record import ModelRecord, Option
 from dstrain.schedule import TRAIN_TIMESTEPS, NoiseLevels
-from dstrain.sources import Column, Given, Size
+from dstrain.sources import Column, Given
 from dstrain.tasks import Task
 from dstrain.trainables import Trainables
-from dstrain.variants import check_extra_inputs, choose_variant, hints_of, role_played, settled
+from dstrain.unfit import check_components, check_frames, check_saved_names
+from dstrain.variants import advice_on_lists, check_extra_inputs, choose_variant, hints_of, role_played, settled
 from dstrain.wiring import Wiring
 from dstrain.world import DTYPES, World, default_device, precision
-
-OWN_TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in (SFT, DIRECT_DISTILL)})
-FRAME_FLAGS = ("num_frames", "frame_sampling", "frame_samples")
-"""Flags that choose the frames of videos."""
 
 
 @dataclass(frozen=True)
@@ -60,35 +54,17 @@ class Setup:
         With --on_bad_sample skip, every file that the run reads was decoded, and bad rows are left out.
         """
         skips = self.config.on_bad_sample == "skip"
-        found = open_dataset(self.data_config, self.wiring.inputs)
-        if not all(self._plans(inputs) for inputs in {frozenset(cells) for cells in found.rows}):
-            blanks = self._blanks(found)
-            if not skips:
-                found.table.refuse(blanks)
-            found = found.without(blanks)
-        for inputs in dict.fromkeys(frozenset(cells) for cells in found.rows):
-            self.wiring.plan(inputs, self.task, self.trainables.components, found.table.columns)
-        return decodable(found, lambda inputs: self.plan(inputs).used_inputs, list_folder(self)) if skips else found
-
-    def _blanks(self, found: Dataset) -> list[Fault]:
-        """Name every blank cell of an input without which there is no plan."""
-        everything = frozenset(name for cells in found.rows for name in cells)
-        sources = self.wiring.inputs.items()
-        faults = []
-        for name, source in sources:
-            gone = {name, *(other for other, s in sources if isinstance(s, Size) and s.of == name)}
-            if isinstance(source, Column) and name in everything and not self._plans(everything - gone):
-                rows = dict.fromkeys(row for (row, _), cells in zip(found.places, found.rows, strict=True)
-                                     if name not in cells)  # fmt: skip
-                faults += [Fault(row, source.name, "is blank") for row in rows]
-        return faults
-
-    def _plans(self, inputs: frozenset[str]) -> bool:
+        planned = partial(self.wiring.plan, task=self.task, trainables=self.trainables.components)
+        data = self.data_config
         try:
-            self.plan(inputs)
-        except UsageError:
-            return False
-        return True
+            found = open_dataset(data, self.wiring.inputs, lambda names, there: planned(names, columns=there))
+        except UsageError as error:
+            path = data.metadata_path or find_metadata(data.base_path)
+            advice = advice_on_lists(path, self.record, self.wiring)
+            raise UsageError(error.where, error.what, *error.help_lines, *advice) from error
+        for inputs in dict.fromkeys(frozenset(cells) for cells in found.rows):
+            planned(inputs, columns=found.table.columns)
+        return decodable(found, lambda inputs: self.plan(inputs).used_inputs, list_folder(self)) if skips else found
 
     @cached_property
     def preset(self) -> Preset | None:
@@ -169,6 +145,12 @@ class Setup:
             raise UsageError("--feature_cache", "is required: the folder of the feature store")
         return place
 
+    @property
+    def saving(self) -> Option | None:
+        """The family's flag, if given, that says in which program's names LoRA is saved."""
+        given = self.config.family_options
+        return next((one for one in self.record.options if one.saves and one.name in given), None)
+
     def plan(self, inputs: frozenset[str]) -> Plan:
         """The plan for rows with these inputs."""
         return self.wiring.plan(inputs, self.task, self.trainables.components)
@@ -198,8 +180,8 @@ def resolve(config: TrainConfig) -> Setup:
         check_extra_inputs(config, record, task)
     variant = choose_variant(record, config.variant, hints_of(config, models, task))
     wiring = settled(record.load("wiring")(variant), record, config)
-    _check_frames(config, wiring)
-    _check_components(config, wiring)
+    check_frames(config, wiring)
+    check_components(config, wiring)
     setup = Setup(
         config,
         record,
@@ -211,29 +193,11 @@ def resolve(config: TrainConfig) -> Setup:
         models,
         extensions,
     )
+    check_saved_names(setup)
     if not config.dry_run:
-        _ = setup.preset
+        check_preset(setup)
     _ = setup.levels  # made once, so that boundaries which leave nothing are refused before anything is loaded
     return setup
-
-
-def _check_frames(config: TrainConfig, wiring: Wiring) -> None:
-    """Refuse flags that choose frames of videos where there are none."""
-    if wiring.reads_videos:
-        return
-    for flag in flags(TrainConfig):
-        if flag.name in FRAME_FLAGS and getattr(config, flag.name) != flag.default:
-            raise UsageError(flag.spelled, f"would do nothing: variant {wiring.variant} reads no videos")
-
-
-def _check_components(config: TrainConfig, wiring: Wiring) -> None:
-    """Refuse a flag that names a component which the variant does not have."""
-    known = (*wiring.components, *([wiring.expert.role] if wiring.expert else []))
-    for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
-        for name in split_commas(getattr(config, flag)):
-            if name.partition(".")[0] not in known:
-                what = f"{wiring.family} {wiring.variant} has no component {name!r}{nearest(name, known)}"
-                raise UsageError(f"--{flag}", what, f"components: {', '.join(wiring.components)}")
 
 
 def _task(config: TrainConfig, tasks: Mapping[str, Task], broken: Sequence[str]) -> Task:
@@ -278,18 +242,15 @@ def versions(device: torch.device) -> dict[str, str]:
 def warn(setup: Setup, world: World) -> None:
     """Name the plugins that were left out because they are broken, and the data set's columns that nobody reads."""
     for reason in setup.extensions.broken:
-        world.say(f"dstrain: warning: {reason}")
+        world.warn(f"{reason}")
     if setup.stage == "train":
         return
-    read_samples(setup, world)
     if not setup.stage and setup.config.feature_cache is not None:
-        world.say(
-            f"dstrain: warning: --feature_cache is not used in one piece; it is by --task {setup.task.name}:train"
-        )
+        world.warn(f"--feature_cache is not used in one piece; it is by --task {setup.task.name}:train")
     shown = [cell.frames for cells in setup.dataset.rows for cell in cells.values() if cell.kind == "frames"]
     short = [frames for frames in shown if frames < setup.config.num_frames]
     if short:
-        world.say(f"dstrain: warning: {len(short)} of {len(shown)} clips have fewer than --num_frames "
+        world.warn(f"{len(short)} of {len(shown)} clips have fewer than --num_frames "
                   f"{setup.config.num_frames} frames; the shortest has {min(short)}")  # fmt: skip
     for name in setup.dataset.unread_columns:
-        world.say(f"dstrain: warning: {setup.dataset.table.path}: column {name!r} is read by no input of this variant")
+        world.warn(f"{setup.dataset.table.path}: column {name!r} is read by no input of this variant")

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dstrain.checkpoint import RECORD
 from dstrain.components import Files
 from dstrain.errors import StateError, UsageError
-from dstrain.lora import ADAPTER_HEADER
+from dstrain.lora_keys import KEY
 from dstrain.model_files import Found
 from dstrain.seals import check_file
 from dstrain.setup import Setup
+from dstrain.weights import find_weights
 
 FLAG = "--resume_from_checkpoint"
 
@@ -37,11 +39,12 @@ def start_weights(setup: Setup, found: Found) -> StartWeights:
     lora: dict[str, Path] = {}
     for path in _paths(setup.config.resume_from_checkpoint):
         header = _read_header(path, setup)
-        component, kind = header["component"], lora if ADAPTER_HEADER in header else full
+        component, kind = header["component"], lora if _is_lora(path) else full
         if component in full or component in lora:
             raise UsageError(FLAG, f"names two files of {component}: {(full | lora)[component]} and {path}")
         _check_kind(path, component, kind is lora, setup)
         if kind is full:
+            _check_preset(path, component, setup)
             _check_configuration(path, header, found.contents.get(component, {}))
         elif setup.config.lora_checkpoint is not None:
             raise UsageError("--lora_checkpoint", f"fills the same LoRA layers as {FLAG} {path}; give one of them")
@@ -58,7 +61,7 @@ def _paths(given: Path | None) -> list[Path]:
 
 def _read_header(path: Path, setup: Setup) -> dict[str, str]:
     if not path.is_file():
-        is_state = path.is_dir() and (path / "state.json").exists()
+        is_state = path.is_dir() and (path / RECORD).exists()
         what = "is a folder" if path.is_dir() else "no such file"
         raise StateError(str(path), f"{what}; {FLAG} takes weights files that a run saved",
                          *([f"to go on from a state: --resume {path}"] if is_state else []))  # fmt: skip
@@ -68,6 +71,20 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
     if header.get("family") != setup.wiring.family:
         raise StateError(str(path), f"is of family {header.get('family')}, and this is {setup.wiring.family}")
     return header
+
+
+def _is_lora(path: Path) -> bool:
+    """Whether a file has matrices of LoRA layers, in any program's names; an alpha may be a network's own."""
+    return any(hit and not hit["alpha"] for hit in map(KEY.fullmatch, find_weights((path,))))
+
+
+def _check_preset(path: Path, component: str, setup: Setup) -> None:
+    """Refuse a preset for weights that a run trained in full: they have the preset of that run in them."""
+    if setup.preset is not None and setup.preset.component == component:
+        what = f"is not merged into {component}, all of which {FLAG} {path} takes the place of"
+        raise UsageError("--preset_lora_path", what, "leave it out: a preset is in the weights that were trained on it",
+                         "if these were trained without it, "
+                         f"give them with --model_paths in the place of the published {component}")  # fmt: skip
 
 
 def _check_kind(path: Path, component: str, is_lora: bool, setup: Setup) -> None:

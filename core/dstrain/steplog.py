@@ -1,18 +1,17 @@
 """The numbers of each optimizer step, as they are written: loss.csv, and the same rows as JSON in loss.jsonl."""
 
-import resource
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import torch
-
 from dstrain.errors import SystemFault
 from dstrain.files import write_file
 from dstrain.hooks import Extensions
+from dstrain.memory import peak_memory
+from dstrain.redaction import warn
+from dstrain.run_files import LOG, SAME_LOG
 
 COLUMNS = (
     "step",
@@ -24,8 +23,6 @@ COLUMNS = (
     "data_wait_seconds",
     "memory_gib",
 )
-RSS_UNITS_PER_GIB = 2**30 if sys.platform == "darwin" else 2**20
-"""ru_maxrss is in KiB, on macOS in bytes (getrusage(2))."""
 GO_ON = "make room, and go on with --resume from the newest checkpoint"
 
 
@@ -44,7 +41,7 @@ class StepLog:
         if not self.is_main:
             yield
             return
-        table, lines = self.folder / "loss.csv", self.folder / "loss.jsonl"
+        table, lines = self.folder / LOG, self.folder / SAME_LOG
         kept = [row for row in _rows(table) if int(row[0]) <= step]
         write_file(table, "".join(map(_csv, [COLUMNS, *kept])).encode())
         write_file(lines, "".join(map(_json, kept)).encode())  # from the table, so that both have the same rows
@@ -62,7 +59,7 @@ class StepLog:
             return
         row = {"memory_gib": peak_memory(), **numbers}
         for reason in self.extensions.step_end(int(row["step"]), row):
-            print(f"dstrain: warning: {reason}", file=sys.stderr, flush=True)
+            warn(reason)
         texts = [_short(row[name]) for name in COLUMNS]
         for file, line in zip(self._files, (_csv(texts), _json(texts)), strict=True):
             try:
@@ -85,13 +82,6 @@ def _csv(texts: Sequence[str]) -> str:
 
 def _json(texts: Sequence[str]) -> str:
     return "{" + ", ".join(f'"{name}": {text}' for name, text in zip(COLUMNS, texts, strict=True)) + "}\n"
-
-
-def peak_memory() -> float:
-    """The most memory that was in use until now, in GiB: of the GPU, else of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / RSS_UNITS_PER_GIB
 
 
 def _short(value: float) -> str:

@@ -19,13 +19,13 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.files import TEMPORARY, remove_leftovers, write_file, write_json, write_tensors
 from dstrain.keys import hashed
+from dstrain.seals import add_tensor
 from dstrain.values import flatten, tensor_names, unflatten
 
 FORMAT = MappingProxyType({"format": "dstrain-features", "version": 1})
@@ -217,8 +217,7 @@ def tensors_digest(tensors: Iterable[Tensor]) -> str:
     """The sha256 of tensors' dtypes, shapes and bytes, in their order."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        add_tensor(digest, tensor)
     return digest.hexdigest()
 
 

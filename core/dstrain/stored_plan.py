@@ -76,8 +76,9 @@ def open_plan(setup: Setup, store: FeatureStore) -> StoredPlan:
     plans = list(store.plans())
     fitting = [(path, record) for path, record in plans if record["identity"] == wanted]
     if not fitting:
-        raise StateError(str(store.folder), "holds no plan for this run", *_differences(wanted, [r for _, r in plans]),
-                         f"fill it: the same command with --task {setup.task.name}:data_process")  # fmt: skip
+        instead = "give the flags it was filled with, or " if plans else ""
+        raise StateError(str(store.folder), "holds no plan for this run", _differences(wanted, [r for _, r in plans]),
+                         f"{instead}fill it: the same command with --task {setup.task.name}:data_process")  # fmt: skip
     path, record = _choose(setup, store, fitting)
     rows = store.plan_rows(path)
     _refuse_incomplete(setup, store, rows)
@@ -144,14 +145,13 @@ def _refuse_unfit(setup: Setup, store: FeatureStore, rows: Sequence[Mapping[str,
     refuse(str(store.folder), "value", faults)
 
 
-def _differences(wanted: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differences(wanted: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
     """How the plan most like the wanted one differs, in one line."""
-    if not records:
-        return ["it holds no finished plan at all"]
 
     def differing(record: Mapping[str, Any]) -> list[str]:
-        return [key for key in wanted if record["identity"].get(key) != wanted[key]]
+        have = record["identity"]
+        both = ((key, have.get(key, "nothing"), wanted.get(key, "nothing")) for key in {**wanted, **have})
+        return [f"{key}: store {there}, this run {here}" for key, there, here in both if there != here]
 
-    nearest = min(records, key=lambda record: len(differing(record)))
-    words = [f"{key}: store {nearest['identity'].get(key)}, this run {wanted[key]}" for key in differing(nearest)]
-    return ["; ".join(words)]
+    nearest = min(map(differing, records), key=len, default=["it holds no finished plan at all"])
+    return "; ".join(nearest)

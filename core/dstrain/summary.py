@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dstrain.generate import generate_command
 from dstrain.order import LEFT_OUT
 from dstrain.progress import clock
+from dstrain.run_files import PREVIEWS
 from dstrain.samples import Rows, StoredRows
+from dstrain.try_command import generate_command
 
 if TYPE_CHECKING:
     from dstrain.train import Job
@@ -32,8 +33,10 @@ def announce(job: "Job", folder: Path) -> None:
         say(f"LoRA on {component}: " + ", ".join(f"{pattern} x{number}" for pattern, number in matches.items()))
     if module.trained.unreached:
         say(f"frozen, since no loss reaches them: {len(module.trained.unreached)} parameters")
+    limit = "--max_steps" if job.steps == config.max_steps else "--num_epochs"
+    limit = f", as {limit} says, the smaller of both" if config.max_steps and config.num_epochs else ""
     say(f"{samples_told(job)} x {job.order.repeat}, {job.order.steps} steps an epoch; runs to step {job.steps}, "
-        f"{job.steps / job.order.steps:.4g} epochs")  # fmt: skip
+        f"{job.steps / job.order.steps:.4g} epochs{limit}")  # fmt: skip
     sizes = ", ".join(f"{number} of {size}" for size, number in groups_told(job))
     if sizes:
         say(f"sizes: {sizes}")
@@ -43,7 +46,7 @@ def announce(job: "Job", folder: Path) -> None:
         f"seed {config.seed}")  # fmt: skip
     if config.preview_prompt:
         every = f"every {config.preview_steps} steps" if config.preview_steps else "with each save"
-        say(f"previews of {len(config.preview_prompt)} prompt(s) at the start and {every}, in {folder}/previews")
+        say(f"previews of {len(config.preview_prompt)} prompt(s) at the start and {every}, in {folder / PREVIEWS}")
     say(f"writes {folder}")
 
 

@@ -14,11 +14,13 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
+from dstrain.bad_samples import read_samples
 from dstrain.errors import Diverged, OutOfMemory, UsageError
 from dstrain.gradient import enable_checkpointing
 from dstrain.interrupt import asked_to_stop
-from dstrain.loading import check_lora_file, load_pipeline, start_from_lora
-from dstrain.memory import LOAD_ADVICE, explained, is_out_of_memory, peak
+from dstrain.loading import load_pipeline, start_from_lora
+from dstrain.lora_files import check_lora_file
+from dstrain.memory import LOAD_ADVICE, explained, is_out_of_memory, peak_memory
 from dstrain.model_files import Found
 from dstrain.module import Batch, TrainingModule
 from dstrain.order import MicroBatch, Order, deal, first_samples, with_gaps
@@ -28,7 +30,7 @@ from dstrain.progress import Progress
 from dstrain.samples import Rows, Source, StoredRows, load_batches
 from dstrain.setup import Setup, warn
 from dstrain.start_weights import start_weights
-from dstrain.steplog import StepLog, peak_memory
+from dstrain.steplog import StepLog
 from dstrain.store import FeatureStore
 from dstrain.stored_plan import check_configs, open_plan
 from dstrain.summary import Tally
@@ -75,6 +77,9 @@ class Job:
 def train(setup: Setup, world: World, module_class: type[TrainingModule] = TrainingModule) -> None:
     """Train and save; every number that is logged is the mean over a whole optimizer step and all processes."""
     outputs = Outputs(setup, world)
+    outputs.refuse_unfit()
+    if setup.stage != "train":
+        read_samples(setup, world)
     warn(setup, world)
     with outputs.opened():
         samples = feed(setup, world)
@@ -133,13 +138,12 @@ def out_of_memory(job: Job, batches: Sequence[Batch]) -> OutOfMemory:
     """What did not fit: the shapes of the largest micro-batch's first sample, the peak, and the flags that lower it."""
     largest = max(batches, key=lambda batch: len(batch.samples))
     values = largest.samples[0].values
-    shapes = ", ".join(
-        f"{name} {list(value.shape)}" for name, value in values.items() if isinstance(value, torch.Tensor)
-    )
+    shapes = [f"{name} {list(value.shape)}" for name, value in values.items() if isinstance(value, torch.Tensor)]
+    row = place(job, largest.micro.keys[0].row)
     return OutOfMemory(
         f"step {job.step + 1}",
-        f"out of memory at {peak():.1f} GiB with {len(largest.samples)} samples like row {largest.micro.keys[0].row}",
-        f"values: {shapes or ', '.join(values)}",
+        f"out of memory at {peak_memory():.1f} GiB with {len(largest.samples)} samples like {row}",
+        f"values: {', '.join(shapes or values)}",
         "lower --batch_size (and raise --gradient_accumulation_steps), --max_pixels or --lora_rank",
         "or give --use_gradient_checkpointing, --use_gradient_checkpointing_offload",
     )
@@ -169,8 +173,8 @@ def update(job: Job, batches: Sequence[Batch]) -> tuple[float, float]:
 
 def diverged(job: Job, batches: Sequence[Batch], loss: float, norm: float) -> Diverged:
     """What is said of a step whose loss or gradient is no finite number: its samples may be why, or the settings."""
-    rows = dict.fromkeys(key.row for batch in batches if any(batch.micro.weights) for key in batch.micro.keys)
-    named = ", ".join(f"row {row} (from 0)" if job.setup.stage else job.setup.dataset.table.where(row) for row in rows)
+    keys = (key for batch in batches if any(batch.micro.weights) for key in batch.micro.keys)
+    named = ", ".join(dict.fromkeys(place(job, key.row) for key in keys))
     more = f" and those of {job.world.size - 1} other processes" if job.world.size > 1 else ""
     return Diverged(
         f"step {job.step + 1}",
@@ -180,11 +184,16 @@ def diverged(job: Job, batches: Sequence[Batch], loss: float, norm: float) -> Di
     )
 
 
+def place(job: Job, row: int) -> str:
+    """Name a row of the data set; stage 2 has no table to name a line of."""
+    return f"row {row} (from 0)" if job.setup.stage else job.setup.dataset.table.where(row)
+
+
 def warn_without_gradient(job: Job) -> None:
     """Name the trained parameters that the first loss did not reach."""
     names = [name for name, parameter in job.module.trained.parameters.items() if parameter.grad is None]
     if names:
-        job.world.say(f"dstrain: warning: no gradient reaches {len(names)} parameters: {', '.join(names[:3])}, ...")
+        job.world.warn(f"no gradient reaches {len(names)} parameters: {', '.join(names[:3])}, ...")
 
 
 def optimizer_steps(job: Job) -> Iterator[tuple[int, list[Batch]]]:

@@ -8,6 +8,7 @@ from torch import nn
 
 from dstrain.errors import UsageError, nearest
 from dstrain.lora import LoraSpec, inject
+from dstrain.lora_names import layers_of
 from dstrain.pipeline import Pipeline
 
 
@@ -98,6 +99,11 @@ def names_like(patterns: Iterable[str], names: Collection[str]) -> list[str]:
     """The names that match a pattern; '{last}' stands for the highest index found in its place."""
     resolved = [_resolved(pattern, names) for pattern in patterns]
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in resolved)]
+
+
+def unreached_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
+    """The layers of a network that no loss reaches, of the names of its parameters."""
+    return frozenset(layers_of(dict.fromkeys(names_like(patterns, names), (1, 1))))
 
 
 def _resolved(pattern: str, names: Iterable[str]) -> str:

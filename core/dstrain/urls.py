@@ -3,21 +3,20 @@
 import base64
 import hashlib
 import http.client
-import os
 import re
-import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dstrain.errors import SystemFault, UsageError
-from dstrain.files import TEMPORARY
+from dstrain.files import TEMPORARY, replacing
+from dstrain.redaction import HIDDEN
 
 SCHEMES = ("http", "https")
 PIECE = 2**18
@@ -37,17 +36,17 @@ def is_url(name: str) -> bool:
 def shown(name: str) -> str:
     """A name as it may be shown and logged: a URL without what can hold a secret, any other name as it is.
 
-    User and password, query and fragment of a URL are replaced by '...'.
+    User and password, query and fragment of a URL are replaced by '***'.
     """
     found = _URL.match(name)
     if found is None:
         return name
     head, mark, tail = (*re.split(r"([?#])", name[found.end() :], maxsplit=1), "", "")[:3]
     if "@" in head:
-        head = "...@" + head.rpartition("@")[2]
+        head = f"{HIDDEN}@" + head.rpartition("@")[2]
     elif "@" in tail and "/" not in head:  # a password with a ? or # in it
-        head = "...@"
-    return f"{name[: found.end()]}{head}{mark and mark + '...'}"
+        head = f"{HIDDEN}@"
+    return f"{name[: found.end()]}{head}{mark and mark + HIDDEN}"
 
 
 @dataclass(frozen=True)
@@ -77,45 +76,29 @@ class UrlCache:
         path = self.folder / name
         if path.is_file() and not path.is_symlink():
             return path
-        try:
-            with _opener().open(_request(url), timeout=self.silence) as response:
-                self._keep(response, path)
-        except urllib.error.HTTPError as error:
-            answer = f"{error.code} {http.client.responses.get(error.code, '')}".strip()
-            nowhere = ", to nowhere that is read" if error.code // 100 == 3 else ""
-            raise _unfetched(url, answer + nowhere) from error
-        except urllib.error.URLError as error:
-            raise _unfetched(url, _words(error.reason)) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise _unfetched(url, _words(error)) from error
+        with _faults(url):
+            response = _opener().open(_request(url), timeout=self.silence)
+        # More than one thread may fetch one URL, for two columns: the last to end wins, with the same bytes.
+        with response, replacing(path) as building, building.open("wb") as file:
+            for piece in self._pieces(url, response):
+                file.write(piece)
         return path
 
-    def _keep(self, response: Any, path: Path) -> None:
-        """Write what comes under a temporary name, and give it its own once it is whole."""
-        # More than one thread may fetch one URL, for two columns: the last to end wins, with the same bytes.
-        building = path.with_name(f"{TEMPORARY}{os.getpid()}-{threading.get_ident()}-{path.name}")
-        try:
-            with _do(building, partial(building.open, "wb")) as file:
-                self._copy(response, file)
-                _do(building, file.flush)
-                _do(building, partial(os.fsync, file.fileno()))
-            _do(building, partial(building.replace, path))
-        finally:
-            building.unlink(missing_ok=True)
-
-    def _copy(self, response: Any, file: IO[bytes]) -> None:
+    def _pieces(self, url: str, response: Any) -> Iterator[bytes]:
+        """What comes, piece by piece; raises UsageError unless it comes whole."""
         said = response.headers.get("Content-Length")
         due = time.monotonic() + self.patience
         count = 0
-        while piece := response.read1(PIECE):
-            count += len(piece)
-            if count > self.largest:
-                raise ValueError(f"it has more than {self.largest:,} bytes")
-            if time.monotonic() > due:
-                raise ValueError(f"it did not come within {self.patience:g} seconds")
-            _do(Path(file.name), partial(file.write, piece))
-        if said is not None and said.isdecimal() and count != int(said):
-            raise ValueError(f"{count:,} of its {int(said):,} bytes came")
+        with _faults(url):
+            while piece := response.read1(PIECE):
+                count += len(piece)
+                if count > self.largest:
+                    raise ValueError(f"it has more than {self.largest:,} bytes")
+                if time.monotonic() > due:
+                    raise ValueError(f"it did not come within {self.patience:g} seconds")
+                yield piece
+            if said is not None and said.isdecimal() and count != int(said):
+                raise ValueError(f"{count:,} of its {int(said):,} bytes came")
 
 
 def remove_abandoned(folder: Path) -> None:
@@ -166,6 +149,21 @@ def _request(url: str) -> urllib.request.Request:
     return request
 
 
+@contextmanager
+def _faults(url: str) -> Iterator[None]:
+    """Raise UsageError for what goes wrong on the way to a server, and there."""
+    try:
+        yield
+    except urllib.error.HTTPError as error:
+        answer = f"{error.code} {http.client.responses.get(error.code, '')}".strip()
+        nowhere = ", to nowhere that is read" if error.code // 100 == 3 else ""
+        raise _unfetched(url, answer + nowhere) from error
+    except urllib.error.URLError as error:
+        raise _unfetched(url, _words(error.reason)) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _unfetched(url, _words(error)) from error
+
+
 def _unfetched(url: str, why: str) -> UsageError:
     return UsageError(shown(url), f"cannot be fetched: {why}")
 
@@ -181,11 +179,3 @@ def _words(error: Any) -> str:
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return str(error)
-
-
-def _do(path: Path, action: Callable[[], Any]) -> Any:
-    """Do what fails for the disk's sake, not the server's."""
-    try:
-        return action()
-    except OSError as error:
-        raise SystemFault(str(path), f"cannot be written: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from dstrain.cells import read_literal
@@ -120,6 +121,21 @@ def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> 
     stored = [record["identity"] for _, record in FeatureStore.open(place).plans()]
     names = {identity["variant"] for identity in stored if identity["family"] == config.model}
     return Hints(models, lambda wiring: (1, 0) if wiring.variant in names else None, either)
+
+
+def advice_on_lists(path: Path, record: ModelRecord, wiring: Wiring) -> list[str]:
+    """Of a data set with lists in columns that the variant reads one file from: the variants that read several."""
+    table, advice = read_metadata(path), []
+    for column in wiring.inputs.values():
+        if isinstance(column, Column) and column.kind == "picture" and column.name in table.columns:
+            cells = (row[column.name] for row in table.rows)
+            if any(isinstance(cell, list) or cell.lstrip().startswith('["') for cell in cells):
+                several = [name for name in record.variants if any(
+                    isinstance(one, Column) and (one.name, one.kind) == (column.name, "pictures")
+                    for one in record.load("wiring")(name).inputs.values())]  # fmt: skip
+                other = f"; several are read by --variant {' or '.join(several)}" if several else ""
+                advice.append(f"variant {wiring.variant} reads one file from column {column.name!r}{other}")
+    return advice
 
 
 def check_extra_inputs(config: TrainConfig, record: ModelRecord, task: Task) -> None:

@@ -1,7 +1,6 @@
 """The processes of one run: which one this is, and what they do together."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from dstrain.errors import Interrupted
 from dstrain.meeting import ENDED, FAILED, INTERRUPTED, Meeting, another_ended, finish_in_peace, is_of_others
-from dstrain.redaction import redacted
+from dstrain.redaction import say, warn
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,12 @@ class World:
     def say(self, line: str) -> None:
         """Print a line once, on the main process."""
         if self.is_main:
-            print(redacted(line), file=sys.stderr, flush=True)
+            say(line)
+
+    def warn(self, line: str) -> None:
+        """Print a warning once, on the main process."""
+        if self.is_main:
+            warn(line)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def listed(folder: Path) -> list[dict[str, Any]]:
 def draws(folder: Path, **changes: Any) -> list[tuple[int, int, int]]:
     """(epoch, repeat, row) of two epochs' samples in order."""
     order = job(config(folder, **changes)).order
-    return [(key.epoch, key.repeat, key.row) for epoch in range(2) for key in order.draws(epoch)]
+    return [(key.epoch, key.repeat, key.row) for epoch in range(2) for (key,) in order.global_batches(epoch)]
 
 
 def test_bad_rows_are_left_out_whole_and_listed_with_their_places(
@@ -141,7 +141,8 @@ def test_a_file_changed_just_before_is_not_remembered(tmp_path: Path) -> None:
     assert json.loads((folder / "out" / MEMORY).read_text()) == {}
 
 
-def test_a_list_of_an_earlier_run_goes_when_nothing_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("choice", ["skip", "error"])
+def test_a_list_of_an_earlier_run_goes_when_nothing_is_left_out(choice: Any, tmp_path: Path) -> None:
     folder = project(tmp_path)
     store = {"task": "sft:data_process", "output_path": folder / "store"}
     whole = (folder / "data/1.png").read_bytes()
@@ -149,7 +150,7 @@ def test_a_list_of_an_earlier_run_goes_when_nothing_is_left_out(tmp_path: Path) 
     train(folder, **SKIP, **store)
     assert (folder / "store" / LIST).exists()
     (folder / "data/1.png").write_bytes(whole)
-    train(folder, **SKIP, **store)
+    train(folder, **SKIP | store | {"on_bad_sample": choice})
     assert not (folder / "store" / LIST).exists()
 
 

@@ -1,7 +1,6 @@
 """A state comes back bit for bit, whole at every crash point, and damage is noticed."""
 
 import json
-import logging
 import os
 import random
 import shutil
@@ -21,6 +20,7 @@ from dstrain.checkpoint import (
     save_full,
     save_state,
     state_folder,
+    states,
 )
 from dstrain.errors import StateError, SystemFault
 from dstrain.seals import SEAL
@@ -186,21 +186,21 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_newest_whole_state_is_found_and_those_passed_over_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (9, 10, 100):
         save_state(state_folder(tmp_path, step), small(step))
     assert newest_state(tmp_path) == tmp_path / "state-100"
-    assert caplog.records == []
+    assert capsys.readouterr().err == ""
     (tmp_path / "state-100" / "state.json").write_text("{}")
     (tmp_path / "state-2000").mkdir()
     (tmp_path / "state-of-mind").mkdir()
-    with caplog.at_level(logging.WARNING):
-        assert newest_state(tmp_path) == tmp_path / "state-10"
-    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
-        str(tmp_path / "state-2000"), str(tmp_path / "state-100"),
-    ]  # fmt: skip
-    assert "state.json" in caplog.text
+    assert newest_state(tmp_path) == tmp_path / "state-10"
+    said = capsys.readouterr().err
+    assert [line.split(": ")[:4] for line in said.splitlines()] == [
+        ["dstrain", "warning", "passed over", str(tmp_path / f"state-{step}")] for step in (2000, 100)
+    ]
+    assert "state.json" in said
 
 
 def test_no_whole_state_is_an_error_never_a_new_run(tmp_path: Path) -> None:
@@ -224,8 +224,29 @@ def test_pruning_keeps_the_newest_whole_states(tmp_path: Path) -> None:
         save_state(state_folder(tmp_path, step), small(step))
     (tmp_path / "state-4" / "record.json").unlink()
     (tmp_path / "state-notes").mkdir()
-    prune_states(tmp_path, 2)
+    kept = prune_states(tmp_path, 2, frozenset([tmp_path / "state-5"]))
+    assert kept == {tmp_path / "state-3", tmp_path / "state-5"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state-3", "state-4", "state-5", "state-notes"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [4, 5, 6]), (2, [2, 3, 4, 5, 6]), (3, [1, 2, 3, 4, 5, 6])])
+def test_pruning_counts_no_damaged_state_and_begins_at_the_newest_known_to_be_whole(
+    keep: int, left: list[int], tmp_path: Path
+) -> None:
+    for step in range(1, 7):
+        save_state(state_folder(tmp_path, step), small(step))
+    for step in (3, 5, 6):
+        path = tmp_path / f"state-{step}/trainable.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    prune_states(tmp_path, keep, frozenset([tmp_path / "state-4"]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"state-{step}" for step in left]
+
+
+def test_without_a_state_known_to_be_whole_nothing_is_pruned(tmp_path: Path) -> None:
+    save_state(tmp_path / "state-1", small(1))
+    save_state(tmp_path / "state-2", small(2))
+    assert prune_states(tmp_path, 1, frozenset()) == frozenset()
+    assert states(tmp_path) == (tmp_path / "state-2", tmp_path / "state-1")
 
 
 def test_a_full_disk_leaves_the_earlier_state_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

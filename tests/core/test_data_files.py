@@ -78,6 +78,29 @@ def test_a_missing_file_is_told_once(folders: tuple[Path, ...]) -> None:
     assert first.endswith("no such file 'none.png'") and "leads out of the data set's folders" in second
 
 
+@pytest.mark.parametrize(
+    "written, meant",
+    [
+        ("ONE.PNG", "one.png"),
+        ("base/one.png", "one.png"),
+        ("/home/somebody/pictures/Two.png", "two.png"),
+        ("SUB/cafe\u0301.png", "sub/caf\u00e9.png"),
+        ("one.png/", "one.png"),
+        ("other.png", ""),
+        ("out/secret.PNG", ""),
+    ],
+)
+def test_a_file_that_is_there_under_a_name_like_it_is_suggested(
+    folders: tuple[Path, ...], tmp_path: Path, written: str, meant: str
+) -> None:
+    (folders[0] / "sub").mkdir()
+    (folders[0] / "sub/caf\u00e9.png").write_bytes((folders[0] / "one.png").read_bytes())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/secret.png").touch()
+    (folders[0] / "out").symlink_to(tmp_path / "elsewhere")
+    assert Places.of(folders[0], folders[1:], None).nearest(written) == (f"; did you mean {meant!r}?" if meant else "")
+
+
 def test_a_root_that_is_no_folder_is_named_by_its_flag(folders: tuple[Path, ...]) -> None:
     with pytest.raises(UsageError, match=r"--dataset_root: .*one\.png is not a folder"):
         places((*folders, folders[0] / "one.png"), "one.png")

@@ -275,6 +275,17 @@ def test_a_data_set_has_one_metadata_file_and_rows(base: Path) -> None:
         find_metadata(base)
 
 
+def test_captions_beside_pictures_are_told_how_to_become_metadata(base: Path) -> None:
+    (base / "notes.txt").touch()
+    with pytest.raises(UsageError) as caught:
+        find_metadata(base)
+    assert len(caught.value.help_lines) == 1
+    (base / "wide.txt").write_text("a dog")
+    with pytest.raises(UsageError, match="has no metadata") as caught:
+        find_metadata(base)
+    assert "as in wide.txt, are not read: docs/data-sets.md" in caught.value.help_lines[1]
+
+
 def test_metadata_may_lie_elsewhere_and_files_need_their_folder(base: Path) -> None:
     path = base.parent / "else.csv"
     path.write_text("image\nwide.png\n")

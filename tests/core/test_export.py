@@ -1,6 +1,8 @@
 """`dstrain export`: a LoRA or a checkpoint in another program's names, whole or not at all, and back again."""
 
 import json
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,14 @@ import pytest
 import torch
 from dstrain.cli import main
 from dstrain.components import Files
-from dstrain.configurations import configuration
+from dstrain.configurations import Sought, find_configuration
 from dstrain.errors import StateError, UsageError
 from dstrain.export import export
 from dstrain.files import read_tensors
 from dstrain.flags import parse_alpha
 from dstrain.lora import LoraSpec
 from dstrain.lora_files import read_lora
+from dstrain.record import ModelRecord
 from dstrain.seals import SEAL, check_file
 from family import weights_of
 from lora_family import (
@@ -43,7 +46,10 @@ PROGRAMS = ("diffusers", "comfyui", "kohya", "reference")
 @pytest.fixture(autouse=True)
 def family(monkeypatch: pytest.MonkeyPatch) -> None:
     known = dstrain.export.load_record
-    load = lambda name, left_out=(): MODEL if name == "fused" else known(name, left_out)  # noqa: E731
+
+    def load(name: str, left_out: Collection[str] = ()) -> ModelRecord:
+        return MODEL if name == "fused" else known(name, left_out)
+
     monkeypatch.setattr(dstrain.export, "load_record", load)
 
 
@@ -125,6 +131,21 @@ def test_networks_are_built_only_where_a_file_has_layers_of_them(
     assert built == ["dit"]
 
 
+def test_a_component_that_a_plain_function_loads_says_how_it_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = [replace(component, load=lambda *given: DIT.load(*given)) for component in COMPONENTS]
+    path = ours(tmp_path, **CONFIG)[0]
+    monkeypatch.setattr("lora_family.COMPONENTS", (*plain[:2], COMPONENTS[2]))
+    with pytest.raises(
+        UsageError, match=r"plugin fused: nothing tells the shapes of dit, as .*\n  give Component\(build"
+    ):
+        export(path, tmp_path / "x.safetensors", "kohya")
+    monkeypatch.setattr("lora_family.COMPONENTS", [replace(component, build=DIT.build) for component in plain])
+    export(path, tmp_path / "x.safetensors", "kohya")
+    assert same(read(tmp_path / "x.safetensors").layers, read(path).layers)
+
+
 def test_our_file_in_the_references_names_needs_no_guess(tmp_path: Path) -> None:
     export(ours(tmp_path, **CONFIG)[0], tmp_path / "x.safetensors", "reference")
     lora = read(tmp_path / "x.safetensors")
@@ -187,7 +208,7 @@ def test_the_weights_of_a_component_get_the_original_names_and_back(tmp_path: Pa
     export(tmp_path / "x.safetensors", tmp_path / "y.safetensors", "diffusers")
     again = load_file(tmp_path / "y.safetensors")
     assert again.keys() == state.keys()
-    assert configuration(COMPONENTS[0], files, "") == {"width": 6}
+    assert find_configuration(Sought(COMPONENTS[0], files)) == {"width": 6}
     assert all(torch.equal(again[name], value) for name, value in state.items())
     with pytest.raises(UsageError, match="kohya names LoRA files"):
         export(tmp_path / "full.safetensors", tmp_path / "z.safetensors", "kohya")

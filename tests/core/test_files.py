@@ -6,6 +6,8 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,14 @@ def test_write_file_replaces_whole_and_leaves_no_temporary(tmp_path: Path) -> No
     assert names(tmp_path) == ["a.bin"]
 
 
+def test_a_folder_that_cannot_be_written_is_named_without_temporary_names(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemFault) as caught:
+        files.probe(tmp_path / "file")
+    assert caught.value.where == str(tmp_path / "file")
+    assert ".tmp-" not in str(caught.value)
+
+
 def test_the_order_is_write_sync_rename_sync_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     sync, replace = os.fsync, Path.replace
@@ -33,6 +43,23 @@ def test_the_order_is_write_sync_rename_sync_folder(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "replace", lambda self, to: (events.append("rename"), replace(self, to))[1])
     files.write_file(tmp_path / "a.bin", b"x")
     assert events == [str(files.temporary(tmp_path / "a.bin")), "rename", str(tmp_path)]
+
+
+def test_two_threads_may_write_one_file_at_once(tmp_path: Path) -> None:
+    path, both = tmp_path / "a.bin", threading.Barrier(2, timeout=10)
+
+    def write() -> None:
+        with files.replacing(path) as building:
+            building.write_bytes(b"half")
+            both.wait()
+            building.write_bytes(b"whole")
+            both.wait()
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(write) for _ in range(2)]:
+            done.result()
+    assert path.read_bytes() == b"whole"
+    assert names(tmp_path) == ["a.bin"]
 
 
 def test_a_full_disk_keeps_the_old_file_and_names_path_and_bytes(
@@ -154,6 +181,17 @@ def test_commit_folder_replaces_one_that_is_there(tmp_path: Path) -> None:
         files.commit_folder(building, tmp_path / "s")
     assert names(tmp_path) == ["s"]
     assert (tmp_path / "s" / "a").read_text() == "new"
+
+
+def test_a_folder_in_the_place_of_weights_is_told_with_its_newest(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="is a folder"):
+        files.read_tensors(tmp_path)
+    for name, time in (("epoch-0", 5), ("epoch-2", 9), ("epoch-1", 7)):
+        (tmp_path / f"{name}.safetensors").touch()
+        os.utime(tmp_path / f"{name}.safetensors", (time, time))
+    with pytest.raises(StateError, match="is a folder") as caught:
+        files.read_tensors(tmp_path)
+    assert caught.value.help_lines == (f"its newest weights file: {tmp_path / 'epoch-2.safetensors'}",)
 
 
 def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:

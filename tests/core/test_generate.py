@@ -1,6 +1,7 @@
 """`dstrain generate`: what is made is written, what would be ignored is refused, and how trained weights are tried."""
 
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from dstrain.config import GenerateConfig
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.flags import LoraFile, NamedInput
 from dstrain.generate import PipelineSource, generate
+from dstrain.generate import write as write_made
 from dstrain.model_files import ModelConfig
 from dstrain.pipeline import Pipeline
 from dstrain.wiring import Expert, Wiring
@@ -89,6 +91,14 @@ def test_generate_names_an_output_it_cannot_write(model: Path, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises((SystemFault, OSError), match="file"):
         generate(wanted(model, tmp_path / "file/x.png"))
+
+
+def test_a_picture_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, there = tmp_path / "new/a.png", []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: there.append(path.exists()))
+    write_made(Image.new("RGB", (8, 8)), path)
+    assert there == [False, True]  # the file, and its folder
+    assert [file.name for file in path.parent.iterdir()] == ["a.png"]
 
 
 @pytest.mark.usefixtures("unloaded")

@@ -98,7 +98,7 @@ def test_a_run_that_was_stopped_goes_on_and_one_that_is_done_makes_nothing(
 ) -> None:
     stopped = config(model, tmp_path / "set", dataset=table)
     with monkeypatch.context() as patch:
-        patch.setattr("dstrain.generate_dataset.write_file", failing_at(2))
+        patch.setattr("dstrain.generate_dataset.write", failing_at(2))
         with pytest.raises(KeyboardInterrupt):
             generate(stopped)
     assert not (tmp_path / "set/metadata.csv").exists()
@@ -114,16 +114,16 @@ def test_a_run_that_was_stopped_goes_on_and_one_that_is_done_makes_nothing(
 
 
 def failing_at(call: int) -> Any:
-    from dstrain.files import write_file
+    from dstrain.generate import write
 
     calls = iter(range(1, 100))
 
-    def write(path: Path, data: bytes) -> None:
+    def failing(made: Any, path: Path) -> None:
         if next(calls) == call:
             raise KeyboardInterrupt
-        write_file(path, data)
+        write(made, path)
 
-    return write
+    return failing
 
 
 def test_a_changed_row_is_made_anew_and_the_others_are_kept(

@@ -159,6 +159,19 @@ def test_too_little_room_is_told_before_anything_is_fetched(
     assert server.fetched == []
 
 
+def test_room_is_asked_for_what_an_interrupted_fetch_has_not_yet(
+    origin: Origin, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.faults = Faults(LARGE, cut_at=100_000)
+    with pytest.raises(SystemFault, match="cannot be fetched"):
+        fetch(origin, PATTERN)
+    monkeypatch.setattr("dstrain.hubs.shutil.disk_usage", lambda _: SimpleNamespace(free=SIZE - 100_001))
+    with pytest.raises(SystemFault, match=r": 200,000 bytes are to be fetched, and 199,999 are free"):
+        fetch(origin, PATTERN)
+    monkeypatch.setattr("dstrain.hubs.shutil.disk_usage", lambda _: SimpleNamespace(free=SIZE - 100_000))
+    check_it_goes_on(server, origin)
+
+
 def test_what_was_left_half_of_another_content_is_no_part_of_this_one(origin: Origin, server: Server) -> None:
     server.faults = Faults(LARGE, cut_at=100_000)
     with pytest.raises(SystemFault, match="cannot be fetched"):
@@ -182,7 +195,7 @@ def test_a_run_that_died_between_two_files_is_gone_on_with(
                 os._exit(9)
             return moved(self, target)
 
-        Path.replace = die  # type: ignore[method-assign,assignment]
+        monkeypatch.setattr(Path, "replace", die)
         fetch(origin, PATTERN)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,11 @@ import pytest
 from dstrain.cli import main
 from dstrain.config import Hub
 from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.files import sha256
-from dstrain.hub_record import RECORD, Record, select
+from dstrain.files import lock, sha256
+from dstrain.hub_clients import CLIENTS, plain
+from dstrain.hub_record import RECORD, Record, note_marks, select
 from dstrain.hubs import Origin, fetch, find_here
+from dstrain.keys import file_mark
 from dstrain.model_files import ModelConfig, assign, find
 from dstrain.unit import Unit
 from family import write, write_data
@@ -137,7 +141,7 @@ def test_a_record_tells_repository_revision_commit_size_and_sha256_of_each_file(
 
     for name, kept in record.kept.items():
         path = Path("models") / TINY / name
-        assert (kept.size, kept.sha256) == (path.stat().st_size, sha256(path))
+        assert (kept.mark, kept.sha256) == (file_mark(path), sha256(path))
 
 
 def test_what_is_here_is_used_without_asking_and_what_is_gone_is_fetched_again(server: Server, hub: Hub) -> None:
@@ -154,15 +158,42 @@ def test_what_is_here_is_used_without_asking_and_what_is_gone_is_fetched_again(s
         server.forget()
     os.utime(folder / SHARDS[0])
     assert find_here(origin, SHARDS[0]) == SHARDS[:1]
-    assert Record.read(folder).kept[SHARDS[0]].mtime_ns == (folder / SHARDS[0]).stat().st_mtime_ns  # type: ignore[union-attr]
+    record = Record.read(folder)
+    assert record is not None
+    assert record.kept[SHARDS[0]].mark == file_mark(folder / SHARDS[0])
 
 
-def test_a_file_that_was_changed_is_named_and_not_written_over(server: Server, hub: Hub) -> None:
+def test_marks_are_noted_only_where_no_other_process_has_the_folder_or_wrote_the_record(
+    server: Server, hub: Hub
+) -> None:
+    folder = Path("models") / TINY
+    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    read = Record.read(folder)
+    assert read is not None
+    for name in SHARDS:
+        os.utime(folder / name)
+    with lock(folder):
+        note_marks(read, SHARDS, folder)
+    assert Record.read(folder) == read
+    fetch(Origin(TINY, hub=hub), "vae/*.safetensors")  # by another process, after the record was read
+    note_marks(read, SHARDS, folder)
+    after = Record.read(folder)
+    assert after is not None
+    assert "vae/model-1-of-1.safetensors" in after.kept
+    note_marks(after, SHARDS, folder)
+    assert Record.read(folder) != after
+
+
+@pytest.mark.parametrize("restored", [False, True], ids=["later", "time_restored"])
+def test_a_file_that_was_changed_is_named_and_not_written_over(restored: bool, server: Server, hub: Hub) -> None:
     origin, path = Origin(TINY, hub=hub), Path("models") / TINY / SHARDS[0]
     fetch(origin, "transformer/*.safetensors")
-    content = bytearray(path.read_bytes())
+    content, before = bytearray(path.read_bytes()), path.stat()
     content[-1] ^= 1
+    time.sleep(0.05)  # longer than the clock of file systems stands still
     path.write_bytes(content)
+    if restored:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(StateError, match=rf"{SHARDS[0]}: is not what was fetched: its sha256"):
         fetch(origin, "transformer/*.safetensors")
     assert path.read_bytes() == content
@@ -210,11 +241,11 @@ def test_a_pinned_revision_is_fetched_and_another_one_replaces_only_what_differs
 
 
 def test_what_is_fetched_later_is_of_the_revision_that_is_here(server: Server) -> None:
-    first = {"modelscope": "v1", "huggingface": "main"}
+    first: dict[Hub, str] = {"modelscope": "v1", "huggingface": "main"}
     server.add(TINY, Path("published"), "v1")
     write(Path("second"), seed=1)
     for hub, revision in first.items():
-        origin = Origin(TINY, hub=hub)  # type: ignore[arg-type]
+        origin = Origin(TINY, hub=hub)
         fetch(replace(origin, revision=revision), "vae/*.safetensors")
         server.add(TINY, Path("second"))  # the branch moves on; on Hugging Face its commit is known
         assert fetch(origin, "transformer/*.safetensors") == SHARDS
@@ -251,6 +282,28 @@ def test_offline_nothing_is_asked_and_what_is_missing_is_named(
     flags = ("--model", "tiny", "--model_id_with_origin_paths", IDS, "--hub", hub)
     assert dstrain("generate", *flags, "--prompt", "a", "--output", "a.png") == 3
     assert server.requests == []
+
+
+def test_bars_are_for_a_terminal_and_what_others_say_meanwhile_is_not_lost(
+    server: Server, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = type(CLIENTS[hub]())
+    download = client.download
+
+    def beside(*arguments: Any) -> None:
+        print("of another thread", file=sys.stderr)
+        download(*arguments)
+
+    monkeypatch.setattr(client, "download", beside)
+    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("dstrain: fetching 4 files, ")
+    assert lines[1:] == ["of another thread"] * 4
+
+
+def test_a_url_in_what_a_client_says_is_shown_without_what_may_be_secret() -> None:
+    said = "GET 'https://u:p@h.example/x?signed=y' failed\nmore"
+    assert plain(said) == "GET 'https://***@h.example/x?***' failed"
 
 
 def test_without_a_hub_what_is_here_is_used_with_one_line(

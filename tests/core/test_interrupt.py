@@ -1,6 +1,7 @@
 """A signal stops a run at a step boundary, saved; out of memory says what did not fit."""
 
 import os
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -210,6 +211,19 @@ def test_out_of_memory_names_the_step_the_shapes_and_the_flags(
     assert "input_latents [1, " in told
     assert "--batch_size" in told
     assert "--use_gradient_checkpointing" in told
+
+
+def test_out_of_memory_names_the_line_of_the_row_and_what_was_in_use(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("dstrain.train.update", full)
+    with pytest.raises(OutOfMemory) as caught:
+        run(config(here, output_path=tmp_path))
+    told = re.fullmatch(r"out of memory at (.*) GiB with 1 samples like metadata\.json:[1-6]", caught.value.what)
+    assert told is not None and float(told[1]) > 0
 
 
 @pytest.mark.parametrize("trained", ["lora", "dit"])

@@ -108,6 +108,9 @@ def test_a_header_tells_how_the_lora_was_made(tmp_path: Path) -> None:
     recipe = json.loads(header["recipe"])
     assert recipe["steps"] == 1
     assert recipe["learning_rate"] == 1e-2
+    decisive = {"task", "batch_size", "gradient_accumulation_steps", "lr_warmup_steps", "max_grad_norm", "seed"}
+    decisive |= {"timestep_sampling", "loss_weighting", "min_timestep_boundary", "max_timestep_boundary"}
+    assert decisive | {"frame_sampling", "frame_samples"} <= set(recipe)
     assert len(json.loads(header["base"])["digest"]) == 40
 
 

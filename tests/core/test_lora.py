@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -296,7 +297,8 @@ def test_layers_of_several_ranks_and_alphas_act_exactly() -> None:
     assert all(torch.equal(state[name], value) for name, value in merged.state_dict().items())
     assert torch.allclose(run(added), run(merged), atol=1e-5)
     assert not torch.allclose(run(added), run(net()), atol=1e-2)
-    assert added.get_submodule("blocks.0.to_q").r == {"default": 2}  # type: ignore[comparison-overlap]
+    layer_added: Any = added.get_submodule("blocks.0.to_q")
+    assert layer_added.r == {"default": 2}
 
 
 def test_one_layer_is_added_where_its_name_ends_another(tmp_path: Path) -> None:

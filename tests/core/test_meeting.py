@@ -50,10 +50,10 @@ def test_nobody_goes_on_before_all_are_there_again_and_again(tmp_path: Path) -> 
 
 def test_waiting_takes_as_long_as_the_others_live(tmp_path: Path) -> None:
     def part(rank: int, here: Meeting) -> None:
-        time.sleep(1.5 if rank == 0 else 0)
+        time.sleep(4 if rank == 0 else 0)
         here.wait()
 
-    ended = met(tmp_path, 2, part, patience=0.5)
+    ended = met(tmp_path, 2, part, patience=2)
     assert ended.codes == (0, 0), ended.said
 
 
@@ -65,12 +65,12 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed(
     monkeypatch.setattr(Meeting, "_beat", lambda self, store: None if self.rank == silent else beat(self, store))
 
     def part(rank: int, here: Meeting) -> None:
-        time.sleep(2 if rank == silent else 0)
+        time.sleep(4 if rank == silent else 0)
         here.wait()
 
-    ended = met(tmp_path, 2, part, patience=0.5)
+    ended = met(tmp_path, 2, part, patience=2)
     assert ended.codes == (4, 4)
-    assert f"nothing was heard of process {silent} for 0 seconds" in ended.said[1 - silent]
+    assert f"nothing was heard of process {silent} for 2 seconds" in ended.said[1 - silent]
     assert f"processes: {ENDED}" in ended.said[silent]
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from dstrain.components import Component, Files, Layout, Row, same_configuration
 from dstrain.config import GenerateConfig
-from dstrain.configurations import configuration
+from dstrain.configurations import Sought, find_configuration
 from dstrain.errors import StateError, UsageError
 from dstrain.generate_dataset import generate_dataset
+from dstrain.hubs import Origin
 from dstrain.model_files import (
     ModelConfig,
     assign,
@@ -45,8 +46,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "w.safetensors").write_bytes(save({"w": torch.zeros(1)}))
+    files = Files((tmp_path / "w.safetensors",))
     with pytest.raises(StateError, match=r"config\.json: cannot be read"):
-        configuration(Component("dit", ("dit",), lambda *_: None, ("w",)), Files((tmp_path / "w.safetensors",)), "")
+        find_configuration(Sought(Component("dit", ("dit",), lambda *_: None, ("w",)), files))
 
 
 def translated(content: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None:
@@ -206,13 +208,13 @@ def test_a_configuration_beside_another_layout_is_translated_or_left_aside(
     (tmp_path / "config.json").write_text(json.dumps(content))
     vae = Component("vae", ("vae",), lambda *_: None, ("x",), prefixes=("vae.",))
     files = assign([ModelConfig(path=path)], (DIT, vae), ())["dit"]
-    assert configuration(DIT, files, "") == wanted
+    assert find_configuration(Sought(DIT, files)) == wanted
 
 
 @pytest.mark.parametrize("text", ["a model of mine", "[]", '"x"'])
 def test_a_header_whose_config_is_none_is_as_one_without(text: str, tmp_path: Path) -> None:
     files = Files((Path(weights(tmp_path / "x.safetensors", "new.weight", config=text)),))
-    assert configuration(DIT, files, "") == {"inferred": (2, 3)}
+    assert find_configuration(Sought(DIT, files)) == {"inferred": (2, 3)}
 
 
 @pytest.mark.parametrize("translating", [True, False], ids=["through a layout", "as it is"])
@@ -240,10 +242,10 @@ def test_a_configuration_beside_several_components_is_that_of_the_class_it_names
     files = Files((Path(weights(tmp_path / "x.safetensors", "new.weight")),))
     for content in (own, {}):
         (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))
-        assert configuration(component, files, "") == {**content, "size": 5}
+        assert find_configuration(Sought(component, files)) == {**content, "size": 5}
     for content in others:
         (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))
-        assert configuration(component, files, "") == {"inferred": (2, 3)}
+        assert find_configuration(Sought(component, files)) == {"inferred": (2, 3)}
 
 
 def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
@@ -252,9 +254,9 @@ def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
     (tmp_path / "A/B/low").mkdir(parents=True)
     (tmp_path / "A/B/low/config.json").write_text('{"dim": 5}')
-    assert configuration(TWIN, None, "A/B") == {"width": 5, "depth": 0}
+    assert find_configuration(Sought(TWIN, None, Origin("A/B", hub=None))) == {"width": 5, "depth": 0}
     with pytest.raises(StateError, match=r"no configuration of dit: .* model id A/B is not known"):
-        configuration(DIT, None, "A/B")
+        find_configuration(Sought(DIT, None, Origin("A/B", hub=None)))
 
 
 def test_the_tokenizer_is_found_in_a_folder_beside_files_that_lie_in_none(here: Path) -> None:

@@ -3,20 +3,17 @@
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from dstrain.checkpoint import load_state, states
+from dstrain.cli import main
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.files import lock, read_tensors, write_tensors
-from dstrain.outputs import Outputs
 from dstrain.resolved import as_flags
 from dstrain.seals import SEAL
 from dstrain.steplog import COLUMNS
-from dstrain.trainables import Trainables
-from dstrain.wiring import Expert
 from runs import PowerCut, config, files, job, log, project, same, stop_at, train
 from safetensors import safe_open
 
@@ -84,7 +81,22 @@ def test_the_configuration_is_written_as_it_was_given(here: Path, tmp_path: Path
     train(here, output_path=tmp_path, max_steps=1, seed=9)
     told = json.loads((tmp_path / "config.json").read_text())
     assert told.pop("versions")["torch"] == torch.__version__
-    assert told == as_flags(config(here, output_path=tmp_path, max_steps=1, seed=9))
+    wanted = as_flags(config(here, output_path=tmp_path, max_steps=1, seed=9))
+    assert told == {name: value for name, value in wanted.items() if name not in ("overwrite", "resume", "dry_run")}
+
+
+@pytest.mark.parametrize("flags", [{"overwrite": True}, {"resume": "auto"}], ids=["overwrite", "resume"])
+def test_a_written_configuration_repeats_the_run_and_neither_removes_it_nor_goes_on(
+    flags: dict[str, Any], here: Path, tmp_path: Path
+) -> None:
+    for step, start in ((1, {}), (2, flags)):
+        train(here, output_path=tmp_path / "out", max_steps=step, **start)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    told = ["--config", str(tmp_path / "out/config.json")]
+    assert main([*told, "--learning_rate", "1e-3"]) == 3
+    assert before == {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert main([*told, "--output_path", str(tmp_path / "again")]) == 0
+    assert log(tmp_path / "again") == log(tmp_path / "out")
 
 
 def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
@@ -154,22 +166,6 @@ def test_a_prefix_to_remove_is_one_that_a_trained_component_would_have(
         return
     with pytest.raises(UsageError, match=r"no saved name begins with '.*'; want pipe\.dit\."):
         train(here, **flags)
-
-
-@pytest.mark.parametrize(("prefix", "accepted"), [("pipe.dit.", True), ("pipe.dit2.", True), ("pipe.vae.", False)])
-def test_the_prefix_of_an_experts_role_is_accepted_for_its_parts(prefix: str, accepted: bool, tmp_path: Path) -> None:
-    setup: Any = SimpleNamespace(
-        config=SimpleNamespace(output_path=tmp_path, remove_prefix_in_ckpt=prefix, family_options={}),
-        record=SimpleNamespace(default_trainable="dit", options=()),
-        trainables=Trainables(("dit2",)),
-        wiring=SimpleNamespace(expert=Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})),
-    )
-    world: Any = None
-    if accepted:
-        assert Outputs(setup, world).folder == tmp_path
-        return
-    with pytest.raises(UsageError, match=r"want pipe\.dit2\. or pipe\.dit\."):
-        Outputs(setup, world)
 
 
 def test_a_lora_of_another_component_does_not_start_a_run(here: Path, tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
 """Pictures are loaded upright, in the mode wanted, at the size that their header told."""
 
 import io
+import subprocess
+import sys
+import warnings
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -256,6 +260,23 @@ def test_a_fixed_size_off_the_multiples_is_refused_with_the_nearest() -> None:
 def test_half_a_size_and_sizes_below_one_are_refused(height: int | None, width: int | None, pixels: int) -> None:
     with pytest.raises(UsageError):
         Resolution(height, width, pixels)
+
+
+@pytest.mark.parametrize("action", ["error", "ignore"])
+@pytest.mark.parametrize("side", [2**14 + 1, 2**15])
+def test_a_picture_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(
+    action: Literal["error", "ignore"], side: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pgm"
+    path.write_bytes(b"P5 %d %d 255\n" % (side, side))
+    with warnings.catch_warnings(), pytest.raises(UsageError, match="has too many pixels: a picture has at most"):
+        warnings.simplefilter(action)
+        read_size(path)
+
+
+def test_warnings_of_the_process_are_left_as_they_are() -> None:
+    code = "import warnings, PIL.Image, numpy; before = list(warnings.filters); import dstrain.pictures\n"
+    subprocess.run([sys.executable, "-c", code + "assert warnings.filters == before"], check=True)
 
 
 @pytest.mark.parametrize("size", [(15, 64), (64, 15), (40_000_000, 16)])

@@ -7,9 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from dstrain.cli.inspection import inspect_all
 from dstrain.errors import UsageError
 from dstrain.hooks import load_extensions
-from dstrain.plugins import Installed, inspect_all, installed, load_record, refuse_unknown, variant_of
+from dstrain.plugins import Installed, installed, load_record, refuse_unknown, variant_of
 
 Install = Callable[..., Path]
 Source = Callable[..., str]

@@ -1,16 +1,21 @@
 """Differential LoRA training: a preset LoRA is part of the weights, in each stage, in keys, and in what is printed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import family
 import pytest
 import torch
 from dstrain.cli import main
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.export import export
+from dstrain.files import sha256
 from dstrain.runner import run
 from dstrain.setup import resolve
+from dstrain.wiring import Expert, Wiring
 from family import MODEL
 from runs import config, files, job, project, same, train
 from safetensors.torch import load_file, save_file
@@ -61,13 +66,18 @@ def test_it_takes_a_preset_in_any_naming(here: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("component", ["dit", "text_encoder"])
-def test_both_stages_train_the_same_as_one(component: str, here: Path, tmp_path: Path) -> None:
+def test_both_stages_train_the_same_as_one(
+    component: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = preset_for(here, component, tmp_path / "first")
+    capsys.readouterr()
     flags: dict[str, Any] = {"preset_lora_path": path, "max_steps": 3}
     whole = train(here, output_path=tmp_path / "whole", **flags)
     store = {"feature_cache": tmp_path / "store"}
+    assert f"preset {path} merged into {component}\n" in capsys.readouterr().err
     run(config(here, task="sft:data_process", **store, **flags))
     parts = train(here, output_path=tmp_path / "parts", task="sft:train", **store, **flags)
+    assert capsys.readouterr().err.count(f"preset {path} merged into {component}\n") == 1  # in the stage that loads it
     assert same(files(whole), files(parts))
     assert losses(whole) == losses(parts)
     assert losses(whole) != losses(train(here, output_path=tmp_path / "without", max_steps=3))
@@ -85,6 +95,14 @@ def test_a_store_made_with_another_preset_in_an_encoder_is_told_apart(here: Path
     assert sum(1 for _ in (tmp_path / "store").rglob("*.safetensors")) > before
     train(here, task="sft:train", output_path=tmp_path / "a", preset_lora_path=path, **store)
     train(here, task="sft:train", output_path=tmp_path / "b", preset_lora_path=dit, **store)  # no stored value has it
+    other = tmp_path / "other"
+    run(config(here, task="sft:data_process", preset_lora_path=path, feature_cache=other))
+    with pytest.raises(StateError) as caught:
+        train(here, task="sft:train", feature_cache=other)
+    assert caught.value.help_lines == (
+        f"--preset_lora_path: store {sha256(path)} in text_encoder, this run nothing",
+        "give the flags it was filled with, or fill it: the same command with --task sft:data_process",
+    )
 
 
 def test_a_continuation_has_the_same_preset(here: Path, tmp_path: Path) -> None:
@@ -136,6 +154,7 @@ def test_what_does_not_say_its_component_is_asked_for(here: Path, tmp_path: Path
     ({"preset_lora_path": "FILE", "preset_lora_model": "dti"}, "has no component 'dti'.*did you mean 'dit'"),
     ({"preset_lora_path": "FILE", "preset_lora_model": "text_encoder"}, "is a LoRA of dit, and not of text_"),
     ({"preset_lora_path": "nowhere"}, "nowhere: no such LoRA file"),
+    ({"preset_lora_path": "."}, ".: is a folder"),
 ])  # fmt: skip
 def test_what_cannot_be_merged_is_refused(flags: dict[str, str], match: str, here: Path, tmp_path: Path) -> None:
     path = preset_for(here, "dit", tmp_path / "first")
@@ -143,6 +162,26 @@ def test_what_cannot_be_merged_is_refused(flags: dict[str, str], match: str, her
     with pytest.raises(DstrainError, match=match):
         train(here, **given)
     assert not (here / "out/loss.csv").exists()
+
+
+@pytest.mark.parametrize("stage", ["", ":data_process", ":train"])
+def test_a_preset_of_what_no_stage_loads_is_refused_unless_a_preview_does(
+    stage: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: dict[str, Any] = {"preset_lora_path": preset_for(here, "dit", tmp_path / "first"), "task": f"sft{stage}"}
+    plain = family.build
+    expert = Expert("denoiser", MappingProxyType({"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)}))
+
+    def build(variant: str) -> Wiring:
+        wiring = plain(variant)
+        predict = replace(wiring.model_fn, borrows=("denoiser",))
+        return replace(wiring, components=(*wiring.components, "dit2"), model_fn=predict, expert=expert)
+
+    monkeypatch.setattr(family, "build", build)
+    with pytest.raises(UsageError, match=r"--preset_lora_path: would do nothing: .* is for dit, .*\n  it loads .*dit2"):
+        resolve(config(here, lora_base_model="dit2", lora_target_modules="to_q", **flags))
+    for also in ({"lora_base_model": "dit"}, {"lora_base_model": "dit2", "preview_prompt": ("dog",)}):
+        assert resolve(config(here, lora_target_modules="to_q", **also, **flags)).preset is not None
 
 
 def test_a_preset_of_another_family_is_refused(here: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Previews: the same pictures in both ways of training, and a training that is the same with and without them."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,9 +193,35 @@ def test_a_continuation_makes_the_previews_that_are_due_and_not_those_made_alrea
     assert writes[3:] == ["step-000006-0.png", "step-000006-1.png"]  # other prompts by these numbers
 
 
+def test_prompts_are_noted_by_the_step_from_which_they_hold_and_no_file_is_of_others(
+    here: Path, tmp_path: Path
+) -> None:
+    def go(folder: str, steps: int, *prompts: str, **flags: Any) -> list[tuple[str, list[str]]]:
+        given = {"preview_prompt": prompts, "preview_steps": 2, "save_steps": 2, **flags}
+        out = train(here, output_path=tmp_path / folder, num_epochs=None, max_steps=steps, **given)
+        noted = json.loads((out / "previews/prompts.json").read_bytes()).items()
+        return [(step, [preview["prompt"] for preview in prompts]) for step, prompts in noted]
+
+    dog = [("0", ["dog"])]
+    assert go("out", 4, "dog") == dog
+    assert go("dogs", 8, "dog", keep_checkpoints=9) == dog
+    assert go("cats", 8, "cat", keep_checkpoints=9) == [("0", ["cat"])]
+    dogs, cats = made(tmp_path / "dogs"), made(tmp_path / "cats")
+    mixed = {**dogs, **{name: cats[name] for name in ("step-000004-0.png", "step-000006-0.png", "step-000008-0.png")}}
+
+    assert go("out", 8, "cat", resume="auto", keep_checkpoints=9) == [*dog, ("4", ["cat"])]
+    assert made(tmp_path / "out") == mixed
+    assert go("out", 8, "cat", resume="auto", keep_checkpoints=9) == [*dog, ("4", ["cat"])]
+    assert made(tmp_path / "out") == mixed
+    for name in ("state-4", "state-6", "state-8"):
+        shutil.rmtree(tmp_path / "out" / name)
+    assert go("out", 2, "dog", resume="auto") == dog  # from step 2, before there were cats
+    assert made(tmp_path / "out") == {name: dogs[name] for name in ("step-000000-0.png", "step-000002-0.png")}
+
+
 def test_the_prompts_and_what_decides_a_preview_are_noted_by_number(here: Path, tmp_path: Path) -> None:
     train(here, output_path=tmp_path, max_steps=1, seed=3, height=24, width=16, **TWO)
-    first, second = json.loads((tmp_path / "previews/prompts.json").read_text())
+    first, second = json.loads((tmp_path / "previews/prompts.json").read_text())["0"]
     assert first == {
         "prompt": "a red dog", "seed": 3, "height": 24, "width": 16, "num_inference_steps": 4, "guidance_scale": 1.0,
         "rand_device": "cpu",

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dstrain.checkpoint import load_state, states
 from dstrain.errors import StateError
 from dstrain.resume import DECISIVE
 from dstrain.runner import run
-from dstrain.setup import FRAME_FLAGS
+from dstrain.unfit import FRAME_FLAGS
+from family import Dit
 from PIL import Image
 from runs import PowerCut, config, files, log, outcome, project, same, stop_at, train
+from safetensors.torch import save_file
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -80,12 +83,12 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(here: Path, tmp_path:
 
 def test_a_state_can_be_named_and_what_came_after_it_is_done_again(here: Path, tmp_path: Path) -> None:
     flags = {"max_steps": 6, "save_steps": 2}
-    out = train(here, output_path=tmp_path, **flags)
+    out = train(here, output_path=tmp_path / "out", **flags)
     before = outcome(out)
     with pytest.raises(StateError, match="holds state-6, which does not come from"):
         train(here, output_path=out, resume=str(out / "state-4"), **flags)
     assert same(before, outcome(out))
-    (out / "state-6").rename(tmp_path.parent / f"{tmp_path.name}-later")
+    (out / "state-6").rename(tmp_path / "later")
     train(here, output_path=out, resume=str(out / "state-4"), **flags)
     assert same(before, outcome(out))
 
@@ -139,9 +142,19 @@ def test_a_run_with_other_numbers_is_no_continuation_and_what_must_be_equal_is_n
     assert "--resume: the saved run had other settings" in str(caught.value)
     told = caught.value.help_lines[0]
     assert all(f"--{flag}: there " in told and f"this run {value}" in told for flag, value in OTHER[name].items())
+    assert ("--max_steps: there 2, this run 4" in told) == (name == "lr_scheduler")  # which ends at the last step
     assert name in str(caught.value)
     assert load_state(states(held)[0]).step == 2
     assert len(log(held)) == 2
+
+
+def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(here: Path, held: Path, tmp_path: Path) -> None:
+    with pytest.raises(PowerCut):
+        train(here, stop_at(0), output_path=tmp_path / "other", max_steps=2, learning_rate=0.5)
+    for name in ("other", "new"):
+        with pytest.raises(StateError) as caught:
+            train(here, output_path=tmp_path / name, resume=str(states(held)[0]), max_steps=4, seed=1)
+        assert caught.value.help_lines[0] == "--seed: there 0, this run 1"
 
 
 def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(here: Path, tmp_path: Path) -> None:
@@ -162,6 +175,20 @@ def test_other_rows_are_no_continuation(held: Path, tmp_path: Path) -> None:
     (tmp_path / "data/metadata.json").write_text(json.dumps(rows[:-1]))
     with pytest.raises(StateError, match="other settings"):
         train(tmp_path, output_path=held, max_steps=4, resume="auto")
+
+
+def test_weights_of_other_shapes_are_no_continuation(held: Path, tmp_path: Path) -> None:
+    project(tmp_path)
+    shutil.copytree(held, tmp_path / "out")
+    for path in (tmp_path / "model/transformer").iterdir():
+        path.unlink()
+    config_file = tmp_path / "model/transformer/config.json"
+    with torch.random.fork_rng(devices=[]):
+        save_file(Dit(1, 2).state_dict(), tmp_path / "model/transformer/model.safetensors")
+    config_file.write_text(json.dumps({"width": 1, "depth": 2}))
+    with pytest.raises(StateError, match=r"have other shapes\n.*lora_A.*there .2, 8., this run .2, 1.") as caught:
+        train(tmp_path, output_path=tmp_path / "out", max_steps=4, resume="auto")
+    assert caught.value.where == "--resume"
 
 
 CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {

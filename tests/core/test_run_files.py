@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.checkpoint import states
+from dstrain.bad_samples import LIST
+from dstrain.checkpoint import newest_state, states
 from dstrain.checks import validate
-from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.run_files import SET_ASIDE, WEIGHTS, WeightsFiles, own, probe, put_back, take_away, traces
+from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
+from dstrain.files import remove_leftovers
+from dstrain.run_files import CONFIG, LOG, SAME_LOG, SET_ASIDE, WEIGHTS, WeightsFiles, own, put_back, take_away, traces
+from dstrain.runner import run
 from runs import config, log, project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -67,6 +70,20 @@ def test_a_resumed_run_prunes_what_the_first_part_kept(here: Path, tmp_path: Pat
     assert left(tmp_path) == ["state-3", "state-4", "step-3.safetensors", "step-4.safetensors"]
 
 
+@pytest.mark.parametrize("keep", [None, 1, 2])
+def test_a_damaged_state_never_takes_the_place_of_the_one_a_run_goes_on_from(
+    keep: int | None, here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=6, save_steps=2)
+    damaged = tmp_path / "state-6/trainable.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    train(here, output_path=tmp_path, max_steps=4, keep_checkpoints=keep, resume="auto")
+    assert newest_state(tmp_path).name == "state-4"
+    train(here, output_path=tmp_path, max_steps=5, keep_checkpoints=keep, resume="auto")
+    assert newest_state(tmp_path).name == "state-5"
+    assert ("state-4" in left(tmp_path)) == (keep != 1)
+
+
 @pytest.mark.parametrize("record", ["", "{", '{"a": 1}', "[1]", '[["../data/0.safetensors", 1]]', '[["x", "y"]]'])
 def test_a_record_that_is_none_lists_nothing(record: str, tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).write_text(record)
@@ -102,6 +119,18 @@ def test_overwriting_removes_the_run_and_nothing_else(here: Path, tmp_path: Path
     assert [row["step"] for row in log(out)] == [1, 2]
 
 
+def test_overwriting_removes_the_list_of_rows_that_the_run_left_out(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    picture = (folder / "data/1.png").read_bytes()
+    (folder / "data/1.png").write_bytes(b"no picture")
+    out = train(folder, max_steps=1, on_bad_sample="skip")
+    assert out / LIST in own(out)
+    (folder / "data/1.png").write_bytes(picture)
+    run(config(folder, task="sft:data_process", feature_cache=folder / "cache", output_path=None))
+    train(folder, max_steps=1, task="sft:train", feature_cache=folder / "cache", overwrite=True)
+    assert not (out / LIST).exists()
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -130,12 +159,12 @@ def test_weights_of_unknown_origin_are_not_overwritten(here: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("gone", ["state-*", "step-*", "loss.csv"])
 def test_what_is_left_of_a_run_is_not_overwritten_by_accident(gone: str, here: Path, tmp_path: Path) -> None:
-    train(here, output_path=tmp_path, max_steps=1)
-    for path in tmp_path.glob(gone):
-        path.rename(tmp_path.parent / f"{tmp_path.name}-{path.name}")
+    out = train(here, output_path=tmp_path / "out", max_steps=1)
+    for path in out.glob(gone):
+        path.rename(tmp_path / path.name)
     with pytest.raises(StateError, match="holds a run already") as caught:
-        train(here, output_path=tmp_path, max_steps=1)
-    assert ("--resume" in caught.value.help_lines[0]) == bool(states(tmp_path))
+        train(here, output_path=out, max_steps=1)
+    assert ("--resume" in caught.value.help_lines[0]) == bool(states(out))
 
 
 def test_a_run_that_is_taken_away_halfway_is_put_back(here: Path, tmp_path: Path) -> None:
@@ -150,8 +179,68 @@ def test_a_run_that_is_taken_away_halfway_is_put_back(here: Path, tmp_path: Path
     put_back(tmp_path)
     assert tree(tmp_path) == before
     take_away(tmp_path)
+    remove_leftovers(tmp_path)
     assert tree(tmp_path) == {}
     assert traces(tmp_path) == []
+
+
+USERS = {
+    "a model's": (CONFIG, '{"_class_name": "X", "_diffusers_version": "0.1"}'), "no JSON": (CONFIG, "mine"),
+    "log": (LOG, "epoch,loss\n0,1\n1,2\n"), "lines": (SAME_LOG, '{"loss": 1}\n'), "list": (LIST, "[]"),
+    "weights": (WEIGHTS, '{"dit": 0.5}'), "damaged": (WEIGHTS, '[["step-1'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", USERS)
+def test_a_file_of_the_users_that_has_the_name_of_a_record_is_never_replaced(
+    kind: str, here: Path, tmp_path: Path
+) -> None:
+    name, text = USERS[kind]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text(text)
+    for flags in ({}, {"overwrite": True}):
+        with pytest.raises(StateError, match=f"holds {name}, which no run wrote") as caught:
+            train(here, output_path=tmp_path / "out", max_steps=1, **flags)
+        assert "another --output_path" in caught.value.help_lines[0]
+        assert tree(tmp_path / "out") == {name: text.encode()}
+    train(here, output_path=tmp_path / "run", max_steps=1)
+    (tmp_path / "run" / name).write_text(text)
+    with pytest.raises(StateError, match=f"holds {name}, which no run wrote"):
+        train(here, output_path=tmp_path / "run", max_steps=2, resume="auto")
+
+
+def test_a_folder_in_the_way_is_refused_before_any_file_is_decoded(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    before = tree(tmp_path)
+    monkeypatch.setattr("dstrain.bad_samples.load_cell", lambda cell: pytest.fail("decoded"))
+    with pytest.raises(StateError, match="holds a run already"):
+        train(here, output_path=tmp_path, max_steps=1, on_bad_sample="skip")
+    assert tree(tmp_path) == before
+
+
+def test_ctrl_c_while_a_run_is_taken_away_changes_nothing_and_after_it_says_so(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(here, output_path=tmp_path, max_steps=2, save_steps=1)
+    before, rename, calls = tree(tmp_path), Path.rename, []
+
+    def cut(path: Path, target: Path) -> Path:
+        calls.append(path)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="nothing there was changed"):
+        patch.setattr(Path, "rename", cut)
+        train(here, output_path=tmp_path, max_steps=1, overwrite=True)
+    assert tree(tmp_path) == before
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="interrupted before the first save"):
+        patch.setattr("dstrain.outputs.write_resolved", lambda *given: cut(tmp_path, tmp_path))
+        calls[3:] = []
+        train(here, output_path=tmp_path, max_steps=1, overwrite=True)
+    assert tree(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -166,14 +255,6 @@ def test_two_ways_to_begin_are_refused_naming_both(given: dict[str, Any], tmp_pa
     with pytest.raises(UsageError) as caught:
         validate(config(tmp_path, model_paths="[]", toy=True, **given))
     assert all(f"--{name}" in str(caught.value) for name in given)
-
-
-def test_a_folder_that_cannot_be_written_is_named_without_temporary_names(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemFault) as caught:
-        probe(tmp_path / "file")
-    assert caught.value.where == str(tmp_path / "file")
-    assert ".tmp-" not in str(caught.value)
 
 
 def test_a_run_that_cannot_be_taken_away_whole_stays(

@@ -5,13 +5,14 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
 from dstrain.config import TrainConfig
-from dstrain.errors import DstrainError, UsageError
+from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.hooks import load_extensions
 from dstrain.losses import SFT
 from dstrain.pictures import Resolution
@@ -23,6 +24,7 @@ from dstrain.train import steps
 from dstrain.world import World, default_device
 from family import MODEL, weights_of
 from runs import config, files, job, project, same, train
+from safetensors import SafetensorError
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -61,6 +63,13 @@ def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(here: Path, 
         run(config(here, dataset_base_path=tmp_path / "data", output_path=tmp_path / "out"))
     assert refused.value.what == "2 bad cells"
     assert refused.value.help_lines == ("metadata.csv:3:image: is blank", "metadata.csv:5:image: is blank")
+
+
+def test_a_list_where_one_file_is_read_is_refused_with_what_the_variant_reads(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "metadata.json").write_text(json.dumps([{"image": ["0.png"], "prompt": "a"}]))
+    with pytest.raises(UsageError, match="1 bad cell") as caught:
+        run(config(here, variant="base", dataset_base_path=tmp_path, output_path=tmp_path / "out"))
+    assert caught.value.help_lines[1] == "variant base reads one file from column 'image'"
 
 
 def test_a_data_set_without_its_columns_is_told_all_of_them(here: Path, tmp_path: Path) -> None:
@@ -177,6 +186,16 @@ def test_a_toy_model_lies_in_a_folder_that_is_gone_afterwards(
     plain = resolve(config(here))
     with toy_models(plain, World(Accelerator(cpu=True))) as ready:
         assert ready is plain
+
+
+def test_a_toy_for_which_the_disk_has_no_room_is_a_fault_of_the_system(tmp_path: Path) -> None:
+    def full(folder: Path, variant: str, seed: int) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    record: Any = SimpleNamespace(load=lambda name: full)
+    with pytest.raises(SystemFault, match=r"a toy model cannot be written: .*No space left") as caught:
+        write_toy(record, "base", tmp_path)
+    assert caught.value.where == str(tmp_path) and "TMPDIR" in caught.value.help_lines[0]
 
 
 def test_toy_files_are_one_entry_per_component(tmp_path: Path) -> None:

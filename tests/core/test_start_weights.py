@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError, UsageError
+from dstrain.export import export
 from dstrain.files import read_tensors, write_tensors
 from dstrain.seals import SEAL, check_file, sealed
 from runs import config, files, job, log, project, train
@@ -126,6 +127,28 @@ def test_two_files_of_one_component_and_two_ways_to_fill_lora_are_refused(
         train(here, output_path=tmp_path, max_steps=1, resume_from_checkpoint=Path(f"{path},{path}"))
     with pytest.raises(UsageError, match="fills the same LoRA layers"):
         train(here, output_path=tmp_path, max_steps=1, resume_from_checkpoint=path, lora_checkpoint=path)
+
+
+def test_a_lora_in_the_names_of_another_program_is_a_start_and_no_full_weights(
+    here: Path, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    path, kohya = saved["lora"] / "step-2.safetensors", tmp_path / "kohya.safetensors"
+    export(path, kohya, "kohya")
+    own, other = (job(config(here, resume_from_checkpoint=one)).module.trained.parameters for one in (path, kohya))
+    assert all(torch.equal(own[name], parameter) for name, parameter in other.items())
+    with pytest.raises(StateError, match="holds LoRA layers of dit, which is trained in full"):
+        job(config(here, resume_from_checkpoint=kohya, **FULL))
+
+
+def test_a_preset_is_not_dropped_where_weights_take_the_place_of_what_it_is_for(
+    here: Path, saved: dict[str, Path]
+) -> None:
+    lora, full = (saved[name] / "step-2.safetensors" for name in ("lora", "full"))
+    words = rf"--preset_lora_path: is not merged into dit, all of which .*{full}"
+    with pytest.raises(UsageError, match=words) as caught:
+        job(config(here, resume_from_checkpoint=full, preset_lora_path=lora, **FULL))
+    assert "a preset is in the weights that were trained on it" in caught.value.help_lines[0]
+    job(config(here, resume_from_checkpoint=lora, preset_lora_path=lora))
 
 
 def test_a_file_whose_name_has_a_comma_is_one_file(here: Path, saved: dict[str, Path], tmp_path: Path) -> None:

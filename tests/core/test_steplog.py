@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain import steplog
 from dstrain.errors import SystemFault
-from dstrain.steplog import COLUMNS, StepLog, peak_memory
+from dstrain.steplog import COLUMNS, StepLog
 
 NUMBERS = {
     "step": 1, "epoch": 0, "loss": 1 / 3, "learning_rate": 1e-5, "grad_norm": 12345678.9,
@@ -58,16 +57,6 @@ def test_both_files_have_a_row_for_each_step_and_plugins_see_it(tmp_path: Path) 
     assert line.startswith('{"step": 1, "epoch": 0, "loss": 0.333333, "learning_rate": 1e-05, ')
 
 
-def test_memory_is_that_of_the_process_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    status = Path("/proc/self/status")
-    if status.exists():
-        peak = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        assert peak_memory() == pytest.approx(peak / 2**20, rel=0.05)
-    monkeypatch.setattr(steplog.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(steplog.torch.cuda, "max_memory_allocated", lambda: 3 * 2**30)
-    assert peak_memory() == 3
-
-
 @pytest.mark.parametrize("torn", ["", "4", "4,0,0.5", "4,0,0.1,0.1,0.1,0.1,0.1,0"])
 def test_a_continuation_goes_on_in_both_files_after_its_step(torn: str, tmp_path: Path) -> None:
     write(tmp_path, range(1, 4))
@@ -104,6 +93,7 @@ def test_a_row_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path: 
     log = log_in(tmp_path)
     with log.opened(0):
         log._files[1].close()
-        log._files = (log._files[0], Full())  # type: ignore[assignment]
+        full: Any = Full()
+        log._files = (log._files[0], full)
         with pytest.raises(SystemFault, match=r"out/loss.jsonl: row 1 cannot be written: No space left on device"):
             log.add(NUMBERS)

@@ -44,6 +44,17 @@ def test_the_start_says_samples_sizes_batch_schedule_and_previews(
     assert told.index("sizes:") < told.index("preview ") < told.index("12 steps in ")
 
 
+@pytest.mark.parametrize(("most", "words"), [
+    (4, "runs to step 4, 0.6667 epochs, as --max_steps says, the smaller of both\n"),
+    (9, "runs to step 6, 1 epochs, as --num_epochs says, the smaller of both\n"),
+])  # fmt: skip
+def test_of_two_limits_the_one_that_ends_the_run_is_told(
+    most: int, words: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(here, output_path=tmp_path, num_epochs=1, max_steps=most)
+    assert words in said(capsys)
+
+
 def test_stage_2_says_the_sizes_of_what_is_stored(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Training: steps, learning rates and losses mean what they say, and a run that was stopped goes on bit for bit."""
 
 import math
+import multiprocessing
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +171,20 @@ def test_a_run_in_two_stages_resumes_too(dropping: Path, tmp_path: Path) -> None
     train(dropping, task="sft:train", output_path=tmp_path / "cut", resume="auto", **flags)
     whole, cut = outcome(tmp_path / "whole"), outcome(tmp_path / "cut")
     assert same(whole, cut)
+
+
+@pytest.mark.slow
+def test_both_stages_with_processes_that_are_spawned_are_a_run_without(dropping: Path, tmp_path: Path) -> None:
+    flags = {"feature_cache": tmp_path / "cache", "max_steps": 4}
+    train(dropping, output_path=tmp_path / "alone", **flags)
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        run(config(dropping, task="sft:data_process", dataset_num_workers=2, **flags))
+        train(dropping, task="sft:train", output_path=tmp_path / "split", dataset_num_workers=2, **flags)
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert same(outcome(tmp_path / "split"), outcome(tmp_path / "alone"))
 
 
 def test_a_longer_run_can_go_on_from_a_finished_one(here: Path, tmp_path: Path) -> None:

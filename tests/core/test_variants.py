@@ -19,7 +19,15 @@ from dstrain.runner import run
 from dstrain.setup import resolve
 from dstrain.sources import Column, Setting, at_least
 from dstrain.trainables import Trainables
-from dstrain.variants import Hints, choose_variant, fitting_columns, fitting_inputs, role_played, settled
+from dstrain.variants import (
+    Hints,
+    advice_on_lists,
+    choose_variant,
+    fitting_columns,
+    fitting_inputs,
+    role_played,
+    settled,
+)
 from dstrain.wiring import Expert, Wiring
 from family import MODEL, build, weights_of
 from runs import project
@@ -30,6 +38,28 @@ COLUMNS = MappingProxyType({"base": ("image", "prompt"), "other": ("image", "pro
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.mark.parametrize(
+    ("cell", "kinds", "advice"),
+    [
+        (["a.png"], ("picture", "pictures"), "one file from column 'image'; several are read by --variant other"),
+        ('["a.png"]', ("picture", "picture"), "one file from column 'image'"),
+        (["a.png"], ("pictures", "picture"), ""),
+        ("a.png", ("picture", "pictures"), ""),
+    ],
+)
+def test_a_list_where_one_file_is_read_tells_the_variants_that_read_several(
+    cell: str | list[str], kinds: tuple[Any, Any], advice: str, tmp_path: Path
+) -> None:
+    (tmp_path / "metadata.json").write_text(json.dumps([{"image": cell, "prompt": "a"}]))
+    by_name = {
+        name: replace(build(name), inputs={**build(name).inputs, "input_image": Column("image", kind)})
+        for name, kind in zip(("base", "other"), kinds, strict=True)
+    }
+    record: Any = SimpleNamespace(variants=tuple(by_name), load=lambda _: by_name.__getitem__)
+    found = advice_on_lists(tmp_path / "metadata.json", record, by_name["base"])
+    assert found == ([f"variant base reads {advice}"] if advice else [])
 
 
 def test_the_name_given_wins_over_everything() -> None:

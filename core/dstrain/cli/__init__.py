@@ -12,7 +12,7 @@ from dstrain.cli.failures import explain
 from dstrain.cli.options import LeftOut, shared_options
 from dstrain.errors import SystemFault, UsageError, nearest
 from dstrain.meeting import finish_in_peace, first_to_say
-from dstrain.redaction import redacted
+from dstrain.redaction import redacted, warn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,7 +122,7 @@ def _run_plugin_command(words: Sequence[str], shared: Sequence[str], own: Sequen
     extensions = load_extensions([LeftOut().convert(name, None, None) for name in names])
     offers = extensions.offered("dstrain_commands", click.Command, own)
     for reason in (*extensions.broken, *offers.broken):
-        click.echo(redacted(f"dstrain: warning: {reason}"), err=True)
+        warn(reason)
     command = offers.items.get(words[0])
     if command is None:
         known = [*own, *offers.items]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dstrain.checks import validate
-from dstrain.cli.options import FamilyCommand, FilePath, model_options, shared_options
+from dstrain.cli.options import FamilyCommand, FilePath, OneOf, model_options, shared_options
 from dstrain.config import GenerateConfig, TrainConfig
 from dstrain.errors import UsageError
 from dstrain.flags import parse_alpha
@@ -48,13 +48,14 @@ def generate(config: GenerateConfig) -> None:
 def toy(model: str, variant: str | None, seed: int, output: Path, left_out: tuple[str, ...]) -> None:
     """Write a toy model folder in the published layout, to be used by the ordinary flags."""
     from dstrain.plugins import load_record, variant_of
+    from dstrain.toys import fill_folder
 
     record = load_record(model, left_out)
     chosen = variant_of(record, variant)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UsageError("--output", f"{output} exists; what is there is left as it is")
-    record.load("toy")(output, chosen, seed)
-    click.echo(f"wrote {output}")
+    fill_folder(record, chosen, seed, output, "make room, remove what was written, and run the same command again")
+    click.echo(f"wrote {output}; --model_paths names its weights, --tokenizer_path and the like its folders")
 
 
 def export(
@@ -83,7 +84,7 @@ def models(left_out: tuple[str, ...]) -> None:
 
 def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
     """List each plugin: its variants or what it adds, its state, and why it is broken; `new NAME` begins a family's."""
-    from dstrain.plugins import inspect_all
+    from dstrain.cli.inspection import inspect_all
 
     if click.get_current_context().invoked_subcommand is not None:
         if as_json:
@@ -116,9 +117,7 @@ def new_plugin(name: str) -> None:
 
 def commands() -> tuple[click.Command, ...]:
     """Build every command of dstrain's own, in the order of --help."""
-    form = click.Option(
-        ["--format", "form"], type=click.Choice(["text", "json"]), default="text", help="How to print it."
-    )
+    form = click.Option(["--format", "form"], type=OneOf(["text", "json"]), default="text", help="How to print it.")
     output = click.Option(["--output"], type=FilePath(), required=True, help="Folder that is written.")
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
     name = click.Argument(["name"])
@@ -142,7 +141,7 @@ def commands() -> tuple[click.Command, ...]:
 
 
 def _export_params() -> tuple[click.Parameter, ...]:
-    programs = click.Choice(["diffusers", "comfyui", "kohya", "reference"])
+    programs = OneOf(["diffusers", "comfyui", "kohya", "reference"])
     return (
         click.Option(["--format", "program"], type=programs, required=True, help="Whose names the file gets."),
         click.Option(["--model"], help="The family, if the header of INPUT does not say it."),

@@ -31,7 +31,7 @@ class TextOrNumber(click.ParamType[str]):
 def read_file(path: Path) -> dict[str, Any]:
     """What a file says: names, with '-' as '_', and values; YAML's are text, for a flag alone knows what `no` is.
 
-    Raises UsageError for a file that cannot be read, is no such file, or has a name twice.
+    Raises UsageError for a file that cannot be read, is no such file, has sections, or has a name twice.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError("--config", f"{path} is none of {', '.join(SUFFIXES)}")
@@ -52,7 +52,12 @@ def read_file(path: Path) -> dict[str, Any]:
         if key in found:
             raise UsageError(f"{path}:{name}", "is given twice")
         found[key] = value
-    return {key: value for key, value in found.items() if key not in NOT_FLAGS}
+    flat = {key: value for key, value in found.items() if key not in NOT_FLAGS}
+    for key, value in flat.items():
+        if any(isinstance(one, Mapping | _Pairs) for one in (value, *(value if isinstance(value, list) else ()))):
+            advice = "this file has sections, as those of other programs have"
+            raise UsageError(f"{path}:{key}", "is a table; flags are written flat, by name", advice)
+    return flat
 
 
 def values_of(
@@ -83,8 +88,6 @@ def values_of(
 
 
 def _read(option: click.Option, value: Any, where: str) -> Any:
-    if isinstance(value, Mapping):
-        raise UsageError(where, "is a table; flags are written flat, by name")
     if option.multiple:
         if not isinstance(value, list):
             raise UsageError(where, f"may be repeated, so want a list, got {_kind(value)}")

@@ -6,6 +6,7 @@ import click
 
 from dstrain.cli.reference_flags import no_such
 from dstrain.errors import DstrainError, Interrupted, OutOfMemory, SystemFault, UsageError
+from dstrain.memory import LOAD_ADVICE, SIGNS, is_out_of_memory
 
 DEFECT = ("a defect of dstrain or of a plugin: report it, with what --debug shows",)
 
@@ -26,12 +27,12 @@ def explain(error: BaseException) -> DstrainError:
 
 def _memory(error: BaseException) -> OutOfMemory | None:
     """Memory that was lacking outside a training step: of the device, or of the machine."""
-    lines = [*str(error).splitlines(), ""]
-    lacking = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if not lacking and not (isinstance(error, RuntimeError) and "can't allocate memory" in lines[0]):
+    if not is_out_of_memory(error):
         return None
-    advice = "a split run loads less in each stage: --task TASK:data_process, then --task TASK:train"
-    return OutOfMemory("memory", lines[0] or "the machine has too little", advice)
+    # Of a process that loads samples torch hands on a whole traceback, in which one line says it.
+    lines = str(error).strip().splitlines() or ["the machine has too little"]
+    told = next((line for line in lines if any(sign in line for sign in SIGNS)), lines[-1])
+    return OutOfMemory("memory", told, *LOAD_ADVICE)
 
 
 def _worker(error: BaseException) -> DstrainError | None:

@@ -8,7 +8,7 @@ import click
 
 from dstrain.cli.config_file import TextOrNumber, read_file, values_of
 from dstrain.config import ModelChoice, TrainConfig
-from dstrain.errors import UsageError
+from dstrain.errors import UsageError, nearest
 from dstrain.flags import Flag, LoraFile, NamedInput, flags, parse_input, parse_lora
 from dstrain.record import ModelRecord, Option
 
@@ -25,6 +25,17 @@ class FilePath(click.ParamType[Path]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path."""
         return Path(str(value)) if str(value) else self.fail("is empty", param, ctx)
+
+
+class OneOf(click.Choice[str]):
+    """One of several names; for another the nearest is told."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name."""
+        if value not in self.choices:
+            names = ", ".join(self.choices)
+            self.fail(f"want one of {names}, got {str(value)!r}{nearest(str(value), self.choices)}", param, ctx)
+        return str(value)
 
 
 class LoraText(click.ParamType[LoraFile]):

@@ -66,7 +66,7 @@ MODEL = ModelRecord(
         Option("tokenizer_2_path", "Folder of T5's tokenizer; by default that of FLUX.1-dev.", "tokenizer_2"),
         Option(
             "align_to_opensource_format",
-            "Save the LoRA of the transformer in kohya's names, which ComfyUI and others read, too.",
+            "Save the LoRA of the transformer in kohya's names in the place of diffusers'; ComfyUI reads these.",
             saves="kohya",
         ),
         Option("kontext_pixels", "Area, in pixels, to which Kontext's pictures to edit are resized; default 1048576."),

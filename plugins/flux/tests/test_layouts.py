@@ -12,7 +12,7 @@ import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from diffusers.loaders import single_file_utils
 from dstrain.components import Component, Files
-from dstrain.configurations import configuration
+from dstrain.configurations import Sought, find_configuration
 from dstrain.errors import StateError
 from dstrain.layouts import in_layout
 from dstrain.model_files import ModelConfig, assign
@@ -238,7 +238,7 @@ def test_the_configuration_of_an_original_transformer_follows_from_its_shapes(gu
     )
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AnotherModel", "num_layers": 77}))
     ((_, files),) = recognise(saved(tmp_path, original("dit", network)), COMPONENTS)
-    content = configuration(BY_NAME["dit"], files, "")
+    content = find_configuration(Sought(BY_NAME["dit"], files))
     assert vars(BY_NAME["dit"].configure(content)) == {k: v for k, v in network.config.items() if not k.startswith("_")}
 
 

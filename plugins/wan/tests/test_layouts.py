@@ -10,8 +10,9 @@ import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from diffusers.loaders import single_file_utils
 from dstrain.components import Files
-from dstrain.configurations import configuration
+from dstrain.configurations import Sought, find_configuration
 from dstrain.errors import StateError
+from dstrain.hubs import Origin
 from dstrain.layouts import in_layout
 from dstrain.model_files import ModelConfig, assign
 from dstrain.weights import recognise
@@ -259,7 +260,7 @@ def test_the_originals_configuration_is_read_in_diffusers_terms(case: str, tmp_p
     name, network = make(case)
     (tmp_path / "config.json").write_text(json.dumps(published_content(network, case.rpartition(" ")[2])))
     files = recognised(saved(tmp_path / "diffusion_pytorch_model.safetensors", original(name, network)), name)
-    content = configuration(BY_NAME[name], files, "")
+    content = find_configuration(Sought(BY_NAME[name], files))
     own = {key: value for key, value in dict(network.config).items() if not key.startswith("_")}
     read = json.loads(json.dumps(vars(BY_NAME[name].configure(content))))
     assert read == json.loads(json.dumps({**own, "rope_max_seq_len": 1024}))
@@ -268,8 +269,9 @@ def test_the_originals_configuration_is_read_in_diffusers_terms(case: str, tmp_p
 def test_the_transformers_config_json_is_not_taken_for_that_of_the_vae_beside_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(published_content(make("2.1 and 2.2 t2v")[1], "t2v")))
     files = recognised(saved(tmp_path / "Wan2.1_VAE.pth", original(*make("vae 2.1"))), "vae")
-    assert configuration(BY_NAME["vae"], files, "Wan-AI/Wan2.1-T2V-1.3B")["z_dim"] == 16
-    assert "dim" not in configuration(BY_NAME["vae"], files, "Wan-AI/Wan2.1-T2V-1.3B")
+    content = find_configuration(Sought(BY_NAME["vae"], files, Origin("Wan-AI/Wan2.1-T2V-1.3B", hub=None)))
+    assert content["z_dim"] == 16
+    assert "dim" not in content
 
 
 def test_experts_are_told_apart_by_their_folders_else_by_their_order(tmp_path: Path) -> None:

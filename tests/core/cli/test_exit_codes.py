@@ -129,6 +129,8 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (2, "no such picture", Way(SHORT, "data/metadata.json: ", prepare=gone("data/0.png"))),
     (2, "no data set", Way((*SHORT, "--dataset_base_path", "dat"), "--dataset_base_path: dat is not a folder")),
     (3, "output in use by a run", Way(SHORT, "out: holds a run already", first=(SHORT,))),
+    *((3, f"the user's {name}", Way(words, f"out: holds {name}, which no run", prepare=written(f"out/{name}", "mine")))
+      for name, words in (("config.json", SHORT), ("loss.csv", SHORT), ("weights.json", (*SHORT, "--overwrite")))),
     (3, "no state to go on from", Way((*SHORT, "--resume"), "out: ")),
     (3, "another run's state", Way((*LONGER, "--seed", "9"), "--resume: ", first=(SHORT,))),
     (3, "damaged states", Way(LONGER, "out", first=(SHORT,),
@@ -147,11 +149,12 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
                                        prepare=spoiled("model/transformer/*.safetensors", 1e38))),
     (5, "latents", Way(TRAIN_FILES, "step 1: loss",
                        prepare=spoiled("model/vae/*.safetensors", float("nan")))),
-    (6, "the device's memory in a step", Way(SHORT, "step 1: out of memory",
-                                             prepare=at_forward(raising(torch.OutOfMemoryError("CUDA"))))),
+    (6, "the device's memory in a step", Way(
+        SHORT, "step 1: out of memory", prepare=at_forward(raising(torch.OutOfMemoryError("CUDA out of memory"))))),
     (6, "the machine's memory in a step", Way(SHORT, "step 1: out of memory", prepare=at_forward(allocate))),
     (6, "memory in stage 1", Way(STAGE_1, "", prepare=at("family.Vae.__init__", MemoryError()))),
-    (6, "memory while it loads", Way(SHORT, "", prepare=at("family.Dit.__init__", torch.OutOfMemoryError("CUDA out")))),
+    (6, "memory while it loads", Way(
+        SHORT, "", prepare=at("family.Dit.__init__", torch.OutOfMemoryError("CUDA out of memory")))),
     (6, "memory in inference", Way(GENERATE, "", prepare=at("dstrain.sampler.sample", MemoryError()))),
     (75, "SIGTERM in training", Way(TRAIN, "out: interrupted after step 1",
                                     prepare=at_forward(lambda: os.kill(os.getpid(), signal.SIGTERM)))),
@@ -169,15 +172,19 @@ def here(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     project(tmp_path / "here")
     for path in (tmp_path / "here/model").glob("*/model-*"):
         assert path.is_file()
+    for name in ("config.yaml", "model.safetensors", "previews/cat.png", "state-of-mind/record.json"):
+        (tmp_path / "here/out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "here/out" / name).write_text("mine")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
 
 
 def digests(here: Path) -> dict[str, str]:
-    """Everything that is the user's: data set, model, files beside them; no output of a run."""
-    files = (path for path in here.rglob("*") if path.is_file())
-    mine = (path for path in files if path.relative_to(here).parts[0] not in ("out", "cache", "x.png"))
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in mine}
+    """Everything that is the user's: data set, model, files beside them, and in the output folder what says so."""
+    files = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    ours = ("out", "cache", "x.png")
+    mine = (path for path in files if path.relative_to(here).parts[0] not in ours or files[path] == b"mine")
+    return {str(path): hashlib.sha256(files[path]).hexdigest() for path in mine}
 
 
 @pytest.mark.parametrize(("code", "way"), [(code, way) for code, _, way in WAYS], ids=[f"{c} {n}" for c, n, _ in WAYS])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -12,7 +13,8 @@ from typing import Any
 import click
 import pytest
 from dstrain.cli import command_group, main
-from dstrain.config import TrainConfig
+from dstrain.cli.reference_flags import INSTEAD
+from dstrain.config import GenerateConfig, TrainConfig
 from dstrain.errors import Diverged, Interrupted
 from dstrain.flags import flags
 
@@ -133,6 +135,30 @@ def test_a_family_flag_named_like_one_of_ours_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("flag", "advice"),
+    [
+        ("--network_dim", "want --lora_rank"),
+        ("--max_train_steps", "want --max_steps"),
+        ("--resume_from", "want --resume PATH, which goes on where a run stopped"),
+        ("--dataset_config", "want --dataset_base_path DIR, with a metadata file in it: docs/data-sets.md"),
+    ],
+)
+@pytest.mark.usefixtures("runs")
+def test_a_flag_of_another_trainer_is_told_what_is_wanted_instead(
+    flag: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*BASE, flag, "3"]) == 2
+    assert capsys.readouterr().err.splitlines() == [f"dstrain: error: {flag}: no such option", f"  {advice}"]
+
+
+def test_no_advice_is_for_a_flag_that_exists_or_names_one_that_does_not() -> None:
+    known = {flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config)} | {"config", "debug"}
+    assert not known & set(INSTEAD)
+    wanted = {name for advice in INSTEAD.values() for name in re.findall(r"--(\w+)", advice)}
+    assert wanted <= known | {"config_file"}
+
+
+@pytest.mark.parametrize(
     ("words", "first_line"),
     [
         (["--seed", "3"], "--model: is required"),
@@ -154,6 +180,10 @@ def test_a_family_flag_named_like_one_of_ours_is_refused(
         (["-p", "no:faky", *BASE], "--model: no model named 'faky'; installed: "),
         ([*BASE, "-p", "no:plugin-faky"], "--model: no model named 'faky'; installed: "),
         (["toy", "--model", "faky"], "--output: is required"),
+        (
+            ["export", "a", "b", "--format", "komfy"],
+            "--format: want one of diffusers, comfyui, kohya, reference, got 'komfy'; did you mean 'comfyui'?",
+        ),
         (["generate", "--model", "faky", "--toy", "--output", "x.png"], "--prompt: is required"),
     ],
     ids=lambda value: " ".join(value[-3:]) if isinstance(value, list) else "",

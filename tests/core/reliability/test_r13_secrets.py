@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from dstrain.cli import main
-from dstrain.redaction import redacted
+from dstrain.redaction import redacted, say, warn
 from dstrain.world import World
 from runs import project
 
@@ -114,7 +114,26 @@ def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
 def test_what_a_run_says_has_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     world = World(SimpleNamespace(process_index=0, num_processes=1))
     world.say("writes out/hf_AbCdEfGhIjKlMnOpQrStUv")
-    assert capsys.readouterr().err == "writes out/***\n"
+    say("reads in/hf_AbCdEfGhIjKlMnOpQrStUv")
+    warn("no in/hf_AbCdEfGhIjKlMnOpQrStUv")
+    assert capsys.readouterr().err == "writes out/***\nreads in/***\ndstrain: warning: no in/***\n"
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("dataset", [False, True], ids=["one", "dataset"])
+def test_what_generate_says_has_no_secret(dataset: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "hf_AbCdEfGhIjKlMnOpQrStUv"
+    words = ["generate", "--model", "tiny", "--toy", "--num_inference_steps", "1", "--height", "16", "--width", "16"]
+    if dataset:
+        table = tmp_path / "hf_AbCdEfGhIjKlMnOpQrStUw.csv"
+        table.write_text("prompt,seed,remark\na dog,1,good\n")
+        words += ["--dataset", str(table), "--output", str(output)]
+    else:
+        words += ["--prompt", "a dog", "--output", str(output / "x.png")]
+    assert main(words) == 0
+    told = capfd.readouterr()
+    assert "/***" in told.out + told.err
+    assert "hf_" not in told.out + told.err
 
 
 def test_what_is_no_secret_is_left_as_it_is() -> None:
