@@ -35,10 +35,17 @@ def needs(
         return None
 
     if (error := fault(())) is not None:
+        refuse_bad_rows(table)
         wanted = [source.name for source in inputs.values() if isinstance(source, Column)]
         absent = [name for name in wanted if name not in table.columns and repr(name) in error.what]
         raise UsageError(error.where, error.what, *error.help_lines, *_columns_there(table, absent)) from error
     return cache(lambda blank: [name for name in columns if name in blank and fault((name,))] if fault(blank) else [])
+
+
+def refuse_bad_rows(table: Table) -> None:
+    """Raise UsageError for the bad rows of a table without a first line of names: a column may be lacking for them."""
+    if table.path.suffix.lower() != ".csv":
+        table.refuse(table.faults)
 
 
 def _columns_there(table: Table, absent: Collection[str]) -> list[str]:
@@ -50,7 +57,11 @@ def _columns_there(table: Table, absent: Collection[str]) -> list[str]:
 
 
 def no_columns(table: Table, inputs: Mapping[str, Source]) -> UsageError:
-    """What to say of a table none of whose columns is read: often, its first line is data."""
+    """What to say of a table none of whose columns is read: often, its first line is data.
+
+    Raises UsageError for bad rows, as `refuse_bad_rows` does.
+    """
+    refuse_bad_rows(table)
     wanted = [source.name for source in inputs.values() if isinstance(source, Column)]
     near = {match for name in table.columns if (match := nearest(name, wanted))}
     hint = f"{table.columns[0]!r}{near.pop()}" if near else ""

@@ -64,3 +64,10 @@ def test_a_table_without_any_column_that_is_read_tells_what_they_are_called(tmp_
     with pytest.raises(UsageError, match="has no column that this variant reads") as caught:
         opened(tmp_path, "file,text\na.png,b\n")
     assert {line.split(";")[-1].strip() for line in caught.value.help_lines} >= {"name it 'prompt'", "name it 'image'"}
+
+
+def test_rows_that_cannot_be_read_are_told_before_columns_that_only_they_may_name(tmp_path: Path) -> None:
+    (tmp_path / "metadata.jsonl").write_text('{"image": "a.png"}\n{"image":\n')
+    with pytest.raises(UsageError) as caught:
+        open_dataset(DataConfig(tmp_path, None, None, Resolution(None, None, 2**20)), INPUTS, planned)
+    assert caught.value.help_lines[0].startswith("metadata.jsonl:2: is not json")
