@@ -27,22 +27,25 @@ RECORDED = ("num_inference_steps", "guidance_scale", "rand_device")
 
 
 @dataclass(frozen=True)
-class PreviewPlan:
-    """Inference with one prompt. plan: split by what is trained; cells: its inputs, decoded when they are needed."""
+class Preview:
+    """Inference with one prompt. plan: split by what is trained."""
 
     prompt: str
     plan: Plan
     sampling: Sampling
+
+
+@dataclass(frozen=True)
+class PreviewPlan(Preview):
+    """A preview as the command line asks for it. cells: its inputs, decoded when they are needed."""
+
     cells: Mapping[str, Cell]
 
 
 @dataclass(frozen=True)
-class StoredPreview:
-    """Inference with one prompt, with the values that cross, read from a feature store."""
+class StoredPreview(Preview):
+    """A preview with the values that cross, read from a feature store."""
 
-    prompt: str
-    plan: Plan
-    sampling: Sampling
     values: Mapping[str, Any]
 
 

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,3 +78,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
         yield site
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A hub of Tiny/Tiny (`hub_server.tiny_hub`)."""
+    from hub_server import tiny_hub
+
+    with tiny_hub(tmp_path, monkeypatch) as running:
+        yield running
+
+
+@pytest.fixture(params=["modelscope", "huggingface"])
+def hub(request: pytest.FixtureRequest) -> str:
+    """Each hub's name."""
+    named: str = request.param
+    return named

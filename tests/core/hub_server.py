@@ -19,6 +19,10 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
+from family import write, write_data
+
+TINY = "Tiny/Tiny"
+SHARDS = [f"transformer/model-{i}-of-2.safetensors" for i in (1, 2)]
 
 Files = dict[str, bytes]
 USUAL = ("main", "master")
@@ -262,3 +266,19 @@ def use(patch: pytest.MonkeyPatch, url: str, home: Path) -> None:
     patch.setattr("modelscope_hub._download.DOWNLOAD_INTEGRITY_RETRY_BACKOFF", 0.01)
     for module in ("huggingface_hub.file_download", "dstrain.hub_clients", "modelscope_hub._legacy_api"):
         patch.setattr(f"{module}.time", Impatient())
+
+
+@contextmanager
+def tiny_hub(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with the model Tiny/Tiny, which both clients ask; `folder`, the working directory, has a data set."""
+    patch.chdir(folder)
+    write(folder / "published")
+    (folder / "published/model_index.json").write_text("{}")
+    (folder / "published/README.md").write_text("words")
+    (folder / "published/transformer/code.py").write_text("raise SystemExit")
+    (folder / "published/text_encoder/model.bin").write_bytes(b"pickle")
+    write_data(folder / "data", ("dog", "cat"))
+    with serving() as running:
+        running.add(TINY, folder / "published")
+        use(patch, running.url, folder)
+        yield running

@@ -1,11 +1,13 @@
 """Runs of the family `tiny`: their configuration, what they write, and runs that stop on the way."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from accelerate import Accelerator
 from dstrain.checkpoint import load_state, states
@@ -30,6 +32,16 @@ def project(folder: Path, **model: Any) -> Path:
     """A model below `model` and a data set of six rows of two sizes below `data`."""
     write(folder / "model", **model)
     write_data(folder / "data", CAPTIONS, ((16, 16), (16, 24)))
+    return folder
+
+
+def project_by_id(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A fresh project as the working directory, with a copy of its model under a model id."""
+    patch.delenv("DSTRAIN_MODEL_BASE_PATH", raising=False)
+    patch.delenv("DIFFSYNTH_MODEL_BASE_PATH", raising=False)
+    patch.chdir(folder)
+    project(folder)
+    shutil.copytree("model", "models/Tiny/Tiny")
     return folder
 
 

@@ -26,7 +26,7 @@ from dstrain.networks import Network, TransformersNetwork
 from dstrain.pipeline import Pipeline
 from dstrain.runner import run
 from family import COMPONENTS, MODEL, weights_of
-from runs import config, project, train
+from runs import config, project_by_id, train
 from safetensors.torch import load_file, save, save_file
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -34,13 +34,7 @@ pytestmark = pytest.mark.usefixtures("tiny")
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh project as the working directory, with a copy of its model under a model id."""
-    monkeypatch.delenv("DSTRAIN_MODEL_BASE_PATH", raising=False)
-    monkeypatch.delenv("DIFFSYNTH_MODEL_BASE_PATH", raising=False)
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path)
-    shutil.copytree("model", "models/Tiny/Tiny")
-    return tmp_path
+    return project_by_id(tmp_path, monkeypatch)
 
 
 def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:

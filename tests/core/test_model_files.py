@@ -16,7 +16,7 @@ from dstrain.model_files import (
 )
 from dstrain.runner import run
 from family import COMPONENTS, FOLDERS, MODEL, weights_of, write
-from runs import config, configs, files, opened, project, same, train
+from runs import config, configs, files, opened, project_by_id, same, train
 from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -30,13 +30,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh project as the working directory, with a copy of its model under a model id."""
-    monkeypatch.delenv("DSTRAIN_MODEL_BASE_PATH", raising=False)
-    monkeypatch.delenv("DIFFSYNTH_MODEL_BASE_PATH", raising=False)
-    monkeypatch.chdir(tmp_path)
-    project(tmp_path)
-    shutil.copytree("model", "models/Tiny/Tiny")
-    return tmp_path
+    return project_by_id(tmp_path, monkeypatch)
 
 
 IDS = ",".join(f"Tiny/Tiny:{folder}/model*.safetensors" for folder in FOLDERS.values())

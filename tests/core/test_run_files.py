@@ -1,7 +1,10 @@
 """The files of a run in its output folder: how many are kept, and that nothing of the user's is removed."""
 
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from dstrain.bad_samples import LIST
@@ -220,25 +223,29 @@ def test_a_folder_in_the_way_is_refused_before_any_file_is_decoded(
     assert tree(tmp_path) == before
 
 
+def fourth_raises(error: BaseException) -> Callable[[Path, Path], Path]:
+    """A `Path.rename` whose fourth call ends so."""
+    rename, calls = Path.rename, count(1)
+
+    def renamed(path: Path, target: Path) -> Path:
+        if next(calls) == 4:
+            raise error
+        return rename(path, target)
+
+    return renamed
+
+
 def test_ctrl_c_while_a_run_is_taken_away_changes_nothing_and_after_it_says_so(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(here, output_path=tmp_path, max_steps=2, save_steps=1)
-    before, rename, calls = tree(tmp_path), Path.rename, []
-
-    def cut(path: Path, target: Path) -> Path:
-        calls.append(path)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return rename(path, target)
-
+    before = tree(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="nothing there was changed"):
-        patch.setattr(Path, "rename", cut)
+        patch.setattr(Path, "rename", fourth_raises(KeyboardInterrupt()))
         train(here, output_path=tmp_path, max_steps=1, overwrite=True)
     assert tree(tmp_path) == before
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="interrupted before the first save"):
-        patch.setattr("dstrain.outputs.write_resolved", lambda *given: cut(tmp_path, tmp_path))
-        calls[3:] = []
+        patch.setattr("dstrain.outputs.write_resolved", Mock(side_effect=KeyboardInterrupt))
         train(here, output_path=tmp_path, max_steps=1, overwrite=True)
     assert tree(tmp_path) == {}
 
@@ -261,15 +268,8 @@ def test_a_run_that_cannot_be_taken_away_whole_stays(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(here, output_path=tmp_path, max_steps=2, save_steps=1)
-    before, rename, calls = tree(tmp_path), Path.rename, []
-
-    def failing(path: Path, target: Path) -> Path:
-        calls.append(path)
-        if len(calls) == 4:
-            raise OSError(28, "No space left on device")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
+    before = tree(tmp_path)
+    monkeypatch.setattr(Path, "rename", fourth_raises(OSError(28, "No space left on device")))
     with pytest.raises(SystemFault, match="cannot be removed: No space left on device"):
         take_away(tmp_path)
     assert tree(tmp_path) == before
