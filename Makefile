@@ -23,11 +23,11 @@ quick: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 reliability: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/core/reliability --all-trials
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/reliability --all-trials
 
 test-real: install
-	$(BIN)/python real/assets.py .assets
-	$(BIN)/python -m pytest -s real
+	$(BIN)/python tests/gpu/assets.py .assets
+	$(BIN)/python -m pytest -s tests/gpu
 
 bench: install
 	$(BIN)/python benchmarks/startup.py

@@ -1,4 +1,6 @@
-"""A family whose denoiser is one number, so that a training step costs what everything around a denoiser costs."""
+"""A family whose denoiser is one number, so that a training step costs what everything
+around a denoiser costs.
+"""
 
 import hashlib
 import json
@@ -8,12 +10,12 @@ from types import MappingProxyType
 from typing import Any, TypedDict
 
 import torch
-from dstrain.components import Component, Files
-from dstrain.record import ModelRecord
-from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Column
-from dstrain.unit import Signature, Unit
-from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.inputs import Column
+from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.unit import Signature, Unit
+from dstrain.models.components import Component, Files
+from dstrain.registry.family import ModelRecord
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -84,11 +86,17 @@ def build(variant: str) -> Wiring:
 
 
 def install(folder: Path) -> Path:
-    """Offer the family to this process as an installed plugin would be, and write its denoiser; returns that file."""
+    """Offer the family to this process as an installed plugin would be, and write its
+    denoiser; returns that file.
+    """
     about = folder / "plugin_empty-0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-empty\nVersion: 0\n")
-    (about / "entry_points.txt").write_text("[dstrain.models]\nempty = empty_family:RECORD\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: plugin-empty\nVersion: 0\n"
+    )
+    (about / "entry_points.txt").write_text(
+        "[dstrain.models]\nempty = empty_family:RECORD\n"
+    )
     sys.path.append(str(folder))
     path = folder / "dit" / "model.safetensors"
     path.parent.mkdir()

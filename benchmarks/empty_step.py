@@ -1,7 +1,9 @@
-"""What a training step costs beside the denoiser: milliseconds a step with a denoiser of one number.
+"""What a training step costs beside the denoiser: milliseconds a step with a denoiser
+of one number.
 
-The workload `empty` is a real run of stage 2: samples read from a feature store, the order, noise and timesteps by
-counter, collation, loss, clipping, AdamW, schedule and loss.csv. Its floor is a bare PyTorch loop on the same denoiser.
+The workload `empty` is a real run of stage 2: samples read from a feature store, the
+order, noise and timesteps by counter, collation, loss, clipping, AdamW, schedule and
+loss.csv. Its floor is a bare PyTorch loop on the same denoiser.
 """
 
 import json
@@ -12,7 +14,7 @@ from typing import Any
 import click
 import empty_family
 import torch
-from dstrain.config import TrainConfig
+from dstrain.config.schema import TrainConfig
 from report import table
 from torch import Tensor, nn
 from workload import HEAD, bare_step, pairs, training
@@ -35,19 +37,26 @@ def empty_run(folder: Path) -> TrainConfig:
     )
 
 
-def predict(dit: nn.Module, noisy: Tensor, timestep: Tensor, values: dict[str, Any]) -> Tensor:
+def predict(
+    dit: nn.Module, noisy: Tensor, timestep: Tensor, values: dict[str, Any]
+) -> Tensor:
     """Call the denoiser."""
     prediction: Tensor = dit(noisy)
     return prediction
 
 
 @click.command(help=__doc__)
-@click.option("--pairs", "count", default=60, show_default=True, help="Pairs of blocks.")
+@click.option(
+    "--pairs", "count", default=60, show_default=True, help="Pairs of blocks."
+)
 @click.option("--block", default=50, show_default=True, help="Steps in a block.")
 def main(count: int, block: int) -> None:
     """Print a table."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, training(empty_run(Path(folder))) as (job, step):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        training(empty_run(Path(folder))) as (job, step),
+    ):
         timing = pairs(step, bare_step(job, predict), count, block)
     print(table(HEAD, [("empty", *timing.cells())]))
 

@@ -1,6 +1,8 @@
-"""How long the command line takes to answer: seconds from the start of a process to its end.
+"""How long the command line takes to answer: seconds from the start of a process to its
+end.
 
-`--help` and `models` import neither torch nor a plugin. The floors are Python itself and Python with click imported.
+`--help` and `models` import neither torch nor a plugin. The floors are Python itself
+and Python with click imported.
 """
 
 import statistics
@@ -29,7 +31,9 @@ def seconds(command: tuple[str, ...]) -> float:
 
 
 @click.command(help=__doc__)
-@click.option("--runs", default=10, show_default=True, help="Runs of each command, taking turns.")
+@click.option(
+    "--runs", default=10, show_default=True, help="Runs of each command, taking turns."
+)
 def main(runs: int) -> None:
     """Print a table."""
     taken: dict[str, list[float]] = {name: [] for name in COMMANDS}
@@ -38,7 +42,10 @@ def main(runs: int) -> None:
             last = seconds(command)
             if run >= 0:
                 taken[name].append(last)
-    rows = [(f"`{name}`", f"{statistics.median(part):.3f}", f"{min(part):.3f}") for name, part in taken.items()]
+    rows = [
+        (f"`{name}`", f"{statistics.median(part):.3f}", f"{min(part):.3f}")
+        for name, part in taken.items()
+    ]
     print(table(("command", "median, s", "least, s"), rows))
 
 

@@ -1,7 +1,9 @@
-"""A whole `sft:train` step beside the bare PyTorch loop on the same denoiser, at 100 ms a step and more.
+"""A whole `sft:train` step beside the bare PyTorch loop on the same denoiser, at 100 ms
+a step and more.
 
-`full`: a Qwen-Image transformer of 7.7 million parameters, trained in full. `lora`: the same with LoRA of rank 8 on the
-family's targets. Batches of 8 pictures of 128x128 pixels, read from a feature store that toy encoders filled.
+`full`: a Qwen-Image transformer of 7.7 million parameters, trained in full. `lora`: the
+same with LoRA of rank 8 on the family's targets. Batches of 8 pictures of 128x128
+pixels, read from a feature store that toy encoders filled.
 """
 
 import json
@@ -11,32 +13,47 @@ from typing import Any
 
 import click
 import torch
-from dstrain.config import TrainConfig
-from dstrain.plugins import load_record
-from dstrain.record import ModelRecord
+from dstrain.config.schema import TrainConfig
+from dstrain.registry.discovery import load_record
+from dstrain.registry.family import ModelRecord
 from dstrain_qwen_image import model_fn
 from PIL import Image
 from report import table
 from torch import Tensor, nn
 from workload import HEAD, Timing, bare_step, pairs, training
 
-DIT = {"num_layers": 6, "attention_head_dim": 32, "num_attention_heads": 6, "axes_dims_rope": (8, 12, 12)}
+DIT = {
+    "num_layers": 6,
+    "attention_head_dim": 32,
+    "num_attention_heads": 6,
+    "axes_dims_rope": (8, 12, 12),
+}
 ROWS = 64
 SIDE = 128
 BATCH = 8
-WORKLOADS: dict[str, dict[str, Any]] = {"full": {"trainable_models": "dit"}, "lora": {"lora_rank": 8}}
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "full": {"trainable_models": "dit"},
+    "lora": {"lora_rank": 8},
+}
 
 
 def write_inputs(folder: Path) -> list[list[str]]:
-    """Write pictures with captions, and a toy model with a larger transformer; returns the model's files."""
+    """Write pictures with captions, and a toy model with a larger transformer; returns
+    the model's files.
+    """
     captions = []
     for row in range(ROWS):
-        Image.effect_noise((SIDE, SIDE), 10 + row).convert("RGB").save(folder / f"{row}.png")
+        Image.effect_noise((SIDE, SIDE), 10 + row).convert("RGB").save(
+            folder / f"{row}.png"
+        )
         captions.append(f"{row}.png,picture number {row}\n")
     (folder / "metadata.csv").write_text(f"image,prompt\n{''.join(captions)}")
     record: ModelRecord = load_record("qwen_image")
     record.load("toy")(folder / "model", "base", 0, {"dit": DIT})
-    parts = [sorted(map(str, part.glob("*.safetensors"))) for part in sorted((folder / "model").iterdir())]
+    parts = [
+        sorted(map(str, part.glob("*.safetensors")))
+        for part in sorted((folder / "model").iterdir())
+    ]
     return [files for files in parts if files]
 
 
@@ -58,14 +75,23 @@ def time_step(name: str, count: int) -> Timing:
             return pairs(step, bare_step(job, predict), count)
 
 
-def predict(dit: nn.Module, noisy: Tensor, timestep: Tensor, values: dict[str, Any]) -> Tensor:
+def predict(
+    dit: nn.Module, noisy: Tensor, timestep: Tensor, values: dict[str, Any]
+) -> Tensor:
     """Call the denoiser."""
-    return model_fn.predict(noisy, timestep, values["prompt_emb"], values["prompt_mask"], dit=dit)
+    return model_fn.predict(
+        noisy, timestep, values["prompt_emb"], values["prompt_mask"], dit=dit
+    )
 
 
 @click.command(help=__doc__)
 @click.option("--pairs", "count", default=30, show_default=True, help="Pairs of steps.")
-@click.option("--threads", default=2, show_default=True, help="Threads that PyTorch computes with.")
+@click.option(
+    "--threads",
+    default=2,
+    show_default=True,
+    help="Threads that PyTorch computes with.",
+)
 def main(count: int, threads: int) -> None:
     """Print a table."""
     torch.set_num_threads(threads)

@@ -1,4 +1,6 @@
-"""A training run made ready by dstrain itself, the bare PyTorch loop beside it, and how the two are timed."""
+"""A training run made ready by dstrain itself, the bare PyTorch loop beside it, and how
+the two are timed.
+"""
 
 import statistics
 import time
@@ -11,18 +13,20 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from dstrain.collate import collate
-from dstrain.config import TrainConfig
-from dstrain.data_process import data_process
-from dstrain.module import TrainingModule
-from dstrain.outputs import Outputs
-from dstrain.progress import Progress
-from dstrain.schedule import TRAIN_TIMESTEPS
-from dstrain.setup import resolve
-from dstrain.steplog import StepLog
-from dstrain.summary import Tally
-from dstrain.train import Job, feed, optimizer_steps, prepare, steps
-from dstrain.world import World
+from dstrain.config.schema import TrainConfig
+from dstrain.console import Progress
+from dstrain.distributed.world import World
+from dstrain.graph.schedule import TRAIN_TIMESTEPS
+from dstrain.runs.build import feed, prepare
+from dstrain.runs.checkpoints.outputs import Outputs
+from dstrain.runs.job import Job
+from dstrain.runs.loop import optimizer_steps, steps
+from dstrain.runs.precompute import data_process
+from dstrain.runs.reports.metrics import StepLog
+from dstrain.runs.reports.summary import Tally
+from dstrain.runs.resolve import resolve
+from dstrain.training.collate import collate
+from dstrain.training.module import TrainingModule
 from torch import Tensor, nn
 from torch.optim import AdamW
 
@@ -32,7 +36,9 @@ Predict = Callable[[nn.Module, Tensor, Tensor, dict[str, Any]], Tensor]
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds a step of both loops takes, (median, least), and the median of the ratios of the pairs."""
+    """Milliseconds a step of both loops takes, (median, least), and the median of the
+    ratios of the pairs.
+    """
 
     ours: tuple[float, float]
     bare: tuple[float, float]
@@ -43,12 +49,19 @@ class Timing:
         return f"{_pair(self.ours)}", f"{_pair(self.bare)}", f"{self.ratio:.3f}"
 
 
-HEAD = ("workload", "dstrain, ms a step: median (least)", "bare loop, ms a step: median (least)", "median ratio")
+HEAD = (
+    "workload",
+    "dstrain, ms a step: median (least)",
+    "bare loop, ms a step: median (least)",
+    "median ratio",
+)
 
 
 @contextmanager
 def training(config: TrainConfig) -> Iterator[tuple[Job, Step]]:
-    """Fill the feature store, make the run ready, and yield it with a function that makes its next step, logged."""
+    """Fill the feature store, make the run ready, and yield it with a function that
+    makes its next step, logged.
+    """
     world = World(Accelerator(mixed_precision="no", cpu=True))
     data_process(resolve(replace(config, task="sft:data_process")), world)
     setup = resolve(replace(config, task="sft:train"))
@@ -58,24 +71,40 @@ def training(config: TrainConfig) -> Iterator[tuple[Job, Step]]:
         outputs.begin(job)
         log = StepLog(outputs.folder, setup.extensions, is_main=True)
         with log.opened(job.step), Progress("train", job.steps) as progress:
-            yield job, partial(logged_step, outputs.watched(steps(job)), log, Tally(), progress)
+            yield (
+                job,
+                partial(
+                    logged_step, outputs.watched(steps(job)), log, Tally(), progress
+                ),
+            )
 
 
-def logged_step(numbers: Iterator[Mapping[str, float]], log: StepLog, tally: Tally, progress: Progress) -> None:
-    """What `dstrain.train.run_steps` does at every step but those that save."""
+def logged_step(
+    numbers: Iterator[Mapping[str, float]],
+    log: StepLog,
+    tally: Tally,
+    progress: Progress,
+) -> None:
+    """What `dstrain.runs.loop.run_steps` does at every step but those that save."""
     made = next(numbers)
     log.add(made)
     tally.add(made)
-    progress.step(f"loss {made['loss']:.4f} lr {made['learning_rate']:.2e} {made['samples_per_second']:.2f} samples/s")
+    progress.step(
+        f"loss {made['loss']:.4f} lr {made['learning_rate']:.2e} {made['samples_per_second']:.2f} samples/s"
+    )
 
 
 def bare_step(job: Job, predict: Predict) -> Step:
-    """One step of the loop one would write by hand: a copy of the denoiser, and one batch in memory."""
+    """One step of the loop one would write by hand: a copy of the denoiser, and one
+    batch in memory.
+    """
     dit = deepcopy(job.module.pipeline.components["dit"])
     trained = [parameter for parameter in dit.parameters() if parameter.requires_grad]
     optimizer = AdamW(trained, 1e-4, fused=True)
     _, batches = next(optimizer_steps(job))
-    values = collate([sample.values for sample in batches[0].samples], job.setup.wiring.padded)
+    values = collate(
+        [sample.values for sample in batches[0].samples], job.setup.wiring.padded
+    )
     latents = values["input_latents"]
 
     def step() -> float:
@@ -83,7 +112,9 @@ def bare_step(job: Job, predict: Predict) -> Step:
         sigma = torch.rand(len(latents))
         level = sigma.view(-1, 1, 1, 1, 1)
         noisy = (1 - level) * latents + level * noise
-        loss = nn.functional.mse_loss(predict(dit, noisy, sigma * TRAIN_TIMESTEPS, values), noise - latents)
+        loss = nn.functional.mse_loss(
+            predict(dit, noisy, sigma * TRAIN_TIMESTEPS, values), noise - latents
+        )
         loss.backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()

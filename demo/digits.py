@@ -1,4 +1,5 @@
-"""The demo's pictures and its judge: scikit-learn's handwritten digits as a data set, and a classifier that reads them.
+"""The demo's pictures and its judge: scikit-learn's handwritten digits as a data set,
+and a classifier that reads them.
 
 The commands:
     python demo/digits.py data FOLDER                  the digits in black ink on white paper, with captions
@@ -21,7 +22,9 @@ from sklearn.svm import SVC
 SIZE = 64
 """Height and width of every picture, in pixels."""
 TRAIN = 1500
-"""Digits to train on; the other 297, by writers who are not among these, are held out to test the judge."""
+"""Digits to train on; the other 297, by writers who are not among these, are held out
+to test the judge.
+"""
 LOOK_PICTURES = 300
 GAP = 4
 """Pixels between the pictures of a grid."""
@@ -29,7 +32,9 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 class Style(NamedTuple):
-    """Colours of a picture, as red, green and blue in 0..255, and what a caption says about them."""
+    """Colours of a picture, as red, green and blue in 0..255, and what a caption says
+    about them.
+    """
 
     ink: tuple[int, int, int]
     paper: tuple[int, int, int]
@@ -46,26 +51,39 @@ def caption(digit: int, style: Style = PLAIN) -> str:
 
 
 def strokes() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Give all 1,797 digits enlarged, (1797, 64, 64) with 0 for paper and 1 for ink, and what they are, (1797,)."""
+    """Give all 1,797 digits enlarged, (1797, 64, 64) with 0 for paper and 1 for ink,
+    and what they are, (1797,).
+    """
     digits = load_digits()
-    small = [Image.fromarray((image / 16).astype(np.float32)) for image in digits.images]
-    large = [np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in small]
+    small = [
+        Image.fromarray((image / 16).astype(np.float32)) for image in digits.images
+    ]
+    large = [
+        np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+        for image in small
+    ]
     return np.stack(large).clip(0, 1), digits.target
 
 
 def paint(stroke: NDArray[np.float32], style: Style = PLAIN) -> Image.Image:
     """Paint one digit, (64, 64) in 0..1, in the colours of `style`."""
     ink, paper = np.array(style.ink), np.array(style.paper)
-    return Image.fromarray((paper + stroke[..., None] * (ink - paper)).round().astype(np.uint8))
+    return Image.fromarray(
+        (paper + stroke[..., None] * (ink - paper)).round().astype(np.uint8)
+    )
 
 
 def write(folder: Path, style: Style = PLAIN, count: int = TRAIN) -> None:
-    """Write the first `count` digits as a data set: pictures, and metadata.csv with the columns image and prompt."""
+    """Write the first `count` digits as a data set: pictures, and metadata.csv with the
+    columns image and prompt.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(("image", "prompt"))
-        for index, (stroke, digit) in enumerate(zip(*(part[:count] for part in strokes()), strict=True)):
+        for index, (stroke, digit) in enumerate(
+            zip(*(part[:count] for part in strokes()), strict=True)
+        ):
             name = f"{index:04}.png"
             paint(stroke, style).save(folder / name)
             rows.writerow((name, caption(digit, style)))
@@ -77,11 +95,15 @@ def restyle(folder: Path) -> None:
 
 
 def features(picture: Image.Image) -> NDArray[np.float32]:
-    """Give the 64 numbers that the judge reads: means of 8x8 parts, 0 for paper and 1 for the strongest ink.
+    """Give the 64 numbers that the judge reads: means of 8x8 parts, 0 for paper and 1
+    for the strongest ink.
 
-    Colours do not matter. The paper is the grey of the left and right edges; ink may be darker or lighter than it.
+    Colours do not matter. The paper is the grey of the left and right edges; ink may be
+    darker or lighter than it.
     """
-    grey = np.asarray(picture.convert("L").resize((8, 8), Image.Resampling.BOX), dtype=np.float32)
+    grey = np.asarray(
+        picture.convert("L").resize((8, 8), Image.Resampling.BOX), dtype=np.float32
+    )
     ink = grey - np.median(grey[:, [0, -1]])
     ink = (ink * np.sign(ink.sum())).clip(min=0)
     strongest = max(float(ink.max()), 1.0)
@@ -89,26 +111,38 @@ def features(picture: Image.Image) -> NDArray[np.float32]:
 
 
 def in_look(picture: Image.Image, style: Style) -> bool:
-    """Tell whether the paper, the median of the left and right edges, is within 40 of 255 of the paper of `style`."""
+    """Tell whether the paper, the median of the left and right edges, is within 40 of
+    255 of the paper of `style`.
+    """
     edges = np.asarray(picture.convert("RGB"))[:, [0, 1, -2, -1]].reshape(-1, 3)
     return bool((abs(np.median(edges, axis=0) - style.paper) < 40).all())
 
 
 class Judge:
-    """A support vector classifier trained on real digits in black ink, which reads pictures in any two colours."""
+    """A support vector classifier trained on real digits in black ink, which reads
+    pictures in any two colours.
+    """
 
     def __init__(self) -> None:
         images, self.digits = strokes()
         self.pictures = [paint(image) for image in images]
-        self.classifier = SVC(gamma=0.2).fit([features(p) for p in self.pictures[:TRAIN]], self.digits[:TRAIN])
+        self.classifier = SVC(gamma=0.2).fit(
+            [features(p) for p in self.pictures[:TRAIN]], self.digits[:TRAIN]
+        )
 
     def read(self, pictures: Sequence[Image.Image]) -> NDArray[np.int64]:
         """Say which digit each picture shows."""
-        read: NDArray[np.int64] = self.classifier.predict([features(picture) for picture in pictures])
+        read: NDArray[np.int64] = self.classifier.predict(
+            [features(picture) for picture in pictures]
+        )
         return read
 
-    def accuracy(self, pictures: Sequence[Image.Image], digits: Sequence[int] | NDArray[np.int64]) -> float:
-        """Give the share of pictures, 0..1, that are read as the digits they should show."""
+    def accuracy(
+        self, pictures: Sequence[Image.Image], digits: Sequence[int] | NDArray[np.int64]
+    ) -> float:
+        """Give the share of pictures, 0..1, that are read as the digits they should
+        show.
+        """
         return float((self.read(pictures) == np.asarray(digits)).mean())
 
     def accuracy_on_real(self) -> float:
@@ -116,9 +150,14 @@ class Judge:
         return self.accuracy(self.pictures[TRAIN:], self.digits[TRAIN:])
 
 
-def write_grid(path: Path, pictures: Sequence[Image.Image], digits: Sequence[int]) -> None:
+def write_grid(
+    path: Path, pictures: Sequence[Image.Image], digits: Sequence[int]
+) -> None:
     """Write all pictures as one, a row for each digit 0..9, in the order given."""
-    rows = [[p for p, digit in zip(pictures, digits, strict=True) if digit == row] for row in range(10)]
+    rows = [
+        [p for p, digit in zip(pictures, digits, strict=True) if digit == row]
+        for row in range(10)
+    ]
     cell = SIZE + GAP
     grid = Image.new("RGB", (max(map(len, rows)) * cell + GAP, 10 * cell + GAP), "grey")
     for y, row in enumerate(rows):
@@ -148,10 +187,21 @@ def look_command(folder: Path) -> None:
 
 @main.command("judge")
 @click.argument("grid", type=click.Path(path_type=Path))
-@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--least", default=0.0, help="Fail if a smaller share of the first folder shows the digit asked for.")
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--least",
+    default=0.0,
+    help="Fail if a smaller share of the first folder shows the digit asked for.",
+)
 def judge_command(grid: Path, folders: tuple[Path, ...], least: float) -> None:
-    """Read the pictures of each of FOLDERS, whose names begin with their digit, and write them all to GRID."""
+    """Read the pictures of each of FOLDERS, whose names begin with their digit, and
+    write them all to GRID.
+    """
     judge = Judge()
     shares: list[float] = []
     all_pictures: list[Image.Image] = []
@@ -160,15 +210,22 @@ def judge_command(grid: Path, folders: tuple[Path, ...], least: float) -> None:
         paths = sorted(folder.glob("[0-9]-*.png"))
         if not paths:
             raise click.UsageError(f"{folder}: no pictures named like 7-00.png")
-        pictures, digits = [Image.open(path).convert("RGB") for path in paths], [int(path.name[0]) for path in paths]
+        pictures, digits = (
+            [Image.open(path).convert("RGB") for path in paths],
+            [int(path.name[0]) for path in paths],
+        )
         share = np.mean([in_look(picture, LOOK) for picture in pictures])
         right = judge.accuracy(pictures, digits)
         shares.append(right)
-        click.echo(f"{folder}: {right:.2f} of {len(paths)} pictures show the digit asked for")
+        click.echo(
+            f"{folder}: {right:.2f} of {len(paths)} pictures show the digit asked for"
+        )
         click.echo(f"{folder}: {share:.2f} of them are on yellow paper")
         all_pictures += pictures
         all_digits += digits
-    click.echo(f"real digits, held out: {judge.accuracy_on_real():.2f} are read as what they are")
+    click.echo(
+        f"real digits, held out: {judge.accuracy_on_real():.2f} are read as what they are"
+    )
     write_grid(grid, all_pictures, all_digits)
     if shares[0] < least:
         raise click.ClickException(f"{shares[0]:.2f} is below {least}")

@@ -1,4 +1,5 @@
-"""The demo's model: a Qwen-Image of 2.5 million parameters with random weights, and the small VAE of this folder.
+"""The demo's model: a Qwen-Image of 2.5 million parameters with random weights, and the
+small VAE of this folder.
 
 python demo/model.py FOLDER
 """
@@ -9,7 +10,12 @@ from pathlib import Path
 import click
 from dstrain_qwen_image import toy
 
-DIT = {"num_layers": 4, "attention_head_dim": 32, "num_attention_heads": 4, "axes_dims_rope": (8, 12, 12)}
+DIT = {
+    "num_layers": 4,
+    "attention_head_dim": 32,
+    "num_attention_heads": 4,
+    "axes_dims_rope": (8, 12, 12),
+}
 
 
 @click.command()

@@ -1,4 +1,6 @@
-"""Writes docs/cli.md from the flags themselves: `python docs/make_cli.py`. A test compares the page with a new one."""
+"""Writes docs/cli.md from the flags themselves: `python docs/make_cli.py`. A test
+compares the page with a new one.
+"""
 
 import shlex
 import textwrap
@@ -7,10 +9,10 @@ from pathlib import Path
 
 import click
 from dstrain import errors
-from dstrain.cli import command_group
-from dstrain.config import GenerateConfig, TrainConfig
-from dstrain.flags import Flag, flags
-from dstrain.plugins import load_record
+from dstrain.cli.main import command_group
+from dstrain.config.fields import Flag, flags
+from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.registry.discovery import load_record
 
 PAGE = Path(__file__).with_name("cli.md")
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -32,12 +34,22 @@ VARIABLES = """## Environment
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, _commands(), *_configurations(), *_families(), VARIABLES, _exit_codes()]
+    parts = [
+        HEAD,
+        _commands(),
+        *_configurations(),
+        *_families(),
+        VARIABLES,
+        _exit_codes(),
+    ]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
 def _commands() -> str:
-    rows = [(f"`dstrain {name}`", str(command.help)) for name, command in command_group().commands.items()]
+    rows = [
+        (f"`dstrain {name}`", str(command.help))
+        for name, command in command_group().commands.items()
+    ]
     return "## Commands\n\n" + _table(("command", "does"), rows)
 
 
@@ -51,7 +63,11 @@ def _configurations() -> Iterator[str]:
 def _by_group(known: Sequence[Flag]) -> str:
     groups = dict.fromkeys(flag.group for flag in known)
     tables = [
-        f"### {group}\n\n" + _table(("flag", "default", ""), [_row(flag) for flag in known if flag.group == group])
+        f"### {group}\n\n"
+        + _table(
+            ("flag", "default", ""),
+            [_row(flag) for flag in known if flag.group == group],
+        )
         for group in groups
     ]
     return "\n".join(tables)
@@ -65,13 +81,19 @@ def _row(flag: Flag) -> tuple[str, str, str]:
         if flag.default in (None, ()) or flag.default is False
         else f"`{flag.default}`"
     )
-    text = flag.help + (f" One of {', '.join(f'`{choice}`' for choice in flag.choices)}." if flag.choices else "")
+    text = flag.help + (
+        f" One of {', '.join(f'`{choice}`' for choice in flag.choices)}."
+        if flag.choices
+        else ""
+    )
     return f"`{flag.spelled}`", default, text
 
 
 def _others(commands: dict[str, click.Command]) -> Iterator[tuple[str, str, str]]:
     """Options that are no field of a configuration, with the commands that have them."""
-    fields = {flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config)}
+    fields = {
+        flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config)
+    }
     places: dict[tuple[str, str], list[str]] = {}
     for name, command in commands.items():
         for option in command.params:
@@ -79,18 +101,30 @@ def _others(commands: dict[str, click.Command]) -> Iterator[tuple[str, str, str]
             if isinstance(option, click.Option) and own:
                 places.setdefault((option.opts[0], str(option.help)), []).append(name)
     for (spelled, text), names in places.items():
-        yield f"`{spelled}`", "every command" if len(names) == len(commands) else ", ".join(names), text
+        yield (
+            f"`{spelled}`",
+            "every command" if len(names) == len(commands) else ", ".join(names),
+            text,
+        )
 
 
 def _families() -> Iterator[str]:
-    for folder in sorted(path.name for path in PLUGINS.iterdir() if (path / "pyproject.toml").is_file()):
+    for folder in sorted(
+        path.name for path in PLUGINS.iterdir() if (path / "pyproject.toml").is_file()
+    ):
         record = load_record(folder)
         rows = [(f"`--{option.name}`", option.help) for option in record.options]
         targets = [
-            (f"`{name}`", ", ".join(f"`{p}`" for p in patterns)) for name, patterns in record.lora_targets.items()
+            (f"`{name}`", ", ".join(f"`{p}`" for p in patterns))
+            for name, patterns in record.lora_targets.items()
         ]
-        wirings = {variant: record.load("wiring")(variant) for variant in record.variants}
-        defaults = [(f"`{variant}`", _spelled(wiring.defaults)) for variant, wiring in wirings.items()]
+        wirings = {
+            variant: record.load("wiring")(variant) for variant in record.variants
+        }
+        defaults = [
+            (f"`{variant}`", _spelled(wiring.defaults))
+            for variant, wiring in wirings.items()
+        ]
         yield (
             f"## Family `{record.name}`\n\nVariants: {', '.join(f'`{name}`' for name in record.variants)}. "
             f"Trained by default: LoRA in `{record.default_trainable}`.\n\n"
@@ -104,23 +138,42 @@ def _families() -> Iterator[str]:
 
 def _spelled(values: Mapping[str, object]) -> str:
     own = {flag.name for flag in flags(GenerateConfig)}
-    texts = {name: textwrap.shorten(str(value), 40, placeholder="...") or str(value) for name, value in values.items()}
+    texts = {
+        name: textwrap.shorten(str(value), 40, placeholder="...") or str(value)
+        for name, value in values.items()
+    }
     return ", ".join(
-        f"`--{name} {shlex.quote(text)}`" if name in own else f"`--input {name}={shlex.quote(text)}`"
+        f"`--{name} {shlex.quote(text)}`"
+        if name in own
+        else f"`--input {name}={shlex.quote(text)}`"
         for name, text in texts.items()
     )
 
 
 def _exit_codes() -> str:
-    rows = [("0", "Done, or nothing was left to do."), ("1", "A defect of dstrain or of a plugin: report it.")]
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.DstrainError)]
-    rows += [(str(kind.exit_code), str(kind.__doc__)) for kind in kinds if kind is not errors.DstrainError]
+    rows = [
+        ("0", "Done, or nothing was left to do."),
+        ("1", "A defect of dstrain or of a plugin: report it."),
+    ]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.DstrainError)
+    ]
+    rows += [
+        (str(kind.exit_code), str(kind.__doc__))
+        for kind in kinds
+        if kind is not errors.DstrainError
+    ]
     return "## Exit codes\n\n" + _table(("code", "meaning"), rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n"
+        for line in lines
+    )
 
 
 if __name__ == "__main__":

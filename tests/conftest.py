@@ -1,8 +1,9 @@
-"""What all tests share: how many trials of a promise run and how they are counted, and environments for packages.
+"""What all tests share: how many trials of a promise run and how they are counted, and
+environments for packages.
 
-A test of a promise is marked `promise(number, words)`. Each case of its table is one trial, or the test asks the
-fixture `trials` how many to make. The ordinary suite runs a tenth of them; `--all-trials` (`make reliability`) runs all
-and prints a table.
+A test of a promise is marked `promise(number, words)`. Each case of its table is one
+trial, or the test asks the fixture `trials` how many to make. The ordinary suite runs a
+tenth of them; `--all-trials` (`make reliability`) runs all and prints a table.
 """
 
 import subprocess
@@ -19,14 +20,23 @@ TENTH = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-trials", action="store_true", help="Run every trial of every promise, not a tenth.")
+    parser.addoption(
+        "--all-trials",
+        action="store_true",
+        help="Run every trial of every promise, not a tenth.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "promise(number, words): each case is a trial; the ordinary suite runs a tenth")
+    config.addinivalue_line(
+        "markers",
+        "promise(number, words): each case is a trial; the ordinary suite runs a tenth",
+    )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Leave nine of ten cases of a promise's test to `--all-trials`."""
     seen: Counter[str] = Counter()
     kept, left = [], []
@@ -47,10 +57,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def trials(request: pytest.FixtureRequest) -> Callable[[int], int]:
-    """Total -> how many of so many trials this run makes: all, or a tenth, but one at least."""
+    """Total -> how many of so many trials this run makes: all, or a tenth, but one at
+    least.
+    """
 
     def share(total: int) -> int:
-        count = total if request.config.getoption("--all-trials") else max(1, total // TENTH)
+        count = (
+            total
+            if request.config.getoption("--all-trials")
+            else max(1, total // TENTH)
+        )
         request.node.user_properties.append(("trials", count))
         return count
 
@@ -70,29 +86,53 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     found: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.getreports(outcome):
-            properties = getattr(report, "user_properties", ())  # a file that cannot be collected has none
-            promise = next((value for name, value in properties if name == "promise"), None)
+            properties = getattr(
+                report, "user_properties", ()
+            )  # a file that cannot be collected has none
+            promise = next(
+                (value for name, value in properties if name == "promise"), None
+            )
             if promise and (report.when == "call" or outcome != "passed"):
                 numbers = [entry for entry in properties if entry[0] != "promise"]
                 sums = found[tuple(promise)]
                 sums["failures"] += outcome != "passed"
-                for name, number in numbers if "trials" in dict(numbers) else [*numbers, ("trials", 1)]:
+                for name, number in (
+                    numbers if "trials" in dict(numbers) else [*numbers, ("trials", 1)]
+                ):
                     sums[name] += number
     terminalreporter.section("promises")
-    for (number, words), sums in sorted(found.items(), key=lambda entry: (int(entry[0][0][1:]), entry[0][1])):
-        more = "".join(f", {sums[name]} {name}" for name in sums if name not in ("trials", "failures"))
-        terminalreporter.line(f"{number:4} {words:72} {sums['trials']:5} trials{more}, {sums['failures']} failures")
+    for (number, words), sums in sorted(
+        found.items(), key=lambda entry: (int(entry[0][0][1:]), entry[0][1])
+    ):
+        more = "".join(
+            f", {sums[name]} {name}"
+            for name in sums
+            if name not in ("trials", "failures")
+        )
+        terminalreporter.line(
+            f"{number:4} {words:72} {sums['trials']:5} trials{more}, {sums['failures']} failures"
+        )
 
 
 @pytest.fixture(scope="session")
 def empty_environment() -> Callable[[Path], Path]:
-    """Folder -> the Python of a new environment there, with what this one has less core and its plugins."""
+    """Folder -> the Python of a new environment there, with what this one has less core
+    and its plugins.
+    """
 
     def make(place: Path) -> Path:
         venv.create(place, with_pip=False)
         python = place / "bin/python"
-        command = (str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-        site = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        command = (
+            str(python),
+            "-c",
+            "import sysconfig; print(sysconfig.get_path('purelib'))",
+        )
+        site = Path(
+            subprocess.run(
+                command, capture_output=True, text=True, check=True
+            ).stdout.strip()
+        )
         for part in Path(sysconfig.get_path("purelib")).iterdir():
             # Neither the metadata of our packages nor the links to their sources.
             ours = part.name.startswith(("core-", "plugin_")) or part.suffix == ".pth"

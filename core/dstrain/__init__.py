@@ -7,27 +7,26 @@ from importlib import import_module
 from typing import Any
 
 _PLACES = (
-    ("components", "Component", "Files"),
-    ("config", "GenerateConfig", "TrainConfig"),
-    ("distill", "DIRECT_DISTILL"),
+    ("models.components", "Component", "Files"),
+    ("config.schema", "GenerateConfig", "TrainConfig"),
+    ("training.distill", "DIRECT_DISTILL"),
     ("errors", "DstrainError", "StateError", "UsageError"),
-    ("gradient", "gradient_checkpoint_forward"),
-    ("model_files", "ModelConfig"),
-    ("lora", "LoraSpec"),
-    ("losses", "SFT", "Held", "flow_match"),
-    ("module", "Batch", "Sample", "TrainingModule"),
-    ("pipeline", "Pipeline"),
-    ("record", "ModelRecord", "Option"),
-    ("runner", "run"),
-    ("schedule", "FlowMatchSchedule", "NoiseLevels"),
-    ("sources", "Column", "Given", "Setting", "Size"),
-    ("tasks", "Task"),
-    ("trainables", "Trainables"),
-    ("unit", "Signature", "Unit"),
-    ("values", "Frames"),
-    ("wiring", "Expert", "Wiring"),
+    ("models.checkpointing", "gradient_checkpoint_forward"),
+    ("models.locate", "ModelConfig"),
+    ("lora.layers", "LoraSpec", "Trainables"),
+    ("training.losses", "SFT", "flow_match"),
+    ("training.batch", "Batch", "Sample"),
+    ("training.module", "TrainingModule"),
+    ("pipeline.pipeline", "Pipeline"),
+    ("registry.family", "ModelRecord", "Option"),
+    ("runs.runner", "run"),
+    ("graph.schedule", "FlowMatchSchedule", "Held", "NoiseLevels"),
+    ("graph.inputs", "Column", "Given", "Setting", "Size"),
+    ("graph.task", "Task"),
+    ("graph.unit", "Signature", "Unit"),
+    ("graph.values", "Frames"),
+    ("graph.spec", "Expert", "Wiring"),
 )
-
 __all__ = tuple(name for place in _PLACES for name in place[1:])
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from dstrain.cli import main
+from dstrain.cli.main import main
 
 sys.exit(main())

@@ -1,7 +1,9 @@
-"""Randomness by counter: every draw is keyed by what it is for, so it depends on neither world size nor resume point.
+"""Randomness by counter: every draw is keyed by what it is for, so it depends on
+neither world size nor resume point.
 
-A key is (seed, epoch, repeat, row, chunk); each stream of a sample counts its own draws. Numbers come from Philox
-4x64 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") on the CPU, in fp32.
+A key is (seed, epoch, repeat, row, chunk); each stream of a sample counts its own
+draws. Numbers come from Philox 4x64 (Salmon et al. 2011, "Parallel random numbers: as
+easy as 1, 2, 3") on the CPU, in fp32.
 """
 
 import hashlib
@@ -33,7 +35,9 @@ def digest(key: Sequence[int], stream: str, draw: int = 0) -> bytes:
 
 
 def seed_global(key: Sequence[int], stream: str) -> None:
-    """Seed torch's global generators (library dropout, LoRA initialisation) for one place of a run."""
+    """Seed torch's global generators (library dropout, LoRA initialisation) for one
+    place of a run.
+    """
     seed = int.from_bytes(digest(key, stream)[:8], "little") >> 1
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
@@ -42,7 +46,9 @@ def seed_global(key: Sequence[int], stream: str) -> None:
 
 
 class _Philox(ISeedSequence):
-    """Makes the digest itself the generator's key; a key given by number costs a draw of the system's entropy too."""
+    """Makes the digest itself the generator's key; a key given by number costs a draw
+    of the system's entropy too.
+    """
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -53,7 +59,9 @@ class _Philox(ISeedSequence):
 
 
 class Rng:
-    """The random numbers of one batch: sample i draws under keys[i], so that a batch equals its samples one by one."""
+    """The random numbers of one batch: sample i draws under keys[i], so that a batch
+    equals its samples one by one.
+    """
 
     def __init__(self, keys: Sequence[SampleKey], scope: str = "") -> None:
         self.keys = tuple(keys)

@@ -2,10 +2,10 @@
 
 from typing import Any, TypedDict
 
-from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Column, Given, Size, Source
-from dstrain.unit import Signature, Unit
-from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.inputs import Column, Given, Size, Source
+from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.unit import Signature, Unit
 from PIL.Image import Image
 from torch import Tensor
 
@@ -95,7 +95,9 @@ def decode_picture(latents: Tensor, *, vae: Any) -> Picture: ...
 # Fill.
 
 
-def resize_fill(flux_fill_image: Image, flux_fill_mask: Image, height: int, width: int) -> Fill: ...
+def resize_fill(
+    flux_fill_image: Image, flux_fill_mask: Image, height: int, width: int
+) -> Fill: ...
 
 
 def encode_fill(fill_picture: Image, fill_mask: Image, *, vae: Any) -> FillLatents: ...
@@ -104,26 +106,42 @@ def encode_fill(fill_picture: Image, fill_mask: Image, *, vae: Any) -> FillLaten
 # ControlNets.
 
 
-def encode_control(controlnet_image: list[Image], height: int, width: int, *, vae: Any) -> Controls: ...
+def encode_control(
+    controlnet_image: list[Image], height: int, width: int, *, vae: Any
+) -> Controls: ...
 
 
 def encode_control_union(
-    controlnet_image: list[Image], controlnet_processor_id: list[str], height: int, width: int, *, vae: Any
+    controlnet_image: list[Image],
+    controlnet_processor_id: list[str],
+    height: int,
+    width: int,
+    *,
+    vae: Any,
 ) -> Controls: ...
 
 
 def encode_control_inpaint(
-    controlnet_image: list[Image], controlnet_inpaint_mask: list[Image], height: int, width: int, *, vae: Any
+    controlnet_image: list[Image],
+    controlnet_inpaint_mask: list[Image],
+    height: int,
+    width: int,
+    *,
+    vae: Any,
 ) -> Controls: ...
 
 
 # IP-Adapter.
 
 
-def embed_adapter_pictures(ipadapter_images: list[Image], *, ipadapter_image_encoder: Any) -> AdapterFeatures: ...
+def embed_adapter_pictures(
+    ipadapter_images: list[Image], *, ipadapter_image_encoder: Any
+) -> AdapterFeatures: ...
 
 
-def project_adapter_features(ipadapter_features: Tensor, *, ipadapter: Any) -> AdapterTokens: ...
+def project_adapter_features(
+    ipadapter_features: Tensor, *, ipadapter: Any
+) -> AdapterTokens: ...
 
 
 # Redux: a join extends the text.
@@ -132,7 +150,9 @@ def project_adapter_features(ipadapter_features: Tensor, *, ipadapter: Any) -> A
 def encode_text(prompt: str, *, text_encoder_2: Any, tokenizer_2: Any) -> Text: ...
 
 
-def embed_redux_picture(flux_redux_image: Image, *, redux_image_encoder: Any) -> ReduxFeatures: ...
+def embed_redux_picture(
+    flux_redux_image: Image, *, redux_image_encoder: Any
+) -> ReduxFeatures: ...
 
 
 def project_redux_features(redux_features: Tensor, *, redux: Any) -> ReduxEmb: ...
@@ -144,20 +164,33 @@ def join_prompt(text_emb: Tensor, redux_emb: Tensor | None = None) -> Prompt: ..
 # EliGen.
 
 
-def encode_entities(eligen_entity_prompts: list[str], *, text_encoder_2: Any, tokenizer_2: Any) -> Entities: ...
+def encode_entities(
+    eligen_entity_prompts: list[str], *, text_encoder_2: Any, tokenizer_2: Any
+) -> Entities: ...
 
 
-def scale_entity_masks(eligen_entity_masks: list[Image], height: int, width: int) -> EntityMasks: ...
+def scale_entity_masks(
+    eligen_entity_masks: list[Image], height: int, width: int
+) -> EntityMasks: ...
 
 
-def choose_entities(entities: list[Entity], eligen_enable_on_negative: bool = False, *, side: str) -> SideEntities: ...
+def choose_entities(
+    entities: list[Entity], eligen_enable_on_negative: bool = False, *, side: str
+) -> SideEntities: ...
 
 
-# The denoiser. Image ids follow from noisy's shape; embedded guidance is 1 in training, where nothing gives it.
+# The denoiser. Image ids follow from noisy's shape; embedded guidance is 1 in training,
+# where nothing gives it.
 
 
 def predict(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, pooled_emb: Tensor, embedded_guidance: float = 1.0, *, dit: Any
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    embedded_guidance: float = 1.0,
+    *,
+    dit: Any,
 ) -> Tensor: ...
 
 
@@ -232,7 +265,14 @@ CONTROL: dict[str, Source] = {
     "controlnet_image": Column("controlnet_image", "pictures"),
     "controlnet_scale": Given(),
 }
-TEXT_COMPONENTS = ("dit", "text_encoder_1", "text_encoder_2", "vae", "tokenizer_1", "tokenizer_2")
+TEXT_COMPONENTS = (
+    "dit",
+    "text_encoder_1",
+    "text_encoder_2",
+    "vae",
+    "tokenizer_1",
+    "tokenizer_2",
+)
 BASE = [encode_clip, encode_prompt, encode_picture]
 
 
@@ -273,27 +313,49 @@ WIRINGS: tuple[Wiring, ...] = (
         "controlnet-union",
         [*BASE, encode_control_union],
         predict_controlled,
-        CONTROL | {"controlnet_processor_id": Column("controlnet_processor_id", "texts")},
+        CONTROL
+        | {"controlnet_processor_id": Column("controlnet_processor_id", "texts")},
         ("controlnet",),
     ),
-    wiring("controlnet-upscaler", [*BASE, encode_control], predict_controlled, CONTROL, ("controlnet",)),
+    wiring(
+        "controlnet-upscaler",
+        [*BASE, encode_control],
+        predict_controlled,
+        CONTROL,
+        ("controlnet",),
+    ),
     wiring(
         "controlnet-inpaint",
         [*BASE, encode_control_inpaint],
         predict_controlled,
-        CONTROL | {"controlnet_inpaint_mask": Column("controlnet_inpaint_mask", "pictures", mode="L")},
+        CONTROL
+        | {
+            "controlnet_inpaint_mask": Column(
+                "controlnet_inpaint_mask", "pictures", mode="L"
+            )
+        },
         ("controlnet",),
     ),
     wiring(
         "ip-adapter",
         [*BASE, embed_adapter_pictures, project_adapter_features],
         predict_adapted,
-        {"ipadapter_images": Column("ipadapter_images", "pictures"), "ipadapter_scale": Given()},
+        {
+            "ipadapter_images": Column("ipadapter_images", "pictures"),
+            "ipadapter_scale": Given(),
+        },
         ("ipadapter", "ipadapter_image_encoder"),
     ),
     wiring(
         "redux",
-        [encode_clip, encode_text, embed_redux_picture, project_redux_features, join_prompt, encode_picture],
+        [
+            encode_clip,
+            encode_text,
+            embed_redux_picture,
+            project_redux_features,
+            join_prompt,
+            encode_picture,
+        ],
         predict,
         {"flux_redux_image": Column("flux_redux_image", "picture")},
         ("redux", "redux_image_encoder"),

@@ -2,10 +2,15 @@
 
 from typing import Any, TypedDict
 
-from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Column, Given, Size, Source
-from dstrain.unit import Signature, Unit
-from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.inputs import Column, Given, Size, Source
+from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.spec import (
+    GIVEN_TO_DECODER,
+    GIVEN_TO_HOLD,
+    GIVEN_TO_MODEL_FN,
+    Wiring,
+)
+from dstrain.graph.unit import Signature, Unit
 from PIL.Image import Image
 from torch import Tensor
 
@@ -56,7 +61,9 @@ class SideEntities(TypedDict):
 
 
 class InpaintWeight(TypedDict):
-    inpaint_weight: Tensor  # (1, 1, 1, height/8, width/8), 1 where the picture is made anew
+    inpaint_weight: (
+        Tensor  # (1, 1, 1, height/8, width/8), 1 where the picture is made anew
+    )
 
 
 class Picture(TypedDict):
@@ -82,22 +89,30 @@ def decode_picture(latents: Tensor, *, vae: Any) -> Picture: ...
 # Blockwise ControlNet.
 
 
-def resize_control(blockwise_controlnet_image: Image, height: int, width: int) -> ControlPicture: ...
+def resize_control(
+    blockwise_controlnet_image: Image, height: int, width: int
+) -> ControlPicture: ...
 
 
-def resize_control_mask(blockwise_controlnet_inpaint_mask: Image, height: int, width: int) -> ControlMask: ...
+def resize_control_mask(
+    blockwise_controlnet_inpaint_mask: Image, height: int, width: int
+) -> ControlMask: ...
 
 
 def encode_control(blockwise_picture: Image, *, vae: Any) -> ControlLatents: ...
 
 
-def encode_control_inpaint(blockwise_picture: Image, blockwise_mask: Image, *, vae: Any) -> ControlLatents: ...
+def encode_control_inpaint(
+    blockwise_picture: Image, blockwise_mask: Image, *, vae: Any
+) -> ControlLatents: ...
 
 
 # Layered, and in-context control.
 
 
-def encode_layers(layer_images: list[Image], layer_num: int, *, vae: Any) -> Latents: ...
+def encode_layers(
+    layer_images: list[Image], layer_num: int, *, vae: Any
+) -> Latents: ...
 
 
 def encode_layer_input(layer_input_image: Image, *, vae: Any) -> LayerInput: ...
@@ -115,30 +130,50 @@ def decode_layers(latents: Tensor, *, vae: Any) -> Layers: ...
 # EliGen.
 
 
-def encode_entities(eligen_entity_prompts: list[str], *, text_encoder: Any, tokenizer: Any) -> Entities: ...
+def encode_entities(
+    eligen_entity_prompts: list[str], *, text_encoder: Any, tokenizer: Any
+) -> Entities: ...
 
 
-def scale_entity_masks(eligen_entity_masks: list[Image], height: int, width: int) -> EntityMasks: ...
+def scale_entity_masks(
+    eligen_entity_masks: list[Image], height: int, width: int
+) -> EntityMasks: ...
 
 
-def choose_entities(entities: list[Prompt], eligen_enable_on_negative: bool = False, *, side: str) -> SideEntities: ...
+def choose_entities(
+    entities: list[Prompt], eligen_enable_on_negative: bool = False, *, side: str
+) -> SideEntities: ...
 
 
 # Inpaint.
 
 
-def scale_inpaint_mask(inpaint_mask: Image, height: int, width: int) -> InpaintWeight: ...
+def scale_inpaint_mask(
+    inpaint_mask: Image, height: int, width: int
+) -> InpaintWeight: ...
 
 
 def hold_picture(
-    latents: Tensor, timestep: Tensor, noise: Tensor, input_latents: Tensor, inpaint_weight: Tensor
+    latents: Tensor,
+    timestep: Tensor,
+    noise: Tensor,
+    input_latents: Tensor,
+    inpaint_weight: Tensor,
 ) -> Any: ...
 
 
-# The denoiser, once per set of conditions. What a row cannot do without is required: its absence is refused.
+# The denoiser, once per set of conditions. What a row cannot do without is required:
+# its absence is refused.
 
 
-def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, prompt_mask: Tensor, *, dit: Any) -> Tensor: ...
+def predict(
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    prompt_mask: Tensor,
+    *,
+    dit: Any,
+) -> Tensor: ...
 
 
 def predict_controlled(
@@ -155,7 +190,13 @@ def predict_controlled(
 
 
 def predict_layered(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, prompt_mask: Tensor, layer_latents: Tensor, *, dit: Any
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    prompt_mask: Tensor,
+    layer_latents: Tensor,
+    *,
+    dit: Any,
 ) -> Tensor: ...
 
 
@@ -184,20 +225,31 @@ def predict_entities(
 
 
 def predict_in_context(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, prompt_mask: Tensor, context_latents: Tensor, *, dit: Any
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    prompt_mask: Tensor,
+    context_latents: Tensor,
+    *,
+    dit: Any,
 ) -> Tensor: ...
 
 
 def latent_shape(height: int, width: int) -> tuple[int, ...]: ...
 
 
-def latent_shape_layered(height: int, width: int, layer_num: int) -> tuple[int, ...]: ...
+def latent_shape_layered(
+    height: int, width: int, layer_num: int
+) -> tuple[int, ...]: ...
 
 
 def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
 
 
-TEXT: dict[str, Source] = {"prompt": Column("prompt"), "negative_prompt": Column("negative_prompt")}
+TEXT: dict[str, Source] = {
+    "prompt": Column("prompt"),
+    "negative_prompt": Column("negative_prompt"),
+}
 PICTURE: dict[str, Source] = {
     "input_image": Column("image", "picture", multiple=16),
     "height": Size("input_image", "height"),
@@ -205,7 +257,9 @@ PICTURE: dict[str, Source] = {
 }
 LAYERS: dict[str, Source] = {
     "layer_images": Column("image", "pictures", mode="RGBA", multiple=16),
-    "layer_input_image": Column("layer_input_image", "picture", mode="RGBA", multiple=16),
+    "layer_input_image": Column(
+        "layer_input_image", "picture", mode="RGBA", multiple=16
+    ),
     "layer_num": Column("layer_num", "integer"),
     "height": Size("layer_input_image", "height"),
     "width": Size("layer_input_image", "width"),
@@ -214,7 +268,9 @@ CONTROL: dict[str, Source] = {
     "blockwise_controlnet_image": Column("blockwise_controlnet_image", "picture"),
     "blockwise_controlnet_scale": Given(),
 }
-SCHEDULE = FlowMatchSchedule(max_mu=0.9, max_tokens=8192, training_mu=0.8, shift_terminal=0.02)
+SCHEDULE = FlowMatchSchedule(
+    max_mu=0.9, max_tokens=8192, training_mu=0.8, shift_terminal=0.02
+)
 
 
 def model_fn(function: Any) -> Signature:
@@ -246,7 +302,12 @@ def wiring(
         hold=hold,
         per_side={"prompt": "negative_prompt"},
         padded={"prompt_emb": 1, "prompt_mask": 1},
-        unreached={"dit": ("transformer_blocks.{last}.attn.to_add_out", "transformer_blocks.{last}.txt_mlp")},
+        unreached={
+            "dit": (
+                "transformer_blocks.{last}.attn.to_add_out",
+                "transformer_blocks.{last}.txt_mlp",
+            )
+        },
     )
 
 
@@ -262,11 +323,21 @@ WIRINGS: tuple[Wiring, ...] = (
     ),
     wiring(
         "blockwise-controlnet-inpaint",
-        [encode_prompt, resize_control, resize_control_mask, encode_control_inpaint, encode_picture],
+        [
+            encode_prompt,
+            resize_control,
+            resize_control_mask,
+            encode_control_inpaint,
+            encode_picture,
+        ],
         predict_controlled,
         PICTURE
         | CONTROL
-        | {"blockwise_controlnet_inpaint_mask": Column("blockwise_controlnet_inpaint_mask", "picture", mode="L")},
+        | {
+            "blockwise_controlnet_inpaint_mask": Column(
+                "blockwise_controlnet_inpaint_mask", "picture", mode="L"
+            )
+        },
         CONTROL_COMPONENTS,
     ),
     wiring(
@@ -279,7 +350,13 @@ WIRINGS: tuple[Wiring, ...] = (
     ),
     wiring(
         "layered-control",
-        [encode_prompt, encode_layer_input, resize_context, encode_context, encode_layers],
+        [
+            encode_prompt,
+            encode_layer_input,
+            resize_context,
+            encode_context,
+            encode_layers,
+        ],
         predict_layered_control,
         LAYERS | {"context_image": Column("context_image", "picture", mode="RGBA")},
         decoder=decode_layers,
@@ -287,7 +364,13 @@ WIRINGS: tuple[Wiring, ...] = (
     ),
     wiring(
         "eligen",
-        [encode_prompt, encode_entities, scale_entity_masks, choose_entities, encode_picture],
+        [
+            encode_prompt,
+            encode_entities,
+            scale_entity_masks,
+            choose_entities,
+            encode_picture,
+        ],
         predict_entities,
         PICTURE
         | {

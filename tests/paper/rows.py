@@ -1,15 +1,17 @@
-"""The rows whose plans are golden: a wiring on paper, the inputs its data set gives, a task and what is trained."""
+"""The rows whose plans are golden: a wiring on paper, the inputs its data set gives, a
+task and what is trained.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dstrain.graph import as_text
-from dstrain.losses import SFT
-from dstrain.plan import Plan
-from dstrain.sources import Column, Given
-from dstrain.tasks import Task
-from dstrain.wiring import Wiring
+from dstrain.graph.inputs import Column, Given
+from dstrain.graph.plan import Plan, make_plan
+from dstrain.graph.render import as_text
+from dstrain.graph.spec import Wiring
+from dstrain.graph.task import Task
+from dstrain.training.losses import SFT
 from torch import Tensor
 
 from . import flux, qwen_image, wan
@@ -50,7 +52,9 @@ NEGATIVE = frozenset({"negative_prompt"})
 
 @dataclass(frozen=True)
 class Row:
-    """One golden plan; `without` and `extra` change the inputs that an ordinary data set of the variant gives."""
+    """One golden plan; `without` and `extra` change the inputs that an ordinary data
+    set of the variant gives.
+    """
 
     family: str
     variant: str
@@ -61,7 +65,9 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The file's name: family, variant and trainables; then what is unusual about the row."""
+        """The file's name: family, variant and trainables; then what is unusual about
+        the row.
+        """
         parts = [self.family, self.variant, "+".join(self.trains) or "nothing"]
         parts += [self.task.name] if self.task is not SFT else []
         parts += [f"without_{name}" for name in sorted(self.without)]
@@ -70,18 +76,22 @@ class Row:
     @property
     def wiring(self) -> Wiring:
         """The variant's wiring."""
-        return next(w for w in WIRINGS if (w.family, w.variant) == (self.family, self.variant))
+        return next(
+            w for w in WIRINGS if (w.family, w.variant) == (self.family, self.variant)
+        )
 
     @property
     def inputs(self) -> frozenset[str]:
         """The inputs that the data set gives."""
         table = self.wiring.joined(self.task).inputs
-        given = {name for name, source in table.items() if not isinstance(source, Given)}
+        given = {
+            name for name, source in table.items() if not isinstance(source, Given)
+        }
         return frozenset((given - NEGATIVE - self.without) | self.extra)
 
     def plan(self) -> Plan:
         """The row's plan."""
-        return self.wiring.plan(self.inputs, self.task, self.trains)
+        return make_plan(self.wiring, self.inputs, self.task, self.trains)
 
     def text(self) -> str:
         """The plan as the golden file has it."""
@@ -90,17 +100,31 @@ class Row:
 
 def rows(family: str, variants: str, *trains: str) -> list[Row]:
     """Rows for each variant and each of `trains` ('a+b' trains both)."""
-    return [Row(family, variant, tuple(names.split("+"))) for variant in variants.split() for names in trains]
+    return [
+        Row(family, variant, tuple(names.split("+")))
+        for variant in variants.split()
+        for names in trains
+    ]
 
 
 ROWS: tuple[Row, ...] = (
     *rows("qwen_image", "layered layered-control in-context-control", "dit"),
-    *rows("qwen_image", "blockwise-controlnet blockwise-controlnet-inpaint", "dit", "blockwise_controlnet"),
+    *rows(
+        "qwen_image",
+        "blockwise-controlnet blockwise-controlnet-inpaint",
+        "dit",
+        "blockwise_controlnet",
+    ),
     *rows("qwen_image", "eligen", "dit", "text_encoder"),
     Row("qwen_image", "eligen", ("dit",), GUIDED_DISTILL, extra=NEGATIVE),
     Row("qwen_image", "inpaint", (), GENERATE, extra=NEGATIVE | {"inpaint_mask"}),
     *rows("flux", "fill eligen", "dit"),
-    *rows("flux", "controlnet-union controlnet-upscaler controlnet-inpaint", "dit", "controlnet"),
+    *rows(
+        "flux",
+        "controlnet-union controlnet-upscaler controlnet-inpaint",
+        "dit",
+        "controlnet",
+    ),
     *rows("flux", "controlnet-union", "dit+controlnet"),
     *rows("flux", "ip-adapter", "dit", "ipadapter"),
     *rows("flux", "redux", "dit", "redux"),
@@ -108,5 +132,10 @@ ROWS: tuple[Row, ...] = (
     *rows("wan", "vace", "dit", "vace"),
     *rows("wan", "speedcontrol", "dit", "motion_controller"),
     Row("wan", "fun-control", ("dit",), without=frozenset({"reference_image"})),
-    Row("wan", "vace", ("vace",), without=frozenset({"vace_reference_image", "vace_video_mask"})),
+    Row(
+        "wan",
+        "vace",
+        ("vace",),
+        without=frozenset({"vace_reference_image", "vace_video_mask"}),
+    ),
 )

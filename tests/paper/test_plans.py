@@ -1,17 +1,28 @@
-"""Every row that is not built yet is planned from signatures alone, and its plan is the golden one."""
+"""Every row that is not built yet is planned from signatures alone, and its plan is the
+golden one.
+"""
 
 from typing import Any
 
 import pytest
 from dstrain.errors import UsageError
-from dstrain.losses import SFT
-from dstrain.wiring import Wiring, check
+from dstrain.graph.spec import Wiring, check
+from dstrain.training.losses import SFT
 
 from .rows import PLANS, ROWS, WIRINGS, Row
 
-DENOISERS = frozenset({"dit", "controlnet", "blockwise_controlnet", "vace", "motion_controller"})
+DENOISERS = frozenset(
+    {"dit", "controlnet", "blockwise_controlnet", "vace", "motion_controller"}
+)
 ENCODERS = frozenset(
-    {"text_encoder", "text_encoder_1", "text_encoder_2", "vae", "image_encoder", "ipadapter_image_encoder"}
+    {
+        "text_encoder",
+        "text_encoder_1",
+        "text_encoder_2",
+        "vae",
+        "image_encoder",
+        "ipadapter_image_encoder",
+    }
     | {"redux_image_encoder", "redux", "tokenizer", "tokenizer_1", "tokenizer_2"}
 )
 
@@ -23,7 +34,9 @@ def every(rows: tuple[Row, ...]) -> Any:
 @every(ROWS)
 def test_plan_is_the_golden_one(row: Row) -> None:
     path = PLANS / f"{row.name}.txt"
-    assert path.is_file(), f"{path} is missing: python -m tests.paper.write_plans, then read it"
+    assert path.is_file(), (
+        f"{path} is missing: python -m tests.paper.write_plans, then read it"
+    )
     assert row.text() == path.read_text()
 
 
@@ -32,10 +45,14 @@ def test_no_golden_plan_is_left_over() -> None:
 
 
 def test_every_wiring_has_a_golden_plan() -> None:
-    assert {(wiring.family, wiring.variant) for wiring in WIRINGS} == {(row.family, row.variant) for row in ROWS}
+    assert {(wiring.family, wiring.variant) for wiring in WIRINGS} == {
+        (row.family, row.variant) for row in ROWS
+    }
 
 
-@pytest.mark.parametrize("wiring", WIRINGS, ids=lambda wiring: f"{wiring.family}-{wiring.variant}")
+@pytest.mark.parametrize(
+    "wiring", WIRINGS, ids=lambda wiring: f"{wiring.family}-{wiring.variant}"
+)
 def test_wiring_passes_check(wiring: Wiring) -> None:
     check(wiring)
 
@@ -62,28 +79,43 @@ def test_one_piece_loads_what_both_stages_load(row: Row) -> None:
 @every(ROWS)
 def test_both_stages_together_make_what_model_fn_and_loss_require(row: Row) -> None:
     plan, wiring = row.plan(), row.wiring
-    made = {key for step in plan.live for key in step.makes.values()} | set(plan.crossing)
+    made = {key for step in plan.live for key in step.makes.values()} | set(
+        plan.crossing
+    )
     assert set(wiring.model_fn.required) | set(row.task.loss.required) <= made
 
 
 @every(ROWS)
 def test_no_picture_or_frames_cross_unless_an_encoder_is_trained(row: Row) -> None:
     plan = row.plan()
-    media = {key for key, kind in plan.crossing_kinds.items() if "picture" in kind or "frames" in kind}
+    media = {
+        key
+        for key, kind in plan.crossing_kinds.items()
+        if "picture" in kind or "frames" in kind
+    }
     assert not media or set(row.trains) & ENCODERS
 
 
 @every(tuple(row for row in ROWS if row.task is SFT))
 def test_training_never_computes_the_negative_side(row: Row) -> None:
     plan = row.plan()
-    assert not [key for step in (*plan.frozen, *plan.live) for key in step.reads.values() if key.startswith("negative")]
+    assert not [
+        key
+        for step in (*plan.frozen, *plan.live)
+        for key in step.reads.values()
+        if key.startswith("negative")
+    ]
 
 
 @pytest.mark.parametrize(
     ("family", "variant", "absent"),
     [
         ("qwen_image", "in-context-control", "context_image"),
-        ("qwen_image", "blockwise-controlnet-inpaint", "blockwise_controlnet_inpaint_mask"),
+        (
+            "qwen_image",
+            "blockwise-controlnet-inpaint",
+            "blockwise_controlnet_inpaint_mask",
+        ),
         ("qwen_image", "layered-control", "context_image"),
         ("qwen_image", "eligen", "eligen_entity_masks"),
         ("flux", "controlnet-union", "controlnet_processor_id"),
@@ -94,7 +126,9 @@ def test_training_never_computes_the_negative_side(row: Row) -> None:
         ("wan", "vace", "vace_video"),
     ],
 )
-def test_a_row_without_its_own_column_is_refused_by_name(family: str, variant: str, absent: str) -> None:
+def test_a_row_without_its_own_column_is_refused_by_name(
+    family: str, variant: str, absent: str
+) -> None:
     with pytest.raises(UsageError, match=absent):
         Row(family, variant, without=frozenset({absent})).plan()
 
@@ -110,6 +144,8 @@ def test_dotted_trainables_plan_as_their_component() -> None:
 
 
 def test_variants_share_their_functions() -> None:
-    """A variant adds a unit and repeats none: functions are fewer than three fifths of the units wired."""
+    """A variant adds a unit and repeats none: functions are fewer than three fifths of
+    the units wired.
+    """
     wired = [unit.function for wiring in WIRINGS for unit in wiring.units]
     assert len(set(wired)) < len(wired) * 0.6

@@ -2,11 +2,11 @@
 
 from typing import Any, TypedDict
 
-from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Column, Given, Size, Source
-from dstrain.unit import Signature, Unit
-from dstrain.values import Frames
-from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.inputs import Column, Given, Size, Source
+from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.values import Frames
 from PIL.Image import Image
 from torch import Tensor
 
@@ -20,7 +20,9 @@ class Prompt(TypedDict):
 
 
 class Clip(TypedDict):
-    clip_feature: Tensor  # (1, 257, channels), or twice as many tokens with a last frame
+    clip_feature: (
+        Tensor  # (1, 257, channels), or twice as many tokens with a last frame
+    )
 
 
 class Y(TypedDict):
@@ -66,13 +68,25 @@ def decode_video(latents: Tensor, *, vae: Any) -> Video: ...
 def encode_clip(input_image: Image, *, image_encoder: Any) -> Clip: ...
 
 
-def encode_clip_ends(input_image: Image, end_image: Image, *, image_encoder: Any) -> Clip: ...
+def encode_clip_ends(
+    input_image: Image, end_image: Image, *, image_encoder: Any
+) -> Clip: ...
 
 
-def encode_first(input_image: Image, num_frames: int, height: int, width: int, *, vae: Any) -> Y: ...
+def encode_first(
+    input_image: Image, num_frames: int, height: int, width: int, *, vae: Any
+) -> Y: ...
 
 
-def encode_ends(input_image: Image, end_image: Image, num_frames: int, height: int, width: int, *, vae: Any) -> Y: ...
+def encode_ends(
+    input_image: Image,
+    end_image: Image,
+    num_frames: int,
+    height: int,
+    width: int,
+    *,
+    vae: Any,
+) -> Y: ...
 
 
 # Fun-Control and its camera.
@@ -81,28 +95,44 @@ def encode_ends(input_image: Image, end_image: Image, num_frames: int, height: i
 def encode_control(control_video: Frames, *, vae: Any) -> ControlLatents: ...
 
 
-def encode_reference(reference_image: Image, height: int, width: int, *, vae: Any) -> ReferenceLatents: ...
+def encode_reference(
+    reference_image: Image, height: int, width: int, *, vae: Any
+) -> ReferenceLatents: ...
 
 
 def encode_clip_control(
-    input_image: Image | None = None, reference_image: Image | None = None, *, image_encoder: Any
+    input_image: Image | None = None,
+    reference_image: Image | None = None,
+    *,
+    image_encoder: Any,
 ) -> Clip: ...
 
 
 def encode_first_control(
-    num_frames: int, height: int, width: int, input_image: Image | None = None, *, vae: Any
+    num_frames: int,
+    height: int,
+    width: int,
+    input_image: Image | None = None,
+    *,
+    vae: Any,
 ) -> Y: ...
 
 
 def trace_camera(
-    camera_control_direction: str, camera_control_speed: float, num_frames: int, height: int, width: int
+    camera_control_direction: str,
+    camera_control_speed: float,
+    num_frames: int,
+    height: int,
+    width: int,
 ) -> CameraRays: ...
 
 
 # VACE: the reference is one more latent frame in front of the video.
 
 
-def encode_vace_reference(vace_reference_image: Image, height: int, width: int, *, vae: Any) -> ReferenceLatents: ...
+def encode_vace_reference(
+    vace_reference_image: Image, height: int, width: int, *, vae: Any
+) -> ReferenceLatents: ...
 
 
 def encode_vace(
@@ -114,10 +144,14 @@ def encode_vace(
 ) -> VaceContext: ...
 
 
-def encode_video_after(input_video: Frames, reference_latents: Tensor | None = None, *, vae: Any) -> Latents: ...
+def encode_video_after(
+    input_video: Frames, reference_latents: Tensor | None = None, *, vae: Any
+) -> Latents: ...
 
 
-def decode_video_after(latents: Tensor, reference_latents: Tensor | None = None, *, vae: Any) -> Video: ...
+def decode_video_after(
+    latents: Tensor, reference_latents: Tensor | None = None, *, vae: Any
+) -> Video: ...
 
 
 # speedcontrol.
@@ -130,7 +164,13 @@ def count_motion(motion_bucket_id: int) -> MotionBucket: ...
 
 
 def predict_seen(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, clip_feature: Tensor, *, dit: Any
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    y: Tensor,
+    clip_feature: Tensor,
+    *,
+    dit: Any,
 ) -> Tensor: ...
 
 
@@ -172,7 +212,13 @@ def predict_vace(
 
 
 def predict_speed(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, motion_bucket: Tensor, *, dit: Any, motion_controller: Any
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    motion_bucket: Tensor,
+    *,
+    dit: Any,
+    motion_controller: Any,
 ) -> Tensor: ...
 
 
@@ -195,8 +241,12 @@ INPUTS: dict[str, Source] = {
     "width": Size("input_video", "width"),
     "num_frames": Size("input_video", "frames"),
 }
-FIRST: dict[str, Source] = {"input_image": Column("video", "picture", pick="first", multiple=16, frames=4)}
-ENDS: dict[str, Source] = FIRST | {"end_image": Column("video", "picture", pick="last", multiple=16, frames=4)}
+FIRST: dict[str, Source] = {
+    "input_image": Column("video", "picture", pick="first", multiple=16, frames=4)
+}
+ENDS: dict[str, Source] = FIRST | {
+    "end_image": Column("video", "picture", pick="last", multiple=16, frames=4)
+}
 BASE = [encode_prompt, encode_video]
 WITH_CLIP = ("image_encoder",)
 
@@ -228,11 +278,23 @@ def wiring(
 
 
 WIRINGS: tuple[Wiring, ...] = (
-    wiring("flf2v-2.1", [*BASE, encode_clip_ends, encode_ends], predict_seen, ENDS, WITH_CLIP),
+    wiring(
+        "flf2v-2.1",
+        [*BASE, encode_clip_ends, encode_ends],
+        predict_seen,
+        ENDS,
+        WITH_CLIP,
+    ),
     wiring("fun-inp", [*BASE, encode_clip, encode_ends], predict_seen, ENDS, WITH_CLIP),
     wiring(
         "fun-control",
-        [*BASE, encode_control, encode_reference, encode_clip_control, encode_first_control],
+        [
+            *BASE,
+            encode_control,
+            encode_reference,
+            encode_clip_control,
+            encode_first_control,
+        ],
         predict_controlled,
         {
             "control_video": Column("control_video", "frames", multiple=16, frames=4),
@@ -258,7 +320,9 @@ WIRINGS: tuple[Wiring, ...] = (
         predict_vace,
         {
             "vace_video": Column("vace_video", "frames", multiple=16, frames=4),
-            "vace_video_mask": Column("vace_video_mask", "frames", multiple=16, frames=4),
+            "vace_video_mask": Column(
+                "vace_video_mask", "frames", multiple=16, frames=4
+            ),
             "vace_reference_image": Column("vace_reference_image", "picture"),
             "vace_scale": Given(),
         },

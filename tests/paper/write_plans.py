@@ -1,4 +1,6 @@
-"""Write the golden plans anew: `python -m tests.paper.write_plans`, from the root of the project. Read what changed."""
+"""Write the golden plans anew: `python -m tests.paper.write_plans`, from the root of
+the project. Read what changed.
+"""
 
 from .rows import PLANS, ROWS
 

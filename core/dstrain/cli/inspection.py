@@ -1,4 +1,6 @@
-"""What is installed and what it is good for: every plugin imported, each in a process of its own. Imports no torch."""
+"""What is installed and what it is good for: every plugin imported, each in a process
+of its own. Imports no torch.
+"""
 
 import json
 import os
@@ -9,10 +11,16 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from dstrain.cli.commands import commands
+from dstrain.cli.options import COMMAND_NAMES
 from dstrain.errors import DstrainError
-from dstrain.hooks import registered
-from dstrain.plugins import HOOK_GROUP, Installed, checked_record, installed, name_clash
+from dstrain.registry.discovery import (
+    HOOK_GROUP,
+    Installed,
+    checked_record,
+    installed,
+    name_clash,
+)
+from dstrain.registry.hooks import registered
 
 PATIENCE = 60.0
 """Seconds that `inspect_all` gives one record's import."""
@@ -20,7 +28,8 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What `inspect_all` found out about one plugin; `reason` is '' for one that can be used.
+    """What `inspect_all` found out about one plugin; `reason` is '' for one that can be
+    used.
 
     variants: those of a family. adds: in words, what another plugin adds.
     """
@@ -37,9 +46,15 @@ class Finding:
 
 
 def inspect_all(left_out: Collection[str] = ()) -> tuple[Finding, ...]:
-    """Import every plugin, each in a process of its own, so that a broken one is reported and harms nothing else."""
+    """Import every plugin, each in a process of its own, so that a broken one is
+    reported and harms nothing else.
+    """
     groups = [installed(left_out), installed(left_out, HOOK_GROUP)]
-    return tuple(_inspect(plugin, name_clash(plugin, plugins)) for plugins in groups for plugin in plugins)
+    return tuple(
+        _inspect(plugin, name_clash(plugin, plugins))
+        for plugins in groups
+        for plugin in plugins
+    )
 
 
 def _inspect(plugin: Installed, clash: str) -> Finding:
@@ -47,21 +62,36 @@ def _inspect(plugin: Installed, clash: str) -> Finding:
         return Finding(plugin, reason=clash)
     code = "from dstrain.cli.inspection import _answer; _answer()"
     command = [sys.executable, "-c", code, json.dumps(asdict(plugin))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False)
+        child = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=environment,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Finding(plugin, reason=f"its import took longer than {PATIENCE:.0f} s")
     if child.returncode != 0 or not child.stdout:
         return Finding(
-            plugin, reason=f"its import ended the process (exit code {child.returncode}) {child.stderr[-200:]}".strip()
+            plugin,
+            reason=f"its import ended the process (exit code {child.returncode}) {child.stderr[-200:]}".strip(),
         )
     answer = json.loads(child.stdout)
-    return Finding(plugin, tuple(answer["variants"]), answer["reason"], tuple(answer["adds"]))
+    return Finding(
+        plugin, tuple(answer["variants"]), answer["reason"], tuple(answer["adds"])
+    )
 
 
 def _answer() -> None:
-    """In the child of `_inspect`: write variants and reason as JSON, and nothing that the plugin prints."""
+    """In the child of `_inspect`: write variants and reason as JSON, and nothing that
+    the plugin prints.
+    """
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     plugin = Installed(**json.loads(sys.argv[1]))
@@ -81,21 +111,32 @@ def _answer() -> None:
 
 
 def _adds(plugin: Installed) -> tuple[tuple[str, ...], str]:
-    """What a plugin of the group adds, in words, and why it cannot be used; for a process of its own."""
+    """What a plugin of the group adds, in words, and why it cannot be used; for a
+    process of its own.
+    """
     alone = registered((plugin,))
     if alone.broken:
         return (), alone.broken[0].removeprefix(f"{plugin.where}: ")
-    hooks = [hook.name for hook in alone.manager.get_hookcallers(alone.manager.get_plugin(plugin.name)) or ()]
+    hooks = [
+        hook.name
+        for hook in alone.manager.get_hookcallers(alone.manager.get_plugin(plugin.name))
+        or ()
+    ]
     words: list[str] = []
     reasons: list[str] = []
     if "dstrain_commands" in hooks:
-        own = alone.offered("dstrain_commands", click.Command, [str(command.name) for command in commands()])
+        own = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
         words, reasons = [f"command {name}" for name in own.items], [*own.broken]
     if "dstrain_tasks" in hooks:
-        from dstrain.distill import OWN_TASKS  # imports torch
-        from dstrain.tasks import Task
+        from dstrain.graph.task import Task
+        from dstrain.training.distill import OWN_TASKS  # imports torch
 
         tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
-        words, reasons = [*words, *(f"task {name}" for name in tasks.items)], [*reasons, *tasks.broken]
+        words, reasons = (
+            [*words, *(f"task {name}" for name in tasks.items)],
+            [*reasons, *tasks.broken],
+        )
     words += ["looks on at each step"] if "dstrain_step_end" in hooks else []
-    return tuple(words), "; ".join(reason.removeprefix(f"{plugin.where}: ") for reason in reasons)
+    return tuple(words), "; ".join(
+        reason.removeprefix(f"{plugin.where}: ") for reason in reasons
+    )

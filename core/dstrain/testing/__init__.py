@@ -1,4 +1,5 @@
-"""The conformance kit: the contract of a family as tests, at toy sizes. It needs pytest.
+"""The conformance kit: the contract of a family as tests, at toy sizes. It needs
+pytest.
 
 A family's `tests/test_conformance.py`:
 
@@ -7,14 +8,19 @@ A family's `tests/test_conformance.py`:
     class TestConformance(Conformance):
         family = "my_model"
 
-The plans and digests that it compares lie beside that file; `python -m dstrain.testing FAMILY FOLDER` writes them.
+The plans and digests that it compares lie beside that file; `python -m dstrain.testing
+FAMILY FOLDER` writes them.
 """
 
 import pytest
 
-# Before they are imported, hence E402: pytest then says what stood on both sides of a failed assert.
+# Before they are imported, hence E402: pytest then says what stood on both sides of a
+# failed assert.
 pytest.register_assert_rewrite(
-    *(f"dstrain.testing.{name}" for name in ("declared", "trainable", "saved", "lora_files"))
+    *(
+        f"dstrain.testing.{name}"
+        for name in ("declared", "trainable", "saved", "lora_files")
+    )
 )
 
 from dstrain.testing.contract import Published  # noqa: E402
@@ -26,8 +32,10 @@ __all__ = ("Conformance", "Published")
 
 
 class Conformance(Declared, Trainable, Saved):
-    """The contract of one family. Subclass it as `TestConformance` in the family's `tests/test_conformance.py`.
+    """The contract of one family. Subclass it as `TestConformance` in the family's
+    `tests/test_conformance.py`.
 
-    family: its name; it must be installed. published: a static method that runs the published pipeline, where there is
-    one (`Published` says what it is given). The plans and digests lie beside the subclass's file.
+    family: its name; it must be installed. published: a static method that runs the
+    published pipeline, where there is one (`Published` says what it is given). The
+    plans and digests lie beside the subclass's file.
     """

@@ -1,6 +1,8 @@
-"""`python -m dstrain.testing FAMILY FOLDER` writes the plans and digests that a family's tests in FOLDER compare.
+"""`python -m dstrain.testing FAMILY FOLDER` writes the plans and digests that a
+family's tests in FOLDER compare.
 
-Look at what changed before you keep it. A unit that makes something else under the version it had is refused.
+Look at what changed before you keep it. A unit that makes something else under the
+version it had is refused.
 """
 
 import sys
@@ -8,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from dstrain.errors import DstrainError
-from dstrain.plugins import load_record
+from dstrain.registry.discovery import load_record
 from dstrain.testing.golden import plan_texts, write_plans
 from dstrain.testing.sketches import unit_sketches, write_sketches
 from dstrain.testing.subject import Subject
@@ -18,12 +20,24 @@ def write(family: str, folder: Path) -> None:
     """Write both for every variant of an installed family."""
     record = load_record(family)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as place:
-        subjects = [Subject(record, variant, Path(place) / variant) for variant in record.variants]
+        subjects = [
+            Subject(record, variant, Path(place) / variant)
+            for variant in record.variants
+        ]
         made = {subject.variant: unit_sketches(subject.values) for subject in subjects}
-    versions = {unit.name: unit.version for subject in subjects for unit in subject.wiring.units}
+    versions = {
+        unit.name: unit.version for subject in subjects for unit in subject.wiring.units
+    }
     folder.mkdir(parents=True, exist_ok=True)
     write_sketches(folder, made, versions)
-    write_plans(folder, {name: text for s in subjects for name, text in plan_texts(record, s.wiring).items()})
+    write_plans(
+        folder,
+        {
+            name: text
+            for s in subjects
+            for name, text in plan_texts(record, s.wiring).items()
+        },
+    )
 
 
 if __name__ == "__main__":

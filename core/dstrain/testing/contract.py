@@ -1,4 +1,6 @@
-"""What every part of the contract stands on: which variants and trainables are tested, and the variant at toy sizes."""
+"""What every part of the contract stands on: which variants and trainables are tested,
+and the variant at toy sizes.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,12 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from dstrain.pipeline import Pipeline
-from dstrain.plugins import load_record
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.registry.discovery import load_record
 from dstrain.testing.law import Outcome, both_ways
 from dstrain.testing.seconds import count
 from dstrain.testing.subject import Subject
-from dstrain.testing.trained_sets import TrainedSet, conditioners, denoisers, trained_sets
+from dstrain.testing.trained_sets import (
+    TrainedSet,
+    conditioners,
+    denoisers,
+    trained_sets,
+)
 
 Ways = Callable[[Subject, TrainedSet], tuple[Outcome, Outcome]]
 
@@ -23,19 +30,24 @@ Ways = Callable[[Subject, TrainedSet], tuple[Outcome, Outcome]]
 class Published(Protocol):
     """How a family runs the published pipeline, to be compared with ours."""
 
-    def __call__(self, pipe: Pipeline, folder: Path, arguments: Mapping[str, Any], /) -> tuple[Sequence[Tensor], Any]:
-        """Return the latents after each step, shaped as ours, and the picture, frames or array that come of them.
+    def __call__(
+        self, pipe: Pipeline, folder: Path, arguments: Mapping[str, Any], /
+    ) -> tuple[Sequence[Tensor], Any]:
+        """Return the latents after each step, shaped as ours, and the picture, frames
+        or array that come of them.
 
-        pipe: ours, whose components are to be used. folder: the toy. arguments: those of the call of ours, with the
-        initial noise as `latents`. NaN where the published pipeline's latents mean nothing.
+        pipe: ours, whose components are to be used. folder: the toy. arguments: those
+        of the call of ours, with the initial noise as `latents`. NaN where the
+        published pipeline's latents mean nothing.
         """
 
 
 class Contract:
     """The fixtures and parameters of the kit's tests.
 
-    family: its name; it must be installed. published: runs the published pipeline; None where there is none.
-    published_pictures: how many pictures of a list that one takes. Plans and digests lie beside the subclass's file.
+    family: its name; it must be installed. published: runs the published pipeline; None
+    where there is none. published_pictures: how many pictures of a list that one takes.
+    Plans and digests lie beside the subclass's file.
     """
 
     family: ClassVar[str]
@@ -43,12 +55,21 @@ class Contract:
     published_pictures: ClassVar[int] = 2
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make a test of every variant, and of every set of trainables, component or side of it that is asked for."""
+        """Make a test of every variant, and of every set of trainables, component or
+        side of it that is asked for.
+        """
         record, names = load_record(self.family), metafunc.fixturenames
         if "variant" not in names:
             return
         rows: list[tuple[str, Any]] = []
-        second = next((name for name in ("trained", "component", "adapted", "guided") if name in names), "")
+        second = next(
+            (
+                name
+                for name in ("trained", "component", "adapted", "guided")
+                if name in names
+            ),
+            "",
+        )
         for variant in record.variants:
             wiring = record.load("wiring")(variant)
             networks = (*denoisers(record, wiring), *conditioners(record, wiring))
@@ -62,13 +83,19 @@ class Contract:
             untested = "reference" in names and self.published is None
             rows += [(variant, value) for value in choices[second] if not untested]
         if second:
-            metafunc.parametrize(("variant", second), rows, ids=[f"{v}-{_name(value)}" for v, value in rows])
+            metafunc.parametrize(
+                ("variant", second),
+                rows,
+                ids=[f"{v}-{_name(value)}" for v, value in rows],
+            )
         else:
             metafunc.parametrize("variant", [variant for variant, _ in rows])
 
     @pytest.fixture(scope="class")
     @classmethod
-    def subjects(cls, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    def subjects(
+        cls, tmp_path_factory: pytest.TempPathFactory
+    ) -> Callable[[str], Subject]:
         """Variant -> what is tested, made once for all tests of this class."""
         folder, record = tmp_path_factory.mktemp(cls.family), load_record(cls.family)
         return cache(lambda variant: Subject(record, variant, folder / variant))
@@ -76,16 +103,23 @@ class Contract:
     @pytest.fixture(scope="class")
     @classmethod
     def ways(cls) -> Ways:
-        """Both ways of running a set of trainables, each set once for all tests of this class."""
+        """Both ways of running a set of trainables, each set once for all tests of this
+        class.
+        """
         return cache(both_ways)
 
     @pytest.fixture
     def subject(
-        self, variant: str, subjects: Callable[[str], Subject], request: pytest.FixtureRequest
+        self,
+        variant: str,
+        subjects: Callable[[str], Subject],
+        request: pytest.FixtureRequest,
     ) -> Iterator[Subject]:
         """The variant at toy sizes; its CPU seconds are counted."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # at toy sizes several would wait for each other most of the time
+        torch.set_num_threads(
+            1
+        )  # at toy sizes several would wait for each other most of the time
         with count(request.config, f"{self.family} {variant}"):
             yield subjects(variant)
         torch.set_num_threads(threads)
@@ -108,4 +142,8 @@ class Contract:
 
 def _name(value: Any) -> str:
     """How a test id has a parameter."""
-    return ("guided" if value else "plain") if isinstance(value, bool) else str(getattr(value, "name", value))
+    return (
+        ("guided" if value else "plain")
+        if isinstance(value, bool)
+        else str(getattr(value, "name", value))
+    )

@@ -1,4 +1,6 @@
-"""The part of the contract about what a family declares: record, toy, wiring, units, plans, digests, LoRA targets."""
+"""The part of the contract about what a family declares: record, toy, wiring, units,
+plans, digests, LoRA targets.
+"""
 
 import os
 import subprocess
@@ -10,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dstrain.lora import LoraSpec, inject
-from dstrain.model_files import assign
-from dstrain.plugins import GROUP, load_record
-from dstrain.sampler import Sampling
-from dstrain.sources import Size
+from dstrain.graph.inputs import Size
+from dstrain.lora.layers import LoraSpec, inject
+from dstrain.models.locate import assign
+from dstrain.pipeline.sampling import Sampling
+from dstrain.registry.discovery import GROUP, load_record
 from dstrain.testing.contract import Contract
 from dstrain.testing.golden import FOLDER, plan_texts
 from dstrain.testing.kinds import is_of
@@ -33,9 +35,16 @@ class Declared(Contract):
         """`dstrain plugins` imports the record of every family."""
         (entry,) = entry_points(group=GROUP, name=self.family)
         code = f"import sys, {entry.module}; print(*sorted({set(HEAVY)} & set(sys.modules)))"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
         )
         assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
@@ -45,26 +54,47 @@ class Declared(Contract):
         names = [component.name for component in record.load("components")]
         known = set(names)
         wirings = [record.load("wiring")(variant) for variant in record.variants]
-        assert [(wiring.family, wiring.variant) for wiring in wirings] == [(self.family, v) for v in record.variants]
+        assert [(wiring.family, wiring.variant) for wiring in wirings] == [
+            (self.family, v) for v in record.variants
+        ]
         assert len(known) == len(names)
         assert {name for wiring in wirings for name in wiring.components} == known
-        assert {*record.lora_targets, *record.lora_prefixes, *record.default_ids, record.default_trainable} <= known
+        assert {
+            *record.lora_targets,
+            *record.lora_prefixes,
+            *record.default_ids,
+            record.default_trainable,
+        } <= known
         assert record.lora_targets.keys() <= record.lora_prefixes.keys()
         assert record.model_ids.keys() <= set(record.variants)
         assert {option.component for option in record.options} <= {"", *known}
         settings = {name for wiring in wirings for name in wiring.settings}
-        assert {option.name for option in record.options if not option.component and not option.saves} <= settings
+        assert {
+            option.name
+            for option in record.options
+            if not option.component and not option.saves
+        } <= settings
 
-    def test_units_of_one_name_and_version_are_one_function_in_every_variant(self) -> None:
-        """The key of a stored value names the unit, its version and what it reads, not the variant."""
+    def test_units_of_one_name_and_version_are_one_function_in_every_variant(
+        self,
+    ) -> None:
+        """The key of a stored value names the unit, its version and what it reads, not
+        the variant.
+        """
         record = load_record(self.family)
         functions: dict[tuple[str, int], tuple[Any, str]] = {}
         for variant in record.variants:
             for unit in record.load("wiring")(variant).units:
-                function, first = functions.setdefault((unit.name, unit.version), (unit.function, variant))
-                assert function is unit.function, f"{unit.name} {unit.version} of {first} and of {variant} differ"
+                function, first = functions.setdefault(
+                    (unit.name, unit.version), (unit.function, variant)
+                )
+                assert function is unit.function, (
+                    f"{unit.name} {unit.version} of {first} and of {variant} differ"
+                )
 
-    def test_equal_arguments_write_equal_toys(self, subject: Subject, tmp_path: Path) -> None:
+    def test_equal_arguments_write_equal_toys(
+        self, subject: Subject, tmp_path: Path
+    ) -> None:
         """And torch's global generator is where it was."""
         assert subject.models
         before = torch.random.get_rng_state()
@@ -75,33 +105,67 @@ class Declared(Contract):
     def test_the_files_of_every_network_are_recognised(self, subject: Subject) -> None:
         """By the names of their weights."""
         known = subject.record.load("components")
-        networks = {c.name for c in known if not c.is_folder and c.name in subject.wiring.components}
+        networks = {
+            c.name
+            for c in known
+            if not c.is_folder and c.name in subject.wiring.components
+        }
         assert set(assign(subject.models, known, networks)) == networks
 
     def test_everything_declared_is_used(self, subject: Subject) -> None:
-        """Components are borrowed, inputs are read, defaults are inputs or settings of the sampler."""
+        """Components are borrowed, inputs are read, defaults are inputs or settings of
+        the sampler.
+        """
         wiring = subject.wiring
         hold = [wiring.hold] if wiring.hold else []
-        readers = (*wiring.units, wiring.model_fn, wiring.latent_shape, *wiring.decoders, *hold)
-        borrowed = {name.removesuffix("_config") for reader in readers for name in reader.borrows}
-        parts = set(wiring.expert.components) if wiring.expert and wiring.expert.role in borrowed else set()
+        readers = (
+            *wiring.units,
+            wiring.model_fn,
+            wiring.latent_shape,
+            *wiring.decoders,
+            *hold,
+        )
+        borrowed = {
+            name.removesuffix("_config")
+            for reader in readers
+            for name in reader.borrows
+        }
+        parts = (
+            set(wiring.expert.components)
+            if wiring.expert and wiring.expert.role in borrowed
+            else set()
+        )
         assert set(wiring.components) <= borrowed | parts
-        read = {name for reader in readers for name in reader.reads} | set(wiring.per_side.values())
-        read |= {source.of for source in wiring.inputs.values() if isinstance(source, Size)}
+        read = {name for reader in readers for name in reader.reads} | set(
+            wiring.per_side.values()
+        )
+        read |= {
+            source.of for source in wiring.inputs.values() if isinstance(source, Size)
+        }
         assert set(wiring.inputs) <= read
         assert set(wiring.defaults) <= {*wiring.inputs, *Sampling.__dataclass_fields__}
 
-    def test_units_make_the_kinds_of_values_they_declare(self, subject: Subject) -> None:
+    def test_units_make_the_kinds_of_values_they_declare(
+        self, subject: Subject
+    ) -> None:
         """What a unit returns is of the kind that its TypedDict says."""
         kinds = {unit.name: unit.makes for unit in subject.wiring.units}
         for unit, values in subject.values.items():
-            wrong = {name: type(one).__name__ for name, one in values.items() if not is_of(one, kinds[unit][name])}
+            wrong = {
+                name: type(one).__name__
+                for name, one in values.items()
+                if not is_of(one, kinds[unit][name])
+            }
             assert not wrong, f"{unit} declares {dict(kinds[unit])}"
 
-    def test_inference_begins_with_latents_shaped_as_those_of_training(self, subject: Subject) -> None:
+    def test_inference_begins_with_latents_shaped_as_those_of_training(
+        self, subject: Subject
+    ) -> None:
         """`latent_shape` and the unit that makes `input_latents` agree."""
         reader = subject.wiring.latent_shape
-        values = inputs(subject.wiring) | {name: one for made in subject.values.values() for name, one in made.items()}
+        values = inputs(subject.wiring) | {
+            name: one for made in subject.values.values() for name, one in made.items()
+        }
         reads = {name: values[name] for name in reader.reads if name in values}
         shape = reader.function(**reads, **subject.pipeline.lend(reader))
         assert tuple(values["input_latents"].shape) == tuple(shape)
@@ -110,22 +174,41 @@ class Declared(Contract):
         """What runs, is loaded and crosses in each stage changes only on purpose."""
         texts = plan_texts(subject.record, subject.wiring)
         place = self.folder / FOLDER
-        assert {name: (place / name).read_text() for name in texts if (place / name).is_file()} == texts, self.advice
+        assert {
+            name: (place / name).read_text()
+            for name in texts
+            if (place / name).is_file()
+        } == texts, self.advice
 
-    def test_units_make_what_they_made_under_their_version(self, subject: Subject) -> None:
-        """Stored values are used again as long as the version of the unit that made them is the same."""
+    def test_units_make_what_they_made_under_their_version(
+        self, subject: Subject
+    ) -> None:
+        """Stored values are used again as long as the version of the unit that made
+        them is the same.
+        """
         versions = {unit.name: unit.version for unit in subject.wiring.units}
         sketches = unit_sketches(subject.values)
-        assert changed(read_sketches(self.folder), sketches, versions, subject.variant) == [], self.advice
+        assert (
+            changed(read_sketches(self.folder), sketches, versions, subject.variant)
+            == []
+        ), self.advice
 
     def test_lora_targets_match_layers(self, subject: Subject) -> None:
         """Each of the record's targets, in every network of the variant that has any."""
         pipeline = subject.open()
         for name, targets in subject.record.lora_targets.items():
             if isinstance(pipeline.components.get(name), nn.Module):
-                counts = inject(pipeline.components[name], LoraSpec(name, targets, 1, 1.0), subject.record.lora_aliases)
+                counts = inject(
+                    pipeline.components[name],
+                    LoraSpec(name, targets, 1, 1.0),
+                    subject.record.lora_aliases,
+                )
                 assert all(counts.values())
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

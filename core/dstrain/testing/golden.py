@@ -1,13 +1,16 @@
-"""The plans that a family's tests compare: a file for each variant and set of trained components."""
+"""The plans that a family's tests compare: a file for each variant and set of trained
+components.
+"""
 
 from pathlib import Path
 
-from dstrain.graph import as_text
-from dstrain.losses import SFT
-from dstrain.record import ModelRecord
+from dstrain.graph.plan import make_plan
+from dstrain.graph.render import as_text
+from dstrain.graph.spec import Wiring
+from dstrain.registry.family import ModelRecord
 from dstrain.testing.rows import data_inputs
 from dstrain.testing.trained_sets import trained_sets
-from dstrain.wiring import Wiring
+from dstrain.training.losses import SFT
 
 FOLDER = "plans"
 
@@ -16,8 +19,10 @@ def plan_texts(record: ModelRecord, wiring: Wiring) -> dict[str, str]:
     """Name of the file -> the plan as `dstrain graph` prints it, for one variant."""
     found = {}
     for trained in trained_sets(record, wiring):
-        plan = wiring.plan(data_inputs(wiring), SFT, trained.components)
-        found[f"{wiring.variant}-sft-{'+'.join(trained.components)}.txt"] = as_text(plan, wiring, SFT)
+        plan = make_plan(wiring, data_inputs(wiring), SFT, trained.components)
+        found[f"{wiring.variant}-sft-{'+'.join(trained.components)}.txt"] = as_text(
+            plan, wiring, SFT
+        )
     return found
 
 

@@ -5,13 +5,15 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from dstrain.values import SCALARS, Frames
+from dstrain.graph.values import SCALARS, Frames
 
 CLASSES = ((Tensor, "tensor"), (Image.Image, "picture"), (Frames, "frames"))
 
 
 def is_of(value: Any, kind: str) -> bool:
-    """Whether a value is of a kind as `values.kind_of` names it; of a record only that it is one."""
+    """Whether a value is of a kind as `values.kind_of` names it; of a record only that
+    it is one.
+    """
     if any(_is_plain(value, one) for one in kind.split(" | ")):
         return True
     if kind.startswith("list[") and kind.endswith("]") and isinstance(value, list):
@@ -20,4 +22,6 @@ def is_of(value: Any, kind: str) -> bool:
 
 
 def _is_plain(value: Any, kind: str) -> bool:
-    return SCALARS.get(type(value)) == kind or any(isinstance(value, one) and kind == name for one, name in CLASSES)
+    return SCALARS.get(type(value)) == kind or any(
+        isinstance(value, one) and kind == name for one, name in CLASSES
+    )

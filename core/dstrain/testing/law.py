@@ -1,4 +1,6 @@
-"""The split law of one set of trainables: the same losses and gradients, bit for bit, with and without the store."""
+"""The split law of one set of trainables: the same losses and gradients, bit for bit,
+with and without the store.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,18 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.data_process import data_process
-from dstrain.setup import Setup
+from dstrain.graph.values import flatten
+from dstrain.runs.precompute import data_process
+from dstrain.runs.setup import Setup
 from dstrain.testing.subject import Run, Subject, world
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain.values import flatten
 
 BATCHES = (1, 2)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way of running gives, by batch: losses, gradients by parameter, and the values that crossed by row."""
+    """What one way of running gives, by batch: losses, gradients by parameter, and the
+    values that crossed by row.
+    """
 
     run: Run
     losses: Mapping[str, Tensor]
@@ -33,13 +37,17 @@ def both_ways(subject: Subject, trained: TrainedSet) -> tuple[Outcome, Outcome]:
 
 
 def stored(subject: Subject, trained: TrainedSet, **flags: Any) -> Setup:
-    """Fill the store for a set of trainables; what is there already is not computed again. Returns stage 2's setup."""
+    """Fill the store for a set of trainables; what is there already is not computed
+    again. Returns stage 2's setup.
+    """
     data_process(subject.setup(trained, task="sft:data_process"), world())
     return subject.setup(trained, task="sft:train", **flags)
 
 
 def outcome(run: Run) -> Outcome:
-    """Losses and gradients of batches of one and of two rows of each signature, without an update between them."""
+    """Losses and gradients of batches of one and of two rows of each signature, without
+    an update between them.
+    """
     losses: dict[str, Tensor] = {}
     gradients: dict[str, Mapping[str, Tensor | None]] = {}
     values: dict[int, Mapping[str, Any]] = {}
@@ -50,23 +58,36 @@ def outcome(run: Run) -> Outcome:
             torch.autograd.backward(loss.sum())
             name = f"rows {', '.join(str(key.row) for key in keys)}"
             losses[name] = loss.detach()
-            gradients[name] = {parameter: p.grad for parameter, p in run.module.trained.parameters.items()}
+            gradients[name] = {
+                parameter: p.grad
+                for parameter, p in run.module.trained.parameters.items()
+            }
             values |= {key.row: run.crossing(key.row) for key in keys}
     return Outcome(run, losses, gradients, values)
 
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
-    """Every value, loss and gradient that differs by a bit between two ways of running, by name."""
+    """Every value, loss and gradient that differs by a bit between two ways of running,
+    by name.
+    """
     found = [
         f"value {name} of row {row}"
         for row, values in one.values.items()
         for name in values.keys() | other.values[row].keys()
         if not same_value(values.get(name), other.values[row].get(name))
     ]
-    found += [f"loss of {batch}" for batch, loss in one.losses.items() if not torch.equal(loss, other.losses[batch])]
+    found += [
+        f"loss of {batch}"
+        for batch, loss in one.losses.items()
+        if not torch.equal(loss, other.losses[batch])
+    ]
     for batch, gradients in one.gradients.items():
         names = gradients.keys() | other.gradients[batch].keys()
-        same = (name for name in names if same_tensor(gradients.get(name), other.gradients[batch].get(name)))
+        same = (
+            name
+            for name in names
+            if same_tensor(gradients.get(name), other.gradients[batch].get(name))
+        )
         found += [f"gradient of {name}, {batch}" for name in sorted(names - set(same))]
     return found
 
@@ -74,13 +95,22 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
 def without_gradient(found: Outcome) -> list[str]:
     """Trained parameters to which no batch gives a gradient that is not zero."""
     names = next(iter(found.gradients.values()))
-    given = {n for table in found.gradients.values() for n, value in table.items() if value is not None and value.any()}
+    given = {
+        n
+        for table in found.gradients.values()
+        for n, value in table.items()
+        if value is not None and value.any()
+    }
     return [name for name in names if name not in given]
 
 
 def same_tensor(one: Tensor | None, other: Tensor | None) -> bool:
     """Whether two tensors are equal bit for bit; None equals None alone."""
-    return one is other if one is None or other is None else one.dtype == other.dtype and torch.equal(one, other)
+    return (
+        one is other
+        if one is None or other is None
+        else one.dtype == other.dtype and torch.equal(one, other)
+    )
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -90,4 +120,6 @@ def same_value(one: Any, other: Any) -> bool:
         tensors: dict[str, Tensor] = {}
         sides.append((flatten(value, tensors, "value"), tensors))
     (form, tensors), (other_form, others) = sides
-    return bool(form == other_form) and all(same_tensor(tensors[name], others[name]) for name in tensors)
+    return bool(form == other_form) and all(
+        same_tensor(tensors[name], others[name]) for name in tensors
+    )

@@ -1,4 +1,6 @@
-"""The contract of a family's LoRA files: each program makes of them what is trained here, and they come back."""
+"""The contract of a family's LoRA files: each program makes of them what is trained
+here, and they come back.
+"""
 
 import json
 import re
@@ -16,15 +18,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dstrain.cli import main
+from dstrain.cli.main import main
 from dstrain.errors import StateError
-from dstrain.export import export
-from dstrain.lora import LoraSpec, save_lora
-from dstrain.lora_names import namings
-from dstrain.pipeline import Pipeline
-from dstrain.plugins import load_record
-from dstrain.record import ModelRecord
-from dstrain.seals import SEAL
+from dstrain.lora.export import export
+from dstrain.lora.layers import LoraSpec, save_lora
+from dstrain.lora.names import namings
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.registry.discovery import load_record
+from dstrain.registry.family import ModelRecord
+from dstrain.storage.safetensors import SEAL
 from dstrain.testing.loras import Reader, trained
 from dstrain.testing.round_trips import train_and_save
 from dstrain.testing.subject import Subject
@@ -32,12 +34,16 @@ from dstrain.testing.trained_sets import TrainedSet, conditioners, denoisers
 
 RANK, ALPHA = 4, 6.0
 EXACT, FOLDED = 1e-12, 1e-6
-"""Greatest differences of predictions, as parts of the largest: in fp64; where alpha / rank was multiplied in fp32."""
+"""Greatest differences of predictions, as parts of the largest: in fp64; where alpha /
+rank was multiplied in fp32.
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """LoRA on some layers of a component, and the programs whose names it gets. targets: what the set is called."""
+    """LoRA on some layers of a component, and the programs whose names it gets.
+    targets: what the set is called.
+    """
 
     variant: str
     component: str
@@ -53,7 +59,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Damage:
-    """What becomes of a good file, and words of the refusal. keys: of tensors; None where one is left out."""
+    """What becomes of a good file, and words of the refusal. keys: of tensors; None
+    where one is left out.
+    """
 
     words: str
     keys: Callable[[str], str | None] = str
@@ -69,15 +77,28 @@ def _renamed(header: Mapping[str, str]) -> Mapping[str, str]:
     return {**header, "family": "another"}
 
 
-# What diffusers' loader and others' load in part, with another strength or not at all, without a word.
+# What diffusers' loader and others' load in part, with another strength or not at all,
+# without a word.
 DAMAGES = MappingProxyType(
     {
         "alpha lost": Damage("rank and alpha are unknown", header=_bare),
-        "prefix lost": Damage("rank and alpha are unknown", lambda key: key.partition(".")[2], _bare),
-        "peft's names": Damage("adapter_config.json", lambda key: f"base_model.model.{key.partition('.')[2]}", _bare),
-        "half of the pairs": Damage("half a file", lambda key: None if "lora_B" in key else key),
-        "half of the layers": Damage("half a file", lambda key: None if ".0." in key else key),
-        "names of nothing": Damage("does not fit", lambda key: key.replace(".0.", ".zero.")),
+        "prefix lost": Damage(
+            "rank and alpha are unknown", lambda key: key.partition(".")[2], _bare
+        ),
+        "peft's names": Damage(
+            "adapter_config.json",
+            lambda key: f"base_model.model.{key.partition('.')[2]}",
+            _bare,
+        ),
+        "half of the pairs": Damage(
+            "half a file", lambda key: None if "lora_B" in key else key
+        ),
+        "half of the layers": Damage(
+            "half a file", lambda key: None if ".0." in key else key
+        ),
+        "names of nothing": Damage(
+            "does not fit", lambda key: key.replace(".0.", ".zero.")
+        ),
         "another width": Damage("does not fit", wider=True),
         "another family": Damage("is a LoRA for another", header=_renamed),
     }
@@ -87,9 +108,10 @@ DAMAGES = MappingProxyType(
 class LoraFiles:
     """Subclass it as `TestLoraFiles` in the family's `tests/test_lora_files.py`.
 
-    family: its name; it must be installed. readers: component -> program -> its rules. names: component -> program ->
-    what it is known to call a layer of the default targets. targets: name -> target patterns of the denoiser, tested
-    beside the default, each alias, and all aliases.
+    family: its name; it must be installed. readers: component -> program -> its rules.
+    names: component -> program -> what it is known to call a layer of the default
+    targets. targets: name -> target patterns of the denoiser, tested beside the
+    default, each alias, and all aliases.
     """
 
     family: ClassVar[str]
@@ -99,12 +121,16 @@ class LoraFiles:
 
     @staticmethod
     def prediction(component: str, network: Any) -> Tensor:
-        """What a network makes of some inputs that are the same at each call, in its own dtype."""
+        """What a network makes of some inputs that are the same at each call, in its
+        own dtype.
+        """
         raise NotImplementedError
 
     @staticmethod
     def load_published(case: Case, file: Path, parts: dict[str, Any]) -> None:
-        """Let diffusers' own loader put the file's layers into one of a pipeline's parts."""
+        """Let diffusers' own loader put the file's layers into one of a pipeline's
+        parts.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -113,15 +139,33 @@ class LoraFiles:
         return program == "diffusers"
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make a test of every set of targets of every component, or of each default one in a program's own names."""
-        names, cases = metafunc.fixturenames, list(self._cases(load_record(self.family)))
+        """Make a test of every set of targets of every component, or of each default
+        one in a program's own names.
+        """
+        names, cases = (
+            metafunc.fixturenames,
+            list(self._cases(load_record(self.family))),
+        )
         rows = [(case, program) for case in cases for program in case.programs]
         if "published" in names:
             chosen = [row for row in rows if self.published_takes(*row)]
-            metafunc.parametrize(("case", "published"), chosen, ids=[f"{c.name}-{program}" for c, program in chosen])
+            metafunc.parametrize(
+                ("case", "published"),
+                chosen,
+                ids=[f"{c.name}-{program}" for c, program in chosen],
+            )
         elif "foreign" in names:
-            chosen = [row for row in rows if row[0].targets == "default" and row[1] in self.readers[row[0].component]]
-            metafunc.parametrize(("case", "foreign"), chosen, ids=[f"{c.name}-{program}" for c, program in chosen])
+            chosen = [
+                row
+                for row in rows
+                if row[0].targets == "default"
+                and row[1] in self.readers[row[0].component]
+            ]
+            metafunc.parametrize(
+                ("case", "foreign"),
+                chosen,
+                ids=[f"{c.name}-{program}" for c, program in chosen],
+            )
         elif "case" in names:
             metafunc.parametrize("case", cases, ids=[case.name for case in cases])
 
@@ -130,21 +174,41 @@ class LoraFiles:
         seen: set[str] = set()
         for variant in record.variants:
             wiring = record.load("wiring")(variant)
-            encoders = [name for name in conditioners(record, wiring) if name in record.lora_targets]
-            for part in (*denoisers(record, wiring), *(name for name in encoders if name not in seen)):
-                programs = tuple(naming.program for naming in namings(known[part], record))
+            encoders = [
+                name
+                for name in conditioners(record, wiring)
+                if name in record.lora_targets
+            ]
+            for part in (
+                *denoisers(record, wiring),
+                *(name for name in encoders if name not in seen),
+            ):
+                programs = tuple(
+                    naming.program for naming in namings(known[part], record)
+                )
                 if part in seen:  # the same layers, but for a few: two namings show it
                     programs = ("diffusers", "comfyui")
-                yield Case(variant, part, "default", record.lora_targets[part], programs)
+                yield Case(
+                    variant, part, "default", record.lora_targets[part], programs
+                )
                 if not seen:
                     every = {**self.targets, "aliases": tuple(record.lora_aliases)}
-                    yield from (Case(variant, part, name, ends, programs) for name, ends in every.items() if ends)
-                    yield from (Case(variant, part, name, (name,), ("comfyui",)) for name in record.lora_aliases)
+                    yield from (
+                        Case(variant, part, name, ends, programs)
+                        for name, ends in every.items()
+                        if ends
+                    )
+                    yield from (
+                        Case(variant, part, name, (name,), ("comfyui",))
+                        for name in record.lora_aliases
+                    )
                 seen.add(part)
 
     @pytest.fixture(scope="class")
     @classmethod
-    def subjects(cls, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    def subjects(
+        cls, tmp_path_factory: pytest.TempPathFactory
+    ) -> Callable[[str], Subject]:
         """Variant -> its toy, made once for all tests of this class."""
         folder, record = tmp_path_factory.mktemp(cls.family), load_record(cls.family)
         return cache(lambda variant: Subject(record, variant, folder / variant))
@@ -152,22 +216,39 @@ class LoraFiles:
     @pytest.fixture
     def fresh(self, subjects: Callable[[str], Subject]) -> Callable[[str, str], Any]:
         """Give a copy of a variant's network, by the names of both."""
-        return lambda variant, component: deepcopy(subjects(variant).pipeline.components[component])
+        return lambda variant, component: deepcopy(
+            subjects(variant).pipeline.components[component]
+        )
 
     def saved(self, case: Case, network: Any, file: Path) -> Any:
-        """The network with LoRA layers that show, at a rank that is not alpha; they are saved as a run does."""
+        """The network with LoRA layers that show, at a rank that is not alpha; they are
+        saved as a run does.
+        """
         record = load_record(self.family)
         spec = LoraSpec(case.component, case.patterns, RANK, ALPHA)
         trained(network, spec, record.lora_aliases if case.targets != "default" else {})
-        content = network.config.to_dict() if hasattr(network.config, "to_dict") else dict(network.config)
-        about = {"family": self.family, "variant": case.variant, "component": case.component, "config": content}
+        content = (
+            network.config.to_dict()
+            if hasattr(network.config, "to_dict")
+            else dict(network.config)
+        )
+        about = {
+            "family": self.family,
+            "variant": case.variant,
+            "component": case.component,
+            "config": content,
+        }
         save_lora(file, network, spec, record.lora_prefixes[case.component], about)
         return network
 
     def loaded(self, case: Case, network: nn.Module, file: Path) -> nn.Module:
-        """The network with the layers of a file, put there by a pipeline that has nothing else."""
+        """The network with the layers of a file, put there by a pipeline that has
+        nothing else.
+        """
         record = load_record(self.family)
-        Pipeline(record.load("wiring")(case.variant), record, {case.component: network}).load_lora(file)
+        Pipeline(
+            record.load("wiring")(case.variant), record, {case.component: network}
+        ).load_lora(file)
         return network
 
     @torch.no_grad()
@@ -178,7 +259,9 @@ class LoraFiles:
     def test_an_exported_file_comes_back_and_acts_alike_where_it_goes(
         self, case: Case, fresh: Callable[[str, str], Any], tmp_path: Path
     ) -> None:
-        """It comes back bit for bit, but for the reference's, of which alpha / rank is in the matrices."""
+        """It comes back bit for bit, but for the reference's, of which alpha / rank is
+        in the matrices.
+        """
         plain = fresh(case.variant, case.component)
         file = tmp_path / "lora.safetensors"
         ours = self.saved(case, deepcopy(plain), file)
@@ -188,10 +271,18 @@ class LoraFiles:
             output = tmp_path / f"{program}.safetensors"
             export(file, output, program)
             most = FOLDED if program == "reference" else 0.0
-            assert _differ(self.predicted(case, self.loaded(case, deepcopy(plain), output)), wanted) <= most
+            assert (
+                _differ(
+                    self.predicted(case, self.loaded(case, deepcopy(plain), output)),
+                    wanted,
+                )
+                <= most
+            )
             tensors = load_file(output)
             if case.targets == "default":
-                assert self.names[case.component][program] in {re.split(r"\.(lora_|alpha)", key)[0] for key in tensors}
+                assert self.names[case.component][program] in {
+                    re.split(r"\.(lora_|alpha)", key)[0] for key in tensors
+                }
             if program == "diffusers":
                 assert tensors.keys() == load_file(file).keys()
                 continue
@@ -202,7 +293,9 @@ class LoraFiles:
     def test_a_file_that_a_program_wrote_acts_here_as_it_does_there(
         self, case: Case, foreign: str, fresh: Callable[[str, str], Any], tmp_path: Path
     ) -> None:
-        """Of every linear layer that it has. Without alpha, as the reference's, whose adapters have a name."""
+        """Of every linear layer that it has. Without alpha, as the reference's, whose
+        adapters have a name.
+        """
         plain = fresh(case.variant, case.component)
         reader = self.readers[case.component][foreign]
         tensors = reader.lora(plain, 2, None if foreign == "reference" else 3.0)
@@ -210,7 +303,9 @@ class LoraFiles:
         there, unused = reader.read(plain, tensors)
         wanted = self.predicted(case, there)
         assert unused == []
-        here = self.loaded(case, deepcopy(plain), tmp_path / "theirs.safetensors").double()
+        here = self.loaded(
+            case, deepcopy(plain), tmp_path / "theirs.safetensors"
+        ).double()
         assert _differ(self.predicted(case, here), wanted) <= EXACT
         assert _differ(self.predicted(case, plain.double()), wanted) > 1e-3
 
@@ -226,12 +321,17 @@ class LoraFiles:
         parts = dict(subjects(case.variant).pipeline.components)
         parts[case.component] = fresh(case.variant, case.component)
         plain = self.predicted(case, parts[case.component])
-        ours = self.saved(case, fresh(case.variant, case.component), tmp_path / "lora.safetensors")
+        ours = self.saved(
+            case, fresh(case.variant, case.component), tmp_path / "lora.safetensors"
+        )
         export(tmp_path / "lora.safetensors", tmp_path / "out.safetensors", published)
         self.load_published(case, tmp_path / "out.safetensors", parts)
         assert _layers(parts[case.component]) == _layers(ours) > 0
         wanted = self.predicted(case, ours.double())
-        assert _differ(self.predicted(case, parts[case.component].double()), wanted) <= FOLDED
+        assert (
+            _differ(self.predicted(case, parts[case.component].double()), wanted)
+            <= FOLDED
+        )
         assert _differ(plain.double(), wanted) > 1e-3
 
     @pytest.mark.parametrize("damage", DAMAGES)
@@ -241,7 +341,13 @@ class LoraFiles:
         """By name, and the network is as it was."""
         record = load_record(self.family)
         part = record.default_trainable
-        case = Case(record.variants[0], part, "default", record.lora_targets[part], ("diffusers",))
+        case = Case(
+            record.variants[0],
+            part,
+            "default",
+            record.lora_targets[part],
+            ("diffusers",),
+        )
         self.saved(case, fresh(case.variant, part), tmp_path / "lora.safetensors")
         _damage(tmp_path / "lora.safetensors", DAMAGES[damage])
         network = fresh(case.variant, part)
@@ -258,20 +364,47 @@ class LoraFiles:
         files = {"": train_and_save(subject, TrainedSet(lora=part), tmp_path).file}
         for program in ("comfyui", "reference"):
             files[program] = tmp_path / f"{program}.safetensors"
-            assert main(["export", "--format", program, str(files[""]), str(files[program])]) == 0
-        models = ["--model_paths", json.dumps([list(map(str, paths)) for paths in subject.files.values()])]
+            assert (
+                main(
+                    ["export", "--format", program, str(files[""]), str(files[program])]
+                )
+                == 0
+            )
+        models = [
+            "--model_paths",
+            json.dumps([list(map(str, paths)) for paths in subject.files.values()]),
+        ]
         video = "frames" in subject.wiring.decoders[-1].makes.values()
-        flags = {"height": 32, "width": 32, "num_inference_steps": 1, "guidance_scale": 1, "prompt": "a dog"}
-        given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        flags = {
+            "height": 32,
+            "width": 32,
+            "num_inference_steps": 1,
+            "guidance_scale": 1,
+            "prompt": "a dog",
+        }
+        given = [
+            word for name, value in flags.items() for word in (f"--{name}", str(value))
+        ]
         given += ["--num_frames", "1"] if video else []
         made = {}
         for name, file in {**files, "plain": None}.items():
             output = tmp_path / f"made-{name}.{'mp4' if video else 'png'}"
             given_lora = [] if file is None else ["--lora", str(file)]
-            command = ["generate", "--model", self.family, "--variant", subject.variant, *models, *given, *given_lora]
+            command = [
+                "generate",
+                "--model",
+                self.family,
+                "--variant",
+                subject.variant,
+                *models,
+                *given,
+                *given_lora,
+            ]
             assert main([*command, "--output", str(output)]) == 0
             made[name] = output.read_bytes()
-        assert {name for name, content in made.items() if content == made[""]} == set(files)
+        assert {name for name, content in made.items() if content == made[""]} == set(
+            files
+        )
 
 
 def _differ(made: Tensor, wanted: Tensor) -> float:
@@ -281,12 +414,21 @@ def _differ(made: Tensor, wanted: Tensor) -> float:
 
 def _layers(network: nn.Module) -> int:
     """How many layers have LoRA; of zeros alone, diffusers adds some."""
-    return sum(".lora_B." in name and bool(weight.any()) for name, weight in network.named_parameters())
+    return sum(
+        ".lora_B." in name and bool(weight.any())
+        for name, weight in network.named_parameters()
+    )
 
 
 def _damage(path: Path, damage: Damage) -> None:
     with safe_open(path, framework="pt") as file:
-        header = {name: value for name, value in file.metadata().items() if name != SEAL}
+        header = {
+            name: value for name, value in file.metadata().items() if name != SEAL
+        }
     tensors = {damage.keys(key): tensor for key, tensor in load_file(path).items()}
-    kept = {key: torch.cat([t, t], 1) if damage.wider and "_A" in key else t for key, t in tensors.items() if key}
+    kept = {
+        key: torch.cat([t, t], 1) if damage.wider and "_A" in key else t
+        for key, t in tensors.items()
+        if key
+    }
     save_file(kept, path, metadata=dict(damage.header(header)))

@@ -1,4 +1,6 @@
-"""LoRA files as other programs read them, by their published rules alone: what a family's exports are held against."""
+"""LoRA files as other programs read them, by their published rules alone: what a
+family's exports are held against.
+"""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -8,27 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.components import Layout
-from dstrain.layouts import in_layout, out_of_layout
-from dstrain.lora import LoraSpec, inject
+from dstrain.lora.layers import LoraSpec, inject
+from dstrain.models.formats import Layout, in_layout, out_of_layout
 
 PAIRS = (
     ("lora_down.weight", "lora_up.weight"),
     ("lora_A.weight", "lora_B.weight"),
     ("lora_A.default.weight", "lora_B.default.weight"),
 )
-"""What the names of a layer's two matrices end with, for the readers named below: (down or A, up or B)."""
+"""What the names of a layer's two matrices end with, for the readers named below: (down
+or A, up or B).
+"""
 
 
 @dataclass(frozen=True)
 class Reader:
     """A program that adds LoRAs to the weights it has.
 
-    layout: how it has them; None: as diffusers. prefix, flat: what it calls a layer in a LoRA file: the prefix, then
-    the weight's name without `.weight`, where `flat` with '_' for each '.'.
-    The rules: comfy/lora.py and comfy/weight_adapter/lora.py of Comfy-Org/ComfyUI (`model_lora_keys_unet`: generic
-    names and `lora_unet_`), networks/ of kohya-ss/sd-scripts and musubi-tuner, diffsynth/utils/lora/general.py of
-    modelscope/DiffSynth-Studio.
+    layout: how it has them; None: as diffusers. prefix, flat: what it calls a layer in
+    a LoRA file: the prefix, then the weight's name without `.weight`, where `flat` with
+    '_' for each '.'. The rules: comfy/lora.py and comfy/weight_adapter/lora.py of
+    Comfy-Org/ComfyUI (`model_lora_keys_unet`: generic names and `lora_unet_`),
+    networks/ of kohya-ss/sd-scripts and musubi-tuner, diffsynth/utils/lora/general.py
+    of modelscope/DiffSynth-Studio.
     """
 
     layout: Layout | None
@@ -45,8 +49,12 @@ class Reader:
         state = {name: weight.double() for name, weight in network.state_dict().items()}
         return state if self.layout is None else in_layout(self.layout, state)
 
-    def read(self, network: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[nn.Module, list[str]]:
-        """What the program makes of the network and a LoRA: a copy of it in fp64, and the keys it had no use for."""
+    def read(
+        self, network: nn.Module, tensors: Mapping[str, Tensor]
+    ) -> tuple[nn.Module, list[str]]:
+        """What the program makes of the network and a LoRA: a copy of it in fp64, and
+        the keys it had no use for.
+        """
         weights = self.weights(network)
         known = {self.layer(name): name for name in weights if name.endswith(".weight")}
         left = set(tensors)
@@ -61,27 +69,51 @@ class Reader:
                 weights[name] = weights[name] + scale * (above @ below)
                 left -= {*pair, f"{layer}.alpha"}
         changed = deepcopy(network).double()
-        changed.load_state_dict(weights if self.layout is None else out_of_layout(self.layout, weights))
+        changed.load_state_dict(
+            weights if self.layout is None else out_of_layout(self.layout, weights)
+        )
         return changed, sorted(left)
 
-    def lora(self, network: nn.Module, rank: int, alpha: float | None) -> dict[str, Tensor]:
-        """A LoRA file of the program's own, of each linear layer that it has, drawn from seed 0."""
-        linear = {f"{name}.weight" for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
-        state = {name: weight for name, weight in network.state_dict().items() if name in linear}
+    def lora(
+        self, network: nn.Module, rank: int, alpha: float | None
+    ) -> dict[str, Tensor]:
+        """A LoRA file of the program's own, of each linear layer that it has, drawn
+        from seed 0.
+        """
+        linear = {
+            f"{name}.weight"
+            for name, layer in network.named_modules()
+            if isinstance(layer, nn.Linear)
+        }
+        state = {
+            name: weight
+            for name, weight in network.state_dict().items()
+            if name in linear
+        }
         draw = torch.Generator().manual_seed(0)
         made = {}
         down, up = PAIRS[2 if alpha is None else 0]
-        for name, weight in (state if self.layout is None else in_layout(self.layout, state)).items():
+        for name, weight in (
+            state if self.layout is None else in_layout(self.layout, state)
+        ).items():
             layer = self.layer(name)
-            made[f"{layer}.{down}"] = 0.3 * torch.randn(rank, weight.shape[1], generator=draw)
-            made[f"{layer}.{up}"] = 0.3 * torch.randn(weight.shape[0], rank, generator=draw)
+            made[f"{layer}.{down}"] = 0.3 * torch.randn(
+                rank, weight.shape[1], generator=draw
+            )
+            made[f"{layer}.{up}"] = 0.3 * torch.randn(
+                weight.shape[0], rank, generator=draw
+            )
             if alpha is not None:
                 made[f"{layer}.alpha"] = torch.tensor(alpha)
         return made
 
 
-def trained(network: Any, spec: LoraSpec, aliases: Mapping[str, tuple[str, ...]]) -> Any:
-    """The network itself, with LoRA layers none of whose weights is zero, drawn from seed 0."""
+def trained(
+    network: Any, spec: LoraSpec, aliases: Mapping[str, tuple[str, ...]]
+) -> Any:
+    """The network itself, with LoRA layers none of whose weights is zero, drawn from
+    seed 0.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         inject(network, spec, aliases)

@@ -10,45 +10,65 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dstrain.module import Sample, TrainingModule
-from dstrain.pipeline import Pipeline
+from dstrain.graph.values import Frames
+from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
+from dstrain.runs.build import feed
+from dstrain.runs.loop import train
 from dstrain.testing.law import stored
 from dstrain.testing.subject import Subject, world
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain.train import feed, train
-from dstrain.values import Frames
+from dstrain.training.batch import Sample
+from dstrain.training.module import TrainingModule
 
 STEPS = 2
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that ended: its module in eval mode, a sample as it crossed, and the weights file."""
+    """A run that ended: its module in eval mode, a sample as it crossed, and the
+    weights file.
+    """
 
     module: TrainingModule
     sample: Sample
     file: Path
 
     def predictions(self, pipeline: Pipeline) -> tuple[Tensor, Tensor]:
-        """What the pipeline predicts for the sample, and what the one that was trained does."""
+        """What the pipeline predicts for the sample, and what the one that was trained
+        does.
+        """
         return self._prediction(pipeline), self._prediction(self.module.pipeline)
 
     @torch.no_grad()
     def _prediction(self, pipeline: Pipeline) -> Tensor:
-        """Of the sample's latents, half noise, at a timestep of the component that was trained."""
+        """Of the sample's latents, half noise, at a timestep of the component that was
+        trained.
+        """
         wiring, (component,) = pipeline.wiring, self.module.trained.components
         values = dict(self.sample.values)
-        pipeline.run(self.module.plan(self.sample.inputs).live, values, Rng([SampleKey(0, 0, 0, 0)]))
-        least, greatest = wiring.expert.ranges.get(component, (0.0, 1000.0)) if wiring.expert else (0.0, 1000.0)
+        pipeline.run(
+            self.module.plan(self.sample.inputs).live,
+            values,
+            Rng([SampleKey(0, 0, 0, 0)]),
+        )
+        least, greatest = (
+            wiring.expert.ranges.get(component, (0.0, 1000.0))
+            if wiring.expert
+            else (0.0, 1000.0)
+        )
         latents: Tensor = values["input_latents"]
         noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(0))
-        held = pipeline.hold(values)((latents + noise) / 2, torch.tensor([(least + greatest) / 2]), noise)
+        held = pipeline.hold(values)(
+            (latents + noise) / 2, torch.tensor([(least + greatest) / 2]), noise
+        )
         return pipeline.predict(values, held.latents, held.timestep)
 
 
 def train_and_save(subject: Subject, trained: TrainedSet, output: Path) -> Ended:
-    """Train one component two steps from the store, as the runner does, at a learning rate that shows."""
+    """Train one component two steps from the store, as the runner does, at a learning
+    rate that shows.
+    """
     kept: list[TrainingModule] = []
 
     class Kept(TrainingModule):
@@ -58,9 +78,15 @@ def train_and_save(subject: Subject, trained: TrainedSet, output: Path) -> Ended
             super().__init__(*parts)
             kept.append(self)
 
-    setup = stored(subject, trained, output_path=output, max_steps=STEPS, learning_rate=1e-2)
+    setup = stored(
+        subject, trained, output_path=output, max_steps=STEPS, learning_rate=1e-2
+    )
     train(setup, world(), Kept)
-    return Ended(kept[0].eval(), feed(setup, world()).source.sample(0), output / f"step-{STEPS}.safetensors")
+    return Ended(
+        kept[0].eval(),
+        feed(setup, world()).source.sample(0),
+        output / f"step-{STEPS}.safetensors",
+    )
 
 
 def generate(pipeline: Pipeline, given: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
@@ -71,7 +97,9 @@ def generate(pipeline: Pipeline, given: Mapping[str, Any]) -> tuple[list[Tensor]
 
 
 def pixels(made: Any) -> Tensor:
-    """Pixels of a picture, of frames, or of an array: uint8 (frames, height, width, channels)."""
+    """Pixels of a picture, of frames, or of an array: uint8 (frames, height, width,
+    channels).
+    """
     if isinstance(made, Frames):
         return made.pixels
     found = torch.from_numpy(np.array(made))

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from dstrain.data.output import write_video
 from dstrain.errors import UsageError
-from dstrain.losses import SFT
-from dstrain.sampler import generate_task
-from dstrain.sources import Column, Given, Setting, Size
-from dstrain.values import Frames
-from dstrain.videos import write_video
-from dstrain.wiring import Wiring
+from dstrain.graph.inputs import Column, Given, Setting, Size
+from dstrain.graph.plan import make_plan
+from dstrain.graph.spec import Wiring
+from dstrain.graph.values import Frames
+from dstrain.pipeline.sampling import generate_task
+from dstrain.training.losses import SFT
 
 CAPTIONS = ("a dog", "", "two dogs that run over a long bridge in the rain")
 """Texts of several lengths, one of them blank."""
@@ -32,32 +33,48 @@ LIST = 2
 
 
 def sides(wiring: Wiring) -> tuple[int, int]:
-    """(height, width) of every picture: the least multiples of what the inputs need that are at least 32 and 48."""
-    multiple = lcm(16, *(column.multiple for column in _columns(wiring).values() if column.multiple))
-    height, width = (-(-least // multiple) * multiple for least in (LEAST_SIDE, LEAST_SIDE * 3 // 2))
+    """(height, width) of every picture: the least multiples of what the inputs need
+    that are at least 32 and 48.
+    """
+    multiple = lcm(
+        16,
+        *(column.multiple for column in _columns(wiring).values() if column.multiple),
+    )
+    height, width = (
+        -(-least // multiple) * multiple for least in (LEAST_SIDE, LEAST_SIDE * 3 // 2)
+    )
     return height, width
 
 
 def frames(wiring: Wiring) -> int:
     """How many frames every video has."""
-    return 1 + CLIPS * lcm(1, *(column.frames for column in _columns(wiring).values() if column.frames))
+    return 1 + CLIPS * lcm(
+        1, *(column.frames for column in _columns(wiring).values() if column.frames)
+    )
 
 
 def write_rows(wiring: Wiring, folder: Path) -> Path:
-    """Write a data set that gives every column of a variant, and rows without those that can be absent.
+    """Write a data set that gives every column of a variant, and rows without those
+    that can be absent.
 
-    Noise with captions of several lengths: three rows that have everything, then two without optional files and
-    numbers if there are such columns. Equal wirings write equal pictures and rows.
+    Noise with captions of several lengths: three rows that have everything, then two
+    without optional files and numbers if there are such columns. Equal wirings write
+    equal pictures and rows.
     """
     folder.mkdir(parents=True)
-    # Of inputs from one column, those that are no frame picked from it say what it holds.
-    columns = {c.name: c for c in sorted(_columns(wiring).values(), key=lambda c: not c.pick)}
+    # Of inputs from one column, those that are no frame picked from it say what it
+    # holds.
+    columns = {
+        c.name: c for c in sorted(_columns(wiring).values(), key=lambda c: not c.pick)
+    }
     optional = _optional(wiring)
     rows = []
     for i, caption in enumerate((*CAPTIONS, *CAPTIONS[1:]) if optional else CAPTIONS):
         left_out = optional if i >= len(CAPTIONS) else frozenset()
         cells = {
-            name: _cell(wiring, column, i, caption, folder) for name, column in columns.items() if name not in left_out
+            name: _cell(wiring, column, i, caption, folder)
+            for name, column in columns.items()
+            if name not in left_out
         }
         rows.append(cells)
     (folder / "metadata.json").write_text(json.dumps(rows))
@@ -65,7 +82,8 @@ def write_rows(wiring: Wiring, folder: Path) -> Path:
 
 
 def inputs(wiring: Wiring) -> dict[str, Any]:
-    """A value for every input of a variant: of columns and what is measured on them, settings, and defaults.
+    """A value for every input of a variant: of columns and what is measured on them,
+    settings, and defaults.
 
     Of those that only inference gives, the negative side's and those with a default.
     """
@@ -87,42 +105,71 @@ def inputs(wiring: Wiring) -> dict[str, Any]:
 
 
 def arguments(wiring: Wiring, guided: bool) -> dict[str, Any]:
-    """Arguments of a short inference: every input that it uses, three steps, the negative side if `guided`."""
+    """Arguments of a short inference: every input that it uses, three steps, the
+    negative side if `guided`.
+    """
     given = inputs(wiring)
     if not guided:
         given |= dict.fromkeys(wiring.per_side.values())
     present = frozenset(name for name, value in given.items() if value is not None)
-    used = wiring.plan(present, generate_task(wiring, guided)).used_inputs
-    wanted = {name: value for name, value in given.items() if name in used or value is None}
-    return {**wanted, "num_inference_steps": STEPS, "guidance_scale": 4.0 if guided else 1.0, "seed": 5}
+    used = make_plan(wiring, present, generate_task(wiring, guided)).used_inputs
+    wanted = {
+        name: value for name, value in given.items() if name in used or value is None
+    }
+    return {
+        **wanted,
+        "num_inference_steps": STEPS,
+        "guidance_scale": 4.0 if guided else 1.0,
+        "seed": 5,
+    }
 
 
 def data_inputs(wiring: Wiring) -> frozenset[str]:
-    """The inputs that a data set gives: all but those of inference alone, and the negative side's."""
+    """The inputs that a data set gives: all but those of inference alone, and the
+    negative side's.
+    """
     negatives = set(wiring.per_side.values())
-    given = (name for name, source in wiring.inputs.items() if not isinstance(source, Given) and name not in negatives)
+    given = (
+        name
+        for name, source in wiring.inputs.items()
+        if not isinstance(source, Given) and name not in negatives
+    )
     return frozenset(given)
 
 
 def _columns(wiring: Wiring) -> dict[str, Column]:
-    return {name: source for name, source in wiring.inputs.items() if isinstance(source, Column)}
+    return {
+        name: source
+        for name, source in wiring.inputs.items()
+        if isinstance(source, Column)
+    }
 
 
 def _optional(wiring: Wiring) -> frozenset[str]:
-    """Names of the columns of files and numbers that a row may lack, all of them together."""
+    """Names of the columns of files and numbers that a row may lack, all of them
+    together.
+    """
     columns = _columns(wiring)
     absent: set[str] = set()
-    for name in dict.fromkeys(c.name for c in columns.values() if c.is_file or c.kind in ("integer", "number")):
+    for name in dict.fromkeys(
+        c.name for c in columns.values() if c.is_file or c.kind in ("integer", "number")
+    ):
         if _trains(wiring, absent | {name}):
             absent.add(name)
     return frozenset(absent)
 
 
 def _trains(wiring: Wiring, absent: Iterable[str]) -> bool:
-    gone = {name for name, column in _columns(wiring).items() if column.name in set(absent)}
-    gone |= {name for name, source in wiring.inputs.items() if isinstance(source, Size) and source.of in gone}
+    gone = {
+        name for name, column in _columns(wiring).items() if column.name in set(absent)
+    }
+    gone |= {
+        name
+        for name, source in wiring.inputs.items()
+        if isinstance(source, Size) and source.of in gone
+    }
     try:
-        wiring.plan(data_inputs(wiring) - gone, SFT)
+        make_plan(wiring, data_inputs(wiring) - gone, SFT)
     except UsageError:
         return False
     return True
@@ -149,7 +196,9 @@ def _cell(wiring: Wiring, column: Column, row: int, caption: str, folder: Path) 
     return value
 
 
-def _value(wiring: Wiring, column: Column, row: int = 0, caption: str = CAPTIONS[0]) -> Any:
+def _value(
+    wiring: Wiring, column: Column, row: int = 0, caption: str = CAPTIONS[0]
+) -> Any:
     """The value of an input in one row, as a unit reads it."""
     if column.kind == "text":
         return caption
@@ -161,7 +210,11 @@ def _value(wiring: Wiring, column: Column, row: int = 0, caption: str = CAPTIONS
         return 0.5
     if column.kind == "pictures":
         return [_picture(wiring, column, LIST * row + i) for i in range(LIST)]
-    return _video(wiring, column, row) if column.kind == "frames" else _picture(wiring, column, row)
+    return (
+        _video(wiring, column, row)
+        if column.kind == "frames"
+        else _picture(wiring, column, row)
+    )
 
 
 def _picture(wiring: Wiring, column: Column, seed: int) -> Image.Image:
@@ -171,7 +224,10 @@ def _picture(wiring: Wiring, column: Column, seed: int) -> Image.Image:
 
 
 def _video(wiring: Wiring, column: Column, seed: int) -> Frames:
-    return Frames(torch.from_numpy(_noise((frames(wiring), *sides(wiring), 3), seed)), column.fps or FPS)
+    return Frames(
+        torch.from_numpy(_noise((frames(wiring), *sides(wiring), 3), seed)),
+        column.fps or FPS,
+    )
 
 
 def _noise(shape: tuple[int, ...], seed: int) -> Any:

@@ -1,4 +1,6 @@
-"""CPU seconds that the contract of each variant takes, told at the end of a run of pytest."""
+"""CPU seconds that the contract of each variant takes, told at the end of a run of
+pytest.
+"""
 
 import time
 from collections.abc import Iterator
@@ -10,20 +12,28 @@ PLUGIN = "dstrain-conformance"
 
 
 class Seconds:
-    """A pytest plugin that adds up CPU seconds by name and prints them after the last test."""
+    """A pytest plugin that adds up CPU seconds by name and prints them after the last
+    test.
+    """
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> None:
         """Print a line per name."""
         for name, seconds in self.spent.items():
-            terminalreporter.write_line(f"conformance of {name}: {seconds:.1f} CPU seconds")
+            terminalreporter.write_line(
+                f"conformance of {name}: {seconds:.1f} CPU seconds"
+            )
 
 
 @contextmanager
 def count(config: pytest.Config, name: str) -> Iterator[None]:
-    """Add the CPU time this process spends meanwhile, all its threads together, to what `name` has spent."""
+    """Add the CPU time this process spends meanwhile, all its threads together, to what
+    `name` has spent.
+    """
     if not config.pluginmanager.hasplugin(PLUGIN):
         config.pluginmanager.register(Seconds(), PLUGIN)
     seconds: Seconds = config.pluginmanager.getplugin(PLUGIN)

@@ -1,8 +1,9 @@
 """Digests of what units make at toy sizes, loose enough to be equal on every machine.
 
-A tensor's digest is its shape, its root mean square, and its sums against four cosines, divided by the square root of
-its length. Two are equal if these numbers differ by at most a thousandth of the root mean square: processors and
-versions of libraries round differently, a changed formula moves them further.
+A tensor's digest is its shape, its root mean square, and its sums against four cosines,
+divided by the square root of its length. Two are equal if these numbers differ by at
+most a thousandth of the root mean square: processors and versions of libraries round
+differently, a changed formula moves them further.
 """
 
 import json
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError
-from dstrain.losses import SFT
-from dstrain.pipeline import Pipeline
+from dstrain.graph.plan import make_plan
+from dstrain.graph.values import flatten
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.sampling import generate_task
 from dstrain.randomness import Rng, SampleKey
-from dstrain.sampler import generate_task
 from dstrain.testing.rows import data_inputs, inputs
-from dstrain.values import flatten
+from dstrain.training.losses import SFT
 
 FILE = "digests.json"
 TOLERANCE = 1e-3
@@ -28,17 +30,24 @@ COSINES = 4
 
 
 def sketch(value: Any, name: str) -> dict[str, Any]:
-    """The digest of one value, as JSON data: how it is made up, and the numbers of each of its tensors."""
+    """The digest of one value, as JSON data: how it is made up, and the numbers of each
+    of its tensors.
+    """
     tensors: dict[str, Tensor] = {}
     form = flatten(value, tensors, name)
-    return {"form": form, "numbers": {key: _numbers(tensor) for key, tensor in tensors.items()}}
+    return {
+        "form": form,
+        "numbers": {key: _numbers(tensor) for key, tensor in tensors.items()},
+    }
 
 
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two digests are equal within the tolerance."""
     if one["form"] != other["form"] or one["numbers"].keys() != other["numbers"].keys():
         return False
-    pairs = [(numbers, other["numbers"][key]) for key, numbers in one["numbers"].items()]
+    pairs = [
+        (numbers, other["numbers"][key]) for key, numbers in one["numbers"].items()
+    ]
     return all(
         abs(a - b) <= TOLERANCE * max(ours[0], theirs[0])
         for ours, theirs in pairs
@@ -47,23 +56,35 @@ def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def unit_values(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    """Unit -> what it makes by name, for every unit that training or inference runs at the toy's sizes."""
+    """Unit -> what it makes by name, for every unit that training or inference runs at
+    the toy's sizes.
+    """
     wiring, given = pipeline.wiring, inputs(pipeline.wiring)
-    tasks = ((SFT, data_inputs(wiring)), (generate_task(wiring, guided=False), frozenset(given)))
+    tasks = (
+        (SFT, data_inputs(wiring)),
+        (generate_task(wiring, guided=False), frozenset(given)),
+    )
     found: dict[str, dict[str, Any]] = {}
     for task, names in tasks:
-        plan = wiring.plan(names & frozenset(given), task)
+        plan = make_plan(wiring, names & frozenset(given), task)
         values = dict(given)
         with torch.no_grad():
-            pipeline.run((*plan.frozen, *plan.live), values, Rng([SampleKey(0, 0, 0, 0)]))
+            pipeline.run(
+                (*plan.frozen, *plan.live), values, Rng([SampleKey(0, 0, 0, 0)])
+            )
         for step in (*plan.frozen, *plan.live):
-            found[step.unit.name] = {name: values[key] for name, key in step.makes.items()}
+            found[step.unit.name] = {
+                name: values[key] for name, key in step.makes.items()
+            }
     return found
 
 
 def unit_sketches(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The digests of what `unit_values` returned."""
-    return {unit: {name: sketch(value, name) for name, value in made.items()} for unit, made in values.items()}
+    return {
+        unit: {name: sketch(value, name) for name, value in made.items()}
+        for unit, made in values.items()
+    }
 
 
 def read_sketches(folder: Path) -> dict[str, Any]:
@@ -74,7 +95,10 @@ def read_sketches(folder: Path) -> dict[str, Any]:
 
 
 def changed(
-    recorded: Mapping[str, Any], made: Mapping[str, Any], versions: Mapping[str, int], variant: str
+    recorded: Mapping[str, Any],
+    made: Mapping[str, Any],
+    versions: Mapping[str, int],
+    variant: str,
 ) -> list[str]:
     """Say for each unit of a variant what is not as recorded."""
     faults = []
@@ -83,18 +107,32 @@ def changed(
         known = recorded.get(mark, {}).get(variant)
         if known is None:
             faults.append(f"{mark}: no digest is recorded for {variant}")
-        elif known.keys() != sketches.keys() or any(not alike(known[name], one) for name, one in sketches.items()):
-            differing = [name for name, one in sketches.items() if name not in known or not alike(known[name], one)]
+        elif known.keys() != sketches.keys() or any(
+            not alike(known[name], one) for name, one in sketches.items()
+        ):
+            differing = [
+                name
+                for name, one in sketches.items()
+                if name not in known or not alike(known[name], one)
+            ]
             faults.append(
                 f"{mark}: makes another {', '.join(differing)} for {variant} than recorded; raise its version"
             )
     return faults
 
 
-def write_sketches(folder: Path, made: Mapping[str, Mapping[str, Any]], versions: Mapping[str, int]) -> None:
-    """Record the digests of every variant; raises UsageError for one that changed under the version it had."""
+def write_sketches(
+    folder: Path, made: Mapping[str, Mapping[str, Any]], versions: Mapping[str, int]
+) -> None:
+    """Record the digests of every variant; raises UsageError for one that changed under
+    the version it had.
+    """
     recorded = read_sketches(folder)
-    faults = [fault for variant, units in made.items() for fault in changed(recorded, units, versions, variant)]
+    faults = [
+        fault
+        for variant, units in made.items()
+        for fault in changed(recorded, units, versions, variant)
+    ]
     refused = [fault for fault in faults if "another" in fault]
     if refused:
         raise UsageError(
@@ -108,7 +146,9 @@ def write_sketches(folder: Path, made: Mapping[str, Mapping[str, Any]], versions
         for unit, sketches in units.items():
             mark = f"{unit} {versions[unit]}"
             # Numbers within the tolerance stay as they are recorded.
-            fresh.setdefault(mark, {})[variant] = recorded.get(mark, {}).get(variant, sketches)
+            fresh.setdefault(mark, {})[variant] = recorded.get(mark, {}).get(
+                variant, sketches
+            )
     (folder / FILE).write_text(json.dumps(fresh, indent=1, sort_keys=True) + "\n")
 
 
@@ -116,10 +156,14 @@ def _numbers(tensor: Tensor) -> list[float]:
     values = tensor.detach().to(torch.float64).flatten()
     places = torch.arange(values.numel(), dtype=torch.float64)
     sums = [
-        (values * torch.cos(0.7 * (k + 1) * places + k)).sum() / math.sqrt(max(1, values.numel()))
+        (values * torch.cos(0.7 * (k + 1) * places + k)).sum()
+        / math.sqrt(max(1, values.numel()))
         for k in range(COSINES)
     ]
     return [
         float(f"{float(number):.6g}")
-        for number in (values.square().mean().sqrt() if values.numel() else values.sum(), *sums)
+        for number in (
+            values.square().mean().sqrt() if values.numel() else values.sum(),
+            *sums,
+        )
     ]

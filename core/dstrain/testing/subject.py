@@ -1,4 +1,6 @@
-"""One variant at toy sizes: its model, its data set, and the runs that tests make of them."""
+"""One variant at toy sizes: its model, its data set, and the runs that tests make of
+them.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,27 +13,31 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from dstrain.config import TrainConfig
-from dstrain.loading import fill
-from dstrain.model_files import ModelConfig, assign
-from dstrain.module import Sample, TrainingModule
-from dstrain.pipeline import Pipeline
-from dstrain.plan import Plan
+from dstrain.config.schema import TrainConfig
+from dstrain.distributed.world import World
+from dstrain.graph.inputs import Column
+from dstrain.graph.plan import Plan
+from dstrain.graph.spec import Wiring
+from dstrain.models.locate import ModelConfig, assign
+from dstrain.models.toy import write_toy
+from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
-from dstrain.record import ModelRecord
-from dstrain.setup import Setup, resolve
-from dstrain.sources import Column
+from dstrain.registry.family import ModelRecord
+from dstrain.runs.build import feed, prepare
+from dstrain.runs.job import Feed
+from dstrain.runs.resolve import resolve
+from dstrain.runs.setup import Setup
 from dstrain.testing.rows import write_rows
 from dstrain.testing.sketches import unit_values
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain.toys import write_toy
-from dstrain.train import Feed, feed, prepare
-from dstrain.wiring import Wiring
-from dstrain.world import World
+from dstrain.training.batch import Sample
+from dstrain.training.module import TrainingModule
 
 
 class Remembering(TrainingModule):
-    """A module that runs the frozen units of a sample once, however many batches it is in."""
+    """A module that runs the frozen units of a sample once, however many batches it is
+    in.
+    """
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -46,7 +52,9 @@ class Remembering(TrainingModule):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a run of one set of trainables trains: its module, its samples, and what it was told."""
+    """What a run of one set of trainables trains: its module, its samples, and what it
+    was told.
+    """
 
     setup: Setup
     module: TrainingModule
@@ -54,26 +62,45 @@ class Run:
 
     @cached_property
     def sample(self) -> Callable[[int], Sample]:
-        """Row -> its sample, decoded from the data set or read from the feature store once."""
+        """Row -> its sample, decoded from the data set or read from the feature store
+        once.
+        """
         return cache(self.samples.source.sample)
 
     def crossing(self, row: int) -> Mapping[str, Any]:
         """The values of one row that cross between the stages."""
         sample = self.sample(row)
-        return sample.values if self.module.stage else self.module.preprocess(sample, self.module.plan(sample.inputs))
+        return (
+            sample.values
+            if self.module.stage
+            else self.module.preprocess(sample, self.module.plan(sample.inputs))
+        )
 
     def batches(self, size: int) -> list[tuple[SampleKey, ...]]:
-        """The last rows that may share a batch, `size` of them, for each of their signatures."""
+        """The last rows that may share a batch, `size` of them, for each of their
+        signatures.
+        """
         rows = range(len(self.samples.groups))
-        groups = ([row for row in rows if self.samples.groups[row] == group] for group in set(self.samples.groups))
-        return [tuple(SampleKey(0, 0, 0, row) for row in group[-size:]) for group in groups]
+        groups = (
+            [row for row in rows if self.samples.groups[row] == group]
+            for group in set(self.samples.groups)
+        )
+        return [
+            tuple(SampleKey(0, 0, 0, row) for row in group[-size:]) for group in groups
+        ]
 
     def reached(self, network: nn.Module) -> list[str]:
-        """Names of the network's parameters to which some batch gives a gradient that is not zero."""
+        """Names of the network's parameters to which some batch gives a gradient that
+        is not zero.
+        """
         network.zero_grad(set_to_none=True)
         for keys in self.batches(2):
             torch.autograd.backward(self.losses(keys).sum())
-        return [name for name, value in network.named_parameters() if value.grad is not None and value.grad.any()]
+        return [
+            name
+            for name, value in network.named_parameters()
+            if value.grad is not None and value.grad.any()
+        ]
 
     def losses(self, keys: Sequence[SampleKey]) -> torch.Tensor:
         """One loss per sample, (batch,)."""
@@ -106,7 +133,9 @@ class Subject:
     @cached_property
     def wiring(self) -> Wiring:
         """The variant's wiring with the toy's settings."""
-        return resolve(TrainConfig(model=self.record.name, variant=self.variant, toy=True)).wiring
+        return resolve(
+            TrainConfig(model=self.record.name, variant=self.variant, toy=True)
+        ).wiring
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -119,7 +148,9 @@ class Subject:
         return unit_values(self.pipeline)
 
     def config(self, trained: TrainedSet, **flags: Any) -> TrainConfig:
-        """What a run of these trainables on the CPU in fp32 is told; it stores features in `cache`, writes `out`."""
+        """What a run of these trainables on the CPU in fp32 is told; it stores features
+        in `cache`, writes `out`.
+        """
         given = {
             "model": self.record.name,
             "variant": self.variant,
@@ -127,52 +158,100 @@ class Subject:
             "mixed_precision": "no",
             "dataset_base_path": self.data,
             "feature_cache": self.folder / "cache",
-            "extra_inputs": ",".join(n for n, s in self.wiring.inputs.items() if isinstance(s, Column) and s.extra),
+            "extra_inputs": ",".join(
+                n
+                for n, s in self.wiring.inputs.items()
+                if isinstance(s, Column) and s.extra
+            ),
             "output_path": self.folder / "out",
             **trained.flags,
         }
         return TrainConfig(**{**given, **flags})
 
-    def setup(self, trained: TrainedSet, models: Sequence[ModelConfig] | None = None, **flags: Any) -> Setup:
+    def setup(
+        self,
+        trained: TrainedSet,
+        models: Sequence[ModelConfig] | None = None,
+        **flags: Any,
+    ) -> Setup:
         """The configuration resolved, with the toy's files or those given."""
         setup = resolve(self.config(trained, **flags))
-        return replace(setup, models=tuple(models or self.models), device=torch.device("cpu"))
+        return replace(
+            setup, models=tuple(models or self.models), device=torch.device("cpu")
+        )
 
     def run(self, setup: Setup) -> Run:
-        """Load what a run trains; LoRA's second factors are not zero, so that the first ones have gradients."""
+        """Load what a run trains; LoRA's second factors are not zero, so that the first
+        ones have gradients.
+        """
         samples = feed(setup, world())
         module = prepare(setup, world(), samples, Remembering).module
         with torch.no_grad():
             for name, parameter in module.trained.parameters.items():
                 if "lora_B" in name:
-                    parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+                    parameter.copy_(
+                        torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter)
+                    )
         return Run(setup, module, samples)
 
     def open(self, models: Sequence[ModelConfig] | None = None) -> Pipeline:
-        """The pipeline of inference on the CPU in fp32, from the toy's files or those given."""
-        return fill(self.record, self.wiring, models or self.models, "cpu", torch.float32)
+        """The pipeline of inference on the CPU in fp32, from the toy's files or those
+        given.
+        """
+        return Pipeline.from_files(
+            self.record, self.wiring, models or self.models, "cpu", torch.float32
+        )
 
     @cached_property
     def files(self) -> Mapping[str, tuple[Path, ...]]:
         """Component with weights -> the toy's files of it."""
         known = self.record.load("components")
-        wanted = [c.name for c in known if not c.is_folder and c.name in self.wiring.components]
-        return {name: found.paths for name, found in assign(self.models, known, wanted).items()}
+        wanted = [
+            c.name
+            for c in known
+            if not c.is_folder and c.name in self.wiring.components
+        ]
+        return {
+            name: found.paths
+            for name, found in assign(self.models, known, wanted).items()
+        }
 
-    def alone(self, components: Collection[str], place: Path) -> tuple[ModelConfig, ...]:
-        """The toy's folders of these components, linked to from a place where there is nothing else."""
+    def alone(
+        self, components: Collection[str], place: Path
+    ) -> tuple[ModelConfig, ...]:
+        """The toy's folders of these components, linked to from a place where there is
+        nothing else.
+        """
         place.mkdir()
-        weights = {name: paths for name, paths in self.files.items() if name in components}
-        folders = [c for c in self.record.load("components") if c.is_folder and c.name in components]
-        for folder in {*(paths[0].parent for paths in weights.values()), *(self.model / c.folders[0] for c in folders)}:
+        weights = {
+            name: paths for name, paths in self.files.items() if name in components
+        }
+        folders = [
+            c
+            for c in self.record.load("components")
+            if c.is_folder and c.name in components
+        ]
+        for folder in {
+            *(paths[0].parent for paths in weights.values()),
+            *(self.model / c.folders[0] for c in folders),
+        }:
             (place / folder.name).symlink_to(folder)
-        files = [[str(place / one.parent.name / one.name) for one in paths] for paths in weights.values()]
-        named = [ModelConfig(path=str(place / c.folders[0]), component=c.name) for c in folders]
+        files = [
+            [str(place / one.parent.name / one.name) for one in paths]
+            for paths in weights.values()
+        ]
+        named = [
+            ModelConfig(path=str(place / c.folders[0]), component=c.name)
+            for c in folders
+        ]
         return (*(ModelConfig(path=paths) for paths in files), *named)
 
     def with_file(self, component: str, path: Path) -> tuple[ModelConfig, ...]:
         """The toy's files with one component's replaced."""
-        return tuple(ModelConfig(path=list(map(str, paths))) for paths in ({**self.files, component: (path,)}).values())
+        return tuple(
+            ModelConfig(path=list(map(str, paths)))
+            for paths in ({**self.files, component: (path,)}).values()
+        )
 
 
 @contextmanager

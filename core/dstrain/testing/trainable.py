@@ -1,4 +1,6 @@
-"""The part of the contract about training: the split law, gradients, batches, precision."""
+"""The part of the contract about training: the split law, gradients, batches,
+precision.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dstrain.data_process import data_process
-from dstrain.plan import Plan
+from dstrain.graph.plan import Plan
+from dstrain.runs.precompute import data_process
 from dstrain.testing.contract import Contract, Ways
 from dstrain.testing.law import differences, without_gradient
 from dstrain.testing.subject import Subject, opened, world
@@ -19,34 +21,56 @@ from dstrain.testing.trained_sets import TrainedSet, trained_sets
 class Trainable(Contract):
     """A family trains as the library promises."""
 
-    def test_split_equals_unsplit_bit_for_bit(self, subject: Subject, trained: TrainedSet, ways: Ways) -> None:
+    def test_split_equals_unsplit_bit_for_bit(
+        self, subject: Subject, trained: TrainedSet, ways: Ways
+    ) -> None:
         """Loss and every gradient, at batches of one and two, through the store."""
         unsplit, split = ways(subject, trained)
         assert differences(unsplit, split) == []
 
-    def test_each_stage_needs_no_file_of_the_other(self, subject: Subject, trained: TrainedSet, tmp_path: Path) -> None:
-        """Stage 1 fills a store without the files of what it does not open, and stage 2 trains without its."""
+    def test_each_stage_needs_no_file_of_the_other(
+        self, subject: Subject, trained: TrainedSet, tmp_path: Path
+    ) -> None:
+        """Stage 1 fills a store without the files of what it does not open, and stage 2
+        trains without its.
+        """
         store = tmp_path / "store"
         setup = subject.setup(trained, task="sft:data_process", feature_cache=store)
         plans = [setup.plan(frozenset(cells)) for cells in setup.dataset.rows]
         first = subject.alone(opened_in(plans, "data_process"), tmp_path / "first")
         data_process(replace(setup, models=first), world())
         second = subject.alone(opened_in(plans, "train"), tmp_path / "second")
-        run = subject.run(subject.setup(trained, second, task="sft:train", feature_cache=store))
+        run = subject.run(
+            subject.setup(trained, second, task="sft:train", feature_cache=store)
+        )
         assert all(run.losses(keys).isfinite().all() for keys in run.batches(1))
 
-    def test_every_trained_parameter_gets_a_gradient(self, subject: Subject, trained: TrainedSet, ways: Ways) -> None:
-        """One without would be decayed, and stop DDP; list it in the wiring's `unreached`."""
+    def test_every_trained_parameter_gets_a_gradient(
+        self, subject: Subject, trained: TrainedSet, ways: Ways
+    ) -> None:
+        """One without would be decayed, and stop DDP; list it in the wiring's
+        `unreached`.
+        """
         unsplit, _ = ways(subject, trained)
         assert without_gradient(unsplit) == []
 
-    def test_only_what_is_trained_is_in_training_mode(self, subject: Subject, trained: TrainedSet, ways: Ways) -> None:
+    def test_only_what_is_trained_is_in_training_mode(
+        self, subject: Subject, trained: TrainedSet, ways: Ways
+    ) -> None:
         """So that dropout acts nowhere else."""
         for way in ways(subject, trained):
-            networks = {n: c for n, c in way.run.module.pipeline.components.items() if isinstance(c, nn.Module)}
-            assert {name for name, network in networks.items() if network.training} == set(trained.components)
+            networks = {
+                n: c
+                for n, c in way.run.module.pipeline.components.items()
+                if isinstance(c, nn.Module)
+            }
+            assert {
+                name for name, network in networks.items() if network.training
+            } == set(trained.components)
 
-    def test_what_no_loss_reaches_is_what_the_wiring_lists(self, subject: Subject, component: str, ways: Ways) -> None:
+    def test_what_no_loss_reaches_is_what_the_wiring_lists(
+        self, subject: Subject, component: str, ways: Ways
+    ) -> None:
         """No parameter more, none less, and no pattern that names nothing."""
         _, split = ways(subject, TrainedSet((component,)))
         network = split.run.module.pipeline.components[component]
@@ -56,13 +80,20 @@ class Trainable(Contract):
         assert names - reached == set(split.run.module.trained.unreached)
         for pattern in subject.wiring.unreached.get(component, ()):
             anywhere = f"{component}.{pattern.replace('{last}', '*')}"
-            assert any(fnmatchcase(name, anywhere) for name in names), f"{pattern} names no parameter"
+            assert any(fnmatchcase(name, anywhere) for name in names), (
+                f"{pattern} names no parameter"
+            )
 
-    def test_a_sample_has_the_loss_that_it_has_alone(self, subject: Subject, ways: Ways) -> None:
+    def test_a_sample_has_the_loss_that_it_has_alone(
+        self, subject: Subject, ways: Ways
+    ) -> None:
         """Padding in a batch changes nothing."""
         _, split = ways(subject, trained_sets(subject.record, subject.wiring)[0])
         for keys in split.run.batches(2):
-            together, alone = split.run.losses(keys), torch.cat([split.run.losses([key]) for key in keys])
+            together, alone = (
+                split.run.losses(keys),
+                torch.cat([split.run.losses([key]) for key in keys]),
+            )
             assert torch.allclose(together, alone, rtol=1e-5)
 
     def test_bf16_is_near_fp32(self, subject: Subject, ways: Ways) -> None:
@@ -70,11 +101,18 @@ class Trainable(Contract):
         trained = trained_sets(subject.record, subject.wiring)[0]
         exact, _ = ways(subject, trained)
         rounded = subject.run(subject.setup(trained, mixed_precision="bf16"))
-        one, other = (torch.cat([run.losses(keys) for keys in run.batches(1)]) for run in (exact.run, rounded))
+        one, other = (
+            torch.cat([run.losses(keys) for keys in run.batches(1)])
+            for run in (exact.run, rounded)
+        )
         assert torch.allclose(one, other, rtol=0.1)
         assert not torch.equal(one, other)
 
 
 def opened_in(plans: Iterable[Plan], stage: str) -> frozenset[str]:
     """The components of which a stage reads weights or configuration."""
-    return frozenset(name for plan in plans for name in (*plan.components[stage], *plan.configs[stage]))
+    return frozenset(
+        name
+        for plan in plans
+        for name in (*plan.components[stage], *plan.configs[stage])
+    )

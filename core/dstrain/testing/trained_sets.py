@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.losses import SFT
-from dstrain.record import ModelRecord
+from dstrain.graph.plan import make_plan
+from dstrain.graph.spec import Wiring
+from dstrain.registry.family import ModelRecord
 from dstrain.testing.rows import data_inputs
-from dstrain.wiring import Wiring
+from dstrain.training.losses import SFT
 
 LORA = MappingProxyType({"lora_rank": 4, "lora_alpha": 6.0})
 """A LoRA whose alpha is not its rank, so that a scale that is lost is noticed."""
@@ -16,7 +17,9 @@ LORA = MappingProxyType({"lora_rank": 4, "lora_alpha": 6.0})
 
 @dataclass(frozen=True)
 class TrainedSet:
-    """A set of trainables: full names components trained whole, lora the one that gets LoRA layers ('': none)."""
+    """A set of trainables: full names components trained whole, lora the one that gets
+    LoRA layers ('': none).
+    """
 
     full: tuple[str, ...] = ()
     lora: str = ""
@@ -39,13 +42,16 @@ class TrainedSet:
 
 
 def trained_sets(record: ModelRecord, wiring: Wiring) -> tuple[TrainedSet, ...]:
-    """LoRA on the denoiser and the denoiser whole, by each of its parts; every conditioner whole, alone and with LoRA.
+    """LoRA on the denoiser and the denoiser whole, by each of its parts; every
+    conditioner whole, alone and with LoRA.
 
-    A conditioner is a network that units borrow to make what model_fn reads, such as a text encoder. Those of the
-    record's `lora_targets` get LoRA layers alone, too.
+    A conditioner is a network that units borrow to make what model_fn reads, such as a
+    text encoder. Those of the record's `lora_targets` get LoRA layers alone, too.
     """
     parts = denoisers(record, wiring)
-    sets = [one for part in parts for one in (TrainedSet(lora=part), TrainedSet((part,)))]
+    sets = [
+        one for part in parts for one in (TrainedSet(lora=part), TrainedSet((part,)))
+    ]
     for encoder in conditioners(record, wiring):
         sets += [TrainedSet((encoder,)), TrainedSet((encoder,), parts[0])]
         sets += [TrainedSet(lora=encoder)] if encoder in record.lora_targets else []
@@ -58,13 +64,21 @@ def denoisers(record: ModelRecord, wiring: Wiring) -> tuple[str, ...]:
 
 
 def conditioners(record: ModelRecord, wiring: Wiring) -> tuple[str, ...]:
-    """The networks that units borrow to make what model_fn reads, less those that decoders borrow, too (a VAE)."""
-    networks = {component.name for component in record.load("components") if not component.is_folder}
+    """The networks that units borrow to make what model_fn reads, less those that
+    decoders borrow, too (a VAE).
+    """
+    networks = {
+        component.name
+        for component in record.load("components")
+        if not component.is_folder
+    }
     decoding = {name for decoder in wiring.decoders for name in decoder.borrows}
     wanted = set(wiring.model_fn.reads)
     borrowed: set[str] = set()
-    for step in reversed(wiring.plan(data_inputs(wiring), SFT).frozen):
+    for step in reversed(make_plan(wiring, data_inputs(wiring), SFT).frozen):
         if wanted & set(step.unit.makes):
             wanted |= set(step.unit.reads)
             borrowed |= set(step.unit.borrows)
-    return tuple(name for name in wiring.components if name in (borrowed & networks) - decoding)
+    return tuple(
+        name for name in wiring.components if name in (borrowed & networks) - decoding
+    )

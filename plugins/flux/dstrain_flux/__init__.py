@@ -1,22 +1,42 @@
-"""FLUX.1 for dstrain: the record by which the family is found; importing it imports no torch."""
+"""FLUX.1 for dstrain: the record by which the family is found; importing it imports no
+torch.
+"""
 
 from types import MappingProxyType
 
-from dstrain.record import ModelRecord, Option
+from dstrain.registry.family import ModelRecord, Option
 
 JOINT, SINGLE = "transformer_blocks.*", "single_transformer_blocks.*"
 
 DIT_LORA_TARGETS = (
-    *("attn.to_q", "attn.to_k", "attn.to_v", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-    *("attn.to_out.0", "attn.to_add_out", "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+    *(
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "attn.add_q_proj",
+        "attn.add_k_proj",
+        "attn.add_v_proj",
+    ),
+    *(
+        "attn.to_out.0",
+        "attn.to_add_out",
+        "ff.net.0.proj",
+        "ff.net.2",
+        "ff_context.net.0.proj",
+        "ff_context.net.2",
+    ),
     *("proj_mlp", f"{SINGLE}.proj_out"),
 )
 
-# The reference documents' names are those of FLUX's original layers, some of which hold several of diffusers' in one.
+# The reference documents' names are those of FLUX's original layers, some of which hold
+# several of diffusers' in one.
 LORA_ALIASES = MappingProxyType(
     {
         "a_to_qkv": tuple(f"{JOINT}.attn.{name}" for name in ("to_q", "to_k", "to_v")),
-        "b_to_qkv": tuple(f"{JOINT}.attn.{name}" for name in ("add_q_proj", "add_k_proj", "add_v_proj")),
+        "b_to_qkv": tuple(
+            f"{JOINT}.attn.{name}"
+            for name in ("add_q_proj", "add_k_proj", "add_v_proj")
+        ),
         "ff_a.0": (f"{JOINT}.ff.net.0.proj",),
         "ff_a.2": (f"{JOINT}.ff.net.2",),
         "ff_b.0": (f"{JOINT}.ff_context.net.0.proj",),
@@ -27,7 +47,10 @@ LORA_ALIASES = MappingProxyType(
         "norm.linear": (f"{SINGLE}.norm.linear",),
         "norm1_a.linear": (f"{JOINT}.norm1.linear",),
         "norm1_b.linear": (f"{JOINT}.norm1_context.linear",),
-        "to_qkv_mlp": tuple(f"{SINGLE}.{name}" for name in ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")),
+        "to_qkv_mlp": tuple(
+            f"{SINGLE}.{name}"
+            for name in ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
+        ),
     }
 )
 
@@ -46,7 +69,11 @@ MODEL = ModelRecord(
         }
     ),
     lora_prefixes=MappingProxyType(
-        {"dit": "transformer", "text_encoder_1": "text_encoder", "text_encoder_2": "text_encoder_2"}
+        {
+            "dit": "transformer",
+            "text_encoder_1": "text_encoder",
+            "text_encoder_2": "text_encoder_2",
+        }
     ),
     lora_aliases=LORA_ALIASES,
     model_ids=MappingProxyType(
@@ -62,13 +89,24 @@ MODEL = ModelRecord(
         }
     ),
     options=(
-        Option("tokenizer_1_path", "Folder of CLIP's tokenizer; by default that of FLUX.1-dev.", "tokenizer_1"),
-        Option("tokenizer_2_path", "Folder of T5's tokenizer; by default that of FLUX.1-dev.", "tokenizer_2"),
+        Option(
+            "tokenizer_1_path",
+            "Folder of CLIP's tokenizer; by default that of FLUX.1-dev.",
+            "tokenizer_1",
+        ),
+        Option(
+            "tokenizer_2_path",
+            "Folder of T5's tokenizer; by default that of FLUX.1-dev.",
+            "tokenizer_2",
+        ),
         Option(
             "align_to_opensource_format",
             "Save the LoRA of the transformer in kohya's names in the place of diffusers'; ComfyUI reads these.",
             saves="kohya",
         ),
-        Option("kontext_pixels", "Area, in pixels, to which Kontext's pictures to edit are resized; default 1048576."),
+        Option(
+            "kontext_pixels",
+            "Area, in pixels, to which Kontext's pictures to edit are resized; default 1048576.",
+        ),
     ),
 )

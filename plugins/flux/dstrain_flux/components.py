@@ -5,16 +5,21 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.components import Component, Shapes
-from dstrain.networks import Network, Tokenizer, TransformersNetwork
+from dstrain.models.components import Component
+from dstrain.models.formats import Shapes
+from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
 
 from dstrain_flux import layouts
 
 DIT = Network("diffusers:FluxTransformer2DModel")
 VAE = Network("diffusers:AutoencoderKL")
-IDS = tuple(f"black-forest-labs/FLUX.1-{name}" for name in ("dev", "Krea-dev", "Kontext-dev", "schnell"))
+IDS = tuple(
+    f"black-forest-labs/FLUX.1-{name}"
+    for name in ("dev", "Krea-dev", "Kontext-dev", "schnell")
+)
 
-# config.json of black-forest-labs/FLUX.1-dev's folders, for weights that come without it.
+# config.json of black-forest-labs/FLUX.1-dev's folders, for weights that come without
+# it.
 PUBLISHED_DIT = MappingProxyType(
     {
         "patch_size": 1,
@@ -87,7 +92,9 @@ PUBLISHED_VAE = MappingProxyType(
 
 
 def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
-    """The configuration of a transformer with heads of 128 channels, of any depth and width, from its shapes."""
+    """The configuration of a transformer with heads of 128 channels, of any depth and
+    width, from its shapes.
+    """
     head = PUBLISHED_DIT["attention_head_dim"]
     if shapes["transformer_blocks.0.attn.norm_q.weight"] != (head,):
         return None
@@ -99,14 +106,21 @@ def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
         "num_single_layers": _count(shapes, "single_transformer_blocks."),
         "num_attention_heads": width // head,
         "joint_attention_dim": shapes["context_embedder.weight"][1],
-        "pooled_projection_dim": shapes["time_text_embed.text_embedder.linear_1.weight"][1],
-        "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in shapes,
+        "pooled_projection_dim": shapes[
+            "time_text_embed.text_embedder.linear_1.weight"
+        ][1],
+        "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight"
+        in shapes,
     }
     return found if made == channels else found | {"out_channels": made}
 
 
 def _count(shapes: Shapes, prefix: str) -> int:
-    return 1 + max(int(name.removeprefix(prefix).split(".")[0]) for name in shapes if name.startswith(prefix))
+    return 1 + max(
+        int(name.removeprefix(prefix).split(".")[0])
+        for name in shapes
+        if name.startswith(prefix)
+    )
 
 
 def published_if(
@@ -124,10 +138,16 @@ COMPONENTS: tuple[Component, ...] = (
         name="dit",
         folders=("transformer",),
         load=DIT.load,
-        marks=("context_embedder.weight", "single_transformer_blocks.*.proj_mlp.weight"),
+        marks=(
+            "context_embedder.weight",
+            "single_transformer_blocks.*.proj_mlp.weight",
+        ),
         configure=DIT.configure,
         published=MappingProxyType(
-            {name: {**PUBLISHED_DIT, "guidance_embeds": not name.endswith("schnell")} for name in IDS}
+            {
+                name: {**PUBLISHED_DIT, "guidance_embeds": not name.endswith("schnell")}
+                for name in IDS
+            }
         ),
         infer=infer_dit,
         originals=("flux1-*",),
@@ -142,7 +162,12 @@ COMPONENTS: tuple[Component, ...] = (
         marks=("embeddings.token_embedding.weight", "encoder.layers.*.mlp.fc1.weight"),
         configure=CLIP.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_CLIP)),
-        infer=partial(published_if, PUBLISHED_CLIP, "embeddings.token_embedding.weight", (49408, 768)),
+        infer=partial(
+            published_if,
+            PUBLISHED_CLIP,
+            "embeddings.token_embedding.weight",
+            (49408, 768),
+        ),
         layouts=layouts.TEXT_ENCODER_1_LAYOUTS,
         prefixes=layouts.TEXT_ENCODER_1_PREFIXES,
         lora=layouts.TEXT_ENCODER_1_LORA,
@@ -151,10 +176,18 @@ COMPONENTS: tuple[Component, ...] = (
         name="text_encoder_2",
         folders=("text_encoder_2",),
         load=T5.load,
-        marks=("encoder.block.*.layer.1.DenseReluDense.wi_0.weight", "encoder.block.*.layer.0.SelfAttention.q.weight"),
+        marks=(
+            "encoder.block.*.layer.1.DenseReluDense.wi_0.weight",
+            "encoder.block.*.layer.0.SelfAttention.q.weight",
+        ),
         configure=T5.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_T5)),
-        infer=partial(published_if, PUBLISHED_T5, "encoder.block.23.layer.1.DenseReluDense.wi_0.weight", (10240, 4096)),
+        infer=partial(
+            published_if,
+            PUBLISHED_T5,
+            "encoder.block.23.layer.1.DenseReluDense.wi_0.weight",
+            (10240, 4096),
+        ),
         layouts=layouts.TEXT_ENCODER_2_LAYOUTS,
         prefixes=layouts.TEXT_ENCODER_2_PREFIXES,
         lora=layouts.TEXT_ENCODER_2_LORA,
@@ -163,14 +196,23 @@ COMPONENTS: tuple[Component, ...] = (
         name="vae",
         folders=("vae",),
         load=VAE.load,
-        marks=("encoder.down_blocks.*.resnets.*.conv1.weight", "decoder.mid_block.attentions.0.to_q.weight"),
+        marks=(
+            "encoder.down_blocks.*.resnets.*.conv1.weight",
+            "decoder.mid_block.attentions.0.to_q.weight",
+        ),
         configure=VAE.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_VAE)),
         originals=("ae.*",),
-        infer=partial(published_if, PUBLISHED_VAE, "decoder.conv_in.weight", (512, 16, 3, 3)),
+        infer=partial(
+            published_if, PUBLISHED_VAE, "decoder.conv_in.weight", (512, 16, 3, 3)
+        ),
         layouts=layouts.VAE_LAYOUTS,
         prefixes=layouts.VAE_PREFIXES,
     ),
-    Component(name="tokenizer_1", folders=("tokenizer",), load=Tokenizer("CLIPTokenizer").load),
-    Component(name="tokenizer_2", folders=("tokenizer_2",), load=Tokenizer("T5Tokenizer").load),
+    Component(
+        name="tokenizer_1", folders=("tokenizer",), load=Tokenizer("CLIPTokenizer").load
+    ),
+    Component(
+        name="tokenizer_2", folders=("tokenizer_2",), load=Tokenizer("T5Tokenizer").load
+    ),
 )

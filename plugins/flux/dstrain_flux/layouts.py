@@ -1,12 +1,21 @@
-"""Arrangements in which FLUX's weights are published beside that of diffusers: the original files, and ComfyUI's.
+"""Arrangements in which FLUX's weights are published beside that of diffusers: the
+original files, and ComfyUI's.
 
-Facts of the layouts: black-forest-labs/flux (`flux1-dev.safetensors`, `ae.safetensors`), the latent diffusion code it
-takes its autoencoder from, and the files that ComfyUI reads and writes.
+Facts of the layouts: black-forest-labs/flux (`flux1-dev.safetensors`,
+`ae.safetensors`), the latent diffusion code it takes its autoencoder from, and the
+files that ComfyUI reads and writes.
 """
 
 from functools import partial
 
-from dstrain.components import Layout, LoraNaming, Row, Shapes, nth_of, same_configuration
+from dstrain.models.formats import (
+    Layout,
+    LoraNaming,
+    Row,
+    Shapes,
+    nth_of,
+    same_configuration,
+)
 
 DIT_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 VAE_PREFIXES = ("vae.", "first_stage_model.")
@@ -19,27 +28,50 @@ def _fused(own: tuple[str, ...], file: str) -> tuple[Row, ...]:
     return tuple(Row(name, file, nth_of(i, len(own))) for i, name in enumerate(own))
 
 
-def _rows_of(first: int, last: int | None, embedder: str, shapes: Shapes, name: str) -> tuple[int, int | None]:
+def _rows_of(
+    first: int, last: int | None, embedder: str, shapes: Shapes, name: str
+) -> tuple[int, int | None]:
     width = shapes[embedder][0]
     return first * width, None if last is None else last * width
 
 
 def _qkv_and_mlp(file: str, embedder: str) -> tuple[Row, ...]:
-    """The first linear layers of a block for both, whose weights the file has as one: three of the width, one wider.
+    """The first linear layers of a block for both, whose weights the file has as one:
+    three of the width, one wider.
 
     embedder: the weight in the file whose rows are as many as the width.
     """
-    parts = (("attn.to_q", 0, 1), ("attn.to_k", 1, 2), ("attn.to_v", 2, 3), ("proj_mlp", 3, None))
-    return tuple(Row(f"{_SINGLE}{own}", file, partial(_rows_of, first, last, embedder)) for own, first, last in parts)
+    parts = (
+        ("attn.to_q", 0, 1),
+        ("attn.to_k", 1, 2),
+        ("attn.to_v", 2, 3),
+        ("proj_mlp", 3, None),
+    )
+    return tuple(
+        Row(f"{_SINGLE}{own}", file, partial(_rows_of, first, last, embedder))
+        for own, first, last in parts
+    )
 
 
 def _embedder(own: str, file: str) -> tuple[Row, ...]:
     place = f"time_text_embed.{own}_embedder"
-    return (Row(f"{place}.linear_1", f"{file}.in_layer"), Row(f"{place}.linear_2", f"{file}.out_layer"))
+    return (
+        Row(f"{place}.linear_1", f"{file}.in_layer"),
+        Row(f"{place}.linear_2", f"{file}.out_layer"),
+    )
 
 
-def _stream(file: str, norm: str, qkv: tuple[str, str, str], norms: tuple[str, str], out: str, ff: str) -> list[Row]:
-    """The rows of the half for pictures (`img`) or text (`txt`) of a block that has both."""
+def _stream(
+    file: str,
+    norm: str,
+    qkv: tuple[str, str, str],
+    norms: tuple[str, str],
+    out: str,
+    ff: str,
+) -> list[Row]:
+    """The rows of the half for pictures (`img`) or text (`txt`) of a block that has
+    both.
+    """
     own, old = "transformer_blocks.*.", f"double_blocks.*.{file}_"
     return [
         Row(f"{own}{norm}.linear", f"{old}mod.lin"),
@@ -55,14 +87,25 @@ def _stream(file: str, norm: str, qkv: tuple[str, str, str], norms: tuple[str, s
 _SINGLE = "single_transformer_blocks.*."
 
 ORIGINAL_DIT = Layout(
-    marks=("img_in.weight", "double_blocks.*.img_attn.qkv.weight", "single_blocks.*.linear1.weight"),
+    marks=(
+        "img_in.weight",
+        "double_blocks.*.img_attn.qkv.weight",
+        "single_blocks.*.linear1.weight",
+    ),
     rows=(
         Row("x_embedder", "img_in"),
         Row("context_embedder", "txt_in"),
         *_embedder("timestep", "time_in"),
         *_embedder("text", "vector_in"),
         *_embedder("guidance", "guidance_in"),
-        *_stream("img", "norm1", ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"), "to_out.0", "ff"),
+        *_stream(
+            "img",
+            "norm1",
+            ("to_q", "to_k", "to_v"),
+            ("norm_q", "norm_k"),
+            "to_out.0",
+            "ff",
+        ),
         *_stream(
             "txt",
             "norm1_context",
@@ -84,14 +127,19 @@ ORIGINAL_DIT = Layout(
 )
 
 
-def _reference_stream(file: str, norm: str, qkv: tuple[str, str, str], out: str, ff: str) -> list[Row]:
+def _reference_stream(
+    file: str, norm: str, qkv: tuple[str, str, str], out: str, ff: str
+) -> list[Row]:
     """The rows of the half for pictures (`a`) or text (`b`) of a block that has both."""
     own, old, norms = "transformer_blocks.*.", "blocks.*.", ("norm_q", "norm_k")
     mine = norms if file == "a" else ("norm_added_q", "norm_added_k")
     return [
         Row(f"{own}{norm}.linear", f"{old}norm1_{file}.linear"),
         *_fused(tuple(f"{own}attn.{name}" for name in qkv), f"{old}attn.{file}_to_qkv"),
-        *(Row(f"{own}attn.{name}", f"{old}attn.{theirs}_{file}") for name, theirs in zip(mine, norms, strict=True)),
+        *(
+            Row(f"{own}attn.{name}", f"{old}attn.{theirs}_{file}")
+            for name, theirs in zip(mine, norms, strict=True)
+        ),
         Row(f"{own}attn.{out}", f"{old}attn.{file}_to_out"),
         Row(f"{own}{ff}.net.0.proj", f"{old}ff_{file}.0"),
         Row(f"{own}{ff}.net.2", f"{old}ff_{file}.2"),
@@ -99,20 +147,32 @@ def _reference_stream(file: str, norm: str, qkv: tuple[str, str, str], out: str,
 
 
 def _reference_embedder(own: str, file: str) -> tuple[Row, ...]:
-    return tuple(Row(f"time_text_embed.{own}_embedder.linear_{i + 1}", f"{file}.{2 * i}") for i in range(2))
+    return tuple(
+        Row(f"time_text_embed.{own}_embedder.linear_{i + 1}", f"{file}.{2 * i}")
+        for i in range(2)
+    )
 
 
-# The names of the DiT of modelscope/DiffSynth-Studio (diffsynth/models/flux_dit.py and, beside the original names,
-# utils/state_dict_converters/flux_dit.py), which are those of the reference documents' --lora_target_modules.
+# The names of the DiT of modelscope/DiffSynth-Studio (diffsynth/models/flux_dit.py and,
+# beside the original names, utils/state_dict_converters/flux_dit.py), which are those
+# of the reference documents' --lora_target_modules.
 REFERENCE_DIT = Layout(
-    marks=("x_embedder.weight", "blocks.*.attn.a_to_qkv.weight", "single_blocks.*.to_qkv_mlp.weight"),
+    marks=(
+        "x_embedder.weight",
+        "blocks.*.attn.a_to_qkv.weight",
+        "single_blocks.*.to_qkv_mlp.weight",
+    ),
     rows=(
         *_reference_embedder("timestep", "time_embedder.timestep_embedder"),
         *_reference_embedder("text", "pooled_text_embedder"),
         *_reference_embedder("guidance", "guidance_embedder.timestep_embedder"),
         *_reference_stream("a", "norm1", ("to_q", "to_k", "to_v"), "to_out.0", "ff"),
         *_reference_stream(
-            "b", "norm1_context", ("add_q_proj", "add_k_proj", "add_v_proj"), "to_add_out", "ff_context"
+            "b",
+            "norm1_context",
+            ("add_q_proj", "add_k_proj", "add_v_proj"),
+            "to_add_out",
+            "ff_context",
         ),
         Row(f"{_SINGLE}norm.linear", "single_blocks.*.norm.linear"),
         *_qkv_and_mlp("single_blocks.*.to_qkv_mlp", "x_embedder.weight"),
@@ -127,20 +187,38 @@ REFERENCE_DIT = Layout(
 
 
 def autoencoder_rows(shapes: Shapes) -> tuple[Row, ...]:
-    """The table of an autoencoder of any depth: the original counts the decoder's levels from the picture up."""
-    levels = {int(name.split(".")[2]) for name in shapes if name.startswith("decoder.up.")}
-    rows = [Row("encoder.conv_norm_out", "encoder.norm_out"), Row("decoder.conv_norm_out", "decoder.norm_out")]
+    """The table of an autoencoder of any depth: the original counts the decoder's
+    levels from the picture up.
+    """
+    levels = {
+        int(name.split(".")[2]) for name in shapes if name.startswith("decoder.up.")
+    }
+    rows = [
+        Row("encoder.conv_norm_out", "encoder.norm_out"),
+        Row("decoder.conv_norm_out", "decoder.norm_out"),
+    ]
     for half in ("encoder", "decoder"):
         middle, old = f"{half}.mid_block", f"{half}.mid"
         rows += [Row(f"{middle}.resnets.{i}", f"{old}.block_{i + 1}") for i in range(2)]
-        rows += [Row(f"{middle}.attentions.0.{own}", f"{old}.attn_1.{file}") for own, file in _ATTENTION]
+        rows += [
+            Row(f"{middle}.attentions.0.{own}", f"{old}.attn_1.{file}")
+            for own, file in _ATTENTION
+        ]
     rows += _levels("encoder.down_blocks.*", "encoder.down.*", "down")
     for level in levels:
-        rows += _levels(f"decoder.up_blocks.{max(levels) - level}", f"decoder.up.{level}", "up")
+        rows += _levels(
+            f"decoder.up_blocks.{max(levels) - level}", f"decoder.up.{level}", "up"
+        )
     return tuple(rows)
 
 
-_ATTENTION = (("group_norm", "norm"), ("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "proj_out"))
+_ATTENTION = (
+    ("group_norm", "norm"),
+    ("to_q", "q"),
+    ("to_k", "k"),
+    ("to_v", "v"),
+    ("to_out.0", "proj_out"),
+)
 
 
 def _levels(own: str, file: str, way: str) -> list[Row]:
@@ -152,7 +230,8 @@ def _levels(own: str, file: str, way: str) -> list[Row]:
 
 
 ORIGINAL_VAE = Layout(
-    marks=("encoder.down.*.block.*.conv1.weight", "decoder.up.*.block.*.conv1.weight"), rows=autoencoder_rows
+    marks=("encoder.down.*.block.*.conv1.weight", "decoder.up.*.block.*.conv1.weight"),
+    rows=autoencoder_rows,
 )
 
 _LAYER = "encoder.layers.*"
@@ -160,7 +239,10 @@ _LAYER = "encoder.layers.*"
 _LEFT_OVER = ("logit_scale", "*text_projection.weight", "*embeddings.position_ids")
 
 PUBLISHED_TEXT_ENCODER_1 = Layout(
-    marks=("text_model.embeddings.token_embedding.weight", "text_model.final_layer_norm.weight"),
+    marks=(
+        "text_model.embeddings.token_embedding.weight",
+        "text_model.final_layer_norm.weight",
+    ),
     rows=(Row("", "text_model"),),
     ignored=_LEFT_OVER,
     configuration=same_configuration,
@@ -171,7 +253,10 @@ COMFYUI_TEXT_ENCODER_1 = Layout(
     ignored=_LEFT_OVER,
 )
 COMFYUI_TEXT_ENCODER_2 = Layout(
-    marks=("transformer.shared.weight", "transformer.encoder.block.*.layer.1.DenseReluDense.wi_0.weight"),
+    marks=(
+        "transformer.shared.weight",
+        "transformer.encoder.block.*.layer.1.DenseReluDense.wi_0.weight",
+    ),
     rows=(Row("", "transformer"),),
     ignored=_LEFT_OVER,
 )
@@ -180,7 +265,10 @@ COMFYUI_TEXT_ENCODER_2 = Layout(
 REFERENCE_TEXT_ENCODER_1 = Layout(
     marks=(),
     rows=(
-        *(Row(f"{_LAYER}.self_attn.{part}_proj", f"encoders.*.attn.to_{part}") for part in ("q", "k", "v", "out")),
+        *(
+            Row(f"{_LAYER}.self_attn.{part}_proj", f"encoders.*.attn.to_{part}")
+            for part in ("q", "k", "v", "out")
+        ),
         *(Row(f"{_LAYER}.mlp.{part}", f"encoders.*.{part}") for part in ("fc1", "fc2")),
         Row("embeddings.token_embedding", "token_embedding"),
     ),
@@ -191,8 +279,9 @@ VAE_LAYOUTS = (ORIGINAL_VAE,)
 TEXT_ENCODER_1_LAYOUTS = (PUBLISHED_TEXT_ENCODER_1, COMFYUI_TEXT_ENCODER_1)
 TEXT_ENCODER_2_LAYOUTS = (COMFYUI_TEXT_ENCODER_2,)
 
-# Names in LoRA files. ComfyUI: comfy/lora.py, model_lora_keys_clip. kohya: networks/lora_flux.py of sd-scripts, which
-# calls T5 `te3`; OneTrainer, whose files ComfyUI takes too, calls it `te2`.
+# Names in LoRA files. ComfyUI: comfy/lora.py, model_lora_keys_clip. kohya:
+# networks/lora_flux.py of sd-scripts, which calls T5 `te3`; OneTrainer, whose files
+# ComfyUI takes too, calls it `te2`.
 DIT_LORA = (LoraNaming("reference", ("", "pipe.dit."), REFERENCE_DIT),)
 TEXT_ENCODER_1_LORA = (
     # diffusers reads both, and before version 5 of transformers only the second.

@@ -1,15 +1,15 @@
 """FLUX's denoiser: one call of it, and the shape of its latents.
 
-Latents lie in the VAE's layout, (batch, 16, height / 8, width / 8); the transformer reads tokens, which are patches
-of 2x2: (batch, height / 16 * width / 16, 64). Each token has three ids: which picture it is of, its row, its column.
+Latents lie in the VAE's layout, (batch, 16, height / 8, width / 8); the transformer
+reads tokens, which are patches of 2x2: (batch, height / 16 * width / 16, 64). Each
+token has three ids: which picture it is of, its row, its column.
 """
 
 from typing import Any
 
 import torch
-from dstrain.exact import exact_arguments
-from dstrain.latents import check_sides, pack, unpack
-from dstrain.schedule import TRAIN_TIMESTEPS
+from dstrain.graph.schedule import TRAIN_TIMESTEPS
+from dstrain.models.functional import check_sides, exact_arguments, pack, unpack
 from torch import Tensor
 
 CHANNELS = 16
@@ -20,13 +20,19 @@ PATCH = 2
 
 
 def predict(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, pooled_emb: Tensor, embedded_guidance: float = 1.0, *, dit: Any
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    pooled_emb: Tensor,
+    embedded_guidance: float = 1.0,
+    *,
+    dit: Any,
 ) -> Tensor:
     """Predict noise - x_0, shaped as noisy.
 
-    noisy: (batch, 16, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb: (batch, 512, channels), of T5. pooled_emb:
-    (batch, channels), of CLIP. embedded_guidance: the scale that a guidance-distilled transformer is told; others
-    are told none.
+    noisy: (batch, 16, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb: (batch,
+    512, channels), of T5. pooled_emb: (batch, channels), of CLIP. embedded_guidance:
+    the scale that a guidance-distilled transformer is told; others are told none.
     """
     return _denoise(noisy, timestep, prompt_emb, pooled_emb, embedded_guidance, (), dit)
 
@@ -41,8 +47,12 @@ def predict_kontext(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict as `predict` does, given pictures to edit: a list of (batch, 16, h, w), each of a size of its own."""
-    return _denoise(noisy, timestep, prompt_emb, pooled_emb, embedded_guidance, kontext_latents, dit)
+    """Predict as `predict` does, given pictures to edit: a list of (batch, 16, h, w),
+    each of a size of its own.
+    """
+    return _denoise(
+        noisy, timestep, prompt_emb, pooled_emb, embedded_guidance, kontext_latents, dit
+    )
 
 
 def _denoise(
@@ -54,12 +64,17 @@ def _denoise(
     references: list[Tensor] | tuple[Tensor, ...],
     dit: Any,
 ) -> Tensor:
-    """Call the transformer on noisy's tokens and, after them, those of the references; keep the former."""
+    """Call the transformer on noisy's tokens and, after them, those of the references;
+    keep the former.
+    """
     pictures = (noisy, *references)
     tokens = [pack(picture) for picture in pictures]
     time = timestep / TRAIN_TIMESTEPS
-    guidance = torch.full_like(time, embedded_guidance) if dit.config.guidance_embeds else None
-    # The transformer counts both in thousandths and rounds them to the dtype of its hidden states.
+    guidance = (
+        torch.full_like(time, embedded_guidance) if dit.config.guidance_embeds else None
+    )
+    # The transformer counts both in thousandths and rounds them to the dtype of its
+    # hidden states.
     exact = [value * 1000 for value in (time, guidance) if value is not None]
     with exact_arguments(dit.time_text_embed, *exact):
         prediction = dit(
@@ -69,20 +84,29 @@ def _denoise(
             pooled_projections=pooled_emb,
             encoder_hidden_states=prompt_emb,
             txt_ids=noisy.new_zeros(prompt_emb.shape[1], 3),
-            img_ids=torch.cat([picture_ids(picture, i) for i, picture in enumerate(pictures)]),
+            img_ids=torch.cat(
+                [picture_ids(picture, i) for i, picture in enumerate(pictures)]
+            ),
             return_dict=False,
         )[0]
     return unpack(prediction[:, : tokens[0].shape[1]], *noisy.shape[-2:])
 
 
 def picture_ids(latents: Tensor, index: int) -> Tensor:
-    """Ids of a picture's tokens, (tokens, 3): its index (0 is the one that is made), row and column."""
-    rows, columns = (torch.arange(side // PATCH, device=latents.device) for side in latents.shape[-2:])
+    """Ids of a picture's tokens, (tokens, 3): its index (0 is the one that is made),
+    row and column.
+    """
+    rows, columns = (
+        torch.arange(side // PATCH, device=latents.device)
+        for side in latents.shape[-2:]
+    )
     numbers = torch.cartesian_prod(rows, columns)
     return torch.nn.functional.pad(numbers, (1, 0), value=index).to(latents.dtype)
 
 
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
-    """Return (1, 16, height / 8, width / 8); raises UsageError for a side that is no multiple of 16."""
+    """Return (1, 16, height / 8, width / 8); raises UsageError for a side that is no
+    multiple of 16.
+    """
     check_sides(height, width, DOWNSCALE * PATCH)
     return (1, CHANNELS, height // DOWNSCALE, width // DOWNSCALE)

@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.latents import guide
-from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Column, Given, Setting, Size, Source, at_least
-from dstrain.unit import Signature, Unit
-from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.inputs import Column, Given, Setting, Size, Source, at_least
+from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.unit import Signature, Unit
+from dstrain.models.functional import guide
 
 from dstrain_flux import model_fn, units
 
 SIDE_MULTIPLE = model_fn.DOWNSCALE * model_fn.PATCH
 
-# Inference: the published scheduler_config.json, whose shift grows with the picture. Training: shift 3 at every size
-# and the table's end, both as the reference documents have them.
+# Inference: the published scheduler_config.json, whose shift grows with the picture.
+# Training: shift 3 at every size and the table's end, both as the reference documents
+# have them.
 SCHEDULE = FlowMatchSchedule(
     base_mu=0.5,
     max_mu=1.15,
@@ -31,7 +32,9 @@ SCHEDULE = FlowMatchSchedule(
 
 @dataclass(frozen=True)
 class Variant:
-    """What a variant has of its own: its denoiser's call, units in order, inputs, and inference's defaults."""
+    """What a variant has of its own: its denoiser's call, units in order, inputs, and
+    inference's defaults.
+    """
 
     predict: Callable[..., Any]
     units: tuple[Callable[..., Any], ...]
@@ -51,7 +54,13 @@ TEXT_TO_IMAGE: Mapping[str, Source] = MappingProxyType(
     }
 )
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {"height": 1024, "width": 1024, "num_inference_steps": 28, "guidance_scale": 1.0, "embedded_guidance": 3.5}
+    {
+        "height": 1024,
+        "width": 1024,
+        "num_inference_steps": 28,
+        "guidance_scale": 1.0,
+        "embedded_guidance": 3.5,
+    }
 )
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
@@ -63,7 +72,9 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             {
                 **TEXT_TO_IMAGE,
                 "kontext_images": Column("kontext_images", "pictures"),
-                "kontext_pixels": Setting(units.KONTEXT_PIXELS, toy=32 * 32, check=at_least(SIDE_MULTIPLE**2)),
+                "kontext_pixels": Setting(
+                    units.KONTEXT_PIXELS, toy=32 * 32, check=at_least(SIDE_MULTIPLE**2)
+                ),
             },
             {**DEFAULTS, "embedded_guidance": 2.5},
         ),
@@ -77,7 +88,14 @@ def build(variant: str) -> Wiring:
     return Wiring(
         family="flux",
         variant=variant,
-        components=("dit", "text_encoder_1", "text_encoder_2", "vae", "tokenizer_1", "tokenizer_2"),
+        components=(
+            "dit",
+            "text_encoder_1",
+            "text_encoder_2",
+            "vae",
+            "tokenizer_1",
+            "tokenizer_2",
+        ),
         units=tuple(Unit.of(function) for function in row.units),
         model_fn=Signature.of(row.predict, given=GIVEN_TO_MODEL_FN),
         decoders=(Unit.of(units.decode, given=GIVEN_TO_DECODER),),

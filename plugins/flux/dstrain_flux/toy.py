@@ -44,7 +44,8 @@ VAE = MappingProxyType(
         "use_post_quant_conv": False,
     }
 )
-# Dropout in both, so that an encoder left in training mode is noticed; initial ranges that make prompts differ clearly.
+# Dropout in both, so that an encoder left in training mode is noticed; initial ranges
+# that make prompts differ clearly.
 CLIP = MappingProxyType(
     {
         "hidden_size": 32,
@@ -96,24 +97,38 @@ MODEL_INDEX = MappingProxyType(
     }
 )
 CLIP_SPECIAL_TOKENS = ("<|startoftext|>", "<|endoftext|>")
-CLIP_MERGES = (("a", "n"), ("d", "o"), ("o", "n</w>"), ("t", "h"), ("an", "d</w>"), ("do", "g</w>"), ("th", "e</w>"))
+CLIP_MERGES = (
+    ("a", "n"),
+    ("d", "o"),
+    ("o", "n</w>"),
+    ("t", "h"),
+    ("an", "d</w>"),
+    ("do", "g</w>"),
+    ("th", "e</w>"),
+)
 T5_WORDS = ("▁a", "▁the", "▁and", "▁on", "▁dog", "▁cat", "an", "er", "in", "th")
 
 
 def write(
-    folder: Path, variant: str = "dev", seed: int = 0, sizes: Mapping[str, Mapping[str, Any]] | None = None
+    folder: Path,
+    variant: str = "dev",
+    seed: int = 0,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a toy of `variant` to `folder`; equal arguments write equal files.
 
-    sizes: component -> arguments of its class's constructor (of its configuration, for a text encoder) that replace
-    the toy's own.
+    sizes: component -> arguments of its class's constructor (of its configuration, for
+    a text encoder) that replace the toy's own.
     """
     from diffusers import AutoencoderKL, FluxTransformer2DModel
 
     sizes = sizes or {}
     folder = Path(folder)
     index = {"_class_name": PIPELINES[variant], **MODEL_INDEX}
-    for name, data in (("model_index.json", index), ("scheduler/scheduler_config.json", dict(SCHEDULER))):
+    for name, data in (
+        ("model_index.json", index),
+        ("scheduler/scheduler_config.json", dict(SCHEDULER)),
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     tokenizers = make_clip_tokenizer(), make_t5_tokenizer()
@@ -123,30 +138,48 @@ def write(
         torch.manual_seed(seed)
         dit = FluxTransformer2DModel(**{**DIT, **sizes.get("dit", {})})
         # Two shards, as the published transformer has several.
-        dit.save_pretrained(folder / "transformer", max_shard_size=int(0.6 * dit.get_memory_footprint()))
+        dit.save_pretrained(
+            folder / "transformer", max_shard_size=int(0.6 * dit.get_memory_footprint())
+        )
         torch.manual_seed(seed)
         AutoencoderKL(**{**VAE, **sizes.get("vae", {})}).save_pretrained(folder / "vae")
         torch.manual_seed(seed)
-        _write_clip(folder / "text_encoder", tokenizers[0], sizes.get("text_encoder_1", {}))
+        _write_clip(
+            folder / "text_encoder", tokenizers[0], sizes.get("text_encoder_1", {})
+        )
         torch.manual_seed(seed)
-        _write_t5(folder / "text_encoder_2", tokenizers[1], sizes.get("text_encoder_2", {}))
+        _write_t5(
+            folder / "text_encoder_2", tokenizers[1], sizes.get("text_encoder_2", {})
+        )
 
 
 def make_clip_tokenizer() -> Any:
-    """CLIP's tokenizer with few merges: every byte, alone and at a word's end, so that no text is unknown."""
+    """CLIP's tokenizer with few merges: every byte, alone and at a word's end, so that
+    no text is unknown.
+    """
     from transformers import CLIPTokenizer
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = [*letters, *(f"{letter}</w>" for letter in letters), *(a + b for a, b in CLIP_MERGES)]
+    pieces = [
+        *letters,
+        *(f"{letter}</w>" for letter in letters),
+        *(a + b for a, b in CLIP_MERGES),
+    ]
     vocabulary = {piece: i for i, piece in enumerate((*pieces, *CLIP_SPECIAL_TOKENS))}
-    return CLIPTokenizer(vocab=vocabulary, merges=list(CLIP_MERGES), model_max_length=CLIP_TOKENS)
+    return CLIPTokenizer(
+        vocab=vocabulary, merges=list(CLIP_MERGES), model_max_length=CLIP_TOKENS
+    )
 
 
 def make_t5_tokenizer() -> Any:
-    """T5's tokenizer with printable ASCII and a few words; other characters are unknown, as most are to T5."""
+    """T5's tokenizer with printable ASCII and a few words; other characters are
+    unknown, as most are to T5.
+    """
     from transformers import T5Tokenizer
 
-    return T5Tokenizer(vocab=list(_t5_pieces()), extra_ids=0, model_max_length=T5_TOKENS)
+    return T5Tokenizer(
+        vocab=list(_t5_pieces()), extra_ids=0, model_max_length=T5_TOKENS
+    )
 
 
 def _t5_pieces() -> Iterator[tuple[str, float]]:
@@ -158,10 +191,19 @@ def _t5_pieces() -> Iterator[tuple[str, float]]:
 def _write_clip(folder: Path, tokenizer: Any, sizes: Mapping[str, Any]) -> None:
     from transformers import CLIPTextConfig, CLIPTextModel
 
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 1}
-    module = CLIPTextModel(CLIPTextConfig(**{**CLIP, **ids, "vocab_size": len(tokenizer), **sizes}))
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": 1,
+    }
+    module = CLIPTextModel(
+        CLIPTextConfig(**{**CLIP, **ids, "vocab_size": len(tokenizer), **sizes})
+    )
     module.config.save_pretrained(folder)
-    weights = {f"text_model.{name}": weight.contiguous() for name, weight in module.state_dict().items()}
+    weights = {
+        f"text_model.{name}": weight.contiguous()
+        for name, weight in module.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -171,6 +213,13 @@ def _write_t5(folder: Path, tokenizer: Any, sizes: Mapping[str, Any]) -> None:
     module = T5EncoderModel(T5Config(**{**T5, "vocab_size": len(tokenizer), **sizes}))
     module.config.architectures = ["T5EncoderModel"]
     module.config.save_pretrained(folder)
-    weights = {name: weight for name, weight in module.state_dict().items() if name not in module.all_tied_weights_keys}
-    # Two shards, as the published encoder has; the module's own save_pretrained writes in one process of several only.
-    save_torch_state_dict(weights, folder, max_shard_size=int(0.6 * module.get_memory_footprint()))
+    weights = {
+        name: weight
+        for name, weight in module.state_dict().items()
+        if name not in module.all_tied_weights_keys
+    }
+    # Two shards, as the published encoder has; the module's own save_pretrained writes
+    # in one process of several only.
+    save_torch_state_dict(
+        weights, folder, max_shard_size=int(0.6 * module.get_memory_footprint())
+    )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.components import Component, Files
-from dstrain.weights import recognise
+from dstrain.models.components import Component, Files
+from dstrain.models.weights import recognise
 from dstrain_flux.components import COMPONENTS
 from dstrain_flux.toy import write
 
@@ -18,7 +18,9 @@ def files_of(folder: Path, component: Component) -> Files:
     place = folder / component.folders[0]
     if component.is_folder:
         return Files((place,))
-    (((found,), files),) = recognise(Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS)
+    (((found,), files),) = recognise(
+        Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
+    )
     assert found is component
     return files
 
@@ -27,15 +29,21 @@ def configuration_of(folder: Path, component: Component) -> Any:
     """A component's configuration as units borrow it; None for a tokenizer."""
     if component.is_folder:
         return None
-    return component.configure(json.loads((folder / component.folders[0] / "config.json").read_text()))
+    return component.configure(
+        json.loads((folder / component.folders[0] / "config.json").read_text())
+    )
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Load every component of a model folder, frozen."""
     lent: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
     for component in COMPONENTS:
-        made = component.load(files_of(folder, component), configuration_of(folder, component), dtype)
-        lent[component.name] = made.requires_grad_(False) if isinstance(made, torch.nn.Module) else made
+        made = component.load(
+            files_of(folder, component), configuration_of(folder, component), dtype
+        )
+        lent[component.name] = (
+            made.requires_grad_(False) if isinstance(made, torch.nn.Module) else made
+        )
     return lent
 
 

@@ -1,4 +1,6 @@
-"""Components are configured without their weights, and loaded as their libraries load them."""
+"""Components are configured without their weights, and loaded as their libraries load
+them.
+"""
 
 import json
 import multiprocessing.reduction
@@ -9,9 +11,9 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, FluxTransformer2DModel
-from dstrain.components import Component, Files
-from dstrain.model_files import ModelConfig, place_of
-from dstrain.weights import Weights, recognise
+from dstrain.models.components import Component, Files
+from dstrain.models.locate import ModelConfig, place_of
+from dstrain.models.weights import Weights, recognise
 from dstrain_flux.components import COMPONENTS, IDS
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, T5EncoderModel
@@ -23,13 +25,20 @@ CLASSES = {
     "text_encoder_2": T5EncoderModel,
     "vae": AutoencoderKL,
 }
-SIZES = {"dit": 11_901_408_320, "text_encoder_1": 123_060_480, "text_encoder_2": 4_762_310_656, "vae": 83_819_683}
+SIZES = {
+    "dit": 11_901_408_320,
+    "text_encoder_1": 123_060_480,
+    "text_encoder_2": 4_762_310_656,
+    "vae": 83_819_683,
+}
 """Parameters of black-forest-labs/FLUX.1-dev's networks."""
 named = pytest.mark.parametrize("name", CLASSES)
 
 
 def configured(folder: Path, component: Component) -> Any:
-    return component.configure(json.loads((folder / component.folders[0] / "config.json").read_text()))
+    return component.configure(
+        json.loads((folder / component.folders[0] / "config.json").read_text())
+    )
 
 
 def empty(name: str, configuration: Any) -> torch.nn.Module:
@@ -41,7 +50,9 @@ def empty(name: str, configuration: Any) -> torch.nn.Module:
 
 @pytest.mark.filterwarnings("default")
 @named
-def test_loads_the_weights_that_the_library_loads(name: str, toy_folder: Path, lent: dict[str, Any]) -> None:
+def test_loads_the_weights_that_the_library_loads(
+    name: str, toy_folder: Path, lent: dict[str, Any]
+) -> None:
     theirs = CLASSES[name].from_pretrained(toy_folder / BY_NAME[name].folders[0])
     ours = lent[name]
     assert not ours.training
@@ -49,9 +60,13 @@ def test_loads_the_weights_that_the_library_loads(name: str, toy_folder: Path, l
     first, second = ours.state_dict(), theirs.state_dict()
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
-    assert dict(ours.named_parameters()).keys() == dict(theirs.named_parameters()).keys(), "tied weights are one"
+    assert (
+        dict(ours.named_parameters()).keys() == dict(theirs.named_parameters()).keys()
+    ), "tied weights are one"
     buffers = dict(theirs.named_buffers())
-    assert all(torch.equal(buffer, buffers[key]) for key, buffer in ours.named_buffers())
+    assert all(
+        torch.equal(buffer, buffers[key]) for key, buffer in ours.named_buffers()
+    )
 
 
 @named
@@ -60,32 +75,58 @@ def test_the_configuration_without_weights_equals_the_modules_own(
 ) -> None:
     found = configured(toy_folder, BY_NAME[name])
     if name.startswith("text_encoder"):
-        assert found.to_dict() == lent[name].config.to_dict() | {"dtype": found.to_dict()["dtype"]}
+        assert found.to_dict() == lent[name].config.to_dict() | {
+            "dtype": found.to_dict()["dtype"]
+        }
     else:
-        assert vars(found) == {key: value for key, value in lent[name].config.items() if not key.startswith("_")}
+        assert vars(found) == {
+            key: value
+            for key, value in lent[name].config.items()
+            if not key.startswith("_")
+        }
 
 
 @named
-def test_the_published_configuration_builds_a_network_of_the_published_size(name: str) -> None:
+def test_the_published_configuration_builds_a_network_of_the_published_size(
+    name: str,
+) -> None:
     component = BY_NAME[name]
-    module = empty(name, component.configure(component.published["black-forest-labs/FLUX.1-dev"]))
+    module = empty(
+        name, component.configure(component.published["black-forest-labs/FLUX.1-dev"])
+    )
     tied = getattr(module, "all_tied_weights_keys", {})
-    assert sum(weight.numel() for key, weight in module.named_parameters() if key not in tied) == SIZES[name]
+    assert (
+        sum(
+            weight.numel()
+            for key, weight in module.named_parameters()
+            if key not in tied
+        )
+        == SIZES[name]
+    )
     assert set(component.published) == set(IDS)
 
 
 @named
-def test_the_published_configuration_is_found_from_the_published_shapes(name: str) -> None:
+def test_the_published_configuration_is_found_from_the_published_shapes(
+    name: str,
+) -> None:
     component = BY_NAME[name]
     published = component.published["black-forest-labs/FLUX.1-dev"]
     weights = empty(name, component.configure(published)).state_dict()
     assert component.infer is not None
-    assert component.infer({key: tuple(weight.shape) for key, weight in weights.items()}) == published
+    assert (
+        component.infer({key: tuple(weight.shape) for key, weight in weights.items()})
+        == published
+    )
 
 
 @named
-def test_shapes_of_another_size_are_not_taken_for_the_published_ones(name: str, lent: dict[str, Any]) -> None:
-    shapes = {key: tuple(weight.shape) for key, weight in lent[name].state_dict().items()}
+def test_shapes_of_another_size_are_not_taken_for_the_published_ones(
+    name: str, lent: dict[str, Any]
+) -> None:
+    shapes = {
+        key: tuple(weight.shape) for key, weight in lent[name].state_dict().items()
+    }
     assert BY_NAME[name].infer(shapes) is None
 
 
@@ -93,9 +134,19 @@ def test_schnell_is_told_no_guidance_and_other_sizes_are_inferred() -> None:
     component = BY_NAME["dit"]
     published = component.published["black-forest-labs/FLUX.1-schnell"]
     assert published["guidance_embeds"] is False
-    small = {**published, "num_layers": 2, "num_single_layers": 3, "num_attention_heads": 4, "in_channels": 96}
-    weights = empty("dit", component.configure({**small, "out_channels": 64})).state_dict()
-    found = component.infer({key: tuple(weight.shape) for key, weight in weights.items()})
+    small = {
+        **published,
+        "num_layers": 2,
+        "num_single_layers": 3,
+        "num_attention_heads": 4,
+        "in_channels": 96,
+    }
+    weights = empty(
+        "dit", component.configure({**small, "out_channels": 64})
+    ).state_dict()
+    found = component.infer(
+        {key: tuple(weight.shape) for key, weight in weights.items()}
+    )
     assert found == {**small, "out_channels": 64}
 
 
@@ -119,7 +170,9 @@ def test_t5_is_loaded_from_either_name_of_its_embedding(
 
 def test_loaders_can_be_sent_to_another_process() -> None:
     for component in COMPONENTS:
-        multiprocessing.reduction.ForkingPickler.dumps((component.load, component.configure))
+        multiprocessing.reduction.ForkingPickler.dumps(
+            (component.load, component.configure)
+        )
 
 
 @pytest.mark.parametrize(
@@ -132,5 +185,10 @@ def test_loaders_can_be_sent_to_another_process() -> None:
         ("vae/diffusion_pytorch_model.safetensors", "vae"),
     ],
 )
-def test_published_files_are_told_by_their_place_so_that_a_stage_fetches_only_its_own(pattern: str, name: str) -> None:
-    assert place_of(ModelConfig(None, "black-forest-labs/Any", pattern), COMPONENTS) == name
+def test_published_files_are_told_by_their_place_so_that_a_stage_fetches_only_its_own(
+    pattern: str, name: str
+) -> None:
+    assert (
+        place_of(ModelConfig(None, "black-forest-labs/Any", pattern), COMPONENTS)
+        == name
+    )

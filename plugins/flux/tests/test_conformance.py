@@ -6,7 +6,7 @@ from typing import Any
 
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxKontextPipeline, FluxPipeline
 from dstrain import Pipeline
-from dstrain.latents import pack, unpack
+from dstrain.models.functional import pack, unpack
 from dstrain.testing import Conformance
 from dstrain_flux.model_fn import DOWNSCALE
 from dstrain_flux.units import resize_kontext
@@ -28,22 +28,40 @@ class TestConformance(Conformance):
     published_pictures = 1
 
     @staticmethod
-    def published(pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
-        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
+    def published(
+        pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+    ) -> tuple[list[Tensor], Any]:
+        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(
+            folder / "scheduler"
+        )
         kontext = pipe.wiring.variant == "kontext"
         kind = FluxKontextPipeline if kontext else FluxPipeline
-        published = kind(scheduler=scheduler, **{PARTS[name]: one for name, one in pipe.components.items()})
+        published = kind(
+            scheduler=scheduler,
+            **{PARTS[name]: one for name, one in pipe.components.items()},
+        )
         published.set_progress_bar_config(disable=True)
         height, width = (arguments[side] // DOWNSCALE for side in ("height", "width"))
         passed: list[Tensor] = []
 
-        def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        def record(
+            pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
+        ) -> dict[str, Any]:
             passed.append(unpack(values["latents"], height, width))
             return values
 
         given = {RENAMED.get(name, name): value for name, value in arguments.items()}
         if kontext:  # that both resize a picture alike is tested with the units
-            (resized,) = resize_kontext(given.pop("kontext_images"), given.pop("kontext_pixels"))["kontext_pictures"]
-            given |= {"image": resized, "_auto_resize": False, "max_area": given["height"] * given["width"]}
-        picture = published(**given | {"latents": pack(arguments["latents"])}, callback_on_step_end=record).images[0]
+            (resized,) = resize_kontext(
+                given.pop("kontext_images"), given.pop("kontext_pixels")
+            )["kontext_pictures"]
+            given |= {
+                "image": resized,
+                "_auto_resize": False,
+                "max_area": given["height"] * given["width"],
+            }
+        picture = published(
+            **given | {"latents": pack(arguments["latents"])},
+            callback_on_step_end=record,
+        ).images[0]
         return passed, picture

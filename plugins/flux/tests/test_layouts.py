@@ -1,4 +1,6 @@
-"""Original and ComfyUI files of FLUX load into the same networks as those of diffusers, at any width."""
+"""Original and ComfyUI files of FLUX load into the same networks as those of diffusers,
+at any width.
+"""
 
 import json
 import re
@@ -11,12 +13,12 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from diffusers.loaders import single_file_utils
-from dstrain.components import Component, Files
-from dstrain.configurations import Sought, find_configuration
 from dstrain.errors import StateError
-from dstrain.layouts import in_layout
-from dstrain.model_files import ModelConfig, assign
-from dstrain.weights import recognise
+from dstrain.models.components import Component, Files
+from dstrain.models.configs import Sought, find_configuration
+from dstrain.models.formats import in_layout
+from dstrain.models.locate import ModelConfig, assign
+from dstrain.models.weights import recognise
 from dstrain_flux import layouts
 from dstrain_flux.components import COMPONENTS
 from dstrain_flux.toy import CLIP, DIT, T5, VAE
@@ -25,7 +27,8 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 BY_NAME = {component.name: component for component in COMPONENTS}
-# Original name -> name in modelscope/DiffSynth-Studio, of its utils/state_dict_converters/flux_dit.py.
+# Original name -> name in modelscope/DiffSynth-Studio, of its
+# utils/state_dict_converters/flux_dit.py.
 REFERENCE_NAMES = {
     "time_in.in_layer": "time_embedder.timestep_embedder.0",
     "time_in.out_layer": "time_embedder.timestep_embedder.2",
@@ -81,15 +84,25 @@ def original(name: str, network: nn.Module) -> dict[str, Tensor]:
         return in_layout(layouts.ORIGINAL_DIT, state)
     if name == "vae":
         old = in_layout(layouts.ORIGINAL_VAE, state, LEVELS)
-        return {key: w[..., None, None] if ".attn_1." in key and w.dim() == 2 else w for key, w in old.items()}
+        return {
+            key: w[..., None, None] if ".attn_1." in key and w.dim() == 2 else w
+            for key, w in old.items()
+        }
     if name == "text_encoder_1":
         return in_layout(layouts.PUBLISHED_TEXT_ENCODER_1, state)
-    return {key: weight for key, weight in state.items() if key != "encoder.embed_tokens.weight"}
+    return {
+        key: weight
+        for key, weight in state.items()
+        if key != "encoder.embed_tokens.weight"
+    }
 
 
 def comfyui() -> dict[str, Tensor]:
     """All networks in one file, as ComfyUI writes them."""
-    ids = {f"{p}logit_scale": torch.ones(()) for p in ("text_encoders.clip_l.", "text_encoders.t5xxl.")}
+    ids = {
+        f"{p}logit_scale": torch.ones(())
+        for p in ("text_encoders.clip_l.", "text_encoders.t5xxl.")
+    }
     ids["text_encoders.clip_l.transformer.text_projection.weight"] = torch.ones(2, 2)
     prefixes = {
         "dit": "model.diffusion_model.",
@@ -98,7 +111,11 @@ def comfyui() -> dict[str, Tensor]:
         "text_encoder_2": "text_encoders.t5xxl.transformer.",
     }
     parts = {name: original(name, make(name)) for name in prefixes}
-    return ids | {f"{prefixes[name]}{key}": weight for name, part in parts.items() for key, weight in part.items()}
+    return ids | {
+        f"{prefixes[name]}{key}": weight
+        for name, part in parts.items()
+        for key, weight in part.items()
+    }
 
 
 def component_of(name: str) -> Component:
@@ -106,12 +123,16 @@ def component_of(name: str) -> Component:
 
 
 def configured(name: str, network: Any) -> Any:
-    content = network.config.to_dict() if name.startswith("text") else dict(network.config)
+    content = (
+        network.config.to_dict() if name.startswith("text") else dict(network.config)
+    )
     return BY_NAME[name].configure(content)
 
 
 def load(name: str, files: Files, network: nn.Module) -> nn.Module:
-    loaded: nn.Module = BY_NAME[name].load(files, configured(name, network), torch.float32)
+    loaded: nn.Module = BY_NAME[name].load(
+        files, configured(name, network), torch.float32
+    )
     return loaded
 
 
@@ -120,15 +141,24 @@ def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def saved(folder: Path, weights: Mapping[str, Tensor], name: str = "model.safetensors") -> Files:
-    save_file({key: weight.contiguous().clone() for key, weight in weights.items()}, folder / name)
+def saved(
+    folder: Path, weights: Mapping[str, Tensor], name: str = "model.safetensors"
+) -> Files:
+    save_file(
+        {key: weight.contiguous().clone() for key, weight in weights.items()},
+        folder / name,
+    )
     return Files((folder / name,))
 
 
 @pytest.mark.parametrize("name", ["dit", "vae", "text_encoder_1", "text_encoder_2"])
-def test_original_files_load_as_the_network_they_were_made_from(name: str, tmp_path: Path) -> None:
+def test_original_files_load_as_the_network_they_were_made_from(
+    name: str, tmp_path: Path
+) -> None:
     network = make(name)
-    ((fitting, files),) = recognise(saved(tmp_path, original(name, network)), COMPONENTS)
+    ((fitting, files),) = recognise(
+        saved(tmp_path, original(name, network)), COMPONENTS
+    )
     assert [component.name for component in fitting] == [name]
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
@@ -136,22 +166,45 @@ def test_original_files_load_as_the_network_they_were_made_from(name: str, tmp_p
 def as_reference(name: str) -> str:
     """The reference's name of a weight that has this name in the original files."""
     pattern = re.sub(r"(?<=blocks\.)\d+", "*", name)
-    known, kind = (pattern, "") if pattern in REFERENCE_NAMES else (pattern.rpartition(".")[0], name.rpartition(".")[2])
+    known, kind = (
+        (pattern, "")
+        if pattern in REFERENCE_NAMES
+        else (pattern.rpartition(".")[0], name.rpartition(".")[2])
+    )
     numbers = re.findall(r"(?<=blocks\.)\d+", name)
-    return ".".join(filter(None, (REFERENCE_NAMES[known].replace("*", *numbers or "*"), kind)))
+    return ".".join(
+        filter(None, (REFERENCE_NAMES[known].replace("*", *numbers or "*"), kind))
+    )
 
 
-def test_files_of_the_reference_load_as_the_network_they_were_made_from(tmp_path: Path) -> None:
+def test_files_of_the_reference_load_as_the_network_they_were_made_from(
+    tmp_path: Path,
+) -> None:
     network = make("dit")
-    weights = {as_reference(name): weight for name, weight in original("dit", network).items()}
+    weights = {
+        as_reference(name): weight for name, weight in original("dit", network).items()
+    }
     ((fitting, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
-    assert ([component.name for component in fitting], files.layout) == (["dit"], layouts.REFERENCE_DIT)
+    assert ([component.name for component in fitting], files.layout) == (
+        ["dit"],
+        layouts.REFERENCE_DIT,
+    )
     assert_equal(load("dit", files, network).state_dict(), network.state_dict())
-    assert in_layout(layouts.REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
+    assert (
+        in_layout(layouts.REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
+    )
 
 
-def test_a_transformer_of_other_depth_and_without_guidance_loads_too(tmp_path: Path) -> None:
-    network = make("dit", guidance_embeds=False, num_layers=3, num_single_layers=1, num_attention_heads=3)
+def test_a_transformer_of_other_depth_and_without_guidance_loads_too(
+    tmp_path: Path,
+) -> None:
+    network = make(
+        "dit",
+        guidance_embeds=False,
+        num_layers=3,
+        num_single_layers=1,
+        num_attention_heads=3,
+    )
     weights = original("dit", network)
     assert not any(key.startswith("guidance_in") for key in weights)
     ((_, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
@@ -160,16 +213,26 @@ def test_a_transformer_of_other_depth_and_without_guidance_loads_too(tmp_path: P
 
 def test_one_file_of_comfyui_gives_every_component(tmp_path: Path) -> None:
     saved(tmp_path, comfyui(), "all.safetensors")
-    found = assign([ModelConfig(path=str(tmp_path / "all.safetensors"))], COMPONENTS, ("dit", "vae"))
+    found = assign(
+        [ModelConfig(path=str(tmp_path / "all.safetensors"))],
+        COMPONENTS,
+        ("dit", "vae"),
+    )
     assert set(found) == {"dit", "vae", "text_encoder_1", "text_encoder_2"}
     for name, files in found.items():
-        assert_equal(load(name, files, make(name)).state_dict(), make(name).state_dict())
+        assert_equal(
+            load(name, files, make(name)).state_dict(), make(name).state_dict()
+        )
 
 
 @pytest.mark.parametrize("prefix", layouts.DIT_PREFIXES)
-def test_a_transformer_alone_may_have_comfyuis_prefix(prefix: str, tmp_path: Path) -> None:
+def test_a_transformer_alone_may_have_comfyuis_prefix(
+    prefix: str, tmp_path: Path
+) -> None:
     network = make("dit")
-    weights = {f"{prefix}{key}": weight for key, weight in original("dit", network).items()}
+    weights = {
+        f"{prefix}{key}": weight for key, weight in original("dit", network).items()
+    }
     ((_, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
     assert files.prefix == prefix
     assert_equal(load("dit", files, network).state_dict(), network.state_dict())
@@ -178,9 +241,14 @@ def test_a_transformer_alone_may_have_comfyuis_prefix(prefix: str, tmp_path: Pat
 def diffusers_dit(weights: dict[str, Tensor], width: int) -> dict[str, Tensor]:
     """What diffusers' converter makes of the file, its fixed width replaced by ours."""
     function = single_file_utils.convert_flux_transformer_checkpoint_to_diffusers
-    constants = tuple(width if constant == 3072 else constant for constant in function.__code__.co_consts)
+    constants = tuple(
+        width if constant == 3072 else constant
+        for constant in function.__code__.co_consts
+    )
     assert constants != function.__code__.co_consts
-    patched = FunctionType(function.__code__.replace(co_consts=constants), function.__globals__)
+    patched = FunctionType(
+        function.__code__.replace(co_consts=constants), function.__globals__
+    )
     converted: dict[str, Tensor] = patched(dict(weights))
     return converted
 
@@ -189,36 +257,54 @@ def diffusers_dit(weights: dict[str, Tensor], width: int) -> dict[str, Tensor]:
 def test_the_transformers_map_is_that_of_diffusers(guided: bool) -> None:
     network = make("dit", guidance_embeds=guided)
     assert_equal(
-        dict(sorted(diffusers_dit(original("dit", network), 32).items())), dict(sorted(network.state_dict().items()))
+        dict(sorted(diffusers_dit(original("dit", network), 32).items())),
+        dict(sorted(network.state_dict().items())),
     )
 
 
 def test_the_autoencoders_map_is_that_of_diffusers() -> None:
     network = make("vae", layers_per_block=2, block_out_channels=[8, 16, 16, 24])
-    converted = single_file_utils.convert_ldm_vae_checkpoint(original("vae", network), VAE)
-    assert_equal(dict(sorted(converted.items())), dict(sorted(network.state_dict().items())))
+    converted = single_file_utils.convert_ldm_vae_checkpoint(
+        original("vae", network), VAE
+    )
+    assert_equal(
+        dict(sorted(converted.items())), dict(sorted(network.state_dict().items()))
+    )
 
 
 @pytest.mark.parametrize("name", ["dit", "vae", "text_encoder_1"])
-def test_half_a_file_and_surplus_names_are_refused_as_the_file_names_them(name: str, tmp_path: Path) -> None:
+def test_half_a_file_and_surplus_names_are_refused_as_the_file_names_them(
+    name: str, tmp_path: Path
+) -> None:
     network = make(name)
     weights = original(name, network)
-    lost = {"dit": "single_blocks.1.linear2.weight", "vae": "decoder.up.0.block.1.conv2.bias"}.get(
-        name, "text_model.encoder.layers.1.mlp.fc2.weight"
-    )
+    lost = {
+        "dit": "single_blocks.1.linear2.weight",
+        "vae": "decoder.up.0.block.1.conv2.bias",
+    }.get(name, "text_model.encoder.layers.1.mlp.fc2.weight")
     del weights[lost]
-    ((_, files),) = recognise(saved(tmp_path, {**weights, "stranger.weight": torch.ones(1)}), COMPONENTS)
+    ((_, files),) = recognise(
+        saved(tmp_path, {**weights, "stranger.weight": torch.ones(1)}), COMPONENTS
+    )
     with pytest.raises(StateError) as error:
         load(name, files, network)
     assert f"1 missing: {lost}\n" in str(error.value)
     assert "1 unexpected: stranger.weight" in str(error.value)
 
 
-def test_blocks_that_are_not_in_the_file_are_named_as_they_would_be_there(tmp_path: Path) -> None:
+def test_blocks_that_are_not_in_the_file_are_named_as_they_would_be_there(
+    tmp_path: Path,
+) -> None:
     network = make("dit", num_layers=2)
-    weights = {key: w for key, w in original("dit", network).items() if not key.startswith("double_blocks.1.")}
+    weights = {
+        key: w
+        for key, w in original("dit", network).items()
+        if not key.startswith("double_blocks.1.")
+    }
     ((_, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
-    with pytest.raises(StateError, match=r"\d+ missing: double_blocks\.1\.img_mod\.lin\.weight, "):
+    with pytest.raises(
+        StateError, match=r"\d+ missing: double_blocks\.1\.img_mod\.lin\.weight, "
+    ):
         load("dit", files, network)
 
 
@@ -227,19 +313,32 @@ def test_a_fused_weight_of_another_shape_is_refused_by_its_name(tmp_path: Path) 
     weights = original("dit", network)
     weights["double_blocks.0.txt_attn.qkv.weight"] = torch.zeros(97, 32)
     ((_, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
-    with pytest.raises(StateError, match=r"1 of another shape: double_blocks\.0\.txt_attn\.qkv\.weight \(want"):
+    with pytest.raises(
+        StateError,
+        match=r"1 of another shape: double_blocks\.0\.txt_attn\.qkv\.weight \(want",
+    ):
         load("dit", files, network)
 
 
 @pytest.mark.parametrize("guided", [True, False])
-def test_the_configuration_of_an_original_transformer_follows_from_its_shapes(guided: bool, tmp_path: Path) -> None:
+def test_the_configuration_of_an_original_transformer_follows_from_its_shapes(
+    guided: bool, tmp_path: Path
+) -> None:
     network = make(
-        "dit", attention_head_dim=128, num_attention_heads=1, axes_dims_rope=(16, 56, 56), guidance_embeds=guided
+        "dit",
+        attention_head_dim=128,
+        num_attention_heads=1,
+        axes_dims_rope=(16, 56, 56),
+        guidance_embeds=guided,
     )
-    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AnotherModel", "num_layers": 77}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"_class_name": "AnotherModel", "num_layers": 77})
+    )
     ((_, files),) = recognise(saved(tmp_path, original("dit", network)), COMPONENTS)
     content = find_configuration(Sought(BY_NAME["dit"], files))
-    assert vars(BY_NAME["dit"].configure(content)) == {k: v for k, v in network.config.items() if not k.startswith("_")}
+    assert vars(BY_NAME["dit"].configure(content)) == {
+        k: v for k, v in network.config.items() if not k.startswith("_")
+    }
 
 
 def test_names_are_those_of_the_published_files() -> None:

@@ -1,4 +1,6 @@
-"""A LoRA file that is saved here acts in diffusers' pipelines as it does here, at a rank that is not its alpha."""
+"""A LoRA file that is saved here acts in diffusers' pipelines as it does here, at a
+rank that is not its alpha.
+"""
 
 import json
 from pathlib import Path
@@ -7,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from dstrain.latents import pack
-from dstrain.lora import LoraSpec, inject, save_lora
-from dstrain.model_files import ModelConfig
-from dstrain.pipeline import Pipeline
+from dstrain.lora.layers import LoraSpec, inject, save_lora
+from dstrain.models.functional import pack
+from dstrain.models.locate import ModelConfig
+from dstrain.pipeline.pipeline import Pipeline
 from dstrain_flux import LORA_ALIASES, MODEL
 from dstrain_flux.toy import write
 from PIL import Image
@@ -24,39 +26,63 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 def opened(folder: Path, variant: str) -> Pipeline:
     paths = [sorted(map(str, (folder / part).glob("*.safetensors"))) for part in PARTS]
-    return Pipeline.from_pretrained("flux", [ModelConfig(path=path) for path in paths], variant)
+    return Pipeline.from_pretrained(
+        "flux", [ModelConfig(path=path) for path in paths], variant
+    )
 
 
-def saved(module: nn.Module, component: str, targets: tuple[str, ...], file: Path) -> Path:
+def saved(
+    module: nn.Module, component: str, targets: tuple[str, ...], file: Path
+) -> Path:
     """Write a LoRA file with weights that show, of rank 4 and alpha 6, as a run does."""
     spec = LoraSpec(component, targets, 4, 6.0)
     inject(module, spec, MODEL.lora_aliases)
     with torch.no_grad():
         for name, weight in module.named_parameters():
             if "lora_" in name:
-                weight.normal_(generator=torch.Generator().manual_seed(weight.numel()), std=0.3)
+                weight.normal_(
+                    generator=torch.Generator().manual_seed(weight.numel()), std=0.3
+                )
     save_lora(file, module, spec, MODEL.lora_prefixes[component], {})
     return file
 
 
-def ours(folder: Path, variant: str, lora: Path | None, noise: Tensor, given: dict[str, Any]) -> list[Tensor]:
+def ours(
+    folder: Path, variant: str, lora: Path | None, noise: Tensor, given: dict[str, Any]
+) -> list[Tensor]:
     pipe, passed = opened(folder, variant), []
     if lora is not None:
         pipe.load_lora(lora)
-    pipe(prompt="a dog", latents=noise, on_step=lambda i, latents: passed.append(pack(latents)), **given, **SIZE)
+    pipe(
+        prompt="a dog",
+        latents=noise,
+        on_step=lambda i, latents: passed.append(pack(latents)),
+        **given,
+        **SIZE,
+    )
     return passed
 
 
-def theirs(folder: Path, lora: Path, noise: Tensor, given: dict[str, Any]) -> list[Tensor]:
+def theirs(
+    folder: Path, lora: Path, noise: Tensor, given: dict[str, Any]
+) -> list[Tensor]:
     pipeline, passed = DiffusionPipeline.from_pretrained(folder), []
     pipeline.set_progress_bar_config(disable=True)
     pipeline.load_lora_weights(lora)
 
-    def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+    def record(
+        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
+    ) -> dict[str, Any]:
         passed.append(values["latents"])
         return values
 
-    pipeline(prompt="a dog", latents=pack(noise), callback_on_step_end=record, **given, **SIZE)
+    pipeline(
+        prompt="a dog",
+        latents=pack(noise),
+        callback_on_step_end=record,
+        **given,
+        **SIZE,
+    )
     return passed
 
 
@@ -68,17 +94,30 @@ def test_a_lora_file_gives_the_same_latents_in_diffusers_at_each_step(
 ) -> None:
     write(tmp_path / "toy", variant)
     module = opened(tmp_path / "toy", variant).components[component]
-    targets = (*MODEL.lora_targets[component], *(LORA_ALIASES if component == "dit" else ()))
+    targets = (
+        *MODEL.lora_targets[component],
+        *(LORA_ALIASES if component == "dit" else ()),
+    )
     file = saved(module, component, targets, tmp_path / "lora.safetensors")
     noise = torch.randn(1, 16, 4, 6, generator=torch.Generator().manual_seed(5))
     pictures, picture = {}, {}
     if variant == "kontext":
-        pictures = {"kontext_images": [PICTURE], "kontext_pixels": 64 * 64, "embedded_guidance": 3.5}
+        pictures = {
+            "kontext_images": [PICTURE],
+            "kontext_pixels": 64 * 64,
+            "embedded_guidance": 3.5,
+        }
         picture = {"image": PICTURE, "max_area": 32 * 48, "_auto_resize": False}
     made = ours(tmp_path / "toy", variant, file, noise, pictures)
     wanted = theirs(tmp_path / "toy", file, noise, picture)
     assert len(made) == len(wanted) == SIZE["num_inference_steps"]
-    assert max((one - other).abs().max().item() for one, other in zip(made, wanted, strict=True)) <= 1e-5
+    assert (
+        max(
+            (one - other).abs().max().item()
+            for one, other in zip(made, wanted, strict=True)
+        )
+        <= 1e-5
+    )
     without = ours(tmp_path / "toy", variant, None, noise, pictures)
     assert (without[-1] - wanted[-1]).abs().max() > 1e-2
 
@@ -88,16 +127,28 @@ def test_files_of_text_encoders_are_told_apart_by_their_prefix(tmp_path: Path) -
     write(tmp_path / "toy")
     for component in ("text_encoder_1", "text_encoder_2"):
         module = opened(tmp_path / "toy", "dev").components[component]
-        file = saved(module, component, MODEL.lora_targets[component], tmp_path / f"{component}.safetensors")
+        file = saved(
+            module,
+            component,
+            MODEL.lora_targets[component],
+            tmp_path / f"{component}.safetensors",
+        )
         pipe = opened(tmp_path / "toy", "dev")
         pipe.load_lora(file)
-        assert [n for n in pipe.components if hasattr(pipe.components[n], "peft_config")] == [component]
+        assert [
+            n for n in pipe.components if hasattr(pipe.components[n], "peft_config")
+        ] == [component]
 
 
 def test_the_reference_documents_names_are_all_of_them() -> None:
     """Of FAMILIES: `--lora_target_modules` of the reference documents' commands."""
     names = "a_to_qkv,b_to_qkv,ff_a.0,ff_a.2,ff_b.0,ff_b.2,a_to_out,b_to_out,proj_out,norm.linear"
-    assert list(LORA_ALIASES) == [*names.split(","), "norm1_a.linear", "norm1_b.linear", "to_qkv_mlp"]
+    assert list(LORA_ALIASES) == [
+        *names.split(","),
+        "norm1_a.linear",
+        "norm1_b.linear",
+        "to_qkv_mlp",
+    ]
     assert json.dumps(dict(MODEL.lora_prefixes)) == (
         '{"dit": "transformer", "text_encoder_1": "text_encoder", "text_encoder_2": "text_encoder_2"}'
     )

@@ -1,4 +1,6 @@
-"""LoRA files of FLUX in every program's naming: each makes of them what is trained here, and they come back."""
+"""LoRA files of FLUX in every program's naming: each makes of them what is trained
+here, and they come back.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline
-from dstrain.cli import main
+from dstrain.cli.main import main
 from dstrain.errors import StateError, UsageError
-from dstrain.pipeline import Pipeline
-from dstrain.runner import run
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.runs.runner import run
 from dstrain.testing.lora_files import Case, LoraFiles
 from dstrain.testing.loras import Reader
 from dstrain.testing.subject import Subject
@@ -33,12 +35,18 @@ class TestLoraFiles(LoraFiles):
                 "reference": Reader(layouts.REFERENCE_DIT),
             },
             "text_encoder_1": {
-                "comfyui": Reader(layouts.COMFYUI_TEXT_ENCODER_1, "text_encoders.clip_l."),
-                "kohya": Reader(layouts.PUBLISHED_TEXT_ENCODER_1, "lora_te1_", flat=True),
+                "comfyui": Reader(
+                    layouts.COMFYUI_TEXT_ENCODER_1, "text_encoders.clip_l."
+                ),
+                "kohya": Reader(
+                    layouts.PUBLISHED_TEXT_ENCODER_1, "lora_te1_", flat=True
+                ),
                 "reference": Reader(layouts.REFERENCE_TEXT_ENCODER_1),
             },
             "text_encoder_2": {
-                "comfyui": Reader(layouts.COMFYUI_TEXT_ENCODER_2, "text_encoders.t5xxl."),
+                "comfyui": Reader(
+                    layouts.COMFYUI_TEXT_ENCODER_2, "text_encoders.t5xxl."
+                ),
                 "kohya": Reader(None, "lora_te3_", flat=True),
                 "reference": Reader(None),
             },
@@ -66,13 +74,21 @@ class TestLoraFiles(LoraFiles):
             },
         }
     )
-    # Of fused layers one slice or two; what is turned round and what is in no block; what diffusers' converter takes
-    # at this width: that of the published model is written into it for `linear1`, which to_qkv_mlp is.
+    # Of fused layers one slice or two; what is turned round and what is in no block;
+    # what diffusers' converter takes at this width: that of the published model is
+    # written into it for `linear1`, which to_qkv_mlp is.
     targets = MappingProxyType(
         {
             "without linear1": FUSED,
             "slices": ("attn.to_k", "attn.add_q_proj", "attn.add_v_proj", "proj_mlp"),
-            "around": ("x_embedder", "context_embedder", "linear_1", "linear_2", "norm_out.linear", "proj_out"),
+            "around": (
+                "x_embedder",
+                "context_embedder",
+                "linear_1",
+                "linear_2",
+                "norm_out.linear",
+                "proj_out",
+            ),
         }
     )
 
@@ -83,25 +99,38 @@ class TestLoraFiles(LoraFiles):
             text: Tensor = network(torch.tensor([[3, 1, 4, 1, 5]])).last_hidden_state
             return text
         draw, dtype = torch.Generator().manual_seed(3), network.dtype
-        latents, prompt, pooled = (torch.randn(1, *s, generator=draw).to(dtype) for s in ((6, 64), (5, 32), (32,)))
+        latents, prompt, pooled = (
+            torch.randn(1, *s, generator=draw).to(dtype)
+            for s in ((6, 64), (5, 32), (32,))
+        )
         time, guidance = torch.full((2, 1), 0.5, dtype=dtype)
         ids = (torch.zeros(6, 3, dtype=dtype), torch.zeros(5, 3, dtype=dtype))
-        made: Tensor = network(latents, prompt, pooled, time, *ids, guidance, return_dict=False)[0]
+        made: Tensor = network(
+            latents, prompt, pooled, time, *ids, guidance, return_dict=False
+        )[0]
         return made
 
     @staticmethod
     def load_published(case: Case, file: Path, parts: dict[str, Any]) -> None:
         """diffusers calls CLIP `text_encoder` and T5 `text_encoder_2`."""
-        texts = [parts[f"{part}_{i}"] for i in (1, 2) for part in ("text_encoder", "tokenizer")]
+        texts = [
+            parts[f"{part}_{i}"]
+            for i in (1, 2)
+            for part in ("text_encoder", "tokenizer")
+        ]
         published = FluxPipeline(None, parts["vae"], *texts, parts["dit"])
         published.load_lora_weights(file.parent, weight_name=file.name)
 
     @staticmethod
     def published_takes(case: Case, program: str) -> bool:
-        """It reads no LoRA of T5, and of other programs' what its converter has names and widths for."""
+        """It reads no LoRA of T5, and of other programs' what its converter has names
+        and widths for.
+        """
         if case.component != "dit":
             return case.component == "text_encoder_1" and program != "reference"
-        return program == "diffusers" or (program != "reference" and case.targets == "without linear1")
+        return program == "diffusers" or (
+            program != "reference" and case.targets == "without linear1"
+        )
 
 
 @pytest.fixture
@@ -112,22 +141,41 @@ def subject(tmp_path: Path) -> Subject:
 OPEN_SOURCE = {"align_to_opensource_format": "True"}
 
 
-def test_align_to_opensource_format_saves_what_the_reference_documents_command_saves(subject: Subject) -> None:
-    """convert_lora_format of the reference's examples/flux/model_training/train.py: names, and alpha beside them."""
+def test_align_to_opensource_format_saves_what_the_reference_documents_command_saves(
+    subject: Subject,
+) -> None:
+    """convert_lora_format of the reference's examples/flux/model_training/train.py:
+    names, and alpha beside them.
+    """
     targets = "a_to_qkv,b_to_qkv,ff_a.0,ff_a.2,ff_b.0,ff_b.2,a_to_out,b_to_out,proj_out,norm.linear,norm1_a.linear"
-    common = {"max_steps": 1, "learning_rate": 1e-2, "lora_target_modules": f"{targets},norm1_b.linear,to_qkv_mlp"}
+    common = {
+        "max_steps": 1,
+        "learning_rate": 1e-2,
+        "lora_target_modules": f"{targets},norm1_b.linear,to_qkv_mlp",
+    }
     made = {}
     for name, options in (("plain", {}), ("aligned", OPEN_SOURCE)):
         output = subject.folder / name
-        config = subject.config(TrainedSet(lora="dit"), **common, output_path=output, family_options=options)
+        config = subject.config(
+            TrainedSet(lora="dit"), **common, output_path=output, family_options=options
+        )
         run(replace(config, feature_cache=None))
         made[name] = output / "step-1.safetensors"
     aligned = load_file(made["aligned"])
-    double = ["img_mod_lin", "txt_mod_lin", "img_attn_qkv", "txt_attn_qkv", "img_attn_proj", "txt_attn_proj"]
+    double = [
+        "img_mod_lin",
+        "txt_mod_lin",
+        "img_attn_qkv",
+        "txt_attn_qkv",
+        "img_attn_proj",
+        "txt_attn_proj",
+    ]
     double += [f"{half}_mlp_{i}" for half in ("img", "txt") for i in (0, 2)]
     wanted = [f"lora_unet_double_blocks_0_{name}" for name in double]
     wanted += [
-        f"lora_unet_single_blocks_{i}_{name}" for i in (0, 1) for name in ("modulation_lin", "linear1", "linear2")
+        f"lora_unet_single_blocks_{i}_{name}"
+        for i in (0, 1)
+        for name in ("modulation_lin", "linear1", "linear2")
     ]
     ends = ("lora_down.weight", "lora_up.weight", "alpha")
     assert set(aligned) == {f"{name}.{end}" for name in wanted for end in ends}
@@ -136,19 +184,43 @@ def test_align_to_opensource_format_saves_what_the_reference_documents_command_s
         pipeline = subject.open()
         pipeline.load_lora(file)
         loaded.append(lora_weights(pipeline.components["dit"]))
-    assert loaded[0].keys() == loaded[1].keys() and all(torch.equal(loaded[0][n], loaded[1][n]) for n in loaded[0])
+    assert loaded[0].keys() == loaded[1].keys() and all(
+        torch.equal(loaded[0][n], loaded[1][n]) for n in loaded[0]
+    )
     assert any(weight.any() for name, weight in loaded[0].items() if "lora_B" in name)
 
 
 def lora_weights(network: nn.Module) -> dict[str, Tensor]:
-    return {name: weight for name, weight in network.named_parameters() if "lora_" in name}
+    return {
+        name: weight for name, weight in network.named_parameters() if "lora_" in name
+    }
 
 
-def test_align_to_opensource_format_is_refused_where_it_would_do_nothing(subject: Subject) -> None:
-    config = subject.config(TrainedSet(lora="text_encoder_1"), family_options=OPEN_SOURCE)
-    with pytest.raises(UsageError, match="--align_to_opensource_format: would do nothing: no LoRA on dit is trained"):
+def test_align_to_opensource_format_is_refused_where_it_would_do_nothing(
+    subject: Subject,
+) -> None:
+    config = subject.config(
+        TrainedSet(lora="text_encoder_1"), family_options=OPEN_SOURCE
+    )
+    with pytest.raises(
+        UsageError,
+        match="--align_to_opensource_format: would do nothing: no LoRA on dit is trained",
+    ):
         run(config)
-    assert main(["generate", "--model", "flux", "--toy", "--prompt", "a", "--align_to_opensource_format"]) == 2
+    assert (
+        main(
+            [
+                "generate",
+                "--model",
+                "flux",
+                "--toy",
+                "--prompt",
+                "a",
+                "--align_to_opensource_format",
+            ]
+        )
+        == 2
+    )
 
 
 def test_a_file_of_kohyas_with_text_encoders_goes_to_each_and_names_the_one_that_is_not_there(
@@ -156,12 +228,17 @@ def test_a_file_of_kohyas_with_text_encoders_goes_to_each_and_names_the_one_that
 ) -> None:
     tensors = {}
     for name in ("dit", "text_encoder_1", "text_encoder_2"):
-        tensors |= TestLoraFiles.readers[name]["kohya"].lora(subject.pipeline.components[name], 2, 1.0)
+        tensors |= TestLoraFiles.readers[name]["kohya"].lora(
+            subject.pipeline.components[name], 2, 1.0
+        )
     file = subject.folder / "theirs.safetensors"
     save_file(tensors, file)
     pipeline = subject.open()
     pipeline.load_lora(file)
-    assert all(lora_weights(pipeline.components[name]) for name in ("dit", "text_encoder_1", "text_encoder_2"))
+    assert all(
+        lora_weights(pipeline.components[name])
+        for name in ("dit", "text_encoder_1", "text_encoder_2")
+    )
     alone = Pipeline(subject.wiring, MODEL, {"dit": subject.open().components["dit"]})
     with pytest.raises(StateError, match="layers of text_encoder_1, which is not here"):
         alone.load_lora(file)

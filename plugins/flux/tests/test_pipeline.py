@@ -1,4 +1,6 @@
-"""The family's wiring: equal to diffusers' pipelines, its schedule, and what losses reach."""
+"""The family's wiring: equal to diffusers' pipelines, its schedule, and what losses
+reach.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +11,12 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxKontextPipeline, FluxPipeline
 from dstrain.errors import UsageError
-from dstrain.latents import pack
-from dstrain.losses import SFT, Held
-from dstrain.pipeline import Pipeline
+from dstrain.graph.plan import make_plan
+from dstrain.graph.schedule import Held, NoiseLevels
+from dstrain.models.functional import pack
+from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
-from dstrain.schedule import NoiseLevels
+from dstrain.training.losses import SFT
 from dstrain_flux import MODEL
 from dstrain_flux.pipeline import SCHEDULE, VARIANTS, build
 from dstrain_flux.toy import write
@@ -25,7 +28,9 @@ PROMPT, NEGATIVE = "a dog and the cat on a red table", "blurry, ugly"
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 256, (height // 8, width // 8, 3), dtype=np.uint8
+    )
     return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
 
 
@@ -38,87 +43,152 @@ def published(kind: type[Any], lent: dict[str, Any], toy_folder: Path) -> Any:
         tokenizer=lent["tokenizer_1"],
         tokenizer_2=lent["tokenizer_2"],
         vae=lent["vae"],
-        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(toy_folder / "scheduler"),
+        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(
+            toy_folder / "scheduler"
+        ),
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-def by_diffusers(pipeline: Any, noise: Tensor, **arguments: Any) -> tuple[list[Tensor], Image.Image]:
+def by_diffusers(
+    pipeline: Any, noise: Tensor, **arguments: Any
+) -> tuple[list[Tensor], Image.Image]:
     """The latents after each step of diffusers' pipeline, packed, and its picture."""
     passed: list[Tensor] = []
 
-    def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+    def record(
+        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
+    ) -> dict[str, Any]:
         passed.append(values["latents"])
         return values
 
-    images = pipeline(prompt=PROMPT, latents=pack(noise), callback_on_step_end=record, **arguments).images
+    images = pipeline(
+        prompt=PROMPT, latents=pack(noise), callback_on_step_end=record, **arguments
+    ).images
     return passed, images[0]
 
 
-def by_pipe(variant: str, lent: dict[str, Any], noise: Tensor, **arguments: Any) -> tuple[list[Tensor], Image.Image]:
+def by_pipe(
+    variant: str, lent: dict[str, Any], noise: Tensor, **arguments: Any
+) -> tuple[list[Tensor], Image.Image]:
     """The latents after each step of ours, packed, and its picture."""
     pipe = Pipeline(build(variant), MODEL, {name: lent[name] for name in PARTS})
     passed: list[Tensor] = []
-    image = pipe(prompt=PROMPT, latents=noise, on_step=lambda i, latents: passed.append(pack(latents)), **arguments)
+    image = pipe(
+        prompt=PROMPT,
+        latents=noise,
+        on_step=lambda i, latents: passed.append(pack(latents)),
+        **arguments,
+    )
     return passed, image
 
 
 def sharpen(lent: dict[str, Any]) -> None:
-    """Make the prompts matter: with the default initialisation the denoiser hardly uses them."""
+    """Make the prompts matter: with the default initialisation the denoiser hardly uses
+    them.
+    """
     with torch.no_grad():
         for weight in lent["dit"].parameters():
             weight.mul_(2 if weight.ndim > 1 else 1)
 
 
-def assert_equal(ours: tuple[list[Tensor], Any], theirs: tuple[list[Tensor], Any], steps: int) -> None:
-    differences = [(a - b).abs().max().item() for a, b in zip(ours[0], theirs[0], strict=True)]
+def assert_equal(
+    ours: tuple[list[Tensor], Any], theirs: tuple[list[Tensor], Any], steps: int
+) -> None:
+    differences = [
+        (a - b).abs().max().item() for a, b in zip(ours[0], theirs[0], strict=True)
+    ]
     assert len(differences) == steps
     assert max(differences) <= 1e-5, differences
     assert np.array_equal(np.asarray(ours[1]), np.asarray(theirs[1]))
 
 
 @pytest.mark.parametrize(
-    ("scale", "size", "steps"), [(1.0, (64, 96), 6), (3.0, (64, 96), 4), (1.0, (32, 32), 2), (2.0, (128, 64), 2)]
+    ("scale", "size", "steps"),
+    [(1.0, (64, 96), 6), (3.0, (64, 96), 4), (1.0, (32, 32), 2), (2.0, (128, 64), 2)],
 )
 def test_every_step_equals_that_of_flux_pipeline(
-    scale: float, size: tuple[int, int], steps: int, toy_folder: Path, lent: dict[str, Any]
+    scale: float,
+    size: tuple[int, int],
+    steps: int,
+    toy_folder: Path,
+    lent: dict[str, Any],
 ) -> None:
     sharpen(lent)
-    noise = torch.randn(1, 16, size[0] // 8, size[1] // 8, generator=torch.Generator().manual_seed(5))
-    common = {"height": size[0], "width": size[1], "num_inference_steps": steps, "negative_prompt": NEGATIVE}
+    noise = torch.randn(
+        1, 16, size[0] // 8, size[1] // 8, generator=torch.Generator().manual_seed(5)
+    )
+    common = {
+        "height": size[0],
+        "width": size[1],
+        "num_inference_steps": steps,
+        "negative_prompt": NEGATIVE,
+    }
     pipeline = published(FluxPipeline, lent, toy_folder)
-    theirs = by_diffusers(pipeline, noise, true_cfg_scale=scale, guidance_scale=3.5, **common)
-    assert_equal(by_pipe("dev", lent, noise, guidance_scale=scale, **common), theirs, steps)
+    theirs = by_diffusers(
+        pipeline, noise, true_cfg_scale=scale, guidance_scale=3.5, **common
+    )
+    assert_equal(
+        by_pipe("dev", lent, noise, guidance_scale=scale, **common), theirs, steps
+    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_every_step_equals_that_of_flux_kontext_pipeline(scale: float, toy_folder: Path, lent: dict[str, Any]) -> None:
-    """A picture of the size to which both would resize it: that they choose the same one is tested with the units."""
+def test_every_step_equals_that_of_flux_kontext_pipeline(
+    scale: float, toy_folder: Path, lent: dict[str, Any]
+) -> None:
+    """A picture of the size to which both would resize it: that they choose the same
+    one is tested with the units.
+    """
     sharpen(lent)
     noise = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(5))
     reference, steps = picture(80, 48), 3
-    common = {"height": 64, "width": 64, "num_inference_steps": steps, "negative_prompt": NEGATIVE}
+    common = {
+        "height": 64,
+        "width": 64,
+        "num_inference_steps": steps,
+        "negative_prompt": NEGATIVE,
+    }
     pipeline = published(FluxKontextPipeline, lent, toy_folder)
     theirs = by_diffusers(
         *(pipeline, noise),
-        **{"image": reference, "true_cfg_scale": scale, "guidance_scale": 2.5, "max_area": 64 * 64, **common},
+        **{
+            "image": reference,
+            "true_cfg_scale": scale,
+            "guidance_scale": 2.5,
+            "max_area": 64 * 64,
+            **common,
+        },
         _auto_resize=False,
     )
     given = {"kontext_images": [reference], "kontext_pixels": 64 * 64}
-    assert_equal(by_pipe("kontext", lent, noise, guidance_scale=scale, **given, **common), theirs, steps)
+    assert_equal(
+        by_pipe("kontext", lent, noise, guidance_scale=scale, **given, **common),
+        theirs,
+        steps,
+    )
 
 
 def test_at_the_published_area_kontext_equals_diffusers_from_a_picture_of_any_size(
     toy_folder: Path, lent: dict[str, Any]
 ) -> None:
-    """Of this size, a picture whose tensor has another memory format gets other latents."""
+    """Of this size, a picture whose tensor has another memory format gets other
+    latents.
+    """
     sharpen(lent)
     noise = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(5))
     common = {"height": 64, "width": 64, "num_inference_steps": 1}
-    pipeline, reference = published(FluxKontextPipeline, lent, toy_folder), picture(300, 130)
-    theirs = by_diffusers(pipeline, noise, image=reference, guidance_scale=2.5, max_area=64 * 64, **common)
-    assert_equal(by_pipe("kontext", lent, noise, kontext_images=[reference], **common), theirs, 1)
+    pipeline, reference = (
+        published(FluxKontextPipeline, lent, toy_folder),
+        picture(300, 130),
+    )
+    theirs = by_diffusers(
+        pipeline, noise, image=reference, guidance_scale=2.5, max_area=64 * 64, **common
+    )
+    assert_equal(
+        by_pipe("kontext", lent, noise, kontext_images=[reference], **common), theirs, 1
+    )
 
 
 def test_a_denoiser_without_embedded_guidance_is_told_none_and_equals_diffusers(
@@ -133,23 +203,45 @@ def test_a_denoiser_without_embedded_guidance_is_told_none_and_equals_diffusers(
 
 
 @pytest.mark.parametrize(
-    "change", [{"prompt": "x"}, {"embedded_guidance": 1.0}, {"kontext_images": [picture(64, 64, 1)]}]
+    "change",
+    [
+        {"prompt": "x"},
+        {"embedded_guidance": 1.0},
+        {"kontext_images": [picture(64, 64, 1)]},
+    ],
 )
-def test_the_toy_listens_to_what_it_is_given(change: dict[str, Any], lent: dict[str, Any]) -> None:
+def test_the_toy_listens_to_what_it_is_given(
+    change: dict[str, Any], lent: dict[str, Any]
+) -> None:
     sharpen(lent)
     pipe = Pipeline(build("kontext"), MODEL, {name: lent[name] for name in PARTS})
-    given = {"prompt": PROMPT, "height": 64, "width": 64, "num_inference_steps": 1, "kontext_pixels": 64 * 64}
+    given = {
+        "prompt": PROMPT,
+        "height": 64,
+        "width": 64,
+        "num_inference_steps": 1,
+        "kontext_pixels": 64 * 64,
+    }
     passed: list[Tensor] = []
     for arguments in ({}, change):
         pictures = {"kontext_images": [picture(64, 64)]}
-        pipe(**{**given, **pictures, **arguments}, on_step=lambda i, latents: passed.append(latents))
+        pipe(
+            **{**given, **pictures, **arguments},
+            on_step=lambda i, latents: passed.append(latents),
+        )
     assert (passed[0] - passed[1]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(("steps", "tokens"), [(2, 4), (6, 24), (28, 256), (50, 4096)])
-def test_sigmas_are_bit_equal_to_the_published_scheduler(steps: int, tokens: int, toy_folder: Path) -> None:
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(toy_folder / "scheduler")
-    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=SCHEDULE.mu(tokens))
+def test_sigmas_are_bit_equal_to_the_published_scheduler(
+    steps: int, tokens: int, toy_folder: Path
+) -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(
+        toy_folder / "scheduler"
+    )
+    scheduler.set_timesteps(
+        sigmas=np.linspace(1.0, 1 / steps, steps), mu=SCHEDULE.mu(tokens)
+    )
     assert torch.equal(scheduler.sigmas, SCHEDULE.sigmas(steps, tokens))
 
 
@@ -164,19 +256,29 @@ def test_the_record_names_the_variants_that_are_wired() -> None:
     assert [build(variant).variant for variant in MODEL.variants] == list(VARIANTS)
 
 
-@pytest.mark.parametrize(("variant", "missing"), [("dev", "image"), ("kontext", "kontext_images")])
-def test_a_data_set_without_its_pictures_is_refused_by_its_column(variant: str, missing: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "missing"), [("dev", "image"), ("kontext", "kontext_images")]
+)
+def test_a_data_set_without_its_pictures_is_refused_by_its_column(
+    variant: str, missing: str
+) -> None:
     wiring = build(variant)
-    present = frozenset(name for name, source in wiring.inputs.items() if getattr(source, "name", "") != missing)
+    present = frozenset(
+        name
+        for name, source in wiring.inputs.items()
+        if getattr(source, "name", "") != missing
+    )
     with pytest.raises(UsageError, match=f"no column '{missing}'"):
-        wiring.plan(present - {"height", "width"}, SFT, ("dit",))
+        make_plan(wiring, present - {"height", "width"}, SFT, ("dit",))
 
 
 def test_stage_1_needs_no_denoiser() -> None:
     for variant in VARIANTS:
         wiring = build(variant)
-        plan = wiring.plan(frozenset(wiring.inputs), SFT, ("dit",))
-        assert not any(name.startswith("dit") for step in plan.frozen for name in step.unit.borrows)
+        plan = make_plan(wiring, frozenset(wiring.inputs), SFT, ("dit",))
+        assert not any(
+            name.startswith("dit") for step in plan.frozen for name in step.unit.borrows
+        )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -186,13 +288,19 @@ def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> N
     trained = ("dit", "text_encoder_1", "text_encoder_2")
     for name in trained:
         lent[name].requires_grad_(True)
-    values: dict[str, Any] = {"prompt": PROMPT, "input_image": picture(48, 32), "kontext_images": [picture(32, 48)]}
+    values: dict[str, Any] = {
+        "prompt": PROMPT,
+        "input_image": picture(48, 32),
+        "kontext_images": [picture(32, 48)],
+    }
     values["kontext_pixels"] = 32 * 32
     for unit in wiring.units:
         values |= unit.run({name: values[name] for name in unit.reads}, lent)
     reads = {name: values[name] for name in wiring.model_fn.reads if name in values}
     loss = SFT.loss.function(
-        lambda noisy, timestep: wiring.model_fn.function(noisy, timestep, **reads, dit=lent["dit"]),
+        lambda noisy, timestep: wiring.model_fn.function(
+            noisy, timestep, **reads, dit=lent["dit"]
+        ),
         values["input_latents"],
         schedule=NoiseLevels(wiring.schedule),
         hold=Held,
@@ -201,7 +309,11 @@ def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> N
     loss.sum().backward()
     for name in trained:
         weights = dict(lent[name].named_parameters())
-        assert [n for n, weight in weights.items() if weight.grad is None or not weight.grad.any()] == []
+        assert [
+            n
+            for n, weight in weights.items()
+            if weight.grad is None or not weight.grad.any()
+        ] == []
         assert wiring.unreached.get(name, ()) == ()
 
 

@@ -12,7 +12,11 @@ from transformers import AutoTokenizer
 
 
 def test_files_are_named_as_published(toy_folder: Path) -> None:
-    found = {str(path.relative_to(toy_folder)) for path in toy_folder.rglob("*") if path.is_file()}
+    found = {
+        str(path.relative_to(toy_folder))
+        for path in toy_folder.rglob("*")
+        if path.is_file()
+    }
     assert {
         "model_index.json",
         "scheduler/scheduler_config.json",
@@ -42,7 +46,11 @@ def test_each_of_several_processes_writes_the_whole_toy(
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
     write(tmp_path)
     first, second = (
-        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        {
+            path.relative_to(folder): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
         for folder in (toy_folder, tmp_path)
     )
     assert first.keys() == second.keys()
@@ -50,30 +58,50 @@ def test_each_of_several_processes_writes_the_whole_toy(
 
 
 def test_sizes_replace_constructor_arguments(tmp_path: Path) -> None:
-    write(tmp_path, sizes={"dit": {"num_layers": 2}, "text_encoder_2": {"num_layers": 3}})
-    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("transformer", "text_encoder_2")]
+    write(
+        tmp_path, sizes={"dit": {"num_layers": 2}, "text_encoder_2": {"num_layers": 3}}
+    )
+    configs = [
+        json.loads((tmp_path / name / "config.json").read_text())
+        for name in ("transformer", "text_encoder_2")
+    ]
     assert [config["num_layers"] for config in configs] == [2, 3]
     assert configs[0]["joint_attention_dim"] == 32
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("variant", PIPELINES)
-def test_diffusers_loads_the_folder_as_its_own_pipeline(variant: str, tmp_path: Path) -> None:
+def test_diffusers_loads_the_folder_as_its_own_pipeline(
+    variant: str, tmp_path: Path
+) -> None:
     write(tmp_path, variant)
     pipeline = DiffusionPipeline.from_pretrained(tmp_path)
     assert type(pipeline).__name__ == PIPELINES[variant]
     assert pipeline.tokenizer_max_length == 77
-    assert pipeline.text_encoder.config.attention_dropout == pipeline.text_encoder_2.config.dropout_rate == 0.1
+    assert (
+        pipeline.text_encoder.config.attention_dropout
+        == pipeline.text_encoder_2.config.dropout_rate
+        == 0.1
+    )
 
 
-def test_tokenizers_load_by_their_ordinary_classes_and_know_their_special_tokens(toy_folder: Path) -> None:
-    clip, t5 = (AutoTokenizer.from_pretrained(toy_folder / name) for name in ("tokenizer", "tokenizer_2"))
+def test_tokenizers_load_by_their_ordinary_classes_and_know_their_special_tokens(
+    toy_folder: Path,
+) -> None:
+    clip, t5 = (
+        AutoTokenizer.from_pretrained(toy_folder / name)
+        for name in ("tokenizer", "tokenizer_2")
+    )
     assert (type(clip).__name__, type(t5).__name__) == ("CLIPTokenizer", "T5Tokenizer")
     text = "the dog and é 红 🙂"
     ids = clip(text).input_ids
     assert (ids[0], ids[-1]) == (clip.bos_token_id, clip.eos_token_id)
-    assert clip.eos_token_id == len(clip) - 1, "CLIP finds a text's end as its greatest id"
-    assert clip.decode(ids, skip_special_tokens=True).replace(" ", "") == text.replace(" ", "")
+    assert clip.eos_token_id == len(clip) - 1, (
+        "CLIP finds a text's end as its greatest id"
+    )
+    assert clip.decode(ids, skip_special_tokens=True).replace(" ", "") == text.replace(
+        " ", ""
+    )
     assert t5("A dog, 3").input_ids[-1] == t5.eos_token_id == 1
     assert t5.decode(t5("A dog, 3").input_ids, skip_special_tokens=True) == "A dog, 3"
     assert t5.pad_token_id == 0

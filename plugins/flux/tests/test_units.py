@@ -9,16 +9,28 @@ import torch
 from diffusers import FluxKontextPipeline, FluxPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
-from dstrain.unit import Unit
+from dstrain.graph.unit import Unit
 from dstrain_flux import units
 from PIL import Image
 
-CLIP, PROMPT, PICTURE = (Unit.of(unit) for unit in (units.encode_clip, units.encode_prompt, units.encode_image))
-PROMPTS = ["a red apple on a table", "", " ", "\n red", "the dog " * 900, "红苹果 <|endoftext|> </s> {}"]
+CLIP, PROMPT, PICTURE = (
+    Unit.of(unit)
+    for unit in (units.encode_clip, units.encode_prompt, units.encode_image)
+)
+PROMPTS = [
+    "a red apple on a table",
+    "",
+    " ",
+    "\n red",
+    "the dog " * 900,
+    "红苹果 <|endoftext|> </s> {}",
+]
 
 
 def picture(width: int, height: int) -> Image.Image:
-    noise = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+    noise = np.random.default_rng(0).integers(
+        0, 256, (height // 8, width // 8, 3), dtype=np.uint8
+    )
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
@@ -49,27 +61,39 @@ def test_prompt_embeddings_are_bit_equal_to_diffusers(
 
 @torch.no_grad()
 @pytest.mark.parametrize(("width", "height"), [(64, 96), (32, 32)])
-def test_a_picture_is_encoded_as_the_normalised_mode(width: int, height: int, lent: dict[str, Any]) -> None:
+def test_a_picture_is_encoded_as_the_normalised_mode(
+    width: int, height: int, lent: dict[str, Any]
+) -> None:
     vae = lent["vae"]
     pixels = VaeImageProcessor().preprocess(picture(width, height))
-    wanted = (vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor) * vae.config.scaling_factor
+    wanted = (
+        vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor
+    ) * vae.config.scaling_factor
     made = PICTURE.run({"input_image": picture(width, height)}, lent)["input_latents"]
     assert made.shape == (1, 16, height // 8, width // 8)
     assert torch.equal(made, wanted)
 
 
 @torch.no_grad()
-def test_decoding_undoes_the_normalisation_as_diffusers_does(lent: dict[str, Any]) -> None:
+def test_decoding_undoes_the_normalisation_as_diffusers_does(
+    lent: dict[str, Any],
+) -> None:
     vae = lent["vae"]
     latents = torch.randn(1, 16, 8, 12, generator=torch.Generator().manual_seed(0))
-    pixels = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
+    pixels = vae.decode(
+        latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False
+    )[0]
     made = units.decode(latents, vae=vae)["image"]
     assert made.size == (96, 64)
-    assert np.array_equal(np.asarray(made), np.asarray(VaeImageProcessor().postprocess(pixels, "pil")[0]))
+    assert np.array_equal(
+        np.asarray(made), np.asarray(VaeImageProcessor().postprocess(pixels, "pil")[0])
+    )
 
 
 @torch.no_grad()
-def test_in_bf16_embeddings_are_bf16_and_latents_fp32(lent_bf16: dict[str, Any]) -> None:
+def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
+    lent_bf16: dict[str, Any],
+) -> None:
     lent = lent_bf16
     assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
     assert CLIP.run({"prompt": "x"}, lent)["pooled_emb"].dtype == torch.bfloat16
@@ -80,15 +104,23 @@ def test_in_bf16_embeddings_are_bf16_and_latents_fp32(lent_bf16: dict[str, Any])
 
 def test_kontexts_sizes_are_those_of_diffusers() -> None:
     assert list(units.KONTEXT_SIZES) == PREFERRED_KONTEXT_RESOLUTIONS
-    assert inspect.signature(FluxKontextPipeline.__call__).parameters["max_area"].default == units.KONTEXT_PIXELS
+    assert (
+        inspect.signature(FluxKontextPipeline.__call__).parameters["max_area"].default
+        == units.KONTEXT_PIXELS
+    )
 
 
 def test_at_the_published_area_the_size_is_that_which_diffusers_chooses() -> None:
     processor = VaeImageProcessor(vae_scale_factor=16)
     numbers = np.random.default_rng(0).integers(16, 3000, (300, 2)).tolist()
     for width, height in (*numbers, (1024, 1024), (4000, 31), (31, 4000)):
-        rows, columns = processor.get_default_height_width(Image.new("L", (width, height)))
-        wanted = min((abs(columns / rows - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)[1:]
+        rows, columns = processor.get_default_height_width(
+            Image.new("L", (width, height))
+        )
+        wanted = min(
+            (abs(columns / rows - w / h), w, h)
+            for w, h in PREFERRED_KONTEXT_RESOLUTIONS
+        )[1:]
         assert units.kontext_size(width, height, 1024 * 1024) == wanted, (width, height)
 
 
@@ -97,16 +129,27 @@ def test_at_the_published_area_the_size_is_that_which_diffusers_chooses() -> Non
     [((3, 5), 1024 * 1024, (1024, 1024)), ((80, 48), 64 * 64, (80, 48)), ((1920, 1080), 512 * 512, (704, 384)),
      ((9, 9), 1, (16, 16)), ((100, 100), 2048 * 2048, (2048, 2048))],
 )  # fmt: skip
-def test_sizes_of_other_areas_are_scaled(shape: tuple[int, int], pixels: int, wanted: tuple[int, int]) -> None:
+def test_sizes_of_other_areas_are_scaled(
+    shape: tuple[int, int], pixels: int, wanted: tuple[int, int]
+) -> None:
     assert units.kontext_size(*shape, pixels) == wanted
 
 
 @torch.no_grad()
-def test_pictures_to_edit_become_latents_each_of_its_own_size(lent: dict[str, Any]) -> None:
+def test_pictures_to_edit_become_latents_each_of_its_own_size(
+    lent: dict[str, Any],
+) -> None:
     given = [picture(200, 64).convert("RGBA"), picture(40, 40).convert("L")]
-    made = Unit.of(units.resize_kontext).run({"kontext_images": given, "kontext_pixels": 64 * 64}, lent)
+    made = Unit.of(units.resize_kontext).run(
+        {"kontext_images": given, "kontext_pixels": 64 * 64}, lent
+    )
     pictures = made["kontext_pictures"]
-    assert [(one.mode, one.size) for one in pictures] == [("RGB", (96, 48)), ("RGB", (64, 64))]
+    assert [(one.mode, one.size) for one in pictures] == [
+        ("RGB", (96, 48)),
+        ("RGB", (64, 64)),
+    ]
     latents = Unit.of(units.encode_kontext).run(made, lent)["kontext_latents"]
-    assert torch.equal(latents[0], PICTURE.run({"input_image": pictures[0]}, lent)["input_latents"])
+    assert torch.equal(
+        latents[0], PICTURE.run({"input_image": pictures[0]}, lent)["input_latents"]
+    )
     assert [one.shape[-2:] for one in latents] == [(6, 12), (8, 8)]

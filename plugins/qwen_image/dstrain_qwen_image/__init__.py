@@ -1,8 +1,10 @@
-"""Qwen-Image for dstrain: the record by which the family is found; importing it imports no torch."""
+"""Qwen-Image for dstrain: the record by which the family is found; importing it imports
+no torch.
+"""
 
 from types import MappingProxyType
 
-from dstrain.record import ModelRecord, Option
+from dstrain.registry.family import ModelRecord, Option
 
 DIT_LORA_TARGETS = (
     "to_q",
@@ -35,16 +37,37 @@ MODEL = ModelRecord(
     ),
     variants_for="dstrain_qwen_image.pipeline:variants_for",
     default_trainable="dit",
-    lora_targets=MappingProxyType({"dit": DIT_LORA_TARGETS, "text_encoder": ("q_proj", "k_proj", "v_proj", "o_proj")}),
-    lora_prefixes=MappingProxyType({"dit": "transformer", "text_encoder": "text_encoder"}),
+    lora_targets=MappingProxyType(
+        {
+            "dit": DIT_LORA_TARGETS,
+            "text_encoder": ("q_proj", "k_proj", "v_proj", "o_proj"),
+        }
+    ),
+    lora_prefixes=MappingProxyType(
+        {"dit": "transformer", "text_encoder": "text_encoder"}
+    ),
     default_ids=MappingProxyType(
-        {"tokenizer": "Qwen/Qwen-Image:tokenizer/", "processor": "Qwen/Qwen-Image-Edit:processor/"}
+        {
+            "tokenizer": "Qwen/Qwen-Image:tokenizer/",
+            "processor": "Qwen/Qwen-Image-Edit:processor/",
+        }
     ),
     options=(
-        Option("tokenizer_path", "Folder of the tokenizer; by default that of Qwen/Qwen-Image.", "tokenizer"),
-        Option("processor_path", "Folder of the processor; by default that of Qwen/Qwen-Image-Edit.", "processor"),
+        Option(
+            "tokenizer_path",
+            "Folder of the tokenizer; by default that of Qwen/Qwen-Image.",
+            "tokenizer",
+        ),
+        Option(
+            "processor_path",
+            "Folder of the processor; by default that of Qwen/Qwen-Image-Edit.",
+            "processor",
+        ),
         Option("edit_pixels", "Pixels to which each picture to be edited is resized."),
-        Option("edit_text_pixels", "Pixels to which each is resized for the text encoder (edit-2509, edit-2511)."),
+        Option(
+            "edit_text_pixels",
+            "Pixels to which each is resized for the text encoder (edit-2509, edit-2511).",
+        ),
         Option(
             "zero_cond_t",
             "Edit-2511: pictures to be edited are at timestep 0, where the denoiser's config.json does not say so.",

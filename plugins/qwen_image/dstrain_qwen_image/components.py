@@ -5,14 +5,17 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from dstrain.components import Component, Files, Layout, LoraNaming, Row, same_configuration
-from dstrain.networks import Network, Tokenizer, TransformersNetwork
+from dstrain.models.components import Component, Files
+from dstrain.models.formats import Layout, LoraNaming, Row, same_configuration
+from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
 
 from dstrain_qwen_image.processor import Processor
 
 DIT = Network("diffusers:QwenImageTransformer2DModel")
 VAE = Network("diffusers:AutoencoderKLQwenImage")
-TEXT_ENCODER = TransformersNetwork("Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig")
+TEXT_ENCODER = TransformersNetwork(
+    "Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig"
+)
 
 # config.json of Qwen/Qwen-Image's folders, for weights that come without it.
 PUBLISHED_DIT = MappingProxyType(
@@ -64,7 +67,11 @@ PUBLISHED_TEXT_ENCODER = MappingProxyType(
         "num_hidden_layers": 28,
         "num_key_value_heads": 4,
         "rms_norm_eps": 1e-06,
-        "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+        "rope_scaling": {
+            "mrope_section": [16, 24, 24],
+            "rope_type": "default",
+            "type": "default",
+        },
         "rope_theta": 1000000.0,
         "tie_word_embeddings": False,
         "use_sliding_window": False,
@@ -103,19 +110,28 @@ COMFYUI_TEXT_ENCODER_LORA = LoraNaming(
     "comfyui", ("text_encoders.qwen25_7b.transformer.",), PUBLISHED_TEXT_ENCODER_LAYOUT
 )
 
-# Models whose text encoder, VAE and (but for the last one's zero_cond_t) transformer are alike but for the weights.
-IDS = tuple(f"Qwen/Qwen-Image{suffix}" for suffix in ("", "-2512", "-Edit", "-Edit-2509", "-Edit-2511"))
+# Models whose text encoder, VAE and (but for the last one's zero_cond_t) transformer
+# are alike but for the weights.
+IDS = tuple(
+    f"Qwen/Qwen-Image{suffix}"
+    for suffix in ("", "-2512", "-Edit", "-Edit-2509", "-Edit-2511")
+)
 
 
 def infer_dit(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None:
-    """The published transformer's configuration for any number of layers and heads of 128 channels, from its shapes."""
+    """The published transformer's configuration for any number of layers and heads of
+    128 channels, from its shapes.
+    """
     width, channels = shapes["img_in.weight"]
     head = PUBLISHED_DIT["attention_head_dim"]
     if shapes["transformer_blocks.0.attn.norm_q.weight"] != (head,):
         return None
     return dict(PUBLISHED_DIT) | {
         "in_channels": channels,
-        "num_layers": 1 + max(int(n.split(".")[1]) for n in shapes if n.startswith("transformer_blocks.")),
+        "num_layers": 1
+        + max(
+            int(n.split(".")[1]) for n in shapes if n.startswith("transformer_blocks.")
+        ),
         "num_attention_heads": width // head,
         "joint_attention_dim": shapes["txt_in.weight"][1],
     }
@@ -131,10 +147,17 @@ COMPONENTS: tuple[Component, ...] = (
         name="dit",
         folders=("transformer",),
         load=DIT.load,
-        marks=("txt_norm.weight", "transformer_blocks.*.img_mod.1.weight", "proj_out.weight"),
+        marks=(
+            "txt_norm.weight",
+            "transformer_blocks.*.img_mod.1.weight",
+            "proj_out.weight",
+        ),
         configure=DIT.configure,
         published=MappingProxyType(
-            {**dict.fromkeys(IDS, PUBLISHED_DIT), "Qwen/Qwen-Image-Edit-2511": PUBLISHED_EDIT_2511_DIT}
+            {
+                **dict.fromkeys(IDS, PUBLISHED_DIT),
+                "Qwen/Qwen-Image-Edit-2511": PUBLISHED_EDIT_2511_DIT,
+            }
         ),
         infer=infer_dit,
         prefixes=("model.diffusion_model.", "diffusion_model."),
@@ -143,7 +166,10 @@ COMPONENTS: tuple[Component, ...] = (
         name="text_encoder",
         folders=("text_encoder",),
         load=TEXT_ENCODER.load,
-        marks=("model.language_model.embed_tokens.weight", "model.visual.patch_embed.proj.weight"),
+        marks=(
+            "model.language_model.embed_tokens.weight",
+            "model.visual.patch_embed.proj.weight",
+        ),
         layouts=(PUBLISHED_TEXT_ENCODER_LAYOUT,),
         lora=(COMFYUI_TEXT_ENCODER_LORA,),
         configure=TEXT_ENCODER.configure,
@@ -157,6 +183,8 @@ COMPONENTS: tuple[Component, ...] = (
         configure=VAE.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_VAE)),
     ),
-    Component(name="tokenizer", folders=("tokenizer",), load=Tokenizer("Qwen2Tokenizer").load),
+    Component(
+        name="tokenizer", folders=("tokenizer",), load=Tokenizer("Qwen2Tokenizer").load
+    ),
     Component(name="processor", folders=("processor",), load=load_processor),
 )

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.schedule import FlowMatchSchedule
-from dstrain.sources import Column, Given, Setting, Size, Source, at_least
-from dstrain.unit import Signature, Unit
-from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.inputs import Column, Given, Setting, Size, Source, at_least
+from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.unit import Signature, Unit
 
 from dstrain_qwen_image import model_fn, units
 
@@ -29,8 +29,9 @@ SAMPLING: Mapping[str, Any] = MappingProxyType(
     {"num_inference_steps": 50, "guidance_scale": 4.0, "negative_prompt": " "}
 )
 
-# In the last block, what the text's tokens ask for and what follows is thrown away; the text encoder is used
-# without its head, and without its visual tower where there are no pictures.
+# In the last block, what the text's tokens ask for and what follows is thrown away; the
+# text encoder is used without its head, and without its visual tower where there are no
+# pictures.
 LAST_TEXT = tuple(
     f"transformer_blocks.{{last}}.{part}.*"
     for part in ("attn.add_q_proj", "attn.norm_added_q", "attn.to_add_out", "txt_mlp")
@@ -39,9 +40,11 @@ LAST_TEXT = tuple(
 
 @dataclass(frozen=True)
 class Variant:
-    """What one variant has of its own; `units` are the functions of its units, in order.
+    """What one variant has of its own; `units` are the functions of its units, in
+    order.
 
-    defaults: those of inference. unreached: patterns of the text encoder's parameters that no loss reaches.
+    defaults: those of inference. unreached: patterns of the text encoder's parameters
+    that no loss reaches.
     """
 
     units: tuple[Callable[..., Any], ...]
@@ -67,18 +70,27 @@ EDIT: Mapping[str, Source] = MappingProxyType(
     {
         **TEXT_TO_IMAGE,
         "edit_image": Column("edit_image", "picture"),
-        "edit_pixels": Setting(1024 * 1024, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)),
+        "edit_pixels": Setting(
+            1024 * 1024, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)
+        ),
     }
 )
 EDIT_SEVERAL: Mapping[str, Source] = MappingProxyType(
     {
         **EDIT,
         "edit_image": Column("edit_image", "pictures"),
-        "edit_text_pixels": Setting(384 * 384, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)),
+        "edit_text_pixels": Setting(
+            384 * 384, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)
+        ),
     }
 )
 SEVERAL = Variant(
-    (units.resize_edit_images, units.encode_numbered_prompt, units.encode_edit_images, units.encode_image),
+    (
+        units.resize_edit_images,
+        units.encode_numbered_prompt,
+        units.encode_edit_images,
+        units.encode_image,
+    ),
     EDIT_SEVERAL,
 )
 
@@ -94,7 +106,13 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             ("lm_head.*", "model.visual.*"),
         ),
         "edit": Variant(
-            (units.resize_edit_image, units.encode_edit_prompt, units.encode_edit_images, units.encode_image), EDIT
+            (
+                units.resize_edit_image,
+                units.encode_edit_prompt,
+                units.encode_edit_images,
+                units.encode_image,
+            ),
+            EDIT,
         ),
         "edit-2509": SEVERAL,
         "edit-2511": SEVERAL,
@@ -103,7 +121,9 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 def variants_for(dit: Mapping[str, Any]) -> tuple[str, ...]:
-    """The variants that a denoiser with this configuration (config.json's content) can be."""
+    """The variants that a denoiser with this configuration (config.json's content) can
+    be.
+    """
     return ("edit-2511",) if dit.get("zero_cond_t") else ("base", "edit", "edit-2509")
 
 

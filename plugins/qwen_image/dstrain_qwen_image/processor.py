@@ -1,4 +1,6 @@
-"""Qwen2.5-VL's processor: a text with pictures in it -> token ids, patches, and which tokens stand for a picture."""
+"""Qwen2.5-VL's processor: a text with pictures in it -> token ids, patches, and which
+tokens stand for a picture.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +17,11 @@ IMAGE_TOKEN = "<|image_pad|>"
 
 @dataclass(frozen=True)
 class Processor:
-    """What transformers' Qwen2VLProcessor does with texts and pictures; that class exists only with torchvision.
+    """What transformers' Qwen2VLProcessor does with texts and pictures; that class
+    exists only with torchvision.
 
-    image_processor: the Qwen2VLImageProcessorPil, whose pixels are the same with and without torchvision.
+    image_processor: the Qwen2VLImageProcessorPil, whose pixels are the same with and
+    without torchvision.
     """
 
     tokenizer: Any
@@ -25,7 +29,9 @@ class Processor:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Processor":
-        """Read tokenizer and preprocessor_config.json from a published `processor` folder."""
+        """Read tokenizer and preprocessor_config.json from a published `processor`
+        folder.
+        """
         from transformers import Qwen2Tokenizer, Qwen2VLImageProcessorPil
 
         return cls(
@@ -33,26 +39,41 @@ class Processor:
             Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True),
         )
 
-    def __call__(self, text: str, pictures: Sequence[Image.Image], max_tokens: int) -> dict[str, Tensor]:
-        """Return what the text encoder reads, by the names of its arguments; at most `max_tokens` tokens are kept.
+    def __call__(
+        self, text: str, pictures: Sequence[Image.Image], max_tokens: int
+    ) -> dict[str, Tensor]:
+        """Return what the text encoder reads, by the names of its arguments; at most
+        `max_tokens` tokens are kept.
 
-        Each <|image_pad|> of the text stands for one picture and becomes as many as the picture has tokens: its patches
-        of 14x14 pixels, merged 2x2. `mm_token_type_ids`, (1, tokens), is 1 where a token stands for a picture: without
-        it transformers gives all tokens the positions of a text, and pictures lose their rows and columns.
-        Raises UsageError when the tokens that stand for pictures are not those of `pictures`.
+        Each <|image_pad|> of the text stands for one picture and becomes as many as the
+        picture has tokens: its patches of 14x14 pixels, merged 2x2.
+        `mm_token_type_ids`, (1, tokens), is 1 where a token stands for a picture:
+        without it transformers gives all tokens the positions of a text, and pictures
+        lose their rows and columns. Raises UsageError when the tokens that stand for
+        pictures are not those of `pictures`.
         """
         patches = self.image_processor(images=list(pictures), return_tensors="pt")
-        counts = (patches["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist()
+        counts = (
+            patches["image_grid_thw"].prod(1) // self.image_processor.merge_size**2
+        ).tolist()
         before, *after = text.split(IMAGE_TOKEN)
         if len(after) != len(counts):
             what = f"the text has {len(after)} {IMAGE_TOKEN} for {len(counts)} pictures; a prompt has none of its own"
             raise UsageError("prompt", what)
-        whole = before + "".join(IMAGE_TOKEN * count + rest for count, rest in zip(counts, after, strict=True))
-        tokens = self.tokenizer([whole], max_length=max_tokens, truncation=True, return_tensors="pt")
-        stands = tokens["input_ids"] == self.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        whole = before + "".join(
+            IMAGE_TOKEN * count + rest
+            for count, rest in zip(counts, after, strict=True)
+        )
+        tokens = self.tokenizer(
+            [whole], max_length=max_tokens, truncation=True, return_tensors="pt"
+        )
+        stands = tokens["input_ids"] == self.tokenizer.convert_tokens_to_ids(
+            IMAGE_TOKEN
+        )
         if stands.sum() != sum(counts):
             raise UsageError(
-                "pictures", f"have {sum(counts)} tokens, and a text with pictures {max_tokens}; give fewer"
+                "pictures",
+                f"have {sum(counts)} tokens, and a text with pictures {max_tokens}; give fewer",
             )
         return {
             "input_ids": tokens["input_ids"],

@@ -1,4 +1,6 @@
-"""A Qwen-Image of toy sizes with random weights, written as the published model is laid out."""
+"""A Qwen-Image of toy sizes with random weights, written as the published model is laid
+out.
+"""
 
 import json
 from collections.abc import Mapping
@@ -10,13 +12,35 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers, trainers
 
-from dstrain_qwen_image.units import EDIT_PREFIX, EDIT_PREFIX_TOKENS, PREFIX, PREFIX_TOKENS, SUFFIX
+from dstrain_qwen_image.units import (
+    EDIT_PREFIX,
+    EDIT_PREFIX_TOKENS,
+    PREFIX,
+    PREFIX_TOKENS,
+    SUFFIX,
+)
 
 SPECIAL_TOKENS = tuple(
     f"<|{name}|>"
     for name in (
-        *("endoftext", "im_start", "im_end", "object_ref_start", "object_ref_end", "box_start", "box_end"),
-        *("quad_start", "quad_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad"),
+        *(
+            "endoftext",
+            "im_start",
+            "im_end",
+            "object_ref_start",
+            "object_ref_end",
+            "box_start",
+            "box_end",
+        ),
+        *(
+            "quad_start",
+            "quad_end",
+            "vision_start",
+            "vision_end",
+            "vision_pad",
+            "image_pad",
+            "video_pad",
+        ),
     )
 )
 
@@ -43,7 +67,8 @@ VAE = MappingProxyType(
         "temperal_downsample": [False, True, True],
     }
 )
-# Dropout, so that an encoder left in training mode is noticed; an initial range that makes prompts differ clearly.
+# Dropout, so that an encoder left in training mode is noticed; an initial range that
+# makes prompts differ clearly.
 TEXT = MappingProxyType(
     {
         "hidden_size": 32,
@@ -54,7 +79,11 @@ TEXT = MappingProxyType(
         "max_position_embeddings": 8192,
         "attention_dropout": 0.1,
         "initializer_range": 0.06,
-        "rope_scaling": {"mrope_section": [2, 3, 3], "rope_type": "default", "type": "default"},
+        "rope_scaling": {
+            "mrope_section": [2, 3, 3],
+            "rope_type": "default",
+            "type": "default",
+        },
         "rope_theta": 1000000.0,
     }
 )
@@ -87,7 +116,8 @@ SCHEDULER = MappingProxyType(
         "use_dynamic_shifting": True,
     }
 )
-# processor/preprocessor_config.json as published: patches of 14x14 pixels, merged 2x2, and at least 56x56 pixels.
+# processor/preprocessor_config.json as published: patches of 14x14 pixels, merged 2x2,
+# and at least 56x56 pixels.
 PREPROCESSOR = MappingProxyType(
     {
         "do_convert_rgb": True,
@@ -121,15 +151,24 @@ PROCESSOR = ("transformers", "Qwen2VLProcessor")
 EDITS = MappingProxyType(
     {
         "edit": {"_class_name": "QwenImageEditPipeline", "processor": PROCESSOR},
-        "edit-2509": {"_class_name": "QwenImageEditPlusPipeline", "processor": PROCESSOR},
-        "edit-2511": {"_class_name": "QwenImageEditPlusPipeline", "processor": PROCESSOR},
+        "edit-2509": {
+            "_class_name": "QwenImageEditPlusPipeline",
+            "processor": PROCESSOR,
+        },
+        "edit-2511": {
+            "_class_name": "QwenImageEditPlusPipeline",
+            "processor": PROCESSOR,
+        },
     }
 )
 """Variants that edit pictures -> what their model_index.json has of its own."""
 
 
 def write(
-    folder: Path, variant: str = "base", seed: int = 0, sizes: Mapping[str, Mapping[str, Any]] | None = None
+    folder: Path,
+    variant: str = "base",
+    seed: int = 0,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a toy of `variant` to `folder`; equal arguments write equal files.
 
@@ -141,9 +180,14 @@ def write(
     folder = Path(folder)
     edits = variant in EDITS
     index = {**MODEL_INDEX, **EDITS.get(variant, {})}
-    for name, data in (("model_index.json", index), ("scheduler/scheduler_config.json", dict(SCHEDULER))):
+    for name, data in (
+        ("model_index.json", index),
+        ("scheduler/scheduler_config.json", dict(SCHEDULER)),
+    ):
         _write_json(folder / name, data)
-    tokenizer = make_tokenizer(*((EDIT_PREFIX, EDIT_PREFIX_TOKENS) if edits else (PREFIX, PREFIX_TOKENS)))
+    tokenizer = make_tokenizer(
+        *((EDIT_PREFIX, EDIT_PREFIX_TOKENS) if edits else (PREFIX, PREFIX_TOKENS))
+    )
     tokenizer.save_pretrained(folder / "tokenizer")
     if edits:
         tokenizer.save_pretrained(folder / "processor")
@@ -153,15 +197,22 @@ def write(
         torch.manual_seed(seed)
         dit = QwenImageTransformer2DModel(**{**DIT, **own, **sizes.get("dit", {})})
         # Two shards, as the published transformer has several.
-        dit.save_pretrained(folder / "transformer", max_shard_size=int(0.6 * dit.get_memory_footprint()))
+        dit.save_pretrained(
+            folder / "transformer", max_shard_size=int(0.6 * dit.get_memory_footprint())
+        )
         torch.manual_seed(seed)
-        AutoencoderKLQwenImage(**{**VAE, **sizes.get("vae", {})}).save_pretrained(folder / "vae")
+        AutoencoderKLQwenImage(**{**VAE, **sizes.get("vae", {})}).save_pretrained(
+            folder / "vae"
+        )
         torch.manual_seed(seed)
-        _write_text_encoder(folder / "text_encoder", tokenizer, sizes.get("text_encoder", {}))
+        _write_text_encoder(
+            folder / "text_encoder", tokenizer, sizes.get("text_encoder", {})
+        )
 
 
 def make_tokenizer(prefix: str, tokens: int) -> Any:
-    """Train a byte-level tokenizer on a chat template's words, so that its prefix is as many tokens as in the real one.
+    """Train a byte-level tokenizer on a chat template's words, so that its prefix is as
+    many tokens as in the real one.
 
     Raises AssertionError where it is not.
     """
@@ -171,17 +222,24 @@ def make_tokenizer(prefix: str, tokens: int) -> Any:
     for token in SPECIAL_TOKENS:
         words = words.replace(token, "")
     trainer = trainers.BpeTrainer(
-        vocab_size=1000, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        vocab_size=1000,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
     bytewise = Qwen2Tokenizer().backend_tokenizer
     bytewise.train_from_iterator([words], trainer)
     model = json.loads(bytewise.to_str())["model"]
     merges = [tuple(pair) for pair in model["merges"]]
     tokenizer = Qwen2Tokenizer(
-        vocab=model["vocab"], merges=merges, extra_special_tokens=list(SPECIAL_TOKENS), model_max_length=131072
+        vocab=model["vocab"],
+        merges=merges,
+        extra_special_tokens=list(SPECIAL_TOKENS),
+        model_max_length=131072,
     )
     if len(tokenizer(prefix).input_ids) != tokens:
-        raise AssertionError(f"the chat template's words no longer make {tokens} tokens")
+        raise AssertionError(
+            f"the chat template's words no longer make {tokens} tokens"
+        )
     return tokenizer
 
 
@@ -193,8 +251,16 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 def _write_text_encoder(folder: Path, tokenizer: Any, sizes: Mapping[str, Any]) -> None:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    ids = {token: tokenizer.convert_tokens_to_ids(f"<|{token}|>") for token in ("endoftext", "im_end")}
-    text = {**TEXT, "vocab_size": len(tokenizer), "bos_token_id": ids["endoftext"], "eos_token_id": ids["im_end"]}
+    ids = {
+        token: tokenizer.convert_tokens_to_ids(f"<|{token}|>")
+        for token in ("endoftext", "im_end")
+    }
+    text = {
+        **TEXT,
+        "vocab_size": len(tokenizer),
+        "bos_token_id": ids["endoftext"],
+        "eos_token_id": ids["im_end"],
+    }
     arguments = {
         "text_config": text,
         "vision_config": dict(VISION),
@@ -204,12 +270,19 @@ def _write_text_encoder(folder: Path, tokenizer: Any, sizes: Mapping[str, Any]) 
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
         "tie_word_embeddings": False,
     }
-    module = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**{**arguments, **sizes}))
+    module = Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(**{**arguments, **sizes})
+    )
     module.config.save_pretrained(folder)
-    weights = {published_name(name): weight.contiguous() for name, weight in module.state_dict().items()}
+    weights = {
+        published_name(name): weight.contiguous()
+        for name, weight in module.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def published_name(name: str) -> str:
     """Name of a text encoder's weight in the module -> its name in the published files."""
-    return name.replace("model.language_model.", "model.", 1).replace("model.visual.", "visual.", 1)
+    return name.replace("model.language_model.", "model.", 1).replace(
+        "model.visual.", "visual.", 1
+    )

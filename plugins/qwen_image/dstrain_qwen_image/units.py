@@ -1,12 +1,14 @@
-"""Qwen-Image's units: prompt and picture -> what the denoiser reads, and latents -> picture."""
+"""Qwen-Image's units: prompt and picture -> what the denoiser reads, and latents ->
+picture.
+"""
 
 from math import sqrt
 from typing import Any, TypedDict
 
 import torch
+from dstrain.data.images import convert
 from dstrain.errors import UsageError
-from dstrain.latents import as_picture, signed_pixels, statistics
-from dstrain.pictures import convert
+from dstrain.models.functional import as_picture, signed_pixels, statistics
 from PIL import Image
 from torch import Tensor
 
@@ -18,7 +20,9 @@ PREFIX = (
 )
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
 PREFIX_TOKENS = 34
-"""Tokens of PREFIX, whose embeddings are dropped (QwenImagePipeline of diffusers, `prompt_template_encode`)."""
+"""Tokens of PREFIX, whose embeddings are dropped (QwenImagePipeline of diffusers,
+`prompt_template_encode`).
+"""
 MAX_TOKENS = 4096
 """Tokens of a prompt and SUFFIX that are kept, those of pictures among them."""
 
@@ -29,12 +33,18 @@ EDIT_PREFIX = (
     "<|im_end|>\n<|im_start|>user\n"
 )
 EDIT_PREFIX_TOKENS = 64
-"""Tokens of EDIT_PREFIX, whose embeddings are dropped (QwenImageEditPipeline of diffusers)."""
+"""Tokens of EDIT_PREFIX, whose embeddings are dropped (QwenImageEditPipeline of
+diffusers).
+"""
 PICTURE = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
 NUMBERED_PICTURE = f"Picture {{}}: {PICTURE}"
-"""How a prompt about several pictures begins, once for each (QwenImageEditPlusPipeline of diffusers)."""
+"""How a prompt about several pictures begins, once for each (QwenImageEditPlusPipeline
+of diffusers).
+"""
 EDIT_MULTIPLE = 32
-"""Of what the sides of resized edit pictures are multiples (`calculate_dimensions` in diffusers)."""
+"""Of what the sides of resized edit pictures are multiples (`calculate_dimensions` in
+diffusers).
+"""
 
 
 class Prompt(TypedDict):
@@ -54,7 +64,9 @@ class Latents(TypedDict):
 
 
 class EditPictures(TypedDict):
-    """The pictures to be edited as text encoder and VAE see them, where both see the same."""
+    """The pictures to be edited as text encoder and VAE see them, where both see the
+    same.
+    """
 
     edit_pictures: list[Image.Image]
     """About `edit_pixels` pixels each."""
@@ -80,16 +92,30 @@ class Picture(TypedDict):
     image: Image.Image
 
 
-def encode_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device) -> Prompt:
-    """Text -> the text encoder's last hidden states, without those of the chat template's prefix.
+def encode_prompt(
+    prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
+) -> Prompt:
+    """Text -> the text encoder's last hidden states, without those of the chat
+    template's prefix.
 
-    Raises UsageError when the tokenizer does not turn the prefix into 34 tokens: it is then another model's.
+    Raises UsageError when the tokenizer does not turn the prefix into 34 tokens: it is
+    then another model's.
     """
     check_prefix(tokenizer, PREFIX, PREFIX_TOKENS, "tokenizer")
     text = PREFIX + prompt + SUFFIX
-    tokens = tokenizer([text], max_length=PREFIX_TOKENS + MAX_TOKENS, truncation=True, return_tensors="pt").to(device)
-    # The language model alone: its head would compute a score for each of 152,064 words, which nothing reads.
-    outputs = text_encoder.model(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, use_cache=False)
+    tokens = tokenizer(
+        [text],
+        max_length=PREFIX_TOKENS + MAX_TOKENS,
+        truncation=True,
+        return_tensors="pt",
+    ).to(device)
+    # The language model alone: its head would compute a score for each of 152,064
+    # words, which nothing reads.
+    outputs = text_encoder.model(
+        input_ids=tokens.input_ids,
+        attention_mask=tokens.attention_mask,
+        use_cache=False,
+    )
     return {
         "prompt_emb": outputs.last_hidden_state[:, PREFIX_TOKENS:],
         "prompt_mask": tokens.attention_mask[:, PREFIX_TOKENS:].bool(),
@@ -104,52 +130,98 @@ def resize_edit_image(edit_image: Image.Image, edit_pixels: int) -> EditPictures
 def resize_edit_images(
     edit_image: list[Image.Image], edit_pixels: int, edit_text_pixels: int
 ) -> EditPicturesInTwoSizes:
-    """Resize each picture to be edited to about `edit_pixels` pixels, and again to about `edit_text_pixels`."""
+    """Resize each picture to be edited to about `edit_pixels` pixels, and again to
+    about `edit_text_pixels`.
+    """
     return {
         "edit_pictures": [resize(picture, edit_pixels) for picture in edit_image],
-        "edit_text_pictures": [resize(picture, edit_text_pixels) for picture in edit_image],
+        "edit_text_pictures": [
+            resize(picture, edit_text_pixels) for picture in edit_image
+        ],
     }
 
 
 def resize(picture: Image.Image, pixels: int) -> Image.Image:
-    """Resize a picture, keeping its aspect ratio but for the rounding, to about `pixels` pixels in multiples of 32.
+    """Resize a picture, keeping its aspect ratio but for the rounding, to about
+    `pixels` pixels in multiples of 32.
 
-    Raises UsageError where a side would be rounded to nothing. Source: `calculate_dimensions` of diffusers.
+    Raises UsageError where a side would be rounded to nothing. Source:
+    `calculate_dimensions` of diffusers.
     """
     ratio = picture.width / picture.height
     exact = sqrt(pixels * ratio)
-    width, height = (round(side / EDIT_MULTIPLE) * EDIT_MULTIPLE for side in (exact, exact / ratio))
+    width, height = (
+        round(side / EDIT_MULTIPLE) * EDIT_MULTIPLE for side in (exact, exact / ratio)
+    )
     if not width or not height:
         size = f"{picture.width} x {picture.height} (width x height)"
-        raise UsageError("edit_image", f"{size} is too long for {pixels} pixels in multiples of {EDIT_MULTIPLE}")
+        raise UsageError(
+            "edit_image",
+            f"{size} is too long for {pixels} pixels in multiples of {EDIT_MULTIPLE}",
+        )
     return convert(picture, "RGB").resize((width, height), Image.Resampling.LANCZOS)
 
 
 def encode_edit_prompt(
-    prompt: str, edit_pictures: list[Image.Image], *, text_encoder: Any, processor: Any, device: torch.device
+    prompt: str,
+    edit_pictures: list[Image.Image],
+    *,
+    text_encoder: Any,
+    processor: Any,
+    device: torch.device,
 ) -> Prompt:
-    """Text and the picture it is about -> hidden states of the picture's and the text's tokens."""
-    return _encode_with_pictures(PICTURE + prompt, edit_pictures, text_encoder, processor, device)
+    """Text and the picture it is about -> hidden states of the picture's and the text's
+    tokens.
+    """
+    return _encode_with_pictures(
+        PICTURE + prompt, edit_pictures, text_encoder, processor, device
+    )
 
 
 def encode_numbered_prompt(
-    prompt: str, edit_text_pictures: list[Image.Image], *, text_encoder: Any, processor: Any, device: torch.device
+    prompt: str,
+    edit_text_pictures: list[Image.Image],
+    *,
+    text_encoder: Any,
+    processor: Any,
+    device: torch.device,
 ) -> Prompt:
-    """Text that speaks of 'Picture 1', 'Picture 2' ..., and these -> hidden states of all their tokens."""
-    pictures = "".join(NUMBERED_PICTURE.format(number) for number, _ in enumerate(edit_text_pictures, start=1))
-    return _encode_with_pictures(pictures + prompt, edit_text_pictures, text_encoder, processor, device)
+    """Text that speaks of 'Picture 1', 'Picture 2' ..., and these -> hidden states of
+    all their tokens.
+    """
+    pictures = "".join(
+        NUMBERED_PICTURE.format(number)
+        for number, _ in enumerate(edit_text_pictures, start=1)
+    )
+    return _encode_with_pictures(
+        pictures + prompt, edit_text_pictures, text_encoder, processor, device
+    )
 
 
-def encode_image(input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype) -> Latents:
-    """RGB picture -> the mode of the VAE's distribution, normalised in fp32; sides are multiples of 16."""
+def encode_image(
+    input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
+) -> Latents:
+    """RGB picture -> the mode of the VAE's distribution, normalised in fp32; sides are
+    multiples of 16.
+    """
     return {"input_latents": _encode_picture(input_image, vae, device, dtype)}
 
 
 def encode_edit_images(
-    edit_pictures: list[Image.Image], *, vae: Any, device: torch.device, dtype: torch.dtype
+    edit_pictures: list[Image.Image],
+    *,
+    vae: Any,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> EditLatents:
-    """RGB pictures to be edited -> the modes of the VAE's distributions, normalised in fp32."""
-    return {"edit_latents": [_encode_picture(picture, vae, device, dtype) for picture in edit_pictures]}
+    """RGB pictures to be edited -> the modes of the VAE's distributions, normalised in
+    fp32.
+    """
+    return {
+        "edit_latents": [
+            _encode_picture(picture, vae, device, dtype) for picture in edit_pictures
+        ]
+    }
 
 
 def decode(latents: Tensor, *, vae: Any) -> Picture:
@@ -157,34 +229,52 @@ def decode(latents: Tensor, *, vae: Any) -> Picture:
     latents = latents.to(vae.device, torch.float32)
     mean, std = statistics(vae.config, latents)
     # Not latents * std: diffusers divides, and then the pixels are equal, too.
-    pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[0]
+    pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[
+        0
+    ]
     return {"image": as_picture(pixels[:, :, 0])}
 
 
 def check_prefix(tokenizer: Any, prefix: str, wanted: int, component: str) -> None:
-    """Raise UsageError when a tokenizer does not turn a chat template's prefix into the number of tokens dropped."""
+    """Raise UsageError when a tokenizer does not turn a chat template's prefix into the
+    number of tokens dropped.
+    """
     found = len(tokenizer(prefix).input_ids)
     if found != wanted:
         what = f"turns the chat template's prefix into {found} tokens, want {wanted}"
         raise UsageError(
-            f"{component} {tokenizer.name_or_path}", what, f"give Qwen-Image's {component} with --{component}_path"
+            f"{component} {tokenizer.name_or_path}",
+            what,
+            f"give Qwen-Image's {component} with --{component}_path",
         )
 
 
 def _encode_with_pictures(
-    text: str, pictures: list[Image.Image], text_encoder: Any, processor: Any, device: torch.device
+    text: str,
+    pictures: list[Image.Image],
+    text_encoder: Any,
+    processor: Any,
+    device: torch.device,
 ) -> Prompt:
-    """Text with pictures in it -> the last hidden states, without those of the edit template's prefix."""
+    """Text with pictures in it -> the last hidden states, without those of the edit
+    template's prefix.
+    """
     check_prefix(processor.tokenizer, EDIT_PREFIX, EDIT_PREFIX_TOKENS, "processor")
-    read = processor(EDIT_PREFIX + text + SUFFIX, pictures, EDIT_PREFIX_TOKENS + MAX_TOKENS)
-    outputs = text_encoder.model(**{name: value.to(device) for name, value in read.items()}, use_cache=False)
+    read = processor(
+        EDIT_PREFIX + text + SUFFIX, pictures, EDIT_PREFIX_TOKENS + MAX_TOKENS
+    )
+    outputs = text_encoder.model(
+        **{name: value.to(device) for name, value in read.items()}, use_cache=False
+    )
     return {
         "prompt_emb": outputs.last_hidden_state[:, EDIT_PREFIX_TOKENS:],
         "prompt_mask": read["attention_mask"][:, EDIT_PREFIX_TOKENS:].bool().to(device),
     }
 
 
-def _encode_picture(picture: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _encode_picture(
+    picture: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
+) -> Tensor:
     pixels = signed_pixels([picture]).to(device, dtype)
     mode = vae.encode(pixels[:, :, None]).latent_dist.mode().float()
     mean, std = statistics(vae.config, mode)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.components import Files
-from dstrain.weights import recognise
+from dstrain.models.components import Files
+from dstrain.models.weights import recognise
 from dstrain_qwen_image.components import COMPONENTS
 from dstrain_qwen_image.toy import write
 
@@ -23,11 +23,15 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
             continue
         configuration = None
         if not component.is_folder:
-            configuration = component.configure(json.loads((place / "config.json").read_text()))
+            configuration = component.configure(
+                json.loads((place / "config.json").read_text())
+            )
             lent[f"{component.name}_config"] = configuration
         files = Files((place,))
         if not component.is_folder:
-            ((_, files),) = recognise(Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS)
+            ((_, files),) = recognise(
+                Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
+            )
         lent[component.name] = component.load(files, configuration, dtype)
     for name in ("dit", "text_encoder", "vae"):
         lent[name].requires_grad_(False)

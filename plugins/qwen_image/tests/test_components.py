@@ -1,4 +1,6 @@
-"""Components are recognised by their weights' names, configured without them, and loaded strictly."""
+"""Components are recognised by their weights' names, configured without them, and
+loaded strictly.
+"""
 
 import json
 import multiprocessing.reduction
@@ -9,9 +11,9 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
-from dstrain.components import Component, Files
 from dstrain.errors import StateError
-from dstrain.weights import recognise
+from dstrain.models.components import Component, Files
+from dstrain.models.weights import recognise
 from dstrain_qwen_image.components import COMPONENTS
 from dstrain_qwen_image.toy import published_name
 from safetensors.torch import load_file, save_file
@@ -24,11 +26,15 @@ CLASSES = {
     "text_encoder": Qwen2_5_VLForConditionalGeneration,
     "vae": AutoencoderKLQwenImage,
 }
-named = pytest.mark.parametrize("component", NETWORKS, ids=lambda component: component.name)
+named = pytest.mark.parametrize(
+    "component", NETWORKS, ids=lambda component: component.name
+)
 
 
 def files_of(folder: Path, component: Component) -> Files:
-    return arranged(component, *sorted((folder / component.folders[0]).glob("*.safetensors")))
+    return arranged(
+        component, *sorted((folder / component.folders[0]).glob("*.safetensors"))
+    )
 
 
 def arranged(component: Component, *paths: Path) -> Files:
@@ -36,7 +42,9 @@ def arranged(component: Component, *paths: Path) -> Files:
 
 
 def configuration_of(folder: Path, component: Component) -> Any:
-    return component.configure(json.loads((folder / component.folders[0] / "config.json").read_text()))
+    return component.configure(
+        json.loads((folder / component.folders[0] / "config.json").read_text())
+    )
 
 
 def assert_equal_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
@@ -46,20 +54,30 @@ def assert_equal_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 
 @named
-def test_marks_recognise_this_component_and_no_other(component: Component, toy_folder: Path) -> None:
+def test_marks_recognise_this_component_and_no_other(
+    component: Component, toy_folder: Path
+) -> None:
     ((fitting, _),) = recognise(Files(files_of(toy_folder, component).paths), NETWORKS)
     assert fitting == (component,)
 
 
 @pytest.mark.filterwarnings("default")
 @named
-def test_loads_the_weights_that_the_library_loads(component: Component, toy_folder: Path) -> None:
-    ours = component.load(files_of(toy_folder, component), configuration_of(toy_folder, component), torch.float32)
+def test_loads_the_weights_that_the_library_loads(
+    component: Component, toy_folder: Path
+) -> None:
+    ours = component.load(
+        files_of(toy_folder, component),
+        configuration_of(toy_folder, component),
+        torch.float32,
+    )
     theirs = CLASSES[component.name].from_pretrained(toy_folder / component.folders[0])
     assert_equal_weights(ours, theirs)
     assert not ours.training
     buffers = dict(theirs.named_buffers())
-    assert all(torch.equal(buffer, buffers[name]) for name, buffer in ours.named_buffers())
+    assert all(
+        torch.equal(buffer, buffers[name]) for name, buffer in ours.named_buffers()
+    )
 
 
 @named
@@ -69,18 +87,29 @@ def test_weights_stored_in_another_dtype_load_as_the_dtype_asked_for(
     paths = []
     for path in files_of(toy_folder, component).paths:
         paths.append(tmp_path / path.name)
-        save_file({name: weight.half() for name, weight in load_file(path).items()}, paths[-1])
+        save_file(
+            {name: weight.half() for name, weight in load_file(path).items()}, paths[-1]
+        )
     for dtype in (torch.float32, torch.bfloat16):
-        module = component.load(arranged(component, *paths), configuration_of(toy_folder, component), dtype)
+        module = component.load(
+            arranged(component, *paths), configuration_of(toy_folder, component), dtype
+        )
         assert {weight.dtype for weight in module.parameters()} == {dtype}
 
 
 @named
-def test_a_missing_weight_is_refused_by_name(component: Component, toy_folder: Path, tmp_path: Path) -> None:
+def test_a_missing_weight_is_refused_by_name(
+    component: Component, toy_folder: Path, tmp_path: Path
+) -> None:
     paths = files_of(toy_folder, component).paths
-    weights = {name: tensor for path in paths for name, tensor in load_file(path).items()}
+    weights = {
+        name: tensor for path in paths for name, tensor in load_file(path).items()
+    }
     dropped = min(weights)
-    save_file({"surplus.weight": weights.pop(dropped), **weights}, tmp_path / "model.safetensors")
+    save_file(
+        {"surplus.weight": weights.pop(dropped), **weights},
+        tmp_path / "model.safetensors",
+    )
     files = arranged(component, tmp_path / "model.safetensors")
     with pytest.raises(StateError) as error:
         component.load(files, configuration_of(toy_folder, component), torch.float32)
@@ -88,14 +117,26 @@ def test_a_missing_weight_is_refused_by_name(component: Component, toy_folder: P
     assert "1 unexpected: surplus.weight" in str(error.value)
 
 
-def test_the_text_encoder_loads_from_published_and_from_new_names(toy_folder: Path, tmp_path: Path) -> None:
+def test_the_text_encoder_loads_from_published_and_from_new_names(
+    toy_folder: Path, tmp_path: Path
+) -> None:
     component = BY_NAME["text_encoder"]
     configuration = configuration_of(toy_folder, component)
-    published = component.load(files_of(toy_folder, component), configuration, torch.float32)
-    own_names = {name: tensor.clone() for name, tensor in published.state_dict().items()}
+    published = component.load(
+        files_of(toy_folder, component), configuration, torch.float32
+    )
+    own_names = {
+        name: tensor.clone() for name, tensor in published.state_dict().items()
+    }
     save_file(own_names, tmp_path / "model.safetensors")
-    assert not {published_name(name) for name in own_names} & set(own_names) - {"lm_head.weight"}
-    renamed = component.load(arranged(component, tmp_path / "model.safetensors"), configuration, torch.float32)
+    assert not {published_name(name) for name in own_names} & set(own_names) - {
+        "lm_head.weight"
+    }
+    renamed = component.load(
+        arranged(component, tmp_path / "model.safetensors"),
+        configuration,
+        torch.float32,
+    )
     assert_equal_weights(published, renamed)
 
 
@@ -103,38 +144,66 @@ def test_the_text_encoder_loads_from_published_and_from_new_names(toy_folder: Pa
 def test_the_configuration_without_weights_equals_the_modules_own(
     name: str, toy_folder: Path, lent: dict[str, Any]
 ) -> None:
-    own = {key: value for key, value in lent[name].config.items() if not key.startswith("_")}
+    own = {
+        key: value
+        for key, value in lent[name].config.items()
+        if not key.startswith("_")
+    }
     assert vars(configuration_of(toy_folder, BY_NAME[name])) == own
-    assert vars(BY_NAME[name].configure({"_class_name": "X", "pooled_projection_dim": 768})).keys() == own.keys()
+    assert (
+        vars(
+            BY_NAME[name].configure({"_class_name": "X", "pooled_projection_dim": 768})
+        ).keys()
+        == own.keys()
+    )
 
 
-def test_the_text_encoders_configuration_equals_the_modules_own(toy_folder: Path, lent: dict[str, Any]) -> None:
-    assert configuration_of(toy_folder, BY_NAME["text_encoder"]).to_dict() == lent["text_encoder"].config.to_dict()
+def test_the_text_encoders_configuration_equals_the_modules_own(
+    toy_folder: Path, lent: dict[str, Any]
+) -> None:
+    assert (
+        configuration_of(toy_folder, BY_NAME["text_encoder"]).to_dict()
+        == lent["text_encoder"].config.to_dict()
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("dit", 20_430_401_088), ("text_encoder", 8_292_166_656), ("vae", 126_892_531)]
+    ("name", "parameters"),
+    [("dit", 20_430_401_088), ("text_encoder", 8_292_166_656), ("vae", 126_892_531)],
 )
-def test_the_published_configuration_builds_a_network_of_the_published_size(name: str, parameters: int) -> None:
+def test_the_published_configuration_builds_a_network_of_the_published_size(
+    name: str, parameters: int
+) -> None:
     configuration = BY_NAME[name].configure(BY_NAME[name].published["Qwen/Qwen-Image"])
     with init_empty_weights(include_buffers=False):
-        module = CLASSES[name](configuration) if name == "text_encoder" else CLASSES[name](**vars(configuration))
+        module = (
+            CLASSES[name](configuration)
+            if name == "text_encoder"
+            else CLASSES[name](**vars(configuration))
+        )
     assert sum(weight.numel() for weight in module.parameters()) == parameters
 
 
 def test_the_published_vae_configuration_is_the_librarys_default() -> None:
     defaults = vars(BY_NAME["vae"].configure({}))
-    assert json.dumps(vars(BY_NAME["vae"].configure(BY_NAME["vae"].published["Qwen/Qwen-Image"]))) == json.dumps(
-        defaults
-    )
+    assert json.dumps(
+        vars(BY_NAME["vae"].configure(BY_NAME["vae"].published["Qwen/Qwen-Image"]))
+    ) == json.dumps(defaults)
 
 
-def test_the_tokenizer_loads_from_its_folder(toy_folder: Path, lent: dict[str, Any]) -> None:
+def test_the_tokenizer_loads_from_its_folder(
+    toy_folder: Path, lent: dict[str, Any]
+) -> None:
     text = "a red apple<|im_end|>"
-    assert lent["tokenizer"](text).input_ids == Qwen2Tokenizer.from_pretrained(toy_folder / "tokenizer")(text).input_ids
+    assert (
+        lent["tokenizer"](text).input_ids
+        == Qwen2Tokenizer.from_pretrained(toy_folder / "tokenizer")(text).input_ids
+    )
 
 
 def test_loaders_can_be_sent_to_another_process() -> None:
     for component in COMPONENTS:
-        sent = multiprocessing.reduction.ForkingPickler.dumps((component.load, component.configure))
+        sent = multiprocessing.reduction.ForkingPickler.dumps(
+            (component.load, component.configure)
+        )
         assert component.load.__name__.encode() in bytes(sent)

@@ -1,4 +1,6 @@
-"""Qwen-Image keeps the contract of a family; diffusers' pipelines are what its variants must equal."""
+"""Qwen-Image keeps the contract of a family; diffusers' pipelines are what its variants
+must equal.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +13,10 @@ from diffusers import (
     QwenImageEditPlusPipeline,
     QwenImagePipeline,
 )
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+from diffusers.pipelines.qwenimage import (
+    pipeline_qwenimage_edit,
+    pipeline_qwenimage_edit_plus,
+)
 from dstrain import Pipeline
 from dstrain.testing import Conformance
 from dstrain_qwen_image.model_fn import DOWNSCALE, PATCH, pack, unpack
@@ -28,60 +33,112 @@ class PublishedProcessor(Qwen2VLProcessor):
     """transformers' own, but for its constructor, which asks for torchvision."""
 
     def __init__(self, processor: Processor) -> None:
-        self.image_processor, self.tokenizer = processor.image_processor, processor.tokenizer
+        self.image_processor, self.tokenizer = (
+            processor.image_processor,
+            processor.tokenizer,
+        )
         self.video_processor = self.chat_template = None
         self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
         self.image_token_id, self.video_token_id = self.tokenizer.convert_tokens_to_ids(
             [self.image_token, self.video_token]
         )
-        self.image_ids, self.video_ids, self.audio_ids = [self.image_token_id], [self.video_token_id], []
+        self.image_ids, self.video_ids, self.audio_ids = (
+            [self.image_token_id],
+            [self.video_token_id],
+            [],
+        )
 
 
 def by_diffusers(
-    kind: type[Any], pipe: Pipeline, folder: Path, arguments: Mapping[str, Any], **parts: Any
+    kind: type[Any],
+    pipe: Pipeline,
+    folder: Path,
+    arguments: Mapping[str, Any],
+    **parts: Any,
 ) -> tuple[list[Tensor], Any]:
-    """The latents after each step of diffusers' pipeline on our components, and its picture."""
+    """The latents after each step of diffusers' pipeline on our components, and its
+    picture.
+    """
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
-    tokenizer = pipe.components.get("tokenizer") or pipe.components["processor"].tokenizer
-    shared = {"tokenizer": tokenizer, **{name: pipe.components[name] for name in ("text_encoder", "vae")}}
-    published = kind(scheduler=scheduler, transformer=pipe.components["dit"], **shared, **parts)
+    tokenizer = (
+        pipe.components.get("tokenizer") or pipe.components["processor"].tokenizer
+    )
+    shared = {
+        "tokenizer": tokenizer,
+        **{name: pipe.components[name] for name in ("text_encoder", "vae")},
+    }
+    published = kind(
+        scheduler=scheduler, transformer=pipe.components["dit"], **shared, **parts
+    )
     published.set_progress_bar_config(disable=True)
-    rows, columns = (arguments[side] // DOWNSCALE // PATCH for side in ("height", "width"))
+    rows, columns = (
+        arguments[side] // DOWNSCALE // PATCH for side in ("height", "width")
+    )
     passed: list[Tensor] = []
 
-    def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+    def record(
+        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
+    ) -> dict[str, Any]:
         passed.append(unpack(values["latents"], rows, columns))
         return values
 
-    given = {RENAMED.get(name, name): value for name, value in arguments.items() if name not in OURS}
-    picture = published(**given | {"latents": pack(arguments["latents"])}, callback_on_step_end=record).images[0]
+    given = {
+        RENAMED.get(name, name): value
+        for name, value in arguments.items()
+        if name not in OURS
+    }
+    picture = published(
+        **given | {"latents": pack(arguments["latents"])}, callback_on_step_end=record
+    ).images[0]
     return passed, picture
 
 
-def edit(pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
-    """diffusers' pipeline, made to resize pictures to our sizes and to pass `mm_token_type_ids`, as it should."""
+def edit(
+    pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[list[Tensor], Any]:
+    """diffusers' pipeline, made to resize pictures to our sizes and to pass
+    `mm_token_type_ids`, as it should.
+    """
     encoder = pipe.components["text_encoder"]
     forward, image = encoder.forward, encoder.config.image_token_id
-    kind = QwenImageEditPipeline if pipe.wiring.variant == "edit" else QwenImageEditPlusPipeline
+    kind = (
+        QwenImageEditPipeline
+        if pipe.wiring.variant == "edit"
+        else QwenImageEditPlusPipeline
+    )
     with pytest.MonkeyPatch.context() as patch:
         for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
             exact = module.calculate_dimensions
             patch.setattr(
                 module,
                 "calculate_dimensions",
-                lambda area, ratio, exact=exact: exact(arguments[PUBLISHED_PIXELS[area]], ratio),
+                lambda area, ratio, exact=exact: exact(
+                    arguments[PUBLISHED_PIXELS[area]], ratio
+                ),
             )
         patch.setattr(
-            encoder, "forward", lambda **given: forward(**given, mm_token_type_ids=(given["input_ids"] == image).int())
+            encoder,
+            "forward",
+            lambda **given: forward(
+                **given, mm_token_type_ids=(given["input_ids"] == image).int()
+            ),
         )
-        return by_diffusers(kind, pipe, folder, arguments, processor=PublishedProcessor(pipe.components["processor"]))
+        return by_diffusers(
+            kind,
+            pipe,
+            folder,
+            arguments,
+            processor=PublishedProcessor(pipe.components["processor"]),
+        )
 
 
 class TestConformance(Conformance):
     family = "qwen_image"
 
     @staticmethod
-    def published(pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
+    def published(
+        pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+    ) -> tuple[list[Tensor], Any]:
         if pipe.wiring.variant == "base":
             return by_diffusers(QwenImagePipeline, pipe, folder, arguments)
         return edit(pipe, folder, arguments)

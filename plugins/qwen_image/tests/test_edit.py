@@ -1,4 +1,6 @@
-"""Editing: pictures beside the prompt, in the sizes, tokens and positions that diffusers' edit pipelines give them."""
+"""Editing: pictures beside the prompt, in the sizes, tokens and positions that
+diffusers' edit pipelines give them.
+"""
 
 import json
 from collections.abc import Callable
@@ -10,15 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline, QwenImageEditPlusPipeline
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
+)
 from diffusers.image_processor import VaeImageProcessor
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
-from dstrain.config import TrainConfig
+from diffusers.pipelines.qwenimage import (
+    pipeline_qwenimage_edit,
+    pipeline_qwenimage_edit_plus,
+)
+from dstrain.config.schema import TrainConfig
 from dstrain.errors import UsageError
-from dstrain.losses import SFT
-from dstrain.model_files import ModelConfig, find, model_configs
-from dstrain.pipeline import Pipeline
-from dstrain.variants import Hints, choose_variant, fitting_columns
+from dstrain.graph.plan import make_plan
+from dstrain.models.locate import ModelConfig, find, model_configs
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.variants import Hints, choose_variant, fitting_columns
+from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL, units
 from dstrain_qwen_image.model_fn import latent_shape_edit, pack, predict_edit
 from dstrain_qwen_image.pipeline import build
@@ -28,30 +38,46 @@ from torch import Tensor
 from transformers import Qwen2VLProcessor
 
 PIXELS, TEXT_PIXELS = 64 * 128, 64 * 64
-"""Small areas in the place of 1024 x 1024 for the VAE and 384 x 384 for the text encoder."""
-PROMPT, NEGATIVE = "put the red apple of Picture 1 on the table", "blurry and many other words"
+"""Small areas in the place of 1024 x 1024 for the VAE and 384 x 384 for the text
+encoder.
+"""
+PROMPT, NEGATIVE = (
+    "put the red apple of Picture 1 on the table",
+    "blurry and many other words",
+)
 
 
 class Published(Qwen2VLProcessor):
     """transformers' own processor, but for its constructor, which asks for torchvision."""
 
     def __init__(self, processor: Processor) -> None:
-        self.image_processor, self.tokenizer = processor.image_processor, processor.tokenizer
+        self.image_processor, self.tokenizer = (
+            processor.image_processor,
+            processor.tokenizer,
+        )
         self.video_processor = self.chat_template = None
         self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
         self.image_token_id, self.video_token_id = self.tokenizer.convert_tokens_to_ids(
             [self.image_token, "<|video_pad|>"]
         )
-        self.image_ids, self.video_ids, self.audio_ids = [self.image_token_id], [self.video_token_id], []
+        self.image_ids, self.video_ids, self.audio_ids = (
+            [self.image_token_id],
+            [self.video_token_id],
+            [],
+        )
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    noise = np.random.default_rng(seed).integers(0, 256, (height // 8 or 1, width // 8 or 1, 3), dtype=np.uint8)
+    noise = np.random.default_rng(seed).integers(
+        0, 256, (height // 8 or 1, width // 8 or 1, 3), dtype=np.uint8
+    )
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
 @pytest.fixture
-def parts(components_of: Callable[[str], dict[str, Any]], request: pytest.FixtureRequest) -> dict[str, Any]:
+def parts(
+    components_of: Callable[[str], dict[str, Any]], request: pytest.FixtureRequest
+) -> dict[str, Any]:
     """Fresh components of the variant a test is about, in fp32."""
     lent = components_of(getattr(request, "param", "edit"))
     with torch.no_grad():  # the default initialisation hardly uses the prompt
@@ -79,7 +105,9 @@ def tell_pictures_from_text(text_encoder: Any, patch: pytest.MonkeyPatch) -> Non
     patch.setattr(
         text_encoder,
         "forward",
-        lambda **given: forward(**given, mm_token_type_ids=(given["input_ids"] == image).int()),
+        lambda **given: forward(
+            **given, mm_token_type_ids=(given["input_ids"] == image).int()
+        ),
     )
 
 
@@ -88,45 +116,76 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
     areas = {1024 * 1024: PIXELS, 384 * 384: TEXT_PIXELS}
     for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
         exact = module.calculate_dimensions
-        patch.setattr(module, "calculate_dimensions", lambda area, ratio, exact=exact: exact(areas[area], ratio))
+        patch.setattr(
+            module,
+            "calculate_dimensions",
+            lambda area, ratio, exact=exact: exact(areas[area], ratio),
+        )
 
 
 @pytest.mark.parametrize("pixels", [1024 * 1024, 384 * 384, 64 * 64])
 @pytest.mark.parametrize("size", [(64, 64), (1920, 1080), (33, 47), (200, 90), (1, 3)])
-def test_pictures_are_resized_as_diffusers_resizes_them(size: tuple[int, int], pixels: int) -> None:
+def test_pictures_are_resized_as_diffusers_resizes_them(
+    size: tuple[int, int], pixels: int
+) -> None:
     original, ratio = picture(*size), size[0] / size[1]
     made = units.resize(original, pixels)
-    assert (*made.size, None) == pipeline_qwenimage_edit.calculate_dimensions(pixels, ratio)
+    assert (*made.size, None) == pipeline_qwenimage_edit.calculate_dimensions(
+        pixels, ratio
+    )
     assert made.size == pipeline_qwenimage_edit_plus.calculate_dimensions(pixels, ratio)
-    assert np.array_equal(made, VaeImageProcessor(16).resize(original, made.height, made.width))
+    assert np.array_equal(
+        made, VaeImageProcessor(16).resize(original, made.height, made.width)
+    )
 
 
 def test_a_picture_too_long_for_its_area_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"edit_image: 900 x 10 .* too long for 4096 pixels"):
+    with pytest.raises(
+        UsageError, match=r"edit_image: 900 x 10 .* too long for 4096 pixels"
+    ):
         units.resize(picture(900, 10), 4096)
 
 
-@pytest.mark.parametrize("sizes", [[(64, 96)], [(64, 64), (160, 40), (300, 310)]], ids=["one", "three"])
+@pytest.mark.parametrize(
+    "sizes", [[(64, 96)], [(64, 64), (160, 40), (300, 310)]], ids=["one", "three"]
+)
 def test_ids_patches_and_token_types_are_those_of_the_published_processor(
     sizes: list[tuple[int, int]], parts: dict[str, Any]
 ) -> None:
     pictures = [picture(*size) for size in sizes]
-    text = units.EDIT_PREFIX + "".join(units.NUMBERED_PICTURE.format(i) for i in sizes) + "红 <|im_end|>" + units.SUFFIX
+    text = (
+        units.EDIT_PREFIX
+        + "".join(units.NUMBERED_PICTURE.format(i) for i in sizes)
+        + "红 <|im_end|>"
+        + units.SUFFIX
+    )
     made = parts["processor"](text, pictures, 4096)
-    wanted = Published(parts["processor"])(text=[text], images=pictures, padding=True, return_tensors="pt")
+    wanted = Published(parts["processor"])(
+        text=[text], images=pictures, padding=True, return_tensors="pt"
+    )
     assert made.keys() == wanted.keys()
-    assert all(torch.equal(made[name], wanted[name].to(made[name].dtype)) for name in made)
+    assert all(
+        torch.equal(made[name], wanted[name].to(made[name].dtype)) for name in made
+    )
     assert int(made["mm_token_type_ids"].sum()) * 4 == len(made["pixel_values"])
 
 
-def test_a_prompt_that_speaks_of_more_pictures_than_there_are_is_refused(parts: dict[str, Any]) -> None:
+def test_a_prompt_that_speaks_of_more_pictures_than_there_are_is_refused(
+    parts: dict[str, Any],
+) -> None:
     given = {"prompt": "a <|image_pad|>", "edit_pictures": [picture(64, 64)]}
-    with pytest.raises(UsageError, match=r"prompt: the text has 2 <.image_pad.> for 1 pictures"):
+    with pytest.raises(
+        UsageError, match=r"prompt: the text has 2 <.image_pad.> for 1 pictures"
+    ):
         build("edit").units[1].run(given, parts)
 
 
-def test_pictures_that_fill_more_than_the_text_may_have_are_refused(parts: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="pictures: have 16 tokens, and a text with pictures 10"):
+def test_pictures_that_fill_more_than_the_text_may_have_are_refused(
+    parts: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        UsageError, match="pictures: have 16 tokens, and a text with pictures 10"
+    ):
         parts["processor"](units.PICTURE, [picture(112, 112)], 10)
 
 
@@ -139,7 +198,9 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
 
     lent = {**parts, "processor": SimpleNamespace(tokenizer=Bytes())}
     with pytest.raises(UsageError, match=r"processor some/folder: .* want 64") as error:
-        build("edit").units[1].run({"prompt": "x", "edit_pictures": [picture(64, 64)]}, lent)
+        build("edit").units[1].run(
+            {"prompt": "x", "edit_pictures": [picture(64, 64)]}, lent
+        )
     assert "--processor_path" in str(error.value)
 
 
@@ -153,7 +214,13 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
         ("edit-2511", [(64, 64), (30, 90)], {}),
     ],
     indirect=["parts"],
-    ids=["edit", "edit at another size", "2509 with one picture", "2509 with two", "2511 with two"],
+    ids=[
+        "edit",
+        "edit at another size",
+        "2509 with one picture",
+        "2509 with two",
+        "2511 with two",
+    ],
 )
 def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
     parts: dict[str, Any],
@@ -170,7 +237,14 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
     shape = latent_shape_edit([last], **given)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     wanted: list[Tensor] = []
-    pipe, passed = Pipeline(build(variant), MODEL, {name: parts[name] for name in build(variant).components}), []
+    pipe, passed = (
+        Pipeline(
+            build(variant),
+            MODEL,
+            {name: parts[name] for name in build(variant).components},
+        ),
+        [],
+    )
     made = pipe(
         prompt=PROMPT,
         negative_prompt=NEGATIVE,
@@ -184,7 +258,9 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
         on_step=lambda i, latents: passed.append(latents),
     )
 
-    def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+    def record(
+        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
+    ) -> dict[str, Any]:
         wanted.append(values["latents"])
         return values
 
@@ -199,7 +275,10 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
         callback_on_step_end=record,
         **given,
     ).images[0]
-    differences = [(pack(ours) - theirs).abs().max().item() for ours, theirs in zip(passed, wanted, strict=True)]
+    differences = [
+        (pack(ours) - theirs).abs().max().item()
+        for ours, theirs in zip(passed, wanted, strict=True)
+    ]
     assert len(differences) == 4
     assert max(differences) <= 1e-5, differences
     assert made.size == image.size
@@ -208,11 +287,19 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
 
 @torch.no_grad()
 def test_diffusers_alone_gives_pictures_the_positions_of_a_text_and_so_other_embeddings(
-    parts: dict[str, Any], toy_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    parts: dict[str, Any],
+    toy_of: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without `mm_token_type_ids` transformers 5 numbers the tokens of a picture like words: the only difference."""
+    """Without `mm_token_type_ids` transformers 5 numbers the tokens of a picture like
+    words: the only difference.
+    """
     seen = picture(112, 84)
-    made = build("edit").units[1].run({"prompt": PROMPT, "edit_pictures": [seen]}, parts)["prompt_emb"]
+    made = (
+        build("edit")
+        .units[1]
+        .run({"prompt": PROMPT, "edit_pictures": [seen]}, parts)["prompt_emb"]
+    )
     encode = published("edit", parts, toy_of("edit")).encode_prompt
     alone, _ = encode([PROMPT], seen)
     assert made.shape == alone.shape
@@ -237,21 +324,32 @@ def test_diffusers_alone_gives_pictures_the_positions_of_a_text_and_so_other_emb
 
 @torch.no_grad()
 @pytest.mark.parametrize("parts", ["edit", "edit-2511"], indirect=True)
-def test_exact_timesteps_reach_every_token_and_those_of_pictures_are_at_zero_in_2511(parts: dict[str, Any]) -> None:
+def test_exact_timesteps_reach_every_token_and_those_of_pictures_are_at_zero_in_2511(
+    parts: dict[str, Any],
+) -> None:
     dit = parts["dit"].to(torch.bfloat16)
     seen: list[Tensor] = []
-    handle = dit.time_text_embed.register_forward_hook(lambda _, arguments, output: seen.append(arguments[0]))
+    handle = dit.time_text_embed.register_forward_hook(
+        lambda _, arguments, output: seen.append(arguments[0])
+    )
     latents, timestep = torch.randn(2, 16, 1, 8, 12), torch.tensor([500.0, 501.0])
-    condition = {"prompt_emb": torch.randn(2, 5, 32).bfloat16(), "prompt_mask": torch.ones(2, 5, dtype=torch.bool)}
+    condition = {
+        "prompt_emb": torch.randn(2, 5, 32).bfloat16(),
+        "prompt_mask": torch.ones(2, 5, dtype=torch.bool),
+    }
     with torch.autocast("cpu", torch.bfloat16):
-        made = predict_edit(latents, timestep, **condition, edit_latents=[latents[..., :4]], dit=dit)
+        made = predict_edit(
+            latents, timestep, **condition, edit_latents=[latents[..., :4]], dit=dit
+        )
     handle.remove()
     assert made.shape == latents.shape
     zeros = [0.0, 0.0] if dit.zero_cond_t else []
     assert torch.equal(seen[0], torch.tensor([0.5, 0.501, *zeros]))
 
 
-def test_a_picture_is_made_in_the_size_of_the_last_one_given_unless_told_otherwise() -> None:
+def test_a_picture_is_made_in_the_size_of_the_last_one_given_unless_told_otherwise() -> (
+    None
+):
     pictures = [picture(64, 96), picture(128, 32)]
     assert latent_shape_edit(pictures) == (1, 16, 1, 4, 16)
     assert latent_shape_edit(pictures, height=64) == (1, 16, 1, 8, 16)
@@ -261,7 +359,11 @@ def test_a_picture_is_made_in_the_size_of_the_last_one_given_unless_told_otherwi
 @pytest.mark.parametrize("variant", MODEL.variants)
 def test_a_published_model_id_means_its_variant(variant: str) -> None:
     for model_id in MODEL.model_ids[variant]:
-        models = (ModelConfig(model_id=model_id, origin_file_pattern="transformer/*.safetensors"),)
+        models = (
+            ModelConfig(
+                model_id=model_id, origin_file_pattern="transformer/*.safetensors"
+            ),
+        )
         assert choose_variant(MODEL, None, Hints(models)) == variant
 
 
@@ -269,8 +371,13 @@ def test_columns_and_the_denoisers_configuration_tell_the_variant_of_local_files
     toy_of: Callable[[str], Path],
 ) -> None:
     def chosen(toy: str, *columns: str) -> str:
-        paths = [str(path) for path in sorted((toy_of(toy) / "transformer").glob("*.safetensors"))]
-        return choose_variant(MODEL, None, Hints((ModelConfig(path=paths),), fitting_columns(columns, ())))
+        paths = [
+            str(path)
+            for path in sorted((toy_of(toy) / "transformer").glob("*.safetensors"))
+        ]
+        return choose_variant(
+            MODEL, None, Hints((ModelConfig(path=paths),), fitting_columns(columns, ()))
+        )
 
     assert chosen("base", "image", "prompt") == "base"
     assert chosen("edit-2511", "image", "prompt", "edit_image") == "edit-2511"
@@ -278,15 +385,26 @@ def test_columns_and_the_denoisers_configuration_tell_the_variant_of_local_files
         chosen("edit", "image", "prompt", "edit_image")
 
 
-def test_zero_cond_t_can_be_said_by_a_flag_where_the_configuration_does_not(toy_of: Callable[[str], Path]) -> None:
+def test_zero_cond_t_can_be_said_by_a_flag_where_the_configuration_does_not(
+    toy_of: Callable[[str], Path],
+) -> None:
     files = sorted((toy_of("edit-2509") / "transformer").glob("*.safetensors"))
-    config = TrainConfig(model="qwen_image", model_paths=json.dumps([[str(file) for file in files]]))
+    config = TrainConfig(
+        model="qwen_image", model_paths=json.dumps([[str(file) for file in files]])
+    )
     for options, wanted in (({}, False), ({"zero_cond_t": "True"}, True)):
         models = model_configs(replace(config, family_options=options), MODEL)
         assert find(MODEL, models, ("dit",)).contents["dit"]["zero_cond_t"] is wanted
 
 
 @pytest.mark.parametrize("variant", [name for name in MODEL.variants if name != "base"])
-def test_a_data_set_without_pictures_to_edit_is_refused_by_its_column(variant: str) -> None:
+def test_a_data_set_without_pictures_to_edit_is_refused_by_its_column(
+    variant: str,
+) -> None:
     with pytest.raises(UsageError, match="no column 'edit_image'"):
-        build(variant).plan(frozenset({"prompt", "input_image", "height", "width"}), SFT, ("dit",))
+        make_plan(
+            build(variant),
+            frozenset({"prompt", "input_image", "height", "width"}),
+            SFT,
+            ("dit",),
+        )

@@ -1,4 +1,6 @@
-"""LoRA files of Qwen-Image in every program's naming: each makes of them what is trained here, and they come back."""
+"""LoRA files of Qwen-Image in every program's naming: each makes of them what is
+trained here, and they come back.
+"""
 
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +15,9 @@ from torch import Tensor
 
 
 class TestLoraFiles(LoraFiles):
-    """ComfyUI's network has the names of diffusers' (its comfy/ldm/qwen_image/model.py)."""
+    """ComfyUI's network has the names of diffusers' (its
+    comfy/ldm/qwen_image/model.py).
+    """
 
     family = "qwen_image"
     readers = MappingProxyType(
@@ -24,7 +28,10 @@ class TestLoraFiles(LoraFiles):
                 "reference": Reader(None),
             },
             "text_encoder": {
-                "comfyui": Reader(PUBLISHED_TEXT_ENCODER_LAYOUT, "text_encoders.qwen25_7b.transformer."),
+                "comfyui": Reader(
+                    PUBLISHED_TEXT_ENCODER_LAYOUT,
+                    "text_encoders.qwen25_7b.transformer.",
+                ),
                 "reference": Reader(None),
             },
         }
@@ -47,7 +54,14 @@ class TestLoraFiles(LoraFiles):
     targets = MappingProxyType(
         {
             "blocks": ("img_mlp.net.0.proj", "txt_mlp.net.0.proj"),
-            "around": ("img_in", "txt_in", "linear_1", "linear_2", "norm_out.linear", "proj_out"),
+            "around": (
+                "img_in",
+                "txt_in",
+                "linear_1",
+                "linear_2",
+                "norm_out.linear",
+                "proj_out",
+            ),
         }
     )
 
@@ -55,18 +69,31 @@ class TestLoraFiles(LoraFiles):
     def prediction(component: str, network: Any) -> Tensor:
         """Of some tokens, or of latents with other conditions."""
         if component == "text_encoder":
-            text: Tensor = network.model(torch.tensor([[3, 1, 4, 1, 5]])).last_hidden_state
+            text: Tensor = network.model(
+                torch.tensor([[3, 1, 4, 1, 5]])
+            ).last_hidden_state
             return text
         draw, dtype = torch.Generator().manual_seed(3), network.dtype
-        latents, prompt = (torch.randn(1, *shape, generator=draw).to(dtype) for shape in ((24, 64), (7, 32)))
+        latents, prompt = (
+            torch.randn(1, *shape, generator=draw).to(dtype)
+            for shape in ((24, 64), (7, 32))
+        )
         time = torch.tensor([0.5], dtype=dtype)
-        made: Tensor = network(latents, prompt, None, time, [[(1, 4, 6)]], return_dict=False)[0]
+        made: Tensor = network(
+            latents, prompt, None, time, [[(1, 4, 6)]], return_dict=False
+        )[0]
         return made
 
     @staticmethod
     def load_published(case: Case, file: Path, parts: dict[str, Any]) -> None:
         """The loader of the pipelines for editing is the same."""
-        published = QwenImagePipeline(None, parts["vae"], parts["text_encoder"], parts.get("tokenizer"), parts["dit"])
+        published = QwenImagePipeline(
+            None,
+            parts["vae"],
+            parts["text_encoder"],
+            parts.get("tokenizer"),
+            parts["dit"],
+        )
         published.load_lora_weights(file.parent, weight_name=file.name)
 
     @staticmethod

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.exact import exact_arguments
+from dstrain.models.functional import exact_arguments
 from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.model_fn import guide, latent_shape, pack, predict, unpack
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor
 
 
-def inputs(batch: int = 2, tokens: int = 7, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def inputs(
+    batch: int = 2, tokens: int = 7, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     return {
         "noisy": torch.randn(batch, 16, 1, 8, 12, generator=generator),
@@ -39,7 +41,9 @@ def plain_call(dit: Any, timestep: Tensor, given: dict[str, Tensor]) -> Tensor:
 def embeddings(dit: Any) -> Iterator[list[Tensor]]:
     """Collect what the timestep's embedding gives."""
     seen: list[Tensor] = []
-    handle = dit.time_text_embed.register_forward_hook(lambda _, arguments, output: seen.append(output.detach()))
+    handle = dit.time_text_embed.register_forward_hook(
+        lambda _, arguments, output: seen.append(output.detach())
+    )
     yield seen
     handle.remove()
 
@@ -47,11 +51,14 @@ def embeddings(dit: Any) -> Iterator[list[Tensor]]:
 def test_in_fp32_predict_is_bit_equal_to_the_plain_call(lent: dict[str, Any]) -> None:
     timestep = torch.tensor([500.0, 987.25])
     assert torch.equal(
-        predict(timestep=timestep, **inputs(), dit=lent["dit"]), plain_call(lent["dit"], timestep, inputs())
+        predict(timestep=timestep, **inputs(), dit=lent["dit"]),
+        plain_call(lent["dit"], timestep, inputs()),
     )
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["bf16 weights", "bf16 autocast over fp32 weights"])
+@pytest.mark.parametrize(
+    "autocast", [False, True], ids=["bf16 weights", "bf16 autocast over fp32 weights"]
+)
 def test_in_bf16_neighbouring_timesteps_embed_differently(
     autocast: bool, lent: dict[str, Any], lent_bf16: dict[str, Any]
 ) -> None:
@@ -63,10 +70,14 @@ def test_in_bf16_neighbouring_timesteps_embed_differently(
     exact, rounded = seen
     assert exact.dtype == torch.bfloat16
     assert not torch.equal(exact[0], exact[1])
-    assert torch.equal(rounded[0], rounded[1]), "diffusers no longer rounds timesteps; exact_arguments can go"
+    assert torch.equal(rounded[0], rounded[1]), (
+        "diffusers no longer rounds timesteps; exact_arguments can go"
+    )
 
 
-def test_exact_timestep_leaves_no_hook_behind_even_after_an_error(lent: dict[str, Any]) -> None:
+def test_exact_timestep_leaves_no_hook_behind_even_after_an_error(
+    lent: dict[str, Any],
+) -> None:
     embed = lent["dit"].time_text_embed
     with pytest.raises(RuntimeError), exact_arguments(embed, torch.ones(1)):
         raise RuntimeError
@@ -74,7 +85,9 @@ def test_exact_timestep_leaves_no_hook_behind_even_after_an_error(lent: dict[str
     assert not embed._forward_pre_hooks
 
 
-def gradients(dit: Any, call: Any, dtype: torch.dtype = torch.float32) -> dict[str, Tensor | None]:
+def gradients(
+    dit: Any, call: Any, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor | None]:
     dit.zero_grad(set_to_none=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
         prediction = call(timestep=torch.tensor([500.0, 501.0]), **inputs(dtype=dtype))
@@ -83,22 +96,34 @@ def gradients(dit: Any, call: Any, dtype: torch.dtype = torch.float32) -> dict[s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradient_checkpointing_changes_no_gradient(dtype: torch.dtype, lent: dict[str, Any]) -> None:
+def test_gradient_checkpointing_changes_no_gradient(
+    dtype: torch.dtype, lent: dict[str, Any]
+) -> None:
     dit = lent["dit"].requires_grad_(True)
     plain = gradients(dit, lambda **given: predict(**given, dit=dit), dtype)
     dit.enable_gradient_checkpointing()
     checkpointed = gradients(dit, lambda **given: predict(**given, dit=dit), dtype)
     for name, gradient in plain.items():
         other = checkpointed[name]
-        assert (gradient is None and other is None) or torch.equal(gradient, other), name
+        assert (gradient is None and other is None) or torch.equal(gradient, other), (
+            name
+        )
 
 
-def test_exact_timesteps_reach_a_denoiser_with_lora_layers(lent_bf16: dict[str, Any]) -> None:
+def test_exact_timesteps_reach_a_denoiser_with_lora_layers(
+    lent_bf16: dict[str, Any],
+) -> None:
     dit = lent_bf16["dit"]
     targets = [*MODEL.lora_targets["dit"], "linear_1"]
-    inject_adapter_in_model(LoraConfig(r=4, target_modules=targets, init_lora_weights=False), dit)
+    inject_adapter_in_model(
+        LoraConfig(r=4, target_modules=targets, init_lora_weights=False), dit
+    )
     with torch.autocast("cpu", torch.bfloat16), embeddings(dit) as seen:
-        predict(timestep=torch.tensor([500.0, 501.0]), **inputs(dtype=torch.bfloat16), dit=dit)
+        predict(
+            timestep=torch.tensor([500.0, 501.0]),
+            **inputs(dtype=torch.bfloat16),
+            dit=dit,
+        )
     assert not torch.equal(seen[0][0], seen[0][1])
 
 
@@ -106,7 +131,10 @@ def test_every_default_lora_target_matches(lent: dict[str, Any]) -> None:
     for component, targets in MODEL.lora_targets.items():
         names = [name for name, _ in lent[component].named_modules()]
         for target in targets:
-            assert any(name.endswith(f".{target}") for name in names), (component, target)
+            assert any(name.endswith(f".{target}") for name in names), (
+                component,
+                target,
+            )
 
 
 class Step(torch.nn.Module):
@@ -120,22 +148,35 @@ class Step(torch.nn.Module):
         return predict(**given, dit=self.dit)
 
 
-def test_ddp_gives_the_gradients_of_the_bare_module(lent: dict[str, Any], tmp_path: Path) -> None:
+def test_ddp_gives_the_gradients_of_the_bare_module(
+    lent: dict[str, Any], tmp_path: Path
+) -> None:
     dit = lent["dit"].requires_grad_(True)
-    for part in (dit.transformer_blocks[-1].attn.to_add_out, dit.transformer_blocks[-1].txt_mlp):
+    for part in (
+        dit.transformer_blocks[-1].attn.to_add_out,
+        dit.transformer_blocks[-1].txt_mlp,
+    ):
         part.requires_grad_(False)
     plain = gradients(dit, Step(dit), torch.bfloat16)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         wrapped = torch.nn.parallel.DistributedDataParallel(Step(dit))
         for _ in range(2):
             parallel = gradients(dit, wrapped, torch.bfloat16)
     finally:
         torch.distributed.destroy_process_group()
-    assert all(torch.equal(plain[name], parallel[name]) for name in plain if plain[name] is not None)
+    assert all(
+        torch.equal(plain[name], parallel[name])
+        for name in plain
+        if plain[name] is not None
+    )
 
 
-def test_padding_that_the_mask_hides_does_not_change_the_prediction(lent: dict[str, Any]) -> None:
+def test_padding_that_the_mask_hides_does_not_change_the_prediction(
+    lent: dict[str, Any],
+) -> None:
     given, timestep = inputs(), torch.tensor([500.0, 20.0])
     padded = {
         "noisy": given["noisy"],
@@ -143,15 +184,22 @@ def test_padding_that_the_mask_hides_does_not_change_the_prediction(lent: dict[s
         "prompt_mask": torch.nn.functional.pad(given["prompt_mask"], (0, 5)),
     }
     wanted = predict(timestep=timestep, **given, dit=lent["dit"])
-    assert (predict(timestep=timestep, **padded, dit=lent["dit"]) - wanted).abs().max() < 1e-5
+    assert (
+        predict(timestep=timestep, **padded, dit=lent["dit"]) - wanted
+    ).abs().max() < 1e-5
     padded["prompt_mask"] = torch.ones_like(padded["prompt_mask"])
-    assert (predict(timestep=timestep, **padded, dit=lent["dit"]) - wanted).abs().max() > 1e-4
+    assert (
+        predict(timestep=timestep, **padded, dit=lent["dit"]) - wanted
+    ).abs().max() > 1e-4
 
 
 def test_a_mask_of_all_true_is_passed_as_none(lent: dict[str, Any]) -> None:
     seen: list[Any] = []
     handle = lent["dit"].register_forward_pre_hook(
-        lambda module, arguments, named: seen.append(named["encoder_hidden_states_mask"]), with_kwargs=True
+        lambda module, arguments, named: seen.append(
+            named["encoder_hidden_states_mask"]
+        ),
+        with_kwargs=True,
     )
     given = inputs()
     predict(timestep=torch.ones(2), **given, dit=lent["dit"])
@@ -171,12 +219,16 @@ def test_packing_is_undone_by_unpacking_and_groups_2x2_patches() -> None:
 
 
 def test_guidance_keeps_each_tokens_norm() -> None:
-    positive, negative = torch.randn(2, 1, 16, 1, 4, 6, generator=torch.Generator().manual_seed(0)).unbind()
+    positive, negative = torch.randn(
+        2, 1, 16, 1, 4, 6, generator=torch.Generator().manual_seed(0)
+    ).unbind()
     guided = guide(positive, negative, 4.0)
     assert torch.allclose(pack(guided).norm(dim=-1), pack(positive).norm(dim=-1))
     assert torch.allclose(guide(positive, negative, 1.0), positive, atol=1e-6)
     direction = pack(negative + 4 * (positive - negative))
-    assert torch.allclose(torch.cosine_similarity(pack(guided), direction, dim=-1), torch.ones(1, 6))
+    assert torch.allclose(
+        torch.cosine_similarity(pack(guided), direction, dim=-1), torch.ones(1, 6)
+    )
 
 
 def test_the_shape_of_the_latents() -> None:

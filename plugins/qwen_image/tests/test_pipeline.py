@@ -1,4 +1,6 @@
-"""The family's wiring: equal to diffusers' pipeline, also for several prompts and many steps; its sides."""
+"""The family's wiring: equal to diffusers' pipeline, also for several prompts and many
+steps; its sides.
+"""
 
 from itertools import pairwise
 from pathlib import Path
@@ -9,15 +11,19 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from dstrain.errors import UsageError
-from dstrain.losses import SFT
-from dstrain.pipeline import Pipeline
-from dstrain.plan import side_name
+from dstrain.graph.plan import make_plan, side_name
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.model_fn import pack
 from dstrain_qwen_image.pipeline import SCHEDULE, VARIANTS, build
 from torch import Tensor
 
-PROMPTS = ("a red apple on a table", "x", "two dogs that run over a long bridge in the rain at night")
+PROMPTS = (
+    "a red apple on a table",
+    "x",
+    "two dogs that run over a long bridge in the rain at night",
+)
 NEGATIVES = ("blurry, ugly, low quality and many other words", " ", "bad hands")
 
 
@@ -35,18 +41,32 @@ def encode(prompts: tuple[str, ...], lent: dict[str, Any]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def denoise(
-    noise: Tensor, prompts: tuple[str, ...], negatives: tuple[str, ...], scale: float, steps: int, lent: dict[str, Any]
+    noise: Tensor,
+    prompts: tuple[str, ...],
+    negatives: tuple[str, ...],
+    scale: float,
+    steps: int,
+    lent: dict[str, Any],
 ) -> list[Tensor]:
     """Euler steps from noise; returns the latents after each."""
     wiring = build("base")
-    sigmas = wiring.schedule.sigmas(steps, noise[0, 0].numel() // wiring.schedule.latents_per_token)
-    positive, negative = encode(prompts, lent), encode(negatives, lent) if negatives else None
+    sigmas = wiring.schedule.sigmas(
+        steps, noise[0, 0].numel() // wiring.schedule.latents_per_token
+    )
+    positive, negative = (
+        encode(prompts, lent),
+        encode(negatives, lent) if negatives else None,
+    )
     latents, passed = noise, []
     for now, then in pairwise(sigmas):
         timestep = (now * 1000).expand(len(latents))
-        prediction = wiring.model_fn.function(latents, timestep, **positive, dit=lent["dit"])
+        prediction = wiring.model_fn.function(
+            latents, timestep, **positive, dit=lent["dit"]
+        )
         if negative:
-            other = wiring.model_fn.function(latents, timestep, **negative, dit=lent["dit"])
+            other = wiring.model_fn.function(
+                latents, timestep, **negative, dit=lent["dit"]
+            )
             prediction = wiring.guide(prediction, other, scale)
         latents = latents + (then - now) * prediction
         passed.append(latents)
@@ -57,7 +77,9 @@ def by_pipe(
     noise: Tensor, guided: bool, size: tuple[int, int], steps: int, lent: dict[str, Any]
 ) -> tuple[list[Tensor], Any]:
     """The latents after each step of a call of the pipeline, and its picture."""
-    components = {name: lent[name] for name in ("dit", "text_encoder", "vae", "tokenizer")}
+    components = {
+        name: lent[name] for name in ("dit", "text_encoder", "vae", "tokenizer")
+    }
     pipe, passed = Pipeline(build("base"), MODEL, components), []
     picture = pipe(
         prompt=PROMPTS[0],
@@ -84,19 +106,35 @@ def by_pipe(
     ],
 )
 def test_every_step_equals_that_of_diffusers(
-    count: int, guided: bool, size: tuple[int, int], steps: int, toy_folder: Path, lent: dict[str, Any]
+    count: int,
+    guided: bool,
+    size: tuple[int, int],
+    steps: int,
+    toy_folder: Path,
+    lent: dict[str, Any],
 ) -> None:
     with torch.no_grad():  # the default initialisation hardly uses the prompt
         for weight in lent["dit"].parameters():
             weight.mul_(2 if weight.ndim > 1 else 1)
     parts = {name: lent[name] for name in ("text_encoder", "tokenizer", "vae")}
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(toy_folder / "scheduler")
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(
+        toy_folder / "scheduler"
+    )
     published = QwenImagePipeline(**parts, transformer=lent["dit"], scheduler=scheduler)
     published.set_progress_bar_config(disable=True)
-    noise = torch.randn(count, 16, 1, size[0] // 8, size[1] // 8, generator=torch.Generator().manual_seed(5))
+    noise = torch.randn(
+        count,
+        16,
+        1,
+        size[0] // 8,
+        size[1] // 8,
+        generator=torch.Generator().manual_seed(5),
+    )
     wanted: list[Tensor] = []
 
-    def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+    def record(
+        pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
+    ) -> dict[str, Any]:
         wanted.append(values["latents"])
         return values
 
@@ -113,10 +151,24 @@ def test_every_step_equals_that_of_diffusers(
     if count == 1:
         made, picture = by_pipe(noise, guided, size, steps, lent)
     else:
-        made = denoise(noise, PROMPTS[:count], NEGATIVES[:count] if guided else (), 4.0, steps, lent)
+        made = denoise(
+            noise,
+            PROMPTS[:count],
+            NEGATIVES[:count] if guided else (),
+            4.0,
+            steps,
+            lent,
+        )
         with torch.no_grad():
-            picture = build("base").decoders[0].function(made[-1][:1], vae=lent["vae"])["image"]
-    differences = [(pack(ours) - theirs).abs().max().item() for ours, theirs in zip(made, wanted, strict=True)]
+            picture = (
+                build("base")
+                .decoders[0]
+                .function(made[-1][:1], vae=lent["vae"])["image"]
+            )
+    differences = [
+        (pack(ours) - theirs).abs().max().item()
+        for ours, theirs in zip(made, wanted, strict=True)
+    ]
     assert len(differences) == steps
     assert max(differences) <= 1e-5, differences
     difference = np.abs(np.asarray(picture, int) - np.asarray(image, int)).max()
@@ -125,21 +177,31 @@ def test_every_step_equals_that_of_diffusers(
 
 def test_the_toy_listens_to_its_prompt(lent: dict[str, Any]) -> None:
     noise = torch.randn(1, 16, 1, 8, 8, generator=torch.Generator().manual_seed(5))
-    one, other = (denoise(noise, (prompt,), (), 1.0, 2, lent)[-1] for prompt in PROMPTS[:2])
+    one, other = (
+        denoise(noise, (prompt,), (), 1.0, 2, lent)[-1] for prompt in PROMPTS[:2]
+    )
     assert (one - other).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize(("steps", "tokens"), [(2, 4), (6, 24), (40, 256), (50, 4096), (50, 8192)])
-def test_sigmas_are_bit_equal_to_the_published_scheduler(steps: int, tokens: int, toy_folder: Path) -> None:
-    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(toy_folder / "scheduler")
-    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=SCHEDULE.mu(tokens))
+@pytest.mark.parametrize(
+    ("steps", "tokens"), [(2, 4), (6, 24), (40, 256), (50, 4096), (50, 8192)]
+)
+def test_sigmas_are_bit_equal_to_the_published_scheduler(
+    steps: int, tokens: int, toy_folder: Path
+) -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(
+        toy_folder / "scheduler"
+    )
+    scheduler.set_timesteps(
+        sigmas=np.linspace(1.0, 1 / steps, steps), mu=SCHEDULE.mu(tokens)
+    )
     assert torch.equal(scheduler.sigmas, SCHEDULE.sigmas(steps, tokens))
     assert torch.equal(scheduler.timesteps, SCHEDULE.sigmas(steps, tokens)[:-1] * 1000)
 
 
 def test_a_data_set_without_pictures_is_refused_by_its_column() -> None:
     with pytest.raises(UsageError, match="no column 'image'"):
-        build("base").plan(frozenset({"prompt"}), SFT, ("dit",))
+        make_plan(build("base"), frozenset({"prompt"}), SFT, ("dit",))
 
 
 def test_the_record_names_the_variants_that_are_wired() -> None:

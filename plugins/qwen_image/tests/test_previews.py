@@ -1,4 +1,6 @@
-"""Previews of Qwen-Image at toy sizes: guided, with pictures to be edited, and the same in both ways of training."""
+"""Previews of Qwen-Image at toy sizes: guided, with pictures to be edited, and the same
+in both ways of training.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.config import TrainConfig
-from dstrain.preview_plans import plan_previews
-from dstrain.runner import run
-from dstrain.setup import resolve
+from dstrain.config.schema import TrainConfig
+from dstrain.runs.reports.preview_plans import plan_previews
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run
 from PIL import Image
 from safetensors.torch import load_file
 
-PREVIEWS: dict[str, Any] = {"preview_prompt": ("a dog on a bridge",), "preview_steps": 2}
+PREVIEWS: dict[str, Any] = {
+    "preview_prompt": ("a dog on a bridge",),
+    "preview_steps": 2,
+}
 TRAINED: dict[str, dict[str, Any]] = {
     "LoRA": {"lora_rank": 2},
     "text_encoder": {"trainable_models": "text_encoder"},
@@ -28,8 +33,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     numbers = np.random.default_rng(0)
     for name in ("a", "b", "edit_a", "edit_b"):
         shape = (64, 32, 3) if name == "edit_a" else (32, 48, 3)
-        Image.fromarray(numbers.integers(0, 256, shape, np.uint8)).save(folder / f"{name}.png")
-    lines = ("image,prompt,edit_image", "a.png,a dog,edit_a.png", "b.png,a cat,edit_b.png")
+        Image.fromarray(numbers.integers(0, 256, shape, np.uint8)).save(
+            folder / f"{name}.png"
+        )
+    lines = (
+        "image,prompt,edit_image",
+        "a.png,a dog,edit_a.png",
+        "b.png,a cat,edit_b.png",
+    )
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -40,7 +51,13 @@ def train(data: Path, tmp_path: Path) -> Callable[..., Path]:
 
     def make(name: str, **changes: Any) -> Path:
         out = tmp_path / name
-        given = {"variant": "base", "learning_rate": 1e-2, "dataset_base_path": data, "output_path": out, **changes}
+        given = {
+            "variant": "base",
+            "learning_rate": 1e-2,
+            "dataset_base_path": data,
+            "output_path": out,
+            **changes,
+        }
         run(TrainConfig(model="qwen_image", toy=True, max_steps=2, **given))
         return out
 
@@ -48,7 +65,10 @@ def train(data: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def made(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / "previews").glob("*.png"))}
+    return {
+        path.name: path.read_bytes()
+        for path in sorted((folder / "previews").glob("*.png"))
+    }
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -83,6 +103,12 @@ def test_a_preview_of_an_editing_variant_edits_the_first_rows_picture_at_its_siz
     assert made(tmp_path / "split") == whole
     with Image.open(tmp_path / "whole/previews/step-000000-0.png") as picture:
         assert picture.size == (48, 32)
-    asked = TrainConfig(model="qwen_image", toy=True, dataset_base_path=data, output_path=tmp_path, **flags)
+    asked = TrainConfig(
+        model="qwen_image",
+        toy=True,
+        dataset_base_path=data,
+        output_path=tmp_path,
+        **flags,
+    )
     (preview,) = plan_previews(resolve(asked))
     assert preview.cells["edit_image"].files == (str(data / "edit_a.png"),)

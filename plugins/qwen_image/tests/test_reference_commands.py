@@ -1,4 +1,6 @@
-"""The reference documents' commands for Qwen-Image, run as they are: only the program's name and the files are ours."""
+"""The reference documents' commands for Qwen-Image, run as they are: only the program's
+name and the files are ours.
+"""
 
 import json
 import shlex
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import QwenImagePipeline
-from dstrain.cli import main
+from dstrain.cli.main import main
 from dstrain_qwen_image.model_fn import pack
 from dstrain_qwen_image.toy import write
 from PIL import Image
@@ -41,12 +43,17 @@ SECOND_STAGE = f"""--model qwen_image --dataset_base_path "./models/train/Qwen-I
 SHORT = f"""--model qwen_image {DATA} --output_path out --learning_rate 1e-2 --max_steps 3 --batch_size 2
     --model_id_with_origin_paths "{TRANSFORMER},{TEXT_ENCODER},{VAE}" --feature_cache cache"""
 
-# torch says so on machines with fewer cores than --dataset_num_workers; the reference commands ask for 8.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 8 worker processes:UserWarning")
+# torch says so on machines with fewer cores than --dataset_num_workers; the reference
+# commands ask for 8.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create 8 worker processes:UserWarning"
+)
 
 
 def make_project(folder: Path) -> Path:
-    """A folder in which the commands find a toy model and two captioned pictures where the published ones would be."""
+    """A folder in which the commands find a toy model and two captioned pictures where
+    the published ones would be.
+    """
     write(folder / "models/Qwen/Qwen-Image")
     make_data(folder / "data/example_image_dataset")
     return folder
@@ -57,12 +64,16 @@ def make_data(folder: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
     for i, picture in enumerate(pixels):
         Image.fromarray(picture).save(folder / f"{i}.png")
-    (folder / "metadata.csv").write_text('image,prompt\n0.png,a dog\n1.png,"a cat, and a longer prompt"\n')
+    (folder / "metadata.csv").write_text(
+        'image,prompt\n0.png,a dog\n1.png,"a cat, and a longer prompt"\n'
+    )
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project in which the three commands were run, in the documents' order; the first stage by `python -m`."""
+    """A project in which the three commands were run, in the documents' order; the
+    first stage by `python -m`.
+    """
     folder = make_project(tmp_path_factory.mktemp("reference"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -80,7 +91,9 @@ def project(toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return make_project(tmp_path)
 
 
-def test_the_commands_of_the_documents_run_and_save_once_per_epoch(reference: Path) -> None:
+def test_the_commands_of_the_documents_run_and_save_once_per_epoch(
+    reference: Path,
+) -> None:
     for name in ("Qwen-Image_lora", "Qwen-Image-LoRA-splited"):
         saved = sorted(path.name for path in (reference / name).glob("*.safetensors"))
         assert saved == [f"epoch-{epoch}.safetensors" for epoch in range(5)]
@@ -89,13 +102,22 @@ def test_the_commands_of_the_documents_run_and_save_once_per_epoch(reference: Pa
         assert {float(row.split(",")[3]) for row in steps} == {1e-4}
 
 
-def test_the_split_commands_train_the_same_weights_as_the_unsplit_one(reference: Path) -> None:
+def test_the_split_commands_train_the_same_weights_as_the_unsplit_one(
+    reference: Path,
+) -> None:
     for epoch in range(5):
-        unsplit = load_file(reference / "Qwen-Image_lora" / f"epoch-{epoch}.safetensors")
-        split = load_file(reference / "Qwen-Image-LoRA-splited" / f"epoch-{epoch}.safetensors")
+        unsplit = load_file(
+            reference / "Qwen-Image_lora" / f"epoch-{epoch}.safetensors"
+        )
+        split = load_file(
+            reference / "Qwen-Image-LoRA-splited" / f"epoch-{epoch}.safetensors"
+        )
         assert unsplit.keys() == split.keys()
         assert all(torch.equal(unsplit[name], split[name]) for name in unsplit)
-        assert any(name.endswith("lora_B.weight") and unsplit[name].abs().max() > 1e-4 for name in unsplit)
+        assert any(
+            name.endswith("lora_B.weight") and unsplit[name].abs().max() > 1e-4
+            for name in unsplit
+        )
 
 
 @torch.no_grad()
@@ -107,21 +129,36 @@ def test_the_saved_lora_gives_the_same_picture_in_generate_and_in_diffusers(
     command = f"""generate --model qwen_image --model_id_with_origin_paths "{TRANSFORMER},{TEXT_ENCODER},{VAE}"
         --prompt dog --guidance_scale 1 --num_inference_steps 2 --height 64 --width 64 --seed 3"""
     for output, more in (("plain.png", []), ("trained.png", ["--lora", str(lora)])):
-        assert main([*shlex.split(command), *more, "--output", str(tmp_path / output)]) == 0
+        assert (
+            main([*shlex.split(command), *more, "--output", str(tmp_path / output)])
+            == 0
+        )
     published = QwenImagePipeline.from_pretrained("models/Qwen/Qwen-Image")
     published.set_progress_bar_config(disable=True)
     published.load_lora_weights(lora)
     noise = torch.randn((1, 16, 1, 8, 8), generator=torch.Generator().manual_seed(3))
-    arguments = {"prompt": "dog", "true_cfg_scale": 1.0, "num_inference_steps": 2, "height": 64, "width": 64}
+    arguments = {
+        "prompt": "dog",
+        "true_cfg_scale": 1.0,
+        "num_inference_steps": 2,
+        "height": 64,
+        "width": 64,
+    }
     picture = published(**arguments, latents=pack(noise)).images[0]
-    plain, trained = (np.asarray(Image.open(tmp_path / name)) for name in ("plain.png", "trained.png"))
+    plain, trained = (
+        np.asarray(Image.open(tmp_path / name)) for name in ("plain.png", "trained.png")
+    )
     assert np.array_equal(trained, np.asarray(picture))
     assert not np.array_equal(trained, plain)
 
 
-def test_model_paths_as_nested_json_train_the_same_weights_as_model_ids(project: Path) -> None:
+def test_model_paths_as_nested_json_train_the_same_weights_as_model_ids(
+    project: Path,
+) -> None:
     model = project / "models/Qwen/Qwen-Image"
-    shards = [str(path) for path in sorted((model / "transformer").glob("*.safetensors"))]
+    shards = [
+        str(path) for path in sorted((model / "transformer").glob("*.safetensors"))
+    ]
     assert len(shards) == 2
     paths = [
         shards,
@@ -131,8 +168,21 @@ def test_model_paths_as_nested_json_train_the_same_weights_as_model_ids(project:
     common = f"--model qwen_image {DATA} --learning_rate 1e-2 --lora_rank 4 --dataset_repeat 2"
     ids = f'--model_id_with_origin_paths "{TRANSFORMER},{TEXT_ENCODER},{VAE}" --output_path by_id'
     assert main(shlex.split(f"{common} {ids}")) == 0
-    assert main([*shlex.split(common), "--model_paths", json.dumps(paths), "--output_path", "by_path"]) == 0
-    by_id, by_path = (load_file(f"{name}/epoch-0.safetensors") for name in ("by_id", "by_path"))
+    assert (
+        main(
+            [
+                *shlex.split(common),
+                "--model_paths",
+                json.dumps(paths),
+                "--output_path",
+                "by_path",
+            ]
+        )
+        == 0
+    )
+    by_id, by_path = (
+        load_file(f"{name}/epoch-0.safetensors") for name in ("by_id", "by_path")
+    )
     assert by_id.keys() == by_path.keys()
     assert all(torch.equal(by_id[name], by_path[name]) for name in by_id)
 
@@ -140,20 +190,37 @@ def test_model_paths_as_nested_json_train_the_same_weights_as_model_ids(project:
 @pytest.mark.parametrize(
     ("trained", "first", "second"),
     [
-        ("--lora_base_model dit", {"text_encoder", "tokenizer", "vae"}, {"transformer"}),
-        ("--trainable_models text_encoder", {"vae"}, {"transformer", "text_encoder", "tokenizer"}),
-        ("--trainable_models dit,text_encoder", {"vae"}, {"transformer", "text_encoder", "tokenizer"}),
+        (
+            "--lora_base_model dit",
+            {"text_encoder", "tokenizer", "vae"},
+            {"transformer"},
+        ),
+        (
+            "--trainable_models text_encoder",
+            {"vae"},
+            {"transformer", "text_encoder", "tokenizer"},
+        ),
+        (
+            "--trainable_models dit,text_encoder",
+            {"vae"},
+            {"transformer", "text_encoder", "tokenizer"},
+        ),
     ],
 )
 def test_with_a_feature_cache_only_the_task_changes_and_a_stage_opens_only_what_it_needs(
     trained: str, first: set[str], second: set[str], project: Path
 ) -> None:
     command = shlex.split(f"{SHORT} {trained}")
-    model, everything = project / "models/Qwen/Qwen-Image", {"transformer", "text_encoder", "tokenizer", "vae"}
+    model, everything = (
+        project / "models/Qwen/Qwen-Image",
+        {"transformer", "text_encoder", "tokenizer", "vae"},
+    )
     shutil.move(model, "kept")
     assert main([*command, "--task", "sft:data_process"]) == 3
     for stage, needed in (("data_process", first), ("train", second)):
-        shutil.copytree("kept", model, ignore=shutil.ignore_patterns(*(everything - needed)))
+        shutil.copytree(
+            "kept", model, ignore=shutil.ignore_patterns(*(everything - needed))
+        )
         assert main([*command, "--task", f"sft:{stage}"]) == 0
         shutil.rmtree(model)
         shutil.rmtree("data", ignore_errors=True)
@@ -163,11 +230,18 @@ def test_with_a_feature_cache_only_the_task_changes_and_a_stage_opens_only_what_
     assert main([*command, "--task", "sft"]) == 0
     for path in Path("out").glob("*.safetensors"):
         unsplit, split = load_file(path), load_file(Path("split") / path.name)
-        assert all(torch.equal(unsplit[name], split[name]) for name in (*unsplit, *split))
+        assert all(
+            torch.equal(unsplit[name], split[name]) for name in (*unsplit, *split)
+        )
 
 
 @pytest.mark.parametrize(
-    ("stage", "part"), [("data_process", "vae"), ("data_process", "text_encoder"), ("train", "transformer")]
+    ("stage", "part"),
+    [
+        ("data_process", "vae"),
+        ("data_process", "text_encoder"),
+        ("train", "transformer"),
+    ],
 )
 def test_a_stage_without_what_it_needs_is_refused_naming_the_place(
     stage: str, part: str, project: Path, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,6 @@
-"""The toy is written as the published model is laid out, the same each time, and diffusers loads it."""
+"""The toy is written as the published model is laid out, the same each time, and
+diffusers loads it.
+"""
 
 import json
 from collections.abc import Callable
@@ -14,7 +16,11 @@ from transformers import Qwen2Tokenizer
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_files_are_named_as_published(toy_folder: Path) -> None:
@@ -45,9 +51,17 @@ def test_equal_arguments_write_equal_files_and_leave_the_global_generator_alone(
     assert torch.equal(before, torch.random.get_rng_state())
     assert contents(tmp_path / "again") == contents(toy_folder)
     write(tmp_path / "other", seed=1)
-    different = {name for name, data in contents(tmp_path / "other").items() if data != contents(toy_folder)[name]}
+    different = {
+        name
+        for name, data in contents(tmp_path / "other").items()
+        if data != contents(toy_folder)[name]
+    }
     assert all(name.endswith(".safetensors") for name in different)
-    assert {Path(name).parent.name for name in different} == {"transformer", "text_encoder", "vae"}
+    assert {Path(name).parent.name for name in different} == {
+        "transformer",
+        "text_encoder",
+        "vae",
+    }
 
 
 def test_a_toy_that_edits_has_a_processor_and_the_edit_templates_64_tokens(
@@ -59,19 +73,38 @@ def test_a_toy_that_edits_has_a_processor_and_the_edit_templates_64_tokens(
         assert {"preprocessor_config.json", "tokenizer.json"} <= {
             path.name for path in (folder / "processor").iterdir()
         }
-        assert len(Qwen2Tokenizer.from_pretrained(folder / "processor")(EDIT_PREFIX).input_ids) == 64
+        assert (
+            len(
+                Qwen2Tokenizer.from_pretrained(folder / "processor")(
+                    EDIT_PREFIX
+                ).input_ids
+            )
+            == 64
+        )
         config = json.loads((folder / "transformer/config.json").read_text())
         assert config["zero_cond_t"] is (variant == "edit-2511")
         index = json.loads((folder / "model_index.json").read_text())
         assert index["processor"] == ["transformers", "Qwen2VLProcessor"]
-        assert index["_class_name"] == ("QwenImageEditPipeline" if variant == "edit" else "QwenImageEditPlusPipeline")
+        assert index["_class_name"] == (
+            "QwenImageEditPipeline"
+            if variant == "edit"
+            else "QwenImageEditPlusPipeline"
+        )
 
 
 def test_sizes_replace_constructor_arguments(tmp_path: Path) -> None:
-    sizes = {"num_layers": 4, "attention_head_dim": 32, "num_attention_heads": 4, "axes_dims_rope": (8, 12, 12)}
+    sizes = {
+        "num_layers": 4,
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "axes_dims_rope": (8, 12, 12),
+    }
     write(tmp_path, sizes={"dit": sizes})
     config = json.loads((tmp_path / "transformer/config.json").read_text())
-    assert {name: config[name] for name in sizes} == {**sizes, "axes_dims_rope": [8, 12, 12]}
+    assert {name: config[name] for name in sizes} == {
+        **sizes,
+        "axes_dims_rope": [8, 12, 12],
+    }
     assert config["joint_attention_dim"] == 32
 
 
@@ -80,14 +113,21 @@ def test_diffusers_loads_the_folder_as_its_own_pipeline(toy_folder: Path) -> Non
     pipeline = QwenImagePipeline.from_pretrained(toy_folder)
     assert pipeline.scheduler.config.shift_terminal == 0.02
     assert pipeline.text_encoder.config.text_config.attention_dropout == 0.1
-    weights = pipeline.text_encoder.get_output_embeddings().weight, pipeline.text_encoder.get_input_embeddings().weight
+    weights = (
+        pipeline.text_encoder.get_output_embeddings().weight,
+        pipeline.text_encoder.get_input_embeddings().weight,
+    )
     assert not torch.equal(*weights)
 
 
-def test_the_tokenizer_turns_the_templates_prefix_into_34_tokens_and_any_text_into_known_ones(toy_folder: Path) -> None:
+def test_the_tokenizer_turns_the_templates_prefix_into_34_tokens_and_any_text_into_known_ones(
+    toy_folder: Path,
+) -> None:
     tokenizer = Qwen2Tokenizer.from_pretrained(toy_folder / "tokenizer")
     assert len(tokenizer) == 373
     assert len(tokenizer(PREFIX).input_ids) == 34
     text = "é 红 🙂 <|im_end|>"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-    assert tokenizer("<|image_pad|>").input_ids == [tokenizer.convert_tokens_to_ids("<|image_pad|>")]
+    assert tokenizer("<|image_pad|>").input_ids == [
+        tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    ]

@@ -1,4 +1,6 @@
-"""Training Qwen-Image at toy sizes: gradients, precision, continuation, several processes, and what is saved."""
+"""Training Qwen-Image at toy sizes: gradients, precision, continuation, several
+processes, and what is saved.
+"""
 
 import csv
 import json
@@ -14,32 +16,48 @@ import pytest
 import torch
 from accelerate import Accelerator
 from diffusers import QwenImagePipeline
-from dstrain.checkpoint import load_state, states
-from dstrain.config import TrainConfig
+from dstrain.config.schema import TrainConfig
+from dstrain.distributed.world import World
 from dstrain.errors import Interrupted
-from dstrain.model_files import ModelConfig
-from dstrain.module import Batch, TrainingModule
-from dstrain.pipeline import Pipeline
-from dstrain.runner import run
-from dstrain.setup import resolve
-from dstrain.train import Job, feed, optimizer_steps, prepare, steps
-from dstrain.world import World
+from dstrain.models.locate import ModelConfig
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.runs.build import feed, prepare
+from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.job import Job
+from dstrain.runs.loop import optimizer_steps, steps
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run
+from dstrain.training.batch import Batch
+from dstrain.training.module import TrainingModule
 from dstrain_qwen_image.model_fn import pack
 from dstrain_qwen_image.toy import write
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-CAPTIONS = ("a dog", "", "two dogs that run over a long bridge in the rain", "a cat", "dog", "an apple on a table")
+CAPTIONS = (
+    "a dog",
+    "",
+    "two dogs that run over a long bridge in the rain",
+    "a cat",
+    "dog",
+    "an apple on a table",
+)
 PARTS = ("transformer", "text_encoder", "vae")
 LOGGED = ("step", "epoch", "learning_rate", "loss", "grad_norm")
 TRAINED: dict[str, dict[str, Any]] = {
     "LoRA": {"lora_rank": 4, "lora_alpha": 6.0},
     "dit": {"trainable_models": "dit"},
     "text_encoder": {"trainable_models": "text_encoder"},
-    "text_encoder and LoRA": {"trainable_models": "text_encoder", "lora_base_model": "dit", "lora_rank": 4},
+    "text_encoder and LoRA": {
+        "trainable_models": "text_encoder",
+        "lora_base_model": "dit",
+        "lora_rank": 4,
+    },
     "LoRA in the text_encoder": {"lora_base_model": "text_encoder", "lora_rank": 4},
-    "parts": {"trainable_models": "dit.transformer_blocks.0,text_encoder.model.language_model.layers.1"},
+    "parts": {
+        "trainable_models": "dit.transformer_blocks.0,text_encoder.model.language_model.layers.1"
+    },
 }
 
 
@@ -51,7 +69,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = ["image,prompt"]
     for i, caption in enumerate(CAPTIONS):
         size = (32, 32, 3) if i % 2 else (32, 48, 3)
-        Image.fromarray(numbers.integers(0, 256, size, np.uint8)).save(folder / f"{i}.png")
+        Image.fromarray(numbers.integers(0, 256, size, np.uint8)).save(
+            folder / f"{i}.png"
+        )
         lines.append(f"{i}.png,{caption}")
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
     return folder
@@ -76,7 +96,9 @@ def having(config: TrainConfig, **changes: Any) -> TrainConfig:
     return TrainConfig(**{**vars(config), **changes})
 
 
-def job(config: TrainConfig, module_class: type[TrainingModule] = TrainingModule) -> Job:
+def job(
+    config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
+) -> Job:
     setup, world = resolve(config), World(Accelerator(cpu=True))
     return prepare(setup, world, feed(setup, world), module_class)
 
@@ -87,11 +109,15 @@ def first_gradients(config: TrainConfig) -> tuple[Tensor, dict[str, Tensor | Non
     with torch.no_grad():
         for name, parameter in ready.module.trained.parameters.items():
             if "lora_B" in name:
-                parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+                parameter.copy_(
+                    torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter)
+                )
     _, batches = next(optimizer_steps(ready))
     total = torch.stack([ready.module(batch) for batch in batches]).sum()
     total.backward()
-    gradients = {name: value.grad for name, value in ready.module.trained.parameters.items()}
+    gradients = {
+        name: value.grad for name, value in ready.module.trained.parameters.items()
+    }
     return total.detach(), gradients
 
 
@@ -106,25 +132,49 @@ def log(folder: Path) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_trained_parameter_is_fp32_and_gets_a_gradient(name: str, precision: str, config: TrainConfig) -> None:
+def test_every_trained_parameter_is_fp32_and_gets_a_gradient(
+    name: str, precision: str, config: TrainConfig
+) -> None:
     flags = having(config, mixed_precision=precision, batch_size=2, **TRAINED[name])
     loss, gradients = first_gradients(flags)
     assert loss.isfinite()
-    assert [parameter for parameter, gradient in gradients.items() if gradient is None or not gradient.any()] == []
-    assert {gradient.dtype for gradient in gradients.values() if gradient is not None} == {torch.float32}
+    assert [
+        parameter
+        for parameter, gradient in gradients.items()
+        if gradient is None or not gradient.any()
+    ] == []
+    assert {
+        gradient.dtype for gradient in gradients.values() if gradient is not None
+    } == {torch.float32}
 
 
 def test_what_no_loss_reaches_is_frozen(config: TrainConfig) -> None:
     module = job(having(config, trainable_models="dit,text_encoder")).module
-    last = {name.removeprefix("dit.transformer_blocks.1.").rpartition(".")[0] for name in module.trained.unreached}
-    assert {"attn.add_q_proj", "attn.norm_added_q", "attn.to_add_out", "txt_mlp.net.2"} <= last
-    assert any(name.startswith("text_encoder.lm_head") for name in module.trained.unreached)
+    last = {
+        name.removeprefix("dit.transformer_blocks.1.").rpartition(".")[0]
+        for name in module.trained.unreached
+    }
+    assert {
+        "attn.add_q_proj",
+        "attn.norm_added_q",
+        "attn.to_add_out",
+        "txt_mlp.net.2",
+    } <= last
+    assert any(
+        name.startswith("text_encoder.lm_head") for name in module.trained.unreached
+    )
     assert module.trained.parameters.keys().isdisjoint(module.trained.unreached)
 
 
-@pytest.mark.parametrize("flag", ["use_gradient_checkpointing", "use_gradient_checkpointing_offload"])
-@pytest.mark.parametrize("name", ["LoRA", "dit", "text_encoder", "text_encoder and LoRA"])
-def test_checkpointing_changes_no_gradient_by_a_bit(name: str, flag: str, config: TrainConfig) -> None:
+@pytest.mark.parametrize(
+    "flag", ["use_gradient_checkpointing", "use_gradient_checkpointing_offload"]
+)
+@pytest.mark.parametrize(
+    "name", ["LoRA", "dit", "text_encoder", "text_encoder and LoRA"]
+)
+def test_checkpointing_changes_no_gradient_by_a_bit(
+    name: str, flag: str, config: TrainConfig
+) -> None:
     plain = having(config, batch_size=3, **TRAINED[name])
     loss, gradients = first_gradients(plain)
     other_loss, other_gradients = first_gradients(having(plain, **{flag: True}))
@@ -133,7 +183,11 @@ def test_checkpointing_changes_no_gradient_by_a_bit(name: str, flag: str, config
 
 
 @pytest.mark.parametrize(
-    ("flag", "name"), [("use_gradient_checkpointing", "dit"), ("use_gradient_checkpointing_offload", "text_encoder")]
+    ("flag", "name"),
+    [
+        ("use_gradient_checkpointing", "dit"),
+        ("use_gradient_checkpointing_offload", "text_encoder"),
+    ],
 )
 def test_checkpointing_keeps_less(flag: str, name: str, config: TrainConfig) -> None:
     def kept(flags: TrainConfig) -> int:
@@ -154,29 +208,56 @@ def test_checkpointing_keeps_less(flag: str, name: str, config: TrainConfig) -> 
 
 
 @pytest.mark.parametrize("name", ["dit", "LoRA"])
-def test_accumulation_gives_the_gradients_of_a_batch_as_large(name: str, config: TrainConfig) -> None:
+def test_accumulation_gives_the_gradients_of_a_batch_as_large(
+    name: str, config: TrainConfig
+) -> None:
     """Texts of several lengths are padded in the batch, and none is in a batch of one."""
     common = having(config, dataset_repeat=4, **TRAINED[name])
     loss, gradients = first_gradients(having(common, batch_size=4))
-    other_loss, other_gradients = first_gradients(having(common, gradient_accumulation_steps=4))
+    other_loss, other_gradients = first_gradients(
+        having(common, gradient_accumulation_steps=4)
+    )
     assert abs(loss - other_loss) <= 1e-6
     assert gradients.keys() == other_gradients.keys()
-    assert max((gradients[key] - other_gradients[key]).abs().max().item() for key in gradients) <= 1e-6
+    assert (
+        max(
+            (gradients[key] - other_gradients[key]).abs().max().item()
+            for key in gradients
+        )
+        <= 1e-6
+    )
 
 
-def test_accumulation_gives_the_weights_of_a_batch_as_large(config: TrainConfig, tmp_path: Path) -> None:
-    """LoRA: what has no gradient but rounding errors, such as the bias of an attention's keys, AdamW moves at will."""
-    common = having(config, dataset_repeat=4, learning_rate=1e-4, max_steps=6, **TRAINED["LoRA"])
+def test_accumulation_gives_the_weights_of_a_batch_as_large(
+    config: TrainConfig, tmp_path: Path
+) -> None:
+    """LoRA: what has no gradient but rounding errors, such as the bias of an
+    attention's keys, AdamW moves at will.
+    """
+    common = having(
+        config, dataset_repeat=4, learning_rate=1e-4, max_steps=6, **TRAINED["LoRA"]
+    )
     run(having(common, output_path=tmp_path / "batch", batch_size=4))
-    run(having(common, output_path=tmp_path / "accumulated", gradient_accumulation_steps=4))
-    batch, accumulated = (load_file(tmp_path / way / "epoch-0.safetensors") for way in ("batch", "accumulated"))
+    run(
+        having(
+            common, output_path=tmp_path / "accumulated", gradient_accumulation_steps=4
+        )
+    )
+    batch, accumulated = (
+        load_file(tmp_path / way / "epoch-0.safetensors")
+        for way in ("batch", "accumulated")
+    )
     assert batch.keys() == accumulated.keys()
-    assert max((batch[key] - accumulated[key]).abs().max().item() for key in batch) <= 1e-6
+    assert (
+        max((batch[key] - accumulated[key]).abs().max().item() for key in batch) <= 1e-6
+    )
     assert max(batch[key].abs().max().item() for key in batch if "lora_B" in key) > 5e-4
 
 
 @pytest.mark.parametrize("name", ["LoRA", "text_encoder and LoRA"])
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(name: str, config: TrainConfig, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    name: str, config: TrainConfig, tmp_path: Path
+) -> None:
     """The text encoder has dropout."""
 
     class Stopping(TrainingModule):
@@ -189,7 +270,12 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(name: str, config: Trai
             return super().forward(batch)
 
     flags = having(
-        config, num_epochs=2, gradient_accumulation_steps=2, lr_scheduler="cosine", save_steps=2, **TRAINED[name]
+        config,
+        num_epochs=2,
+        gradient_accumulation_steps=2,
+        lr_scheduler="cosine",
+        save_steps=2,
+        **TRAINED[name],
     )
     whole, cut = (having(flags, output_path=tmp_path / way) for way in ("whole", "cut"))
     run(whole)
@@ -199,7 +285,9 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(name: str, config: Trai
     saved = [path.name for path in sorted((tmp_path / "whole").glob("*.safetensors"))]
     assert len(saved) >= 4
     for file in saved:
-        assert same(load_file(tmp_path / "whole" / file), load_file(tmp_path / "cut" / file)), file
+        assert same(
+            load_file(tmp_path / "whole" / file), load_file(tmp_path / "cut" / file)
+        ), file
     ends = [load_state(states(tmp_path / way)[0]) for way in ("whole", "cut")]
     assert ends[0].step == ends[1].step == 8
     for i, moments in ends[0].optimizer["state"].items():
@@ -208,19 +296,33 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(name: str, config: Trai
 
 
 @pytest.mark.parametrize("name", ["LoRA", "text_encoder", "parts"])
-def test_in_bf16_the_split_equals_the_unsplit_run_too(name: str, config: TrainConfig, tmp_path: Path) -> None:
-    flags = having(config, mixed_precision="bf16", batch_size=2, feature_cache=tmp_path / "cache", **TRAINED[name])
+def test_in_bf16_the_split_equals_the_unsplit_run_too(
+    name: str, config: TrainConfig, tmp_path: Path
+) -> None:
+    flags = having(
+        config,
+        mixed_precision="bf16",
+        batch_size=2,
+        feature_cache=tmp_path / "cache",
+        **TRAINED[name],
+    )
     whole = [numbers["loss"] for numbers in steps(job(flags))]
     run(having(flags, task="sft:data_process"))
-    assert [numbers["loss"] for numbers in steps(job(having(flags, task="sft:train")))] == whole
+    assert [
+        numbers["loss"] for numbers in steps(job(having(flags, task="sft:train")))
+    ] == whole
     assert len(whole) == 4
     assert np.isfinite(whole).all()
-    exact = [numbers["loss"] for numbers in steps(job(having(flags, mixed_precision="no")))]
+    exact = [
+        numbers["loss"] for numbers in steps(job(having(flags, mixed_precision="no")))
+    ]
     assert whole != exact
     assert whole == pytest.approx(exact, rel=0.1)
 
 
-def test_timesteps_of_a_bf16_run_reach_the_denoiser_in_fp32(config: TrainConfig) -> None:
+def test_timesteps_of_a_bf16_run_reach_the_denoiser_in_fp32(
+    config: TrainConfig,
+) -> None:
     ready = job(having(config, mixed_precision="bf16"))
     seen: list[Tensor] = []
     embed = ready.module.pipeline.components["dit"].time_text_embed.time_proj
@@ -249,7 +351,9 @@ def test_a_lora_trained_here_gives_the_same_latents_in_diffusers_at_each_step(
         negative_prompt="bad",
         true_cfg_scale=scale,
         latents=pack(noise),
-        callback_on_step_end=lambda pipeline, step, timestep, values: theirs.append(values["latents"]) or values,
+        callback_on_step_end=lambda pipeline, step, timestep, values: (
+            theirs.append(values["latents"]) or values
+        ),
         **size,
     )
     pictures = {}
@@ -259,11 +363,26 @@ def test_a_lora_trained_here_gives_the_same_latents_in_diffusers_at_each_step(
         pipe = Pipeline.from_pretrained("qwen_image", files, "base")
         for lora in loras:
             pipe.load_lora(lora)
-        arguments = {"prompt": "a dog", "negative_prompt": "bad", "guidance_scale": scale, "latents": noise, **size}
-        pipe(**arguments, on_step=lambda i, latents, seen=ours: seen.append(pack(latents)))
+        arguments = {
+            "prompt": "a dog",
+            "negative_prompt": "bad",
+            "guidance_scale": scale,
+            "latents": noise,
+            **size,
+        }
+        pipe(
+            **arguments,
+            on_step=lambda i, latents, seen=ours: seen.append(pack(latents)),
+        )
         pictures[bool(loras)] = ours
     assert len(theirs) == len(pictures[True]) == 4
-    assert max((a - b).abs().max().item() for a, b in zip(pictures[True], theirs, strict=True)) <= 1e-5
+    assert (
+        max(
+            (a - b).abs().max().item()
+            for a, b in zip(pictures[True], theirs, strict=True)
+        )
+        <= 1e-5
+    )
     assert (pictures[False][-1] - theirs[-1]).abs().max() > 1e-2
 
 
@@ -282,7 +401,11 @@ def test_a_saved_text_encoder_is_loaded_by_itself_and_trained_on(
     published = load_file(saved)
     assert set(published) == set(load_file(weights(toy_folder, "text_encoder")[0]))
     assert loaded.state_dict().keys() == module.state_dict().keys()
-    moved = [n for n, value in loaded.state_dict().items() if not torch.equal(value, module.state_dict()[n])]
+    moved = [
+        n
+        for n, value in loaded.state_dict().items()
+        if not torch.equal(value, module.state_dict()[n])
+    ]
     assert len(moved) > 20
     assert not any(name.startswith(("lm_head", "model.visual")) for name in moved)
     run(again)
@@ -294,33 +417,76 @@ def test_a_saved_text_encoder_is_loaded_by_itself_and_trained_on(
 def test_two_processes_train_as_one_at_the_same_global_batch(
     config: TrainConfig, toy_folder: Path, data: Path, tmp_path: Path
 ) -> None:
-    common = {"learning_rate": 1e-2, "num_epochs": 2, "lora_rank": 4, "lr_scheduler": "cosine"}
-    run(having(config, gradient_accumulation_steps=4, output_path=tmp_path / "one", **common))
+    common = {
+        "learning_rate": 1e-2,
+        "num_epochs": 2,
+        "lora_rank": 4,
+        "lr_scheduler": "cosine",
+    }
+    run(
+        having(
+            config,
+            gradient_accumulation_steps=4,
+            output_path=tmp_path / "one",
+            **common,
+        )
+    )
     command = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 -m dstrain".split()
     flags = {"model": "qwen_image", "dataset_base_path": data, "gradient_accumulation_steps": 2, **common,
              "output_path": tmp_path / "two",
              "model_paths": json.dumps([weights(toy_folder, part) for part in PARTS])}  # fmt: skip
-    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    command += [
+        word for name, value in flags.items() for word in (f"--{name}", str(value))
+    ]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "2 process(es)" in done.stderr
     one, two = log(tmp_path / "one"), log(tmp_path / "two")
     assert len(one) == 2 * 2
     for a, b in zip(one, two, strict=True):
         assert a[:3] == b[:3]
-        assert [float(x) for x in a[3:]] == pytest.approx([float(x) for x in b[3:]], rel=2e-5)
+        assert [float(x) for x in a[3:]] == pytest.approx(
+            [float(x) for x in b[3:]], rel=2e-5
+        )
     for epoch in range(2):
-        files = [load_file(tmp_path / way / f"epoch-{epoch}.safetensors") for way in ("one", "two")]
+        files = [
+            load_file(tmp_path / way / f"epoch-{epoch}.safetensors")
+            for way in ("one", "two")
+        ]
         assert files[0].keys() == files[1].keys()
-        assert max((files[0][key] - files[1][key]).abs().max().item() for key in files[0]) <= 1e-5
+        assert (
+            max((files[0][key] - files[1][key]).abs().max().item() for key in files[0])
+            <= 1e-5
+        )
 
 
-def test_the_toys_weights_depend_on_nothing_but_its_seed(config: TrainConfig, toy_folder: Path, tmp_path: Path) -> None:
-    run(having(config, model_paths=None, toy=True, output_path=tmp_path / "toy", max_steps=1))
+def test_the_toys_weights_depend_on_nothing_but_its_seed(
+    config: TrainConfig, toy_folder: Path, tmp_path: Path
+) -> None:
+    run(
+        having(
+            config,
+            model_paths=None,
+            toy=True,
+            output_path=tmp_path / "toy",
+            max_steps=1,
+        )
+    )
     run(having(config, output_path=tmp_path / "files", max_steps=1))
-    assert same(*(load_file(tmp_path / way / "step-1.safetensors") for way in ("toy", "files")))
+    assert same(
+        *(load_file(tmp_path / way / "step-1.safetensors") for way in ("toy", "files"))
+    )
     write(tmp_path / "again")
     for part in PARTS:
-        for one, other in zip(weights(toy_folder, part), weights(tmp_path / "again", part), strict=True):
+        for one, other in zip(
+            weights(toy_folder, part), weights(tmp_path / "again", part), strict=True
+        ):
             assert Path(one).read_bytes() == Path(other).read_bytes()

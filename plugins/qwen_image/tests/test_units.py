@@ -9,7 +9,7 @@ import torch
 from diffusers import QwenImagePipeline
 from diffusers.image_processor import VaeImageProcessor
 from dstrain.errors import UsageError
-from dstrain.unit import Unit
+from dstrain.graph.unit import Unit
 from dstrain_qwen_image import units
 from PIL import Image
 
@@ -17,7 +17,9 @@ PROMPT, PICTURE = Unit.of(units.encode_prompt), Unit.of(units.encode_image)
 
 
 def picture(height: int, width: int) -> Image.Image:
-    noise = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+    noise = np.random.default_rng(0).integers(
+        0, 256, (height // 8, width // 8, 3), dtype=np.uint8
+    )
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
@@ -28,7 +30,10 @@ def published(lent: dict[str, Any]) -> QwenImagePipeline:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("prompt", ["a red apple on a table", "", " ", "\n red", "x" * 900, "红苹果 <|im_end|> {}"])
+@pytest.mark.parametrize(
+    "prompt",
+    ["a red apple on a table", "", " ", "\n red", "x" * 900, "红苹果 <|im_end|> {}"],
+)
 def test_prompt_embeddings_are_bit_equal_to_diffusers(
     prompt: str, lent: dict[str, Any], published: QwenImagePipeline
 ) -> None:
@@ -53,27 +58,39 @@ def test_a_tokenizer_of_another_model_is_refused_by_name(lent: dict[str, Any]) -
         def __call__(self, text: str) -> SimpleNamespace:
             return SimpleNamespace(input_ids=list(text.encode()))
 
-    with pytest.raises(UsageError, match=r"tokenizer some/folder: .* into \d+ tokens, want 34"):
+    with pytest.raises(
+        UsageError, match=r"tokenizer some/folder: .* into \d+ tokens, want 34"
+    ):
         PROMPT.run({"prompt": "x"}, {**lent, "tokenizer": Bytes()})
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("height", "width"), [(64, 96), (32, 32)])
-def test_a_picture_is_encoded_as_the_normalised_mode(height: int, width: int, lent: dict[str, Any]) -> None:
+def test_a_picture_is_encoded_as_the_normalised_mode(
+    height: int, width: int, lent: dict[str, Any]
+) -> None:
     vae = lent["vae"]
     pixels = VaeImageProcessor().preprocess(picture(height, width))
     mode = vae.encode(pixels[:, :, None]).latent_dist.mode()
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std))
+    mean, std = (
+        torch.tensor(v).view(1, -1, 1, 1, 1)
+        for v in (vae.config.latents_mean, vae.config.latents_std)
+    )
     made = PICTURE.run({"input_image": picture(height, width)}, lent)["input_latents"]
     assert made.shape == (1, 16, 1, height // 8, width // 8)
     assert torch.equal(made, (mode - mean) / std)
 
 
 @torch.no_grad()
-def test_decoding_undoes_the_normalisation_as_diffusers_does(lent: dict[str, Any]) -> None:
+def test_decoding_undoes_the_normalisation_as_diffusers_does(
+    lent: dict[str, Any],
+) -> None:
     vae = lent["vae"]
     latents = torch.randn(1, 16, 1, 8, 12, generator=torch.Generator().manual_seed(0))
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std))
+    mean, std = (
+        torch.tensor(v).view(1, -1, 1, 1, 1)
+        for v in (vae.config.latents_mean, vae.config.latents_std)
+    )
     pixels = vae.decode(latents / (1 / std) + mean, return_dict=False)[0][:, :, 0]
     wanted = VaeImageProcessor().postprocess(pixels, "pil")[0]
     made = units.decode(latents, vae=lent["vae"])["image"]
@@ -82,7 +99,9 @@ def test_decoding_undoes_the_normalisation_as_diffusers_does(lent: dict[str, Any
 
 
 @torch.no_grad()
-def test_in_bf16_embeddings_are_bf16_and_latents_fp32(lent_bf16: dict[str, Any]) -> None:
+def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
+    lent_bf16: dict[str, Any],
+) -> None:
     lent = lent_bf16
     assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
     latents = PICTURE.run({"input_image": picture(32, 32)}, lent)["input_latents"]

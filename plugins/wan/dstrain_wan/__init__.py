@@ -1,8 +1,10 @@
-"""Wan 2.1 and 2.2 for dstrain: the record by which the family is found; importing it imports no torch."""
+"""Wan 2.1 and 2.2 for dstrain: the record by which the family is found; importing it
+imports no torch.
+"""
 
 from types import MappingProxyType
 
-from dstrain.record import ModelRecord, Option
+from dstrain.registry.family import ModelRecord, Option
 
 DIT_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
 
@@ -30,7 +32,8 @@ MODEL = ModelRecord(
             "text_encoder": tuple(f"SelfAttention.{name}" for name in "qkvo"),
         }
     ),
-    # Names of the same layers in the published code, which other trainers' commands use.
+    # Names of the same layers in the published code, which other trainers' commands
+    # use.
     lora_aliases=MappingProxyType(
         {
             "q": ("to_q",),
@@ -41,8 +44,19 @@ MODEL = ModelRecord(
             "ffn.2": ("ffn.net.2",),
         }
     ),
-    # diffusers loads the file of either expert under the name "transformer": load_into_transformer_2 says which.
-    lora_prefixes=MappingProxyType({"dit": "transformer", "dit2": "transformer", "text_encoder": "text_encoder"}),
-    default_ids=MappingProxyType({"tokenizer": "Wan-AI/Wan2.1-T2V-1.3B:google/umt5-xxl/"}),
-    options=(Option("tokenizer_path", "Folder of umT5's tokenizer; by default that of Wan2.1-T2V-1.3B.", "tokenizer"),),
+    # diffusers loads the file of either expert under the name "transformer":
+    # load_into_transformer_2 says which.
+    lora_prefixes=MappingProxyType(
+        {"dit": "transformer", "dit2": "transformer", "text_encoder": "text_encoder"}
+    ),
+    default_ids=MappingProxyType(
+        {"tokenizer": "Wan-AI/Wan2.1-T2V-1.3B:google/umt5-xxl/"}
+    ),
+    options=(
+        Option(
+            "tokenizer_path",
+            "Folder of umT5's tokenizer; by default that of Wan2.1-T2V-1.3B.",
+            "tokenizer",
+        ),
+    ),
 )

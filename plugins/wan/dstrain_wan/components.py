@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.components import Component
-from dstrain.networks import Network, Tokenizer, TransformersNetwork
+from dstrain.models.components import Component
+from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
 
 from dstrain_wan import layouts
 
@@ -36,11 +36,22 @@ DIT_14B = MappingProxyType(
         "rope_max_seq_len": 1024,
     }
 )
-DIT_1_3B = MappingProxyType({**DIT_14B, "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30})
-DIT_I2V = MappingProxyType({**DIT_14B, "in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120})
+DIT_1_3B = MappingProxyType(
+    {**DIT_14B, "num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}
+)
+DIT_I2V = MappingProxyType(
+    {**DIT_14B, "in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}
+)
 DIT_I2V_A14B = MappingProxyType({**DIT_14B, "in_channels": 36})
 DIT_5B = MappingProxyType(
-    {**DIT_14B, "num_attention_heads": 24, "ffn_dim": 14336, "num_layers": 30, "in_channels": 48, "out_channels": 48}
+    {
+        **DIT_14B,
+        "num_attention_heads": 24,
+        "ffn_dim": 14336,
+        "num_layers": 30,
+        "in_channels": 48,
+        "out_channels": 48,
+    }
 )
 VAE_2_1 = MappingProxyType(
     {
@@ -138,11 +149,18 @@ DITS = MappingProxyType(
         for layout in ("", "-Diffusers")
     }
 )
-VAES = MappingProxyType({name: VAE_2_2 if configuration is DIT_5B else VAE_2_1 for name, configuration in DITS.items()})
+VAES = MappingProxyType(
+    {
+        name: VAE_2_2 if configuration is DIT_5B else VAE_2_1
+        for name, configuration in DITS.items()
+    }
+)
 
 
 def infer_dit(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None:
-    """The configuration of a transformer with heads of 128 channels, as all published ones, from its shapes."""
+    """The configuration of a transformer with heads of 128 channels, as all published
+    ones, from its shapes.
+    """
     width, channels, *patch = shapes["patch_embedding.weight"]
     if width % HEAD:
         return None
@@ -154,11 +172,13 @@ def infer_dit(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None
         "patch_size": patch,
         "num_attention_heads": width // HEAD,
         "in_channels": channels,
-        "out_channels": shapes["proj_out.weight"][0] // (patch[0] * patch[1] * patch[2]),
+        "out_channels": shapes["proj_out.weight"][0]
+        // (patch[0] * patch[1] * patch[2]),
         "text_dim": shapes["condition_embedder.text_embedder.linear_1.weight"][1],
         "freq_dim": shapes["condition_embedder.time_embedder.linear_1.weight"][1],
         "ffn_dim": shapes["blocks.0.ffn.net.0.proj.weight"][0],
-        "num_layers": 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")),
+        "num_layers": 1
+        + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")),
         "cross_attn_norm": "blocks.0.norm2.weight" in shapes,
         "image_dim": picture[0] if picture else None,
         "added_kv_proj_dim": added[1] if added else None,
@@ -167,32 +187,51 @@ def infer_dit(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None
 
 
 def infer_vae(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None:
-    """The configuration of the VAE of 2.1 or 2.2, told by its latent channels and width; None for another."""
-    latents, width = shapes["post_quant_conv.weight"][0], shapes["encoder.conv_in.weight"][0]
+    """The configuration of the VAE of 2.1 or 2.2, told by its latent channels and
+    width; None for another.
+    """
+    latents, width = (
+        shapes["post_quant_conv.weight"][0],
+        shapes["encoder.conv_in.weight"][0],
+    )
     known = {(vae["z_dim"], vae["base_dim"]): vae for vae in (VAE_2_1, VAE_2_2)}
     return known.get((latents, width))
 
 
-def infer_text_encoder(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None:
-    """The configuration of umT5-XXL, told by the size of its vocabulary and its width; None for another."""
+def infer_text_encoder(
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Mapping[str, Any] | None:
+    """The configuration of umT5-XXL, told by the size of its vocabulary and its width;
+    None for another.
+    """
     words = (TEXT_ENCODER["vocab_size"], TEXT_ENCODER["d_model"])
     return TEXT_ENCODER if shapes.get("shared.weight") == words else None
 
 
-def infer_image_encoder(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None:
-    """The configuration of CLIP-H's vision tower, told by its width and its patches; None for another."""
+def infer_image_encoder(
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Mapping[str, Any] | None:
+    """The configuration of CLIP-H's vision tower, told by its width and its patches;
+    None for another.
+    """
     width, _, *patch = shapes["embeddings.patch_embedding.weight"]
     published = (IMAGE_ENCODER["hidden_size"], IMAGE_ENCODER["patch_size"])
     return IMAGE_ENCODER if (width, patch[0]) == published else None
 
 
 def _dit(name: str, *folders: str) -> Component:
-    """One of the two experts, or the only transformer: they differ in nothing but their folder."""
+    """One of the two experts, or the only transformer: they differ in nothing but their
+    folder.
+    """
     return Component(
         name=name,
         folders=folders,
         load=DIT.load,
-        marks=("patch_embedding.weight", "condition_embedder.time_proj.weight", "blocks.*.attn2.to_q.weight"),
+        marks=(
+            "patch_embedding.weight",
+            "condition_embedder.time_proj.weight",
+            "blocks.*.attn2.to_q.weight",
+        ),
         configure=DIT.configure,
         published=DITS,
         infer=infer_dit,
@@ -210,7 +249,10 @@ COMPONENTS: tuple[Component, ...] = (
         name="text_encoder",
         folders=("text_encoder",),
         load=UMT5.load,
-        marks=("encoder.block.*.SelfAttention.relative_attention_bias.weight", "encoder.final_layer_norm.weight"),
+        marks=(
+            "encoder.block.*.SelfAttention.relative_attention_bias.weight",
+            "encoder.final_layer_norm.weight",
+        ),
         configure=UMT5.configure,
         published=MappingProxyType(dict.fromkeys(DITS, TEXT_ENCODER)),
         infer=infer_text_encoder,
@@ -239,9 +281,15 @@ COMPONENTS: tuple[Component, ...] = (
         layouts=layouts.IMAGE_ENCODER_LAYOUTS,
         prefixes=layouts.IMAGE_ENCODER_PREFIXES,
         configure=CLIP.configure,
-        published=MappingProxyType({name: IMAGE_ENCODER for name in DITS if "Wan2.1-I2V" in name}),
+        published=MappingProxyType(
+            {name: IMAGE_ENCODER for name in DITS if "Wan2.1-I2V" in name}
+        ),
         infer=infer_image_encoder,
         originals=("models_clip_*",),
     ),
-    Component(name="tokenizer", folders=("tokenizer", "google/umt5-xxl"), load=Tokenizer("T5TokenizerFast").load),
+    Component(
+        name="tokenizer",
+        folders=("tokenizer", "google/umt5-xxl"),
+        load=Tokenizer("T5TokenizerFast").load,
+    ),
 )

@@ -1,14 +1,22 @@
-"""Arrangements in which Wan's weights are published beside that of diffusers: the original files, and ComfyUI's.
+"""Arrangements in which Wan's weights are published beside that of diffusers: the
+original files, and ComfyUI's.
 
-Facts of the layouts: the modules of Wan-Video/Wan2.1 and Wan2.2, whose state dicts the original files are, and the
-files that ComfyUI reads and writes.
+Facts of the layouts: the modules of Wan-Video/Wan2.1 and Wan2.2, whose state dicts the
+original files are, and the files that ComfyUI reads and writes.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from dstrain.components import Layout, LoraNaming, Row, Shapes, nth_of, same_configuration
+from dstrain.models.formats import (
+    Layout,
+    LoraNaming,
+    Row,
+    Shapes,
+    nth_of,
+    same_configuration,
+)
 
 DIT_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 VAE_PREFIXES = ("vae.", "first_stage_model.")
@@ -17,20 +25,39 @@ IMAGE_ENCODER_PREFIXES = ("clip_vision.",)
 
 
 def _attention(own: str, file: str) -> tuple[Row, ...]:
-    parts = (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"), ("norm_q", "norm_q"), ("norm_k", "norm_k"))
-    added = (("add_k_proj", "k_img"), ("add_v_proj", "v_img"), ("norm_added_k", "norm_k_img"))
-    return tuple(Row(f"blocks.*.{own}.{name}", f"blocks.*.{file}.{old}") for name, old in (*parts, *added))
+    parts = (
+        ("to_q", "q"),
+        ("to_k", "k"),
+        ("to_v", "v"),
+        ("to_out.0", "o"),
+        ("norm_q", "norm_q"),
+        ("norm_k", "norm_k"),
+    )
+    added = (
+        ("add_k_proj", "k_img"),
+        ("add_v_proj", "v_img"),
+        ("norm_added_k", "norm_k_img"),
+    )
+    return tuple(
+        Row(f"blocks.*.{own}.{name}", f"blocks.*.{file}.{old}")
+        for name, old in (*parts, *added)
+    )
 
 
-def dit_configuration(content: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any] | None:
-    """config.json of the original repositories -> that of diffusers; None for content of another kind.
+def dit_configuration(
+    content: Mapping[str, Any], shapes: Shapes
+) -> Mapping[str, Any] | None:
+    """config.json of the original repositories -> that of diffusers; None for content
+    of another kind.
 
-    What the original leaves to its code (patches, norms, the widths of text and picture features) is as all published
-    models have it, or as the shapes tell.
+    What the original leaves to its code (patches, norms, the widths of text and picture
+    features) is as all published models have it, or as the shapes tell.
     """
     if not {"dim", "num_heads", "ffn_dim"} <= set(content):
         return None
-    text = shapes.get("condition_embedder.text_embedder.linear_1.weight", (content["dim"], 4096))
+    text = shapes.get(
+        "condition_embedder.text_embedder.linear_1.weight", (content["dim"], 4096)
+    )
     picture = shapes.get("condition_embedder.image_embedder.norm1.weight")
     ends = shapes.get("condition_embedder.image_embedder.pos_embed")
     return {
@@ -69,7 +96,9 @@ ORIGINAL_DIT = Layout(
         Row("blocks.*.scale_shift_table", "blocks.*.modulation"),
         *_attention("attn1", "self_attn"),
         *_attention("attn2", "cross_attn"),
-        Row("blocks.*.norm2", "blocks.*.norm3"),  # of cross attention; the others have no weights
+        Row(
+            "blocks.*.norm2", "blocks.*.norm3"
+        ),  # of cross attention; the others have no weights
         Row("blocks.*.ffn.net.0.proj", "blocks.*.ffn.0"),
         Row("blocks.*.ffn.net.2", "blocks.*.ffn.2"),
         Row("scale_shift_table", "head.modulation"),
@@ -81,21 +110,33 @@ ORIGINAL_DIT = Layout(
 
 def _residual(own: str, file: str) -> tuple[Row, ...]:
     parts = (("norm1", 0), ("conv1", 2), ("norm2", 3), ("conv2", 6))
-    rows = tuple(Row(f"{own}.{name}", f"{file}.residual.{place}") for name, place in parts)
+    rows = tuple(
+        Row(f"{own}.{name}", f"{file}.residual.{place}") for name, place in parts
+    )
     return (*rows, Row(f"{own}.conv_shortcut", f"{file}.shortcut"))
 
 
 def vae_rows(shapes: Shapes) -> tuple[Row, ...]:
-    """The table of an autoencoder of 2.1, whose levels are one flat list in the file, or of 2.2, where they nest."""
+    """The table of an autoencoder of 2.1, whose levels are one flat list in the file,
+    or of 2.2, where they nest.
+    """
     rows = [Row("quant_conv", "conv1"), Row("post_quant_conv", "conv2")]
     for half in ("encoder", "decoder"):
         middle = f"{half}.mid_block"
-        rows += [Row(f"{half}.conv_in", f"{half}.conv1"), Row(f"{half}.norm_out", f"{half}.head.0")]
-        rows += [Row(f"{half}.conv_out", f"{half}.head.2"), Row(f"{middle}.attentions.0", f"{half}.middle.1")]
+        rows += [
+            Row(f"{half}.conv_in", f"{half}.conv1"),
+            Row(f"{half}.norm_out", f"{half}.head.0"),
+        ]
+        rows += [
+            Row(f"{half}.conv_out", f"{half}.head.2"),
+            Row(f"{middle}.attentions.0", f"{half}.middle.1"),
+        ]
         rows += _residual(f"{middle}.resnets.0", f"{half}.middle.0") + _residual(
             f"{middle}.resnets.1", f"{half}.middle.2"
         )
-    nested = any(re.match(r"decoder\.upsamples\.\d+\.upsamples\.", name) for name in shapes)
+    nested = any(
+        re.match(r"decoder\.upsamples\.\d+\.upsamples\.", name) for name in shapes
+    )
     return (*rows, *(_nested(shapes) if nested else _flat(shapes)))
 
 
@@ -106,40 +147,74 @@ def _flat(shapes: Shapes) -> list[Row]:
     blocks = _numbers(r"decoder\.upsamples\.(\d+)\.", shapes)
     for (block,) in blocks:
         level = sum(sampler < block for (sampler,) in samplers)
-        first = max((sampler + 1 for (sampler,) in samplers if sampler < block), default=0)
+        first = max(
+            (sampler + 1 for (sampler,) in samplers if sampler < block), default=0
+        )
         if (block,) in samplers:
-            rows.append(Row(f"decoder.up_blocks.{level}.upsamplers.0", f"decoder.upsamples.{block}"))
+            rows.append(
+                Row(
+                    f"decoder.up_blocks.{level}.upsamplers.0",
+                    f"decoder.upsamples.{block}",
+                )
+            )
         else:
-            rows += _residual(f"decoder.up_blocks.{level}.resnets.{block - first}", f"decoder.upsamples.{block}")
+            rows += _residual(
+                f"decoder.up_blocks.{level}.resnets.{block - first}",
+                f"decoder.upsamples.{block}",
+            )
     return rows
 
 
 def _nested(shapes: Shapes) -> list[Row]:
     rows: list[Row] = []
     for half, way in (("encoder", "down"), ("decoder", "up")):
-        rows += _residual(f"{half}.{way}_blocks.*.resnets.*", f"{half}.{way}samples.*.{way}samples.*")
-        for level, place in _numbers(rf"{half}\.{way}samples\.(\d+)\.{way}samples\.(\d+)\.resample\.", shapes):
+        rows += _residual(
+            f"{half}.{way}_blocks.*.resnets.*", f"{half}.{way}samples.*.{way}samples.*"
+        )
+        for level, place in _numbers(
+            rf"{half}\.{way}samples\.(\d+)\.{way}samples\.(\d+)\.resample\.", shapes
+        ):
             own = f"{half}.{way}_blocks.{level}.{way}sampler"
             rows.append(Row(own, f"{half}.{way}samples.{level}.{way}samples.{place}"))
     return rows
 
 
 def _numbers(pattern: str, names: Shapes) -> list[tuple[int, ...]]:
-    return sorted({tuple(map(int, found.groups())) for name in names if (found := re.match(pattern, name))})
+    return sorted(
+        {
+            tuple(map(int, found.groups()))
+            for name in names
+            if (found := re.match(pattern, name))
+        }
+    )
 
 
 ORIGINAL_VAE = Layout(
-    marks=("encoder.downsamples.*.residual.2.weight", "decoder.upsamples.*.residual.2.weight", "conv2.weight"),
+    marks=(
+        "encoder.downsamples.*.residual.2.weight",
+        "decoder.upsamples.*.residual.2.weight",
+        "conv2.weight",
+    ),
     rows=vae_rows,
 )
 
 _BLOCK = "encoder.block.*.layer"
 ORIGINAL_TEXT_ENCODER = Layout(
-    marks=("token_embedding.weight", "blocks.*.attn.q.weight", "blocks.*.ffn.gate.0.weight"),
+    marks=(
+        "token_embedding.weight",
+        "blocks.*.attn.q.weight",
+        "blocks.*.ffn.gate.0.weight",
+    ),
     rows=(
         Row("shared", "token_embedding"),
-        *(Row(f"{_BLOCK}.0.SelfAttention.{part}", f"blocks.*.attn.{part}") for part in "qkvo"),
-        Row(f"{_BLOCK}.0.SelfAttention.relative_attention_bias", "blocks.*.pos_embedding.embedding"),
+        *(
+            Row(f"{_BLOCK}.0.SelfAttention.{part}", f"blocks.*.attn.{part}")
+            for part in "qkvo"
+        ),
+        Row(
+            f"{_BLOCK}.0.SelfAttention.relative_attention_bias",
+            "blocks.*.pos_embedding.embedding",
+        ),
         Row(f"{_BLOCK}.0.layer_norm", "blocks.*.norm1"),
         Row(f"{_BLOCK}.1.layer_norm", "blocks.*.norm2"),
         Row(f"{_BLOCK}.1.DenseReluDense.wi_0", "blocks.*.ffn.gate.0"),
@@ -150,9 +225,13 @@ ORIGINAL_TEXT_ENCODER = Layout(
 )
 _T5_MARK = "encoder.block.*.layer.1.DenseReluDense.wi_0.weight"
 # ComfyUI's files hold the tokenizer too.
-COMFYUI_TEXT_ENCODER = Layout(marks=(_T5_MARK, "spiece_model"), ignored=("spiece_model",))
+COMFYUI_TEXT_ENCODER = Layout(
+    marks=(_T5_MARK, "spiece_model"), ignored=("spiece_model",)
+)
 COMFYUI_TEXT_ENCODER_IN_ALL = Layout(
-    marks=(f"transformer.{_T5_MARK}",), rows=(Row("", "transformer"),), ignored=("spiece_model", "logit_scale")
+    marks=(f"transformer.{_T5_MARK}",),
+    rows=(Row("", "transformer"),),
+    ignored=("spiece_model", "logit_scale"),
 )
 
 _LAYER = "encoder.layers.*"
@@ -165,7 +244,11 @@ ORIGINAL_IMAGE_ENCODER = Layout(
         Row("embeddings.patch_embedding", "visual.patch_embedding"),
         Row("pre_layrnorm", "visual.pre_norm"),
         *(
-            Row(f"{_LAYER}.self_attn.{part}_proj", f"{_VISUAL}.attn.to_qkv", nth_of(i, 3))
+            Row(
+                f"{_LAYER}.self_attn.{part}_proj",
+                f"{_VISUAL}.attn.to_qkv",
+                nth_of(i, 3),
+            )
             for i, part in enumerate("qkv")
         ),
         Row(f"{_LAYER}.self_attn.out_proj", f"{_VISUAL}.attn.proj"),
@@ -175,24 +258,39 @@ ORIGINAL_IMAGE_ENCODER = Layout(
         Row(f"{_LAYER}.mlp.fc2", f"{_VISUAL}.mlp.2"),
         Row("post_layernorm", "visual.post_norm"),
     ),
-    # The half that reads text, and the projections into the space that both halves share.
+    # The half that reads text, and the projections into the space that both halves
+    # share.
     ignored=("textual.*", "log_scale", "visual.head"),
 )
 # The names of transformers before version 5, as published.
 PUBLISHED_IMAGE_ENCODER = Layout(
-    marks=("vision_model.embeddings.class_embedding", "vision_model.post_layernorm.weight"),
+    marks=(
+        "vision_model.embeddings.class_embedding",
+        "vision_model.post_layernorm.weight",
+    ),
     rows=(Row("", "vision_model"),),
-    ignored=("visual_projection.weight", "text_projection.weight", "text_model.*", "logit_scale", "*.position_ids"),
+    ignored=(
+        "visual_projection.weight",
+        "text_projection.weight",
+        "text_model.*",
+        "logit_scale",
+        "*.position_ids",
+    ),
     configuration=same_configuration,
 )
 
 DIT_LAYOUTS = (ORIGINAL_DIT,)
 VAE_LAYOUTS = (ORIGINAL_VAE,)
-TEXT_ENCODER_LAYOUTS = (ORIGINAL_TEXT_ENCODER, COMFYUI_TEXT_ENCODER, COMFYUI_TEXT_ENCODER_IN_ALL)
+TEXT_ENCODER_LAYOUTS = (
+    ORIGINAL_TEXT_ENCODER,
+    COMFYUI_TEXT_ENCODER,
+    COMFYUI_TEXT_ENCODER_IN_ALL,
+)
 IMAGE_ENCODER_LAYOUTS = (ORIGINAL_IMAGE_ENCODER, PUBLISHED_IMAGE_ENCODER)
 
-# Names in LoRA files. ComfyUI: comfy/lora.py, model_lora_keys_clip. kohya: networks/lora_wan.py of musubi-tuner; with
-# two '_', those of VideoX-Fun (comfy/lora_convert.py, convert_lora_wan_fun). The reference has the original names.
+# Names in LoRA files. ComfyUI: comfy/lora.py, model_lora_keys_clip. kohya:
+# networks/lora_wan.py of musubi-tuner; with two '_', those of VideoX-Fun
+# (comfy/lora_convert.py, convert_lora_wan_fun). The reference has the original names.
 TEXT_ENCODER_LORA = (
     LoraNaming("comfyui", ("text_encoders.umt5xxl.transformer.",)),
     LoraNaming("reference", ("", "pipe.text_encoder."), ORIGINAL_TEXT_ENCODER),
@@ -200,7 +298,9 @@ TEXT_ENCODER_LORA = (
 
 
 def dit_lora(name: str) -> tuple[LoraNaming, ...]:
-    """How LoRA files name the layers of one of the two experts, or of the only transformer."""
+    """How LoRA files name the layers of one of the two experts, or of the only
+    transformer.
+    """
     return (
         LoraNaming("kohya", ("lora_unet_", "lora_unet__"), ORIGINAL_DIT, flat=True),
         LoraNaming("reference", ("", f"pipe.{name}."), ORIGINAL_DIT),

@@ -1,15 +1,16 @@
-"""Wan's denoiser: one call of it per kind of condition, the shape of its latents, and what is held.
+"""Wan's denoiser: one call of it per kind of condition, the shape of its latents, and
+what is held.
 
-Latents lie in the VAE's layout, (batch, channels, latent frames, latent height, latent width); the transformer itself
-cuts them into tokens, which are patches of 1x2x2.
+Latents lie in the VAE's layout, (batch, channels, latent frames, latent height, latent
+width); the transformer itself cuts them into tokens, which are patches of 1x2x2.
 """
 
 from typing import Any
 
 import torch
 from dstrain.errors import UsageError
-from dstrain.latents import check_sides
-from dstrain.losses import Held
+from dstrain.graph.schedule import Held
+from dstrain.models.functional import check_sides
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -22,67 +23,120 @@ PATCH = 2
 def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any) -> Tensor:
     """Predict noise - x_0, shaped as noisy, from text alone.
 
-    noisy: (batch, channels, frames, h, w). timestep: fp32, 0 to 1000, (batch,) or what broadcasts over the latents.
-    prompt_emb: (batch, tokens, channels), shorter prompts filled up with zeros.
+    noisy: (batch, channels, frames, h, w). timestep: fp32, 0 to 1000, (batch,) or what
+    broadcasts over the latents. prompt_emb: (batch, tokens, channels), shorter prompts
+    filled up with zeros.
     """
     return _denoise(dit, noisy, noisy, timestep, prompt_emb)
 
 
-def predict_known(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, *, dit: Any) -> Tensor:
-    """As `predict`, with y, (batch, 20, frames, h, w): which frames are known, and their latents."""
+def predict_known(
+    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, *, dit: Any
+) -> Tensor:
+    """As `predict`, with y, (batch, 20, frames, h, w): which frames are known, and
+    their latents.
+    """
     return _denoise(dit, noisy, torch.cat([noisy, y], dim=1), timestep, prompt_emb)
 
 
 def predict_seen(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, clip_feature: Tensor, *, dit: Any
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    y: Tensor,
+    clip_feature: Tensor,
+    *,
+    dit: Any,
 ) -> Tensor:
-    """As `predict_known`, with clip_feature, (batch, 257, channels): the first frame as the image encoder sees it."""
-    return _denoise(dit, noisy, torch.cat([noisy, y], dim=1), timestep, prompt_emb, clip_feature)
+    """As `predict_known`, with clip_feature, (batch, 257, channels): the first frame as
+    the image encoder sees it.
+    """
+    return _denoise(
+        dit, noisy, torch.cat([noisy, y], dim=1), timestep, prompt_emb, clip_feature
+    )
 
 
 def _denoise(
-    dit: Any, noisy: Tensor, read: Tensor, timestep: Tensor, prompt_emb: Tensor, clip_feature: Tensor | None = None
+    dit: Any,
+    noisy: Tensor,
+    read: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    clip_feature: Tensor | None = None,
 ) -> Tensor:
-    """Call the transformer; the prompt is filled up with zeros to 512 tokens, which it attends to as to others.
+    """Call the transformer; the prompt is filled up with zeros to 512 tokens, which it
+    attends to as to others.
 
-    The timestep is not cast: its embedding takes sines of it in fp32 first, so that 500 and 501 stay apart in bf16.
+    The timestep is not cast: its embedding takes sines of it in fp32 first, so that 500
+    and 501 stay apart in bf16.
     """
     if timestep.ndim > 1:
-        # One per token: that of the patch's first latent, since nothing is held in part of a patch.
-        timestep = timestep.expand(-1, -1, *noisy.shape[2:])[:, 0, :, ::PATCH, ::PATCH].flatten(1)
+        # One per token: that of the patch's first latent, since nothing is held in part
+        # of a patch.
+        timestep = timestep.expand(-1, -1, *noisy.shape[2:])[
+            :, 0, :, ::PATCH, ::PATCH
+        ].flatten(1)
     prediction: Tensor = dit(
         hidden_states=read,
         timestep=timestep,
-        encoder_hidden_states=pad(prompt_emb, (0, 0, 0, MAX_TOKENS - prompt_emb.shape[1])),
+        encoder_hidden_states=pad(
+            prompt_emb, (0, 0, 0, MAX_TOKENS - prompt_emb.shape[1])
+        ),
         encoder_hidden_states_image=clip_feature,
         return_dict=False,
     )[0]
     return prediction
 
 
-def hold_first_frame(latents: Tensor, timestep: Tensor, noise: Tensor, first_latents: Tensor | None = None) -> Held:
-    """With first_latents, (batch, channels, 1, h, w): latent frame 0 is these, at timestep 0, and not in the loss.
+def hold_first_frame(
+    latents: Tensor,
+    timestep: Tensor,
+    noise: Tensor,
+    first_latents: Tensor | None = None,
+) -> Held:
+    """With first_latents, (batch, channels, 1, h, w): latent frame 0 is these, at
+    timestep 0, and not in the loss.
 
-    latents, noise: (batch, channels, frames, h, w). timestep: (batch,). Raises UsageError when there is no other frame.
+    latents, noise: (batch, channels, frames, h, w). timestep: (batch,). Raises
+    UsageError when there is no other frame.
     """
     if first_latents is None:
         return Held(latents, timestep)
     if latents.shape[2] == 1:
-        raise UsageError("num_frames", "is 1, and that frame is input_image: nothing is left to learn or generate")
+        raise UsageError(
+            "num_frames",
+            "is 1, and that frame is input_image: nothing is left to learn or generate",
+        )
     later = latents.new_ones(1, 1, latents.shape[2], 1, 1)
     later[:, :, 0] = 0
     held = torch.cat([first_latents.to(latents.dtype), latents[:, :, 1:]], dim=2)
     return Held(held, timestep.view(-1, 1, 1, 1, 1) * later, later)
 
 
-def latent_shape(height: int, width: int, num_frames: int, *, vae_config: Any) -> tuple[int, ...]:
-    """Return (1, channels, (num_frames - 1) / 4 + 1, height / 8, width / 8); 16 instead of 8 for the VAE of 2.2-5B.
+def latent_shape(
+    height: int, width: int, num_frames: int, *, vae_config: Any
+) -> tuple[int, ...]:
+    """Return (1, channels, (num_frames - 1) / 4 + 1, height / 8, width / 8); 16 instead
+    of 8 for the VAE of 2.2-5B.
 
-    Raises UsageError for sides that are no multiples of 16 (2.2-5B: 32) and frames that are not 4n + 1.
+    Raises UsageError for sides that are no multiples of 16 (2.2-5B: 32) and frames that
+    are not 4n + 1.
     """
-    spatial, temporal = vae_config.scale_factor_spatial, vae_config.scale_factor_temporal
+    spatial, temporal = (
+        vae_config.scale_factor_spatial,
+        vae_config.scale_factor_temporal,
+    )
     check_sides(height, width, spatial * PATCH)
     if num_frames <= 0 or num_frames % temporal != 1:
         near = max(0, round((num_frames - 1) / temporal)) * temporal + 1
-        raise UsageError("num_frames", f"want {temporal}n + 1, got {num_frames}; the nearest is {near}")
-    return (1, vae_config.z_dim, (num_frames - 1) // temporal + 1, height // spatial, width // spatial)
+        raise UsageError(
+            "num_frames",
+            f"want {temporal}n + 1, got {num_frames}; the nearest is {near}",
+        )
+    return (
+        1,
+        vae_config.z_dim,
+        (num_frames - 1) // temporal + 1,
+        height // spatial,
+        width // spatial,
+    )

@@ -1,15 +1,23 @@
-"""Wan's variants: which units each has, where its inputs come from, and which expert acts when."""
+"""Wan's variants: which units each has, where its inputs come from, and which expert
+acts when.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.latents import guide
-from dstrain.schedule import TRAIN_TIMESTEPS, FlowMatchSchedule
-from dstrain.sources import Column, Given, Setting, Size, Source, at_least
-from dstrain.unit import Signature, Unit
-from dstrain.wiring import GIVEN_TO_DECODER, GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Expert, Wiring
+from dstrain.graph.inputs import Column, Given, Setting, Size, Source, at_least
+from dstrain.graph.schedule import TRAIN_TIMESTEPS, FlowMatchSchedule
+from dstrain.graph.spec import (
+    GIVEN_TO_DECODER,
+    GIVEN_TO_HOLD,
+    GIVEN_TO_MODEL_FN,
+    Expert,
+    Wiring,
+)
+from dstrain.graph.unit import Signature, Unit
+from dstrain.models.functional import guide
 
 from dstrain_wan import model_fn, units
 
@@ -17,7 +25,9 @@ FRAMES_PER_LATENT = 4
 SCHEDULE = FlowMatchSchedule(shift=5.0, latents_per_token=model_fn.PATCH**2)
 
 # The last hidden states but one are read; umT5 is used in full.
-UNREACHED = MappingProxyType({"image_encoder": ("encoder.layers.{last}.*", "post_layernorm.*")})
+UNREACHED = MappingProxyType(
+    {"image_encoder": ("encoder.layers.{last}.*", "post_layernorm.*")}
+)
 
 # sample_neg_prompt of the published configuration, wan/configs/shared_config.py.
 NEGATIVE_PROMPT = (
@@ -31,9 +41,11 @@ NEGATIVE_PROMPT = (
 class Variant:
     """What one variant has of its own.
 
-    units: their functions, in order. predict: its model_fn. defaults: of inference. boundary: the least timestep of the
-    noisier of two experts, divided by 1000; 0 for one denoiser alone. with_picture: whether the video's first frame is
-    an input, too. components: beside those of every variant. multiple: of sides in pixels. fps: frames per second.
+    units: their functions, in order. predict: its model_fn. defaults: of inference.
+    boundary: the least timestep of the noisier of two experts, divided by 1000; 0 for
+    one denoiser alone. with_picture: whether the video's first frame is an input, too.
+    components: beside those of every variant. multiple: of sides in pixels. fps: frames
+    per second.
     """
 
     units: tuple[Callable[..., Any], ...]
@@ -49,10 +61,17 @@ class Variant:
 
 def _inputs(variant: Variant) -> Mapping[str, Source]:
     """The table of inputs: the video's frames, and the first of them as a picture."""
-    loaded: dict[str, Any] = {"multiple": variant.multiple, "frames": FRAMES_PER_LATENT, "fps": variant.fps}
-    # Where a denoiser can do without it, a data set's own first frame is given only if the user asks for it.
+    loaded: dict[str, Any] = {
+        "multiple": variant.multiple,
+        "frames": FRAMES_PER_LATENT,
+        "fps": variant.fps,
+    }
+    # Where a denoiser can do without it, a data set's own first frame is given only if
+    # the user asks for it.
     held = variant.hold is not None
-    picture = {"input_image": Column("video", "picture", pick="first", extra=held, **loaded)}
+    picture = {
+        "input_image": Column("video", "picture", pick="first", extra=held, **loaded)
+    }
     picture = picture if variant.with_picture else {}
     return MappingProxyType(
         {
@@ -68,8 +87,12 @@ def _inputs(variant: Variant) -> Mapping[str, Source]:
     )
 
 
-def _defaults(steps: int, scale: float, height: int = 480, width: int = 832, num_frames: int = 81) -> Mapping[str, Any]:
-    """Default arguments of inference, those of the published configurations (wan/configs)."""
+def _defaults(
+    steps: int, scale: float, height: int = 480, width: int = 832, num_frames: int = 81
+) -> Mapping[str, Any]:
+    """Default arguments of inference, those of the published configurations
+    (wan/configs).
+    """
     return MappingProxyType(
         {
             "height": height,
@@ -93,8 +116,19 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             _defaults(40, 5.0),
             components=("image_encoder",),
         ),
-        "t2v-a14b": Variant(TEXT, model_fn.predict, _defaults(40, 4.0), boundary=0.875, with_picture=False),
-        "i2v-a14b": Variant((*TEXT, units.encode_first), model_fn.predict_known, _defaults(40, 3.5), boundary=0.9),
+        "t2v-a14b": Variant(
+            TEXT,
+            model_fn.predict,
+            _defaults(40, 4.0),
+            boundary=0.875,
+            with_picture=False,
+        ),
+        "i2v-a14b": Variant(
+            (*TEXT, units.encode_first),
+            model_fn.predict_known,
+            _defaults(40, 3.5),
+            boundary=0.9,
+        ),
         "ti2v-5b": Variant(
             (*TEXT, units.encode_first_frame),
             model_fn.predict,
@@ -133,13 +167,22 @@ def build(variant: str) -> Wiring:
 
 
 def _expert(boundary: float) -> Expert:
-    """The two experts of Wan 2.2 A14B: `dit` from the boundary up to pure noise, `dit2` below it."""
+    """The two experts of Wan 2.2 A14B: `dit` from the boundary up to pure noise, `dit2`
+    below it.
+    """
     least = boundary * TRAIN_TIMESTEPS
-    return Expert("dit", MappingProxyType({"dit": (least, float(TRAIN_TIMESTEPS)), "dit2": (0.0, least)}))
+    return Expert(
+        "dit",
+        MappingProxyType(
+            {"dit": (least, float(TRAIN_TIMESTEPS)), "dit2": (0.0, least)}
+        ),
+    )
 
 
 def variants_for(configuration: Mapping[str, Any]) -> tuple[str, ...]:
-    """The variants that a transformer of this configuration can be, told by its channels and its image embedding."""
+    """The variants that a transformer of this configuration can be, told by its
+    channels and its image embedding.
+    """
     channels = configuration.get("in_channels", 16)
     if channels == 16:
         return ("t2v", "t2v-a14b")

@@ -81,7 +81,11 @@ IMAGE = MappingProxyType(
     }
 )
 SCHEDULER = MappingProxyType(
-    {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 5.0}
+    {
+        "_class_name": "FlowMatchEulerDiscreteScheduler",
+        "num_train_timesteps": 1000,
+        "shift": 5.0,
+    }
 )
 IMAGE_PROCESSOR = MappingProxyType(
     {
@@ -90,11 +94,27 @@ IMAGE_PROCESSOR = MappingProxyType(
         "size": {"shortest_edge": IMAGE["image_size"]},
     }
 )
-WORDS = ("a", "an", "the", "of", "in", "on", "and", "dog", "cat", "runs", "red", "video")
+WORDS = (
+    "a",
+    "an",
+    "the",
+    "of",
+    "in",
+    "on",
+    "and",
+    "dog",
+    "cat",
+    "runs",
+    "red",
+    "video",
+)
 
 
 def write(
-    folder: Path, variant: str = "t2v", seed: int = 0, sizes: Mapping[str, Mapping[str, Any]] | None = None
+    folder: Path,
+    variant: str = "t2v",
+    seed: int = 0,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Write a toy of `variant` to `folder`; equal arguments write equal files.
 
@@ -110,23 +130,36 @@ def write(
     with torch.random.fork_rng(devices=[]):
         for offset, (name, place) in enumerate(_experts(variant)):
             torch.manual_seed(seed + 1000 * offset)
-            dit = WanTransformer3DModel(**{**DIT, **DITS.get(variant, {}), **sizes.get(name, {})})
+            dit = WanTransformer3DModel(
+                **{**DIT, **DITS.get(variant, {}), **sizes.get(name, {})}
+            )
             # Two shards, as the published transformer has several.
             dit.save_pretrained(
-                folder / place, max_shard_size=int(0.6 * dit.get_memory_footprint(return_buffers=False))
+                folder / place,
+                max_shard_size=int(
+                    0.6 * dit.get_memory_footprint(return_buffers=False)
+                ),
             )
         torch.manual_seed(seed)
-        vae = {**VAE, **(VAE_5B if variant == "ti2v-5b" else {}), **sizes.get("vae", {})}
+        vae = {
+            **VAE,
+            **(VAE_5B if variant == "ti2v-5b" else {}),
+            **sizes.get("vae", {}),
+        }
         AutoencoderKLWan(**vae).save_pretrained(folder / "vae")
         torch.manual_seed(seed)
-        _write_text_encoder(folder / "text_encoder", len(tokenizer), sizes.get("text_encoder", {}))
+        _write_text_encoder(
+            folder / "text_encoder", len(tokenizer), sizes.get("text_encoder", {})
+        )
         if variant == "i2v":
             torch.manual_seed(seed)
             _write_image_encoder(folder, sizes.get("image_encoder", {}))
 
 
 def make_tokenizer() -> Any:
-    """A unigram tokenizer of the umT5 kind that knows ASCII's letters, digits and marks, and a few words."""
+    """A unigram tokenizer of the umT5 kind that knows ASCII's letters, digits and
+    marks, and a few words.
+    """
     from transformers import T5TokenizerFast
 
     marks = string.ascii_letters + string.digits + string.punctuation
@@ -147,7 +180,11 @@ def _write_text_encoder(folder: Path, words: int, sizes: Mapping[str, Any]) -> N
     module = UMT5EncoderModel(UMT5Config(**{**TEXT, "vocab_size": words, **sizes}))
     module.config.architectures = ["UMT5EncoderModel"]
     module.config.save_pretrained(folder)
-    weights = {name: weight for name, weight in module.state_dict().items() if name not in module.all_tied_weights_keys}
+    weights = {
+        name: weight
+        for name, weight in module.state_dict().items()
+        if name not in module.all_tied_weights_keys
+    }
     # The module's own save_pretrained writes in one process of several only.
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -157,8 +194,13 @@ def _write_image_encoder(folder: Path, sizes: Mapping[str, Any]) -> None:
 
     module = CLIPVisionModel(CLIPVisionConfig(**{**IMAGE, **sizes}))
     module.config.save_pretrained(folder / "image_encoder")
-    weights = {f"vision_model.{name}": weight.contiguous() for name, weight in module.state_dict().items()}
-    save_file(weights, folder / "image_encoder/model.safetensors", metadata={"format": "pt"})
+    weights = {
+        f"vision_model.{name}": weight.contiguous()
+        for name, weight in module.state_dict().items()
+    }
+    save_file(
+        weights, folder / "image_encoder/model.safetensors", metadata={"format": "pt"}
+    )
     _write_json(folder / "image_processor/preprocessor_config.json", IMAGE_PROCESSOR)
 
 
@@ -168,13 +210,26 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _model_index(variant: str) -> Mapping[str, Any]:
-    """model_index.json as published: diffusers' class, and the library and class of each folder."""
-    experts = {folder: ["diffusers", "WanTransformer3DModel"] for _, folder in _experts(variant)}
-    picture = {"image_encoder": ["transformers", "CLIPVisionModel"],
-               "image_processor": ["transformers", "CLIPImageProcessor"]}  # fmt: skip
-    boundary = {"boundary_ratio": {"t2v-a14b": 0.875, "i2v-a14b": 0.9}[variant]} if len(experts) > 1 else {}
+    """model_index.json as published: diffusers' class, and the library and class of
+    each folder.
+    """
+    experts = {
+        folder: ["diffusers", "WanTransformer3DModel"]
+        for _, folder in _experts(variant)
+    }
+    picture = {
+        "image_encoder": ["transformers", "CLIPVisionModel"],
+        "image_processor": ["transformers", "CLIPImageProcessor"],
+    }
+    boundary = (
+        {"boundary_ratio": {"t2v-a14b": 0.875, "i2v-a14b": 0.9}[variant]}
+        if len(experts) > 1
+        else {}
+    )
     return {
-        "_class_name": "WanImageToVideoPipeline" if variant.startswith("i2v") else "WanPipeline",
+        "_class_name": "WanImageToVideoPipeline"
+        if variant.startswith("i2v")
+        else "WanPipeline",
         **boundary,
         **({"expand_timesteps": True} if variant == "ti2v-5b" else {}),
         "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],

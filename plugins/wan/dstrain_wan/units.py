@@ -1,4 +1,6 @@
-"""Wan's units: prompt, video and first picture -> what the denoiser reads, and latents -> video."""
+"""Wan's units: prompt, video and first picture -> what the denoiser reads, and latents
+-> video.
+"""
 
 import html
 import re
@@ -6,17 +8,21 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.latents import as_uint8, signed, signed_pixels, statistics
-from dstrain.pictures import convert
-from dstrain.values import Frames
+from dstrain.data.images import convert
+from dstrain.graph.values import Frames
+from dstrain.models.functional import as_uint8, signed, signed_pixels, statistics
 from PIL import Image
 from torch import Tensor
 
 MAX_TOKENS = 512
-"""Tokens of a prompt, its end mark included (max_sequence_length of diffusers' WanPipeline)."""
+"""Tokens of a prompt, its end mark included (max_sequence_length of diffusers'
+WanPipeline).
+"""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-"""Per colour, of pixels in 0 to 1: the published preprocessor_config.json, which is CLIPImageProcessor's default."""
+"""Per colour, of pixels in 0 to 1: the published preprocessor_config.json, which is
+CLIPImageProcessor's default.
+"""
 
 
 class Prompt(TypedDict):
@@ -44,7 +50,9 @@ class Known(TypedDict):
     """Which frames are known, and what they look like."""
 
     y: Tensor
-    """(1, 4 + 16, latent frames, latent height, latent width), fp32: mask, then normalised latents."""
+    """(1, 4 + 16, latent frames, latent height, latent width), fp32: mask, then
+    normalised latents.
+    """
 
 
 class FirstLatents(TypedDict):
@@ -60,21 +68,30 @@ class Video(TypedDict):
     video: Frames
 
 
-def encode_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device) -> Prompt:
+def encode_prompt(
+    prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
+) -> Prompt:
     """Text -> umT5's last hidden states, one per token.
 
-    The text encoder itself sees 512 tokens, those after the text masked, as in the published code: numbers are then
-    equal to its, and text of any length is computed alike.
+    The text encoder itself sees 512 tokens, those after the text masked, as in the
+    published code: numbers are then equal to its, and text of any length is computed
+    alike.
     """
     tokens = tokenizer(
-        [clean(prompt)], max_length=MAX_TOKENS, truncation=True, padding="max_length", return_tensors="pt"
+        [clean(prompt)],
+        max_length=MAX_TOKENS,
+        truncation=True,
+        padding="max_length",
+        return_tensors="pt",
     ).to(device)
     states = text_encoder(tokens.input_ids, tokens.attention_mask).last_hidden_state
     return {"prompt_emb": states[:, : int(tokens.attention_mask.sum())]}
 
 
 def clean(prompt: str) -> str:
-    """Undo HTML's escapes, twice, and make white space single blanks (`prompt_clean` of diffusers, without ftfy)."""
+    """Undo HTML's escapes, twice, and make white space single blanks (`prompt_clean` of
+    diffusers, without ftfy).
+    """
     return re.sub(r"\s+", " ", html.unescape(html.unescape(prompt))).strip()
 
 
@@ -86,7 +103,8 @@ def encode_video(input_video: Frames, *, vae: Any) -> Latents:
 def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
     """RGB picture of any size -> the image encoder's last hidden states but one.
 
-    Its short side is scaled to the encoder's input (224 pixels) and its middle cut out, as CLIPImageProcessor does.
+    Its short side is scaled to the encoder's input (224 pixels) and its middle cut out,
+    as CLIPImageProcessor does.
     """
     side = image_encoder.config.image_size
     width, height = input_image.size
@@ -98,15 +116,27 @@ def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
     picture = picture.crop((left, top, left + side, top + side))
     pixels = torch.from_numpy(np.array(picture)).float() / 255
     mean, std = (torch.tensor(numbers) for numbers in (CLIP_MEAN, CLIP_STD))
-    normalised = ((pixels - mean) / std).permute(2, 0, 1)[None].to(image_encoder.device, image_encoder.dtype)
-    return {"clip_feature": image_encoder(normalised, output_hidden_states=True).hidden_states[-2]}
+    normalised = (
+        ((pixels - mean) / std)
+        .permute(2, 0, 1)[None]
+        .to(image_encoder.device, image_encoder.dtype)
+    )
+    return {
+        "clip_feature": image_encoder(
+            normalised, output_hidden_states=True
+        ).hidden_states[-2]
+    }
 
 
-def encode_first(input_image: Image.Image, num_frames: int, height: int, width: int, *, vae: Any) -> Known:
-    """First frame, RGB -> a mask, 1 where a frame is known, and the VAE's latents of it with grey frames after it.
+def encode_first(
+    input_image: Image.Image, num_frames: int, height: int, width: int, *, vae: Any
+) -> Known:
+    """First frame, RGB -> a mask, 1 where a frame is known, and the VAE's latents of it
+    with grey frames after it.
 
-    The mask's four channels are the four frames of a latent frame; the first latent frame is one frame alone.
-    Source: WanImageToVideoPipeline.prepare_latents of diffusers.
+    The mask's four channels are the four frames of a latent frame; the first latent
+    frame is one frame alone. Source: WanImageToVideoPipeline.prepare_latents of
+    diffusers.
     """
     first = signed_pixels([_resized(input_image, height, width)])
     grey = first.new_zeros(num_frames - 1, 3, height, width)
@@ -116,27 +146,43 @@ def encode_first(input_image: Image.Image, num_frames: int, height: int, width: 
     return {"y": torch.cat([mask, latents], dim=1)}
 
 
-def encode_first_frame(input_image: Image.Image, height: int, width: int, *, vae: Any) -> FirstLatents:
+def encode_first_frame(
+    input_image: Image.Image, height: int, width: int, *, vae: Any
+) -> FirstLatents:
     """First frame, RGB -> the mode of the VAE's distribution, normalised in fp32."""
-    return {"first_latents": _encode(signed_pixels([_resized(input_image, height, width)]), vae)}
+    return {
+        "first_latents": _encode(
+            signed_pixels([_resized(input_image, height, width)]), vae
+        )
+    }
 
 
 def decode(latents: Tensor, fps: float, *, vae: Any) -> Video:
-    """Latents, (1, channels, latent frames, latent height, latent width) -> video of `fps` frames per second."""
+    """Latents, (1, channels, latent frames, latent height, latent width) -> video of
+    `fps` frames per second.
+    """
     latents = latents.to(vae.device, torch.float32)
     mean, std = statistics(vae.config, latents)
     # Not latents * std: diffusers divides, and then the pixels are equal, too.
-    pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[0][0]
+    pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[
+        0
+    ][0]
     return {"video": Frames(as_uint8(pixels.transpose(0, 1)), fps)}
 
 
 def _encode(frames: Tensor, vae: Any) -> Tensor:
     """Frames, (frames, 3, height, width) in -1 to 1 -> normalised latents, fp32."""
-    mode = vae.encode(frames.transpose(0, 1)[None].to(vae.device, vae.dtype)).latent_dist.mode().float()
+    mode = (
+        vae.encode(frames.transpose(0, 1)[None].to(vae.device, vae.dtype))
+        .latent_dist.mode()
+        .float()
+    )
     mean, std = statistics(vae.config, mode)
     return (mode - mean) * (1 / std)
 
 
 def _resized(picture: Image.Image, height: int, width: int) -> Image.Image:
-    """The picture at this size, its aspect ratio not kept (VideoProcessor.preprocess of diffusers)."""
+    """The picture at this size, its aspect ratio not kept (VideoProcessor.preprocess of
+    diffusers).
+    """
     return convert(picture, "RGB").resize((width, height), Image.Resampling.LANCZOS)

@@ -1,4 +1,6 @@
-"""One toy model per variant, written once, and its components as this plugin loads them."""
+"""One toy model per variant, written once, and its components as this plugin loads
+them.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.components import Files
-from dstrain.weights import recognise
+from dstrain.models.components import Files
+from dstrain.models.weights import recognise
 from dstrain_wan import MODEL
 from dstrain_wan.components import COMPONENTS
 from dstrain_wan.pipeline import build
@@ -19,19 +21,27 @@ from PIL import Image
 BY_NAME = {component.name: component for component in COMPONENTS}
 
 
-def load(folder: Path, variant: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Load every component of a variant's toy, and its configuration as units borrow it."""
+def load(
+    folder: Path, variant: str, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """Load every component of a variant's toy, and its configuration as units borrow
+    it.
+    """
     lent: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
     for name in build(variant).components:
         component = BY_NAME[name]
         place = folder / component.folders[0]
         configuration = None
         if not component.is_folder:
-            configuration = component.configure(json.loads((place / "config.json").read_text()))
+            configuration = component.configure(
+                json.loads((place / "config.json").read_text())
+            )
             lent[f"{name}_config"] = configuration
         files = Files((place,))
         if not component.is_folder:
-            ((_, files),) = recognise(Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS)
+            ((_, files),) = recognise(
+                Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
+            )
         lent[name] = component.load(files, configuration, dtype)
         if isinstance(lent[name], torch.nn.Module):
             lent[name].requires_grad_(False)
@@ -41,7 +51,9 @@ def load(folder: Path, variant: str, dtype: torch.dtype = torch.float32) -> dict
 @pytest.fixture(scope="session")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Variant -> folder of its toy."""
-    folders = {variant: tmp_path_factory.mktemp("toy") / variant for variant in MODEL.variants}
+    folders = {
+        variant: tmp_path_factory.mktemp("toy") / variant for variant in MODEL.variants
+    }
     for variant, folder in folders.items():
         write(folder, variant)
     return folders

@@ -1,4 +1,6 @@
-"""Components are recognised by their weights' names, configured without them, and loaded strictly."""
+"""Components are recognised by their weights' names, configured without them, and
+loaded strictly.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,10 +11,17 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
-from dstrain.components import Files
-from dstrain.model_files import ModelConfig, assign, place_of
-from dstrain.weights import recognise
-from dstrain_wan.components import COMPONENTS, DITS, VAE_2_1, VAE_2_2, infer_dit, infer_vae
+from dstrain.models.components import Files
+from dstrain.models.locate import ModelConfig, assign, place_of
+from dstrain.models.weights import recognise
+from dstrain_wan.components import (
+    COMPONENTS,
+    DITS,
+    VAE_2_1,
+    VAE_2_2,
+    infer_dit,
+    infer_vae,
+)
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, CLIPVisionModel, UMT5EncoderModel
 
@@ -25,7 +34,13 @@ CLASSES: Mapping[str, Any] = {
     "vae": AutoencoderKLWan,
     "image_encoder": CLIPVisionModel,
 }
-WHERE = [("i2v", "dit"), ("t2v-a14b", "dit2"), ("ti2v-5b", "vae"), ("i2v", "text_encoder"), ("i2v", "image_encoder")]
+WHERE = [
+    ("i2v", "dit"),
+    ("t2v-a14b", "dit2"),
+    ("ti2v-5b", "vae"),
+    ("i2v", "text_encoder"),
+    ("i2v", "image_encoder"),
+]
 
 
 def weights_of(folder: Path, name: str) -> tuple[Path, ...]:
@@ -36,7 +51,9 @@ def on_meta(name: str, content: Mapping[str, Any]) -> torch.nn.Module:
     configuration = BY_NAME[name].configure(content)
     with init_empty_weights(include_buffers=False):
         module: torch.nn.Module = (
-            CLASSES[name](configuration) if name.endswith("encoder") else CLASSES[name](**vars(configuration))
+            CLASSES[name](configuration)
+            if name.endswith("encoder")
+            else CLASSES[name](**vars(configuration))
         )
     return module
 
@@ -46,10 +63,14 @@ def shapes_of(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("variant", "name"), WHERE)
-def test_marks_recognise_this_component_and_no_other(variant: str, name: str, toys: Mapping[str, Path]) -> None:
+def test_marks_recognise_this_component_and_no_other(
+    variant: str, name: str, toys: Mapping[str, Path]
+) -> None:
     ((fitting, _),) = recognise(Files(weights_of(toys[variant], name)), NETWORKS)
     twins = ("dit", "dit2")
-    assert [component.name for component in fitting] == list(twins if name in twins else (name,))
+    assert [component.name for component in fitting] == list(
+        twins if name in twins else (name,)
+    )
 
 
 def test_the_experts_are_told_apart_by_their_folders(toys: Mapping[str, Path]) -> None:
@@ -62,7 +83,10 @@ def test_the_experts_are_told_apart_by_their_folders(toys: Mapping[str, Path]) -
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("variant", "name"), WHERE)
 def test_loads_the_weights_that_the_library_loads(
-    variant: str, name: str, toys: Mapping[str, Path], lend: Callable[..., dict[str, Any]]
+    variant: str,
+    name: str,
+    toys: Mapping[str, Path],
+    lend: Callable[..., dict[str, Any]],
 ) -> None:
     ours = lend(variant)[name]
     theirs = CLASSES[name].from_pretrained(toys[variant] / BY_NAME[name].folders[0])
@@ -71,7 +95,9 @@ def test_loads_the_weights_that_the_library_loads(
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert not ours.training
     buffers = dict(theirs.named_buffers())
-    assert all(torch.equal(buffer, buffers[key]) for key, buffer in ours.named_buffers())
+    assert all(
+        torch.equal(buffer, buffers[key]) for key, buffer in ours.named_buffers()
+    )
 
 
 def test_the_text_encoders_words_are_one_weight_however_often_the_file_has_it(
@@ -85,19 +111,33 @@ def test_the_text_encoders_words_are_one_weight_however_often_the_file_has_it(
     twice = {**weights, "encoder.embed_tokens.weight": weights["shared.weight"].clone()}
     save_file(twice, tmp_path / "model.safetensors")
     again = BY_NAME["text_encoder"].load(
-        Files((tmp_path / "model.safetensors",)), lent["text_encoder_config"], torch.float32
+        Files((tmp_path / "model.safetensors",)),
+        lent["text_encoder_config"],
+        torch.float32,
     )
     assert again.shared.weight is again.encoder.embed_tokens.weight
     assert torch.equal(again.shared.weight, encoder.shared.weight)
 
 
-def test_the_image_encoder_loads_from_published_names_too(lend: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_the_image_encoder_loads_from_published_names_too(
+    lend: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     lent = lend("i2v")
-    own = {name: weight.clone() for name, weight in lent["image_encoder"].state_dict().items()}
-    save_file({f"vision_model.{name}": weight for name, weight in own.items()}, tmp_path / "model.safetensors")
+    own = {
+        name: weight.clone()
+        for name, weight in lent["image_encoder"].state_dict().items()
+    }
+    save_file(
+        {f"vision_model.{name}": weight for name, weight in own.items()},
+        tmp_path / "model.safetensors",
+    )
     ((_, files),) = recognise(Files((tmp_path / "model.safetensors",)), NETWORKS)
-    again = BY_NAME["image_encoder"].load(files, lent["image_encoder_config"], torch.float32)
-    assert all(torch.equal(weight, own[name]) for name, weight in again.state_dict().items())
+    again = BY_NAME["image_encoder"].load(
+        files, lent["image_encoder_config"], torch.float32
+    )
+    assert all(
+        torch.equal(weight, own[name]) for name, weight in again.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("name", ["dit", "vae"])
@@ -105,7 +145,11 @@ def test_the_configuration_without_weights_equals_the_modules_own(
     name: str, lend: Callable[..., dict[str, Any]]
 ) -> None:
     lent = lend("ti2v-5b")
-    own = {key: value for key, value in lent[name].config.items() if not key.startswith("_")}
+    own = {
+        key: value
+        for key, value in lent[name].config.items()
+        if not key.startswith("_")
+    }
     assert vars(lent[f"{name}_config"]) == own
 
 
@@ -120,15 +164,22 @@ SIZES = {
 
 
 @pytest.mark.parametrize("model_id", SIZES)
-def test_shapes_tell_the_published_configuration_and_size_of_a_transformer(model_id: str) -> None:
+def test_shapes_tell_the_published_configuration_and_size_of_a_transformer(
+    model_id: str,
+) -> None:
     module = on_meta("dit", DITS[model_id])
-    assert round(sum(weight.numel() for weight in module.parameters()) / 1e9, 2) == SIZES[model_id]
+    assert (
+        round(sum(weight.numel() for weight in module.parameters()) / 1e9, 2)
+        == SIZES[model_id]
+    )
     assert vars(BY_NAME["dit"].configure(infer_dit(shapes_of(module)) or {})) == vars(
         BY_NAME["dit"].configure(DITS[model_id])
     )
 
 
-def test_shapes_of_heads_that_are_not_published_tell_nothing(lend: Callable[..., dict[str, Any]]) -> None:
+def test_shapes_of_heads_that_are_not_published_tell_nothing(
+    lend: Callable[..., dict[str, Any]],
+) -> None:
     lent = lend("i2v")
     assert infer_dit(shapes_of(lent["dit"])) is None
     assert infer_vae(shapes_of(lent["vae"])) is None
@@ -136,12 +187,21 @@ def test_shapes_of_heads_that_are_not_published_tell_nothing(lend: Callable[...,
         assert BY_NAME[name].infer(shapes_of(lent[name])) is None
 
 
-@pytest.mark.parametrize(("content", "millions"), [(VAE_2_1, 126.9), (VAE_2_2, 704.7)], ids=["2.1", "2.2"])
-def test_shapes_tell_the_published_configuration_and_size_of_a_vae(content: Mapping[str, Any], millions: float) -> None:
+@pytest.mark.parametrize(
+    ("content", "millions"), [(VAE_2_1, 126.9), (VAE_2_2, 704.7)], ids=["2.1", "2.2"]
+)
+def test_shapes_tell_the_published_configuration_and_size_of_a_vae(
+    content: Mapping[str, Any], millions: float
+) -> None:
     module = on_meta("vae", content)
-    assert round(sum(weight.numel() for weight in module.parameters()) / 1e6, 1) == millions
+    assert (
+        round(sum(weight.numel() for weight in module.parameters()) / 1e6, 1)
+        == millions
+    )
     assert infer_vae(shapes_of(module)) is content
-    assert len(content["latents_mean"]) == len(content["latents_std"]) == content["z_dim"]
+    assert (
+        len(content["latents_mean"]) == len(content["latents_std"]) == content["z_dim"]
+    )
 
 
 def test_the_vae_of_2_1_is_the_librarys_default() -> None:
@@ -149,18 +209,34 @@ def test_the_vae_of_2_1_is_the_librarys_default() -> None:
     assert json.dumps(vars(BY_NAME["vae"].configure(VAE_2_1))) == json.dumps(defaults)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("text_encoder", 5_680_910_336), ("image_encoder", 630_766_080)])
-def test_the_published_configuration_builds_an_encoder_of_the_published_size(name: str, parameters: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("text_encoder", 5_680_910_336), ("image_encoder", 630_766_080)],
+)
+def test_the_published_configuration_builds_an_encoder_of_the_published_size(
+    name: str, parameters: int
+) -> None:
     module = on_meta(name, BY_NAME[name].published["Wan-AI/Wan2.1-I2V-14B-480P"])
-    sizes = {key: weight.numel() for key, weight in module.state_dict().items() if key != "encoder.embed_tokens.weight"}
+    sizes = {
+        key: weight.numel()
+        for key, weight in module.state_dict().items()
+        if key != "encoder.embed_tokens.weight"
+    }
     assert sum(sizes.values()) == parameters
     infer = BY_NAME[name].infer
     assert infer is not None
-    assert infer(shapes_of(module)) is BY_NAME[name].published["Wan-AI/Wan2.1-I2V-14B-480P"]
+    assert (
+        infer(shapes_of(module))
+        is BY_NAME[name].published["Wan-AI/Wan2.1-I2V-14B-480P"]
+    )
 
 
-def test_the_tokenizer_loads_from_its_folder(toys: Mapping[str, Path], lend: Callable[..., dict[str, Any]]) -> None:
-    theirs = AutoTokenizer.from_pretrained(toys["t2v"] / "tokenizer", local_files_only=True)
+def test_the_tokenizer_loads_from_its_folder(
+    toys: Mapping[str, Path], lend: Callable[..., dict[str, Any]]
+) -> None:
+    theirs = AutoTokenizer.from_pretrained(
+        toys["t2v"] / "tokenizer", local_files_only=True
+    )
     text = "a red dog runs, 红 <pad>"
     ids = lend("t2v")["tokenizer"](text).input_ids
     assert ids == theirs(text).input_ids
@@ -180,5 +256,7 @@ def test_the_tokenizer_loads_from_its_folder(toys: Mapping[str, Path], lend: Cal
         ("google/umt5-xxl/", "tokenizer"),
     ],
 )
-def test_published_files_are_told_by_their_place_so_that_a_stage_fetches_only_its_own(pattern: str, name: str) -> None:
+def test_published_files_are_told_by_their_place_so_that_a_stage_fetches_only_its_own(
+    pattern: str, name: str
+) -> None:
     assert place_of(ModelConfig(None, "Wan-AI/Any", pattern), COMPONENTS) == name

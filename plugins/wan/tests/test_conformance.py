@@ -1,4 +1,6 @@
-"""Wan keeps the contract of a family; diffusers' pipelines are what its variants must equal."""
+"""Wan keeps the contract of a family; diffusers' pipelines are what its variants must
+equal.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline, WanPipeline
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+)
 from diffusers.pipelines.wan import pipeline_wan_i2v
 from dstrain import Pipeline
 from dstrain.testing import Conformance
@@ -19,10 +25,14 @@ PARTS = {"dit": "transformer", "dit2": "transformer_2"}
 
 
 def euler(steps: int) -> FlowMatchEulerDiscreteScheduler:
-    """The published schedule's Euler form, stepped through the sigmas that Wan's own code takes: 1 - i / steps."""
+    """The published schedule's Euler form, stepped through the sigmas that Wan's own
+    code takes: 1 - i / steps.
+    """
     scheduler = FlowMatchEulerDiscreteScheduler(shift=5.0)
     plain = scheduler.set_timesteps
-    scheduler.set_timesteps = lambda count, device=None: plain(sigmas=np.linspace(1.0, 1 / steps, steps), device=device)
+    scheduler.set_timesteps = lambda count, device=None: plain(
+        sigmas=np.linspace(1.0, 1 / steps, steps), device=device
+    )
     return scheduler
 
 
@@ -30,13 +40,19 @@ class TestConformance(Conformance):
     family = "wan"
 
     @staticmethod
-    def published(pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
-        """diffusers puts a clean first frame back before a step, we after it, too: in between it means nothing."""
+    def published(
+        pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+    ) -> tuple[list[Tensor], Any]:
+        """diffusers puts a clean first frame back before a step, we after it, too: in
+        between it means nothing.
+        """
         variant, picture = pipe.wiring.variant, arguments.get("input_image")
         parts = {PARTS.get(name, name): one for name, one in pipe.components.items()}
         if "image_encoder" in parts:
             side = parts["image_encoder"].config.image_size
-            parts["image_processor"] = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=side)
+            parts["image_processor"] = CLIPImageProcessorPil(
+                size={"shortest_edge": side}, crop_size=side
+            )
         published = (WanPipeline if picture is None else WanImageToVideoPipeline)(
             **parts,
             scheduler=euler(arguments["num_inference_steps"]),
@@ -46,16 +62,25 @@ class TestConformance(Conformance):
         published.set_progress_bar_config(disable=True)
         passed: list[Tensor] = []
 
-        def record(pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        def record(
+            pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
+        ) -> dict[str, Any]:
             passed.append(values["latents"].clone())
             if variant == "ti2v-5b":
                 passed[-1][:, :, :1] = float("nan")
             return values
 
-        given = {name: value for name, value in arguments.items() if name not in ("input_image", "fps")}
+        given = {
+            name: value
+            for name, value in arguments.items()
+            if name not in ("input_image", "fps")
+        }
         given |= {"image": picture} if picture is not None else {}
         with pytest.MonkeyPatch.context() as patch:
-            # As without ftfy, which leaves letters as they are: this pipeline calls it though it is absent.
-            patch.setattr(pipeline_wan_i2v, "ftfy", SimpleNamespace(fix_text=str), raising=False)
+            # As without ftfy, which leaves letters as they are: this pipeline calls it
+            # though it is absent.
+            patch.setattr(
+                pipeline_wan_i2v, "ftfy", SimpleNamespace(fix_text=str), raising=False
+            )
             video = published(**given, callback_on_step_end=record).frames[0]
         return passed, np.round(video * 255).astype(np.uint8)

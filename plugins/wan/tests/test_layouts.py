@@ -1,4 +1,6 @@
-"""Original and ComfyUI files of Wan load into the same networks as those of diffusers, at any width."""
+"""Original and ComfyUI files of Wan load into the same networks as those of diffusers,
+at any width.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,13 +11,13 @@ import pytest
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from diffusers.loaders import single_file_utils
-from dstrain.components import Files
-from dstrain.configurations import Sought, find_configuration
 from dstrain.errors import StateError
-from dstrain.hubs import Origin
-from dstrain.layouts import in_layout
-from dstrain.model_files import ModelConfig, assign
-from dstrain.weights import recognise
+from dstrain.models.components import Files
+from dstrain.models.configs import Sought, find_configuration
+from dstrain.models.formats import in_layout
+from dstrain.models.hub import Origin
+from dstrain.models.locate import ModelConfig, assign
+from dstrain.models.weights import recognise
 from dstrain_wan import layouts
 from dstrain_wan.components import COMPONENTS
 from dstrain_wan.toy import DIT, DITS, IMAGE, TEXT, VAE, VAE_5B
@@ -28,8 +30,12 @@ ENDS = {**DITS["i2v"], "pos_embed_seq_len": 10}
 NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "dit": lambda **changes: WanTransformer3DModel(**{**DIT, **changes}),
     "vae": lambda **changes: AutoencoderKLWan(**{**VAE, **changes}),
-    "text_encoder": lambda **changes: UMT5EncoderModel(UMT5Config(**{**TEXT, "vocab_size": 50, **changes})),
-    "image_encoder": lambda **changes: CLIPVisionModel(CLIPVisionConfig(**{**IMAGE, **changes})),
+    "text_encoder": lambda **changes: UMT5EncoderModel(
+        UMT5Config(**{**TEXT, "vocab_size": 50, **changes})
+    ),
+    "image_encoder": lambda **changes: CLIPVisionModel(
+        CLIPVisionConfig(**{**IMAGE, **changes})
+    ),
 }
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "2.1 and 2.2 t2v": ("dit", {}),
@@ -37,11 +43,17 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "2.1 flf2v": ("dit", ENDS),
     "2.2 i2v": ("dit", DITS["i2v-a14b"]),
     "2.2 ti2v": ("dit", DITS["ti2v-5b"]),
-    "wider and deeper": ("dit", {"num_layers": 3, "num_attention_heads": 3, "text_dim": 40}),
+    "wider and deeper": (
+        "dit",
+        {"num_layers": 3, "num_attention_heads": 3, "text_dim": 40},
+    ),
     "vae 2.1": ("vae", {}),
     "vae 2.1 as published": ("vae", {"num_res_blocks": 2}),
     "vae 2.2": ("vae", VAE_5B),
-    "vae 2.2 as published": ("vae", {**VAE_5B, "num_res_blocks": 2, "decoder_base_dim": 16}),
+    "vae 2.2 as published": (
+        "vae",
+        {**VAE_5B, "num_res_blocks": 2, "decoder_base_dim": 16},
+    ),
     "text": ("text_encoder", {}),
     "image": ("image_encoder", {}),
 }
@@ -71,24 +83,41 @@ def original(name: str, network: nn.Module) -> dict[str, Tensor]:
     old = in_layout(layouts.ORIGINAL_IMAGE_ENCODER, state)
     old["visual.cls_embedding"] = old["visual.cls_embedding"][None, None]
     old["visual.pos_embedding"] = old["visual.pos_embedding"][None]
-    return old | {"log_scale": torch.ones(()), "visual.head": torch.ones(16, 8), "textual.norm.weight": torch.ones(4)}
+    return old | {
+        "log_scale": torch.ones(()),
+        "visual.head": torch.ones(16, 8),
+        "textual.norm.weight": torch.ones(4),
+    }
 
 
 def _samplers(config: Any) -> list[str]:
-    """The names by which a file tells where its levels end, and that of each block of the decoder."""
+    """The names by which a file tells where its levels end, and that of each block of
+    the decoder.
+    """
     blocks = config["num_res_blocks"]
     ends = [(level + 1) * (blocks + 2) - 1 for level in range(3)]
     flat = [
-        f"decoder.upsamples.{i}.{'resample.1' if i in ends else 'residual.0'}." for i in range(4 * (blocks + 2) - 1)
+        f"decoder.upsamples.{i}.{'resample.1' if i in ends else 'residual.0'}."
+        for i in range(4 * (blocks + 2) - 1)
     ]
-    up = [f"decoder.upsamples.{level}.upsamples.{blocks + 1}.resample.1.bias" for level in range(3)]
-    down = [f"encoder.downsamples.{level}.downsamples.{blocks}.resample.1.bias" for level in range(3)]
+    up = [
+        f"decoder.upsamples.{level}.upsamples.{blocks + 1}.resample.1.bias"
+        for level in range(3)
+    ]
+    down = [
+        f"encoder.downsamples.{level}.downsamples.{blocks}.resample.1.bias"
+        for level in range(3)
+    ]
     return [*up, *down] if config["is_residual"] else flat
 
 
 def load(name: str, files: Files, network: Any) -> nn.Module:
-    content = dict(network.config) if name in ("dit", "vae") else network.config.to_dict()
-    loaded: nn.Module = BY_NAME[name].load(files, BY_NAME[name].configure(content), torch.float32)
+    content = (
+        dict(network.config) if name in ("dit", "vae") else network.config.to_dict()
+    )
+    loaded: nn.Module = BY_NAME[name].load(
+        files, BY_NAME[name].configure(content), torch.float32
+    )
     return loaded
 
 
@@ -98,7 +127,9 @@ def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None
 
 
 def saved(path: Path, weights: Mapping[str, Tensor]) -> Files:
-    tensors = {key: weight.detach().contiguous().clone() for key, weight in weights.items()}
+    tensors = {
+        key: weight.detach().contiguous().clone() for key, weight in weights.items()
+    }
     torch.save(tensors, path) if path.suffix == ".pth" else save_file(tensors, path)
     return Files((path,))
 
@@ -111,9 +142,13 @@ def recognised(files: Files, name: str) -> Files:
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
 @each
-def test_original_files_load_as_the_network_they_were_made_from(case: str, suffix: str, tmp_path: Path) -> None:
+def test_original_files_load_as_the_network_they_were_made_from(
+    case: str, suffix: str, tmp_path: Path
+) -> None:
     name, network = make(case)
-    files = recognised(saved(tmp_path / f"model.{suffix}", original(name, network)), name)
+    files = recognised(
+        saved(tmp_path / f"model.{suffix}", original(name, network)), name
+    )
     assert files.layout is not None
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
@@ -121,27 +156,42 @@ def test_original_files_load_as_the_network_they_were_made_from(case: str, suffi
 @each
 def test_files_in_the_networks_own_names_load_too(case: str, tmp_path: Path) -> None:
     name, network = make(case)
-    files = recognised(saved(tmp_path / "model.safetensors", network.state_dict()), name)
+    files = recognised(
+        saved(tmp_path / "model.safetensors", network.state_dict()), name
+    )
     assert files.layout is None
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
 
-@pytest.mark.parametrize("case", ["2.1 and 2.2 t2v", "2.1 i2v", "2.2 ti2v", "wider and deeper"])
+@pytest.mark.parametrize(
+    "case", ["2.1 and 2.2 t2v", "2.1 i2v", "2.2 ti2v", "wider and deeper"]
+)
 def test_the_transformers_map_is_that_of_diffusers(case: str) -> None:
     name, network = make(case)
-    converted = single_file_utils.convert_wan_transformer_to_diffusers(original(name, network))
+    converted = single_file_utils.convert_wan_transformer_to_diffusers(
+        original(name, network)
+    )
     assert_equal(converted, network.state_dict())
 
 
 def test_the_map_of_the_vae_of_2_1_is_that_of_diffusers() -> None:
     name, network = make("vae 2.1 as published")
-    assert_equal(single_file_utils.convert_wan_vae_to_diffusers(original(name, network)), network.state_dict())
+    assert_equal(
+        single_file_utils.convert_wan_vae_to_diffusers(original(name, network)),
+        network.state_dict(),
+    )
 
 
 PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "text": (
-        ("encoder.block.1.layer.1.DenseReluDense.wi_0.weight", "blocks.1.ffn.gate.0.weight"),  # through the activation
-        ("encoder.block.1.layer.1.DenseReluDense.wi_1.weight", "blocks.1.ffn.fc1.weight"),
+        (
+            "encoder.block.1.layer.1.DenseReluDense.wi_0.weight",
+            "blocks.1.ffn.gate.0.weight",
+        ),  # through the activation
+        (
+            "encoder.block.1.layer.1.DenseReluDense.wi_1.weight",
+            "blocks.1.ffn.fc1.weight",
+        ),
         ("encoder.block.1.layer.1.DenseReluDense.wo.weight", "blocks.1.ffn.fc2.weight"),
         ("encoder.block.0.layer.0.layer_norm.weight", "blocks.0.norm1.weight"),
         ("encoder.block.0.layer.1.layer_norm.weight", "blocks.0.norm2.weight"),
@@ -150,18 +200,36 @@ PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "image": (
         ("encoder.layers.2.mlp.fc1.bias", "visual.transformer.2.mlp.0.bias"),
-        ("encoder.layers.2.self_attn.out_proj.bias", "visual.transformer.2.attn.proj.bias"),
+        (
+            "encoder.layers.2.self_attn.out_proj.bias",
+            "visual.transformer.2.attn.proj.bias",
+        ),
         ("encoder.layers.2.layer_norm2.bias", "visual.transformer.2.norm2.bias"),
         ("pre_layrnorm.weight", "visual.pre_norm.weight"),
         ("post_layernorm.weight", "visual.post_norm.weight"),
     ),
     "vae 2.2 as published": (
         ("quant_conv.bias", "conv1.bias"),
-        ("encoder.mid_block.resnets.1.norm2.gamma", "encoder.middle.2.residual.3.gamma"),
-        ("encoder.down_blocks.1.resnets.0.conv_shortcut.bias", "encoder.downsamples.1.downsamples.0.shortcut.bias"),
-        ("encoder.down_blocks.1.downsampler.time_conv.bias", "encoder.downsamples.1.downsamples.2.time_conv.bias"),
-        ("decoder.up_blocks.3.resnets.2.conv2.bias", "decoder.upsamples.3.upsamples.2.residual.6.bias"),
-        ("decoder.up_blocks.0.upsampler.resample.1.bias", "decoder.upsamples.0.upsamples.3.resample.1.bias"),
+        (
+            "encoder.mid_block.resnets.1.norm2.gamma",
+            "encoder.middle.2.residual.3.gamma",
+        ),
+        (
+            "encoder.down_blocks.1.resnets.0.conv_shortcut.bias",
+            "encoder.downsamples.1.downsamples.0.shortcut.bias",
+        ),
+        (
+            "encoder.down_blocks.1.downsampler.time_conv.bias",
+            "encoder.downsamples.1.downsamples.2.time_conv.bias",
+        ),
+        (
+            "decoder.up_blocks.3.resnets.2.conv2.bias",
+            "decoder.upsamples.3.upsamples.2.residual.6.bias",
+        ),
+        (
+            "decoder.up_blocks.0.upsampler.resample.1.bias",
+            "decoder.upsamples.0.upsamples.3.resample.1.bias",
+        ),
         ("decoder.norm_out.gamma", "decoder.head.0.gamma"),
     ),
     "2.1 flf2v": (("condition_embedder.image_embedder.pos_embed", "img_emb.emb_pos"),),
@@ -169,43 +237,69 @@ PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 @pytest.mark.parametrize("case", PAIRS)
-def test_what_no_converter_of_diffusers_covers_is_the_originals_module_of_the_same_use(case: str) -> None:
+def test_what_no_converter_of_diffusers_covers_is_the_originals_module_of_the_same_use(
+    case: str,
+) -> None:
     name, network = make(case)
     old, state = original(name, network), network.state_dict()
-    assert [file for own, file in PAIRS[case] if not torch.equal(old[file], state[own])] == []
+    assert [
+        file for own, file in PAIRS[case] if not torch.equal(old[file], state[own])
+    ] == []
 
 
 def test_the_image_encoders_fused_weight_is_query_key_value() -> None:
     name, network = make("image")
-    parts = [network.state_dict()[f"encoder.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
-    assert torch.equal(original(name, network)["visual.transformer.1.attn.to_qkv.weight"], torch.cat(parts))
+    parts = [
+        network.state_dict()[f"encoder.layers.1.self_attn.{part}_proj.weight"]
+        for part in "qkv"
+    ]
+    assert torch.equal(
+        original(name, network)["visual.transformer.1.attn.to_qkv.weight"],
+        torch.cat(parts),
+    )
 
 
 @each
-def test_half_a_file_and_surplus_names_are_refused_as_the_file_names_them(case: str, tmp_path: Path) -> None:
+def test_half_a_file_and_surplus_names_are_refused_as_the_file_names_them(
+    case: str, tmp_path: Path
+) -> None:
     name, network = make(case)
     weights = original(name, network)
     lost = max(key for key in weights if ".0." in key and not key.startswith("textual"))
     del weights[lost]
-    files = recognised(saved(tmp_path / "model.pth", {**weights, "stranger.weight": torch.ones(1)}), name)
+    files = recognised(
+        saved(tmp_path / "model.pth", {**weights, "stranger.weight": torch.ones(1)}),
+        name,
+    )
     with pytest.raises(StateError) as error:
         load(name, files, network)
     assert f" missing: {lost}\n" in str(error.value)
     assert "1 unexpected: stranger.weight" in str(error.value)
 
 
-def test_a_weight_of_another_shape_is_refused_by_its_name_in_the_file(tmp_path: Path) -> None:
+def test_a_weight_of_another_shape_is_refused_by_its_name_in_the_file(
+    tmp_path: Path,
+) -> None:
     name, network = make("image")
     weights = original(name, network)
     weights["visual.transformer.0.attn.to_qkv.weight"] = torch.zeros(48, 17)
     files = recognised(saved(tmp_path / "model.pth", weights), name)
-    with pytest.raises(StateError, match=r"3 of another shape: visual\.transformer\.0\.attn\.to_qkv\.weight \(want"):
+    with pytest.raises(
+        StateError,
+        match=r"3 of another shape: visual\.transformer\.0\.attn\.to_qkv\.weight \(want",
+    ):
         load(name, files, network)
 
 
-def test_comfyuis_text_encoder_loads_without_the_tokenizer_in_its_file(tmp_path: Path) -> None:
+def test_comfyuis_text_encoder_loads_without_the_tokenizer_in_its_file(
+    tmp_path: Path,
+) -> None:
     name, network = make("text")
-    weights = {key: weight for key, weight in network.state_dict().items() if key != "encoder.embed_tokens.weight"}
+    weights = {
+        key: weight
+        for key, weight in network.state_dict().items()
+        if key != "encoder.embed_tokens.weight"
+    }
     words = {"spiece_model": torch.zeros(9, dtype=torch.uint8)}
     files = recognised(saved(tmp_path / "umt5.safetensors", weights | words), name)
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
@@ -216,22 +310,43 @@ def test_one_file_of_comfyui_gives_every_component(tmp_path: Path) -> None:
     parts = {
         "model.diffusion_model.": original("dit", networks["dit"]),
         "vae.": original("vae", networks["vae"]),
-        "text_encoders.umt5xxl.transformer.": dict(networks["text_encoder"].state_dict()),
+        "text_encoders.umt5xxl.transformer.": dict(
+            networks["text_encoder"].state_dict()
+        ),
         "text_encoders.umt5xxl.": {"logit_scale": torch.ones(())},
     }
-    weights = {f"{prefix}{key}": weight for prefix, part in parts.items() for key, weight in part.items()}
+    weights = {
+        f"{prefix}{key}": weight
+        for prefix, part in parts.items()
+        for key, weight in part.items()
+    }
     saved(tmp_path / "all.safetensors", weights)
-    found = assign([ModelConfig(path=str(tmp_path / "all.safetensors"))], COMPONENTS, ("dit", "vae"))
+    found = assign(
+        [ModelConfig(path=str(tmp_path / "all.safetensors"))],
+        COMPONENTS,
+        ("dit", "vae"),
+    )
     assert set(found) == set(networks)
     for name, files in found.items():
-        assert_equal(load(name, files, networks[name]).state_dict(), networks[name].state_dict())
+        assert_equal(
+            load(name, files, networks[name]).state_dict(), networks[name].state_dict()
+        )
 
 
 @pytest.mark.parametrize("prefix", (*layouts.IMAGE_ENCODER_PREFIXES, ""))
-def test_the_published_image_encoder_loads_with_the_halves_nobody_needs(prefix: str, tmp_path: Path) -> None:
+def test_the_published_image_encoder_loads_with_the_halves_nobody_needs(
+    prefix: str, tmp_path: Path
+) -> None:
     name, network = make("image")
-    weights = {f"{prefix}vision_model.{key}": weight for key, weight in network.state_dict().items()}
-    ids = {f"{prefix}vision_model.embeddings.position_ids": torch.zeros(1, 5, dtype=torch.int64)}
+    weights = {
+        f"{prefix}vision_model.{key}": weight
+        for key, weight in network.state_dict().items()
+    }
+    ids = {
+        f"{prefix}vision_model.embeddings.position_ids": torch.zeros(
+            1, 5, dtype=torch.int64
+        )
+    }
     files = recognised(saved(tmp_path / "model.safetensors", {**weights, **ids}), name)
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
@@ -256,25 +371,48 @@ def published_content(network: Any, kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] == "dit"])
-def test_the_originals_configuration_is_read_in_diffusers_terms(case: str, tmp_path: Path) -> None:
+def test_the_originals_configuration_is_read_in_diffusers_terms(
+    case: str, tmp_path: Path
+) -> None:
     name, network = make(case)
-    (tmp_path / "config.json").write_text(json.dumps(published_content(network, case.rpartition(" ")[2])))
-    files = recognised(saved(tmp_path / "diffusion_pytorch_model.safetensors", original(name, network)), name)
+    (tmp_path / "config.json").write_text(
+        json.dumps(published_content(network, case.rpartition(" ")[2]))
+    )
+    files = recognised(
+        saved(
+            tmp_path / "diffusion_pytorch_model.safetensors", original(name, network)
+        ),
+        name,
+    )
     content = find_configuration(Sought(BY_NAME[name], files))
-    own = {key: value for key, value in dict(network.config).items() if not key.startswith("_")}
+    own = {
+        key: value
+        for key, value in dict(network.config).items()
+        if not key.startswith("_")
+    }
     read = json.loads(json.dumps(vars(BY_NAME[name].configure(content))))
     assert read == json.loads(json.dumps({**own, "rope_max_seq_len": 1024}))
 
 
-def test_the_transformers_config_json_is_not_taken_for_that_of_the_vae_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(published_content(make("2.1 and 2.2 t2v")[1], "t2v")))
-    files = recognised(saved(tmp_path / "Wan2.1_VAE.pth", original(*make("vae 2.1"))), "vae")
-    content = find_configuration(Sought(BY_NAME["vae"], files, Origin("Wan-AI/Wan2.1-T2V-1.3B", hub=None)))
+def test_the_transformers_config_json_is_not_taken_for_that_of_the_vae_beside_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(published_content(make("2.1 and 2.2 t2v")[1], "t2v"))
+    )
+    files = recognised(
+        saved(tmp_path / "Wan2.1_VAE.pth", original(*make("vae 2.1"))), "vae"
+    )
+    content = find_configuration(
+        Sought(BY_NAME["vae"], files, Origin("Wan-AI/Wan2.1-T2V-1.3B", hub=None))
+    )
     assert content["z_dim"] == 16
     assert "dim" not in content
 
 
-def test_experts_are_told_apart_by_their_folders_else_by_their_order(tmp_path: Path) -> None:
+def test_experts_are_told_apart_by_their_folders_else_by_their_order(
+    tmp_path: Path,
+) -> None:
     name, network = make("2.1 and 2.2 t2v")
     for folder in ("low_noise_model", "high_noise_model", "elsewhere"):
         (tmp_path / folder).mkdir()
@@ -282,11 +420,24 @@ def test_experts_are_told_apart_by_their_folders_else_by_their_order(tmp_path: P
             saved(tmp_path / folder / f"{i}.safetensors", original(name, network))
 
     def experts(*paths: str) -> dict[str, str]:
-        found = assign([ModelConfig(path=str(tmp_path / path)) for path in paths], COMPONENTS, ("dit", "dit2"))
-        return {part: str(files.paths[0].relative_to(tmp_path)) for part, files in found.items()}
+        found = assign(
+            [ModelConfig(path=str(tmp_path / path)) for path in paths],
+            COMPONENTS,
+            ("dit", "dit2"),
+        )
+        return {
+            part: str(files.paths[0].relative_to(tmp_path))
+            for part, files in found.items()
+        }
 
     low, high, first, second = (
-        f"{folder}.safetensors" for folder in ("low_noise_model/0", "high_noise_model/0", "elsewhere/0", "elsewhere/1")
+        f"{folder}.safetensors"
+        for folder in (
+            "low_noise_model/0",
+            "high_noise_model/0",
+            "elsewhere/0",
+            "elsewhere/1",
+        )
     )
     assert experts(low, high) == {"dit": high, "dit2": low}
     assert experts(first, second) == {"dit": first, "dit2": second}

@@ -1,4 +1,6 @@
-"""A LoRA file goes into the right transformer, here and by diffusers' own loader, with equal predictions."""
+"""A LoRA file goes into the right transformer, here and by diffusers' own loader, with
+equal predictions.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanPipeline
-from dstrain.lora import LoraSpec, inject, save_lora
-from dstrain.pipeline import Pipeline
+from dstrain.lora.layers import LoraSpec, inject, save_lora
+from dstrain.pipeline.pipeline import Pipeline
 from dstrain_wan import MODEL
 from dstrain_wan.pipeline import build
 from torch import Tensor
 
-CASES = [(variant, "dit") for variant in MODEL.variants] + [("t2v-a14b", "dit2"), ("i2v-a14b", "dit2")]
+CASES = [(variant, "dit") for variant in MODEL.variants] + [
+    ("t2v-a14b", "dit2"),
+    ("i2v-a14b", "dit2"),
+]
 EXPERTS = ("dit", "dit2")
 
 
@@ -42,13 +47,26 @@ def test_a_file_acts_on_its_expert_alone_here_and_in_diffusers(
         for name, weight in trained[part].named_parameters():
             if "lora_B" in name:
                 weight.normal_()
-    save_lora(tmp_path / "lora.safetensors", trained[part], spec, MODEL.lora_prefixes[part], {})
-    Pipeline(build(variant), MODEL, {name: ours[name] for name in build(variant).components}).load_lora(
-        tmp_path / "lora.safetensors"
+    save_lora(
+        tmp_path / "lora.safetensors",
+        trained[part],
+        spec,
+        MODEL.lora_prefixes[part],
+        {},
     )
+    Pipeline(
+        build(variant), MODEL, {name: ours[name] for name in build(variant).components}
+    ).load_lora(tmp_path / "lora.safetensors")
     parts = {name: theirs[name] for name in ("text_encoder", "tokenizer", "vae")}
-    published = WanPipeline(**parts, scheduler=None, transformer=theirs["dit"], transformer_2=theirs.get("dit2"))
-    published.load_lora_weights(tmp_path, weight_name="lora.safetensors", load_into_transformer_2=part == "dit2")
+    published = WanPipeline(
+        **parts,
+        scheduler=None,
+        transformer=theirs["dit"],
+        transformer_2=theirs.get("dit2"),
+    )
+    published.load_lora_weights(
+        tmp_path, weight_name="lora.safetensors", load_into_transformer_2=part == "dit2"
+    )
     plain = lend(variant)[part]
     assert not torch.equal(prediction(trained[part]), prediction(plain))
     for name in EXPERTS:

@@ -1,4 +1,6 @@
-"""LoRA files of Wan in every program's naming: each makes of them what is trained here, and they come back."""
+"""LoRA files of Wan in every program's naming: each makes of them what is trained here,
+and they come back.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanPipeline
-from dstrain.cli import main
+from dstrain.cli.main import main
 from dstrain.errors import StateError
-from dstrain.runner import run
+from dstrain.runs.runner import run
 from dstrain.testing.lora_files import Case, LoraFiles
 from dstrain.testing.loras import Reader
 from dstrain.testing.subject import Subject
@@ -39,7 +41,8 @@ NAMES = MappingProxyType(
 )
 
 
-# For i2v, diffusers adds layers of zeros to those of a file that has none for the picture.
+# For i2v, diffusers adds layers of zeros to those of a file that has none for the
+# picture.
 @pytest.mark.filterwarnings("ignore:While injecting the PEFT adapters")
 class TestLoraFiles(LoraFiles):
     family = "wan"
@@ -48,7 +51,9 @@ class TestLoraFiles(LoraFiles):
             "dit": DIT,
             "dit2": DIT,
             "text_encoder": {
-                "comfyui": Reader(layouts.COMFYUI_TEXT_ENCODER_IN_ALL, "text_encoders.umt5xxl."),
+                "comfyui": Reader(
+                    layouts.COMFYUI_TEXT_ENCODER_IN_ALL, "text_encoders.umt5xxl."
+                ),
                 "reference": Reader(layouts.ORIGINAL_TEXT_ENCODER),
             },
         }
@@ -64,7 +69,9 @@ class TestLoraFiles(LoraFiles):
             },
         }
     )
-    targets = MappingProxyType({"around": ("linear_1", "linear_2", "time_proj", "proj_out")})
+    targets = MappingProxyType(
+        {"around": ("linear_1", "linear_2", "time_proj", "proj_out")}
+    )
 
     @staticmethod
     def prediction(component: str, network: Any) -> Tensor:
@@ -74,48 +81,98 @@ class TestLoraFiles(LoraFiles):
             return text
         draw, dtype = torch.Generator().manual_seed(3), network.dtype
         shapes = ((1, network.config.in_channels, 2, 4, 6), (1, 512, 32), (1, 5, 16))
-        latents, prompt, seen = (torch.randn(*shape, generator=draw).to(dtype) for shape in shapes)
+        latents, prompt, seen = (
+            torch.randn(*shape, generator=draw).to(dtype) for shape in shapes
+        )
         picture = seen if network.config.image_dim else None
-        made: Tensor = network(latents, torch.tensor([500.0], dtype=dtype), prompt, picture, return_dict=False)[0]
+        made: Tensor = network(
+            latents,
+            torch.tensor([500.0], dtype=dtype),
+            prompt,
+            picture,
+            return_dict=False,
+        )[0]
         return made
 
     @staticmethod
     def load_published(case: Case, file: Path, parts: dict[str, Any]) -> None:
         """Its loader is told which of the two experts takes the file."""
         others = {name: parts[name] for name in ("text_encoder", "tokenizer", "vae")}
-        published = WanPipeline(**others, scheduler=None, transformer=parts["dit"], transformer_2=parts.get("dit2"))
+        published = WanPipeline(
+            **others,
+            scheduler=None,
+            transformer=parts["dit"],
+            transformer_2=parts.get("dit2"),
+        )
         second = case.component == "dit2"
-        published.load_lora_weights(file.parent, weight_name=file.name, load_into_transformer_2=second)
+        published.load_lora_weights(
+            file.parent, weight_name=file.name, load_into_transformer_2=second
+        )
 
     @staticmethod
     def published_takes(case: Case, program: str) -> bool:
-        """It reads no LoRA of umT5, and from others' files the layers of blocks; from kohya's all of them or none."""
+        """It reads no LoRA of umT5, and from others' files the layers of blocks; from
+        kohya's all of them or none.
+        """
         return case.component != "text_encoder" and (
-            program == "diffusers" or (program != "reference" and case.targets in ("default", "aliases"))
+            program == "diffusers"
+            or (program != "reference" and case.targets in ("default", "aliases"))
         )
 
 
-@pytest.mark.parametrize(("part", "timesteps"), [("dit", "875 to 1000"), ("dit2", "0 to 875")])
+@pytest.mark.parametrize(
+    ("part", "timesteps"), [("dit", "875 to 1000"), ("dit2", "0 to 875")]
+)
 def test_the_file_of_an_expert_says_which_it_is_of_in_every_programs_names(
     part: str, timesteps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its names are those of the other expert's, too: without its header it goes to neither."""
+    """Its names are those of the other expert's, too: without its header it goes to
+    neither.
+    """
     subject = Subject(MODEL, "t2v-a14b", tmp_path)
     targets = "q,k,v,o,ffn.0,ffn.2"
-    config = subject.config(TrainedSet(lora=part), max_steps=1, learning_rate=1e-2, lora_target_modules=targets)
+    config = subject.config(
+        TrainedSet(lora=part),
+        max_steps=1,
+        learning_rate=1e-2,
+        lora_target_modules=targets,
+    )
     run(replace(config, feature_cache=None))
     for program in ("diffusers", "comfyui"):
         file = tmp_path / f"{program}.safetensors"
-        assert main(["export", "--format", program, str(tmp_path / "out/step-1.safetensors"), str(file)]) == 0
-        assert f"LoRA on 20 layers of {part}, the expert of timesteps {timesteps}" in capsys.readouterr().out
+        assert (
+            main(
+                [
+                    "export",
+                    "--format",
+                    program,
+                    str(tmp_path / "out/step-1.safetensors"),
+                    str(file),
+                ]
+            )
+            == 0
+        )
+        assert (
+            f"LoRA on 20 layers of {part}, the expert of timesteps {timesteps}"
+            in capsys.readouterr().out
+        )
         with safe_open(file, framework="pt") as content:
             header = content.metadata()
         assert (header["component"], header["timesteps"]) == (part, timesteps)
         pipeline = subject.open()
         pipeline.load_lora(file)
-        assert [name for name in ("dit", "dit2") if hasattr(pipeline.components[name], "peft_config")] == [part]
-    save_file(load_file(tmp_path / "comfyui.safetensors"), tmp_path / "bare.safetensors")
-    with pytest.raises(StateError, match="fits dit and dit2, and its header does not say which it is of"):
+        assert [
+            name
+            for name in ("dit", "dit2")
+            if hasattr(pipeline.components[name], "peft_config")
+        ] == [part]
+    save_file(
+        load_file(tmp_path / "comfyui.safetensors"), tmp_path / "bare.safetensors"
+    )
+    with pytest.raises(
+        StateError,
+        match="fits dit and dit2, and its header does not say which it is of",
+    ):
         subject.open().load_lora(tmp_path / "bare.safetensors")
 
 
@@ -123,10 +180,17 @@ def test_the_references_prefix_tells_the_experts_apart(tmp_path: Path) -> None:
     subject = Subject(MODEL, "t2v-a14b", tmp_path)
     for part in ("dit", "dit2"):
         tensors = DIT["reference"].lora(subject.pipeline.components[part], 2, None)
-        save_file({f"pipe.{part}.{key}": tensor for key, tensor in tensors.items()}, tmp_path / "theirs.safetensors")
+        save_file(
+            {f"pipe.{part}.{key}": tensor for key, tensor in tensors.items()},
+            tmp_path / "theirs.safetensors",
+        )
         pipeline = subject.open()
         pipeline.load_lora(tmp_path / "theirs.safetensors")
-        assert [name for name in ("dit", "dit2") if hasattr(pipeline.components[name], "peft_config")] == [part]
+        assert [
+            name
+            for name in ("dit", "dit2")
+            if hasattr(pipeline.components[name], "peft_config")
+        ] == [part]
 
 
 def test_kohya_files_with_two_underscores_are_read(tmp_path: Path) -> None:
@@ -134,12 +198,18 @@ def test_kohya_files_with_two_underscores_are_read(tmp_path: Path) -> None:
     subject = Subject(MODEL, "i2v", tmp_path)
     plain = subject.open().components["dit"]
     tensors = DIT["kohya"].lora(plain, 2, 1.0)
-    theirs = {key.replace("lora_unet_", "lora_unet__"): tensor for key, tensor in tensors.items()}
+    theirs = {
+        key.replace("lora_unet_", "lora_unet__"): tensor
+        for key, tensor in tensors.items()
+    }
     assert any("cross_attn_k_img.lora_down" in key for key in theirs)
     save_file(theirs, tmp_path / "theirs.safetensors")
     there, _ = DIT["kohya"].read(plain, tensors)
     pipeline = subject.open()
     pipeline.load_lora(tmp_path / "theirs.safetensors")
     with torch.no_grad():
-        made, wanted = (TestLoraFiles.prediction("dit", n) for n in (pipeline.components["dit"].double(), there))
+        made, wanted = (
+            TestLoraFiles.prediction("dit", n)
+            for n in (pipeline.components["dit"].double(), there)
+        )
     assert (made - wanted).abs().max() <= 1e-12 * wanted.abs().max()

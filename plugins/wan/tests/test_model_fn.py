@@ -1,4 +1,6 @@
-"""The denoiser's call: exact timesteps, one per token, guidance, shapes, and the first frame held clean."""
+"""The denoiser's call: exact timesteps, one per token, guidance, shapes, and the first
+frame held clean.
+"""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -7,12 +9,18 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.lora import LoraSpec, inject
-from dstrain.losses import flow_match
+from dstrain.graph.schedule import NoiseLevels
+from dstrain.lora.layers import LoraSpec, inject
 from dstrain.randomness import Rng, SampleKey
-from dstrain.schedule import NoiseLevels
+from dstrain.training.losses import flow_match
 from dstrain_wan import MODEL
-from dstrain_wan.model_fn import hold_first_frame, latent_shape, predict, predict_known, predict_seen
+from dstrain_wan.model_fn import (
+    hold_first_frame,
+    latent_shape,
+    predict,
+    predict_known,
+    predict_seen,
+)
 from dstrain_wan.pipeline import SCHEDULE
 from torch import Tensor
 
@@ -25,21 +33,32 @@ def draw(*shape: int, seed: int = 3) -> Tensor:
 
 
 def given(variant: str = "t2v", batch: int = 2, tokens: int = 7) -> dict[str, Tensor]:
-    return {"noisy": draw(batch, 48 if variant == "ti2v-5b" else 16, 3, 4, 6), "prompt_emb": draw(batch, tokens, 32)}
+    return {
+        "noisy": draw(batch, 48 if variant == "ti2v-5b" else 16, 3, 4, 6),
+        "prompt_emb": draw(batch, tokens, 32),
+    }
 
 
 def embedded(dit: Any, timestep: Tensor) -> Tensor:
     """What the transformer's blocks are told of the timestep."""
     seen: list[Tensor] = []
-    handle = dit.condition_embedder.register_forward_hook(lambda _, arguments, output: seen.append(output[1].detach()))
+    handle = dit.condition_embedder.register_forward_hook(
+        lambda _, arguments, output: seen.append(output[1].detach())
+    )
     predict(timestep=timestep, **given(), dit=dit)
     handle.remove()
     return seen[0]
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # of norms, whose fused form wants one dtype
-@pytest.mark.parametrize("autocast", [False, True], ids=["bf16 weights", "bf16 autocast over fp32 weights"])
-def test_in_bf16_neighbouring_timesteps_embed_differently(autocast: bool, lend: Callable[..., dict[str, Any]]) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:Mismatch dtype"
+)  # of norms, whose fused form wants one dtype
+@pytest.mark.parametrize(
+    "autocast", [False, True], ids=["bf16 weights", "bf16 autocast over fp32 weights"]
+)
+def test_in_bf16_neighbouring_timesteps_embed_differently(
+    autocast: bool, lend: Callable[..., dict[str, Any]]
+) -> None:
     dit = lend("t2v", torch.float32 if autocast else torch.bfloat16)["dit"]
     with torch.autocast("cpu", torch.bfloat16):
         one, other = embedded(dit, torch.tensor([500.0, 501.0]))
@@ -53,7 +72,9 @@ def embedded_alone(dit: Any, timestep: float) -> Tensor:
         return embedded(dit, torch.tensor([timestep] * 2))[0]
 
 
-def test_a_prompt_is_filled_up_with_zeros_to_512_tokens(lend: Callable[..., dict[str, Any]]) -> None:
+def test_a_prompt_is_filled_up_with_zeros_to_512_tokens(
+    lend: Callable[..., dict[str, Any]],
+) -> None:
     dit, values, timestep = lend("t2v")["dit"], given(), torch.tensor([500.0, 20.0])
     filled = torch.cat([values["prompt_emb"], torch.zeros(2, 505, 32)], dim=1)
     wanted = dit(values["noisy"], timestep, filled, return_dict=False)[0]
@@ -62,21 +83,35 @@ def test_a_prompt_is_filled_up_with_zeros_to_512_tokens(lend: Callable[..., dict
     assert torch.equal(predict(timestep=timestep, **values, dit=dit), wanted)
 
 
-def test_conditions_follow_the_noisy_latents_as_channels(lend: Callable[..., dict[str, Any]]) -> None:
-    values, timestep, y, clip = given(), torch.tensor([500.0, 20.0]), draw(2, 20, 3, 4, 6, seed=4), draw(2, 5, 16)
+def test_conditions_follow_the_noisy_latents_as_channels(
+    lend: Callable[..., dict[str, Any]],
+) -> None:
+    values, timestep, y, clip = (
+        given(),
+        torch.tensor([500.0, 20.0]),
+        draw(2, 20, 3, 4, 6, seed=4),
+        draw(2, 5, 16),
+    )
     text = torch.nn.functional.pad(values["prompt_emb"], (0, 0, 0, 505))
     both = torch.cat([values["noisy"], y], dim=1)
     dit = lend("i2v")["dit"]
     wanted = dit(both, timestep, text, clip, return_dict=False)[0]
-    assert torch.equal(predict_seen(timestep=timestep, **values, y=y, clip_feature=clip, dit=dit), wanted)
+    assert torch.equal(
+        predict_seen(timestep=timestep, **values, y=y, clip_feature=clip, dit=dit),
+        wanted,
+    )
     dit = lend("i2v-a14b")["dit"]
     wanted = dit(both, timestep, text, return_dict=False)[0]
     assert torch.equal(predict_known(timestep=timestep, **values, y=y, dit=dit), wanted)
 
 
-def test_parts_of_a_sample_have_timesteps_of_their_own(lend: Callable[..., dict[str, Any]]) -> None:
+def test_parts_of_a_sample_have_timesteps_of_their_own(
+    lend: Callable[..., dict[str, Any]],
+) -> None:
     dit, values = lend("ti2v-5b")["dit"], given("ti2v-5b")
-    each = torch.tensor([500.0, 20.0]).view(2, 1, 1, 1, 1) * torch.tensor([0.0, 1.0, 1.0]).view(1, 1, 3, 1, 1)
+    each = torch.tensor([500.0, 20.0]).view(2, 1, 1, 1, 1) * torch.tensor(
+        [0.0, 1.0, 1.0]
+    ).view(1, 1, 3, 1, 1)
     tokens = each.view(2, 3, 1).expand(2, 3, 6).reshape(2, 18)
     text = torch.nn.functional.pad(values["prompt_emb"], (0, 0, 0, 505))
     wanted = dit(values["noisy"], tokens, text, return_dict=False)[0]
@@ -95,19 +130,30 @@ def gradients(dit: Any, dtype: torch.dtype) -> dict[str, Tensor | None]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradient_checkpointing_changes_no_gradient(dtype: torch.dtype, lend: Callable[..., dict[str, Any]]) -> None:
+def test_gradient_checkpointing_changes_no_gradient(
+    dtype: torch.dtype, lend: Callable[..., dict[str, Any]]
+) -> None:
     dit = lend("t2v")["dit"].requires_grad_(True)
     plain = gradients(dit, dtype)
     dit.enable_gradient_checkpointing()
     checkpointed = gradients(dit, dtype)
-    assert [name for name in plain if not torch.equal(plain[name], checkpointed[name])] == []
+    assert [
+        name for name in plain if not torch.equal(plain[name], checkpointed[name])
+    ] == []
 
 
 @pytest.mark.parametrize("variant", ["t2v", "i2v"])
-def test_names_of_the_published_code_mean_the_same_layers(variant: str, lend: Callable[..., dict[str, Any]]) -> None:
+def test_names_of_the_published_code_mean_the_same_layers(
+    variant: str, lend: Callable[..., dict[str, Any]]
+) -> None:
     counts = [
-        inject(lend(variant)["dit"], LoraSpec("dit", targets, 4, 4.0), MODEL.lora_aliases)
-        for targets in (MODEL.lora_targets["dit"], ("q", "k", "v", "o", "ffn.0", "ffn.2"))
+        inject(
+            lend(variant)["dit"], LoraSpec("dit", targets, 4, 4.0), MODEL.lora_aliases
+        )
+        for targets in (
+            MODEL.lora_targets["dit"],
+            ("q", "k", "v", "o", "ffn.0", "ffn.2"),
+        )
     ]
     assert list(counts[0].values()) == list(counts[1].values()) == [4, 4, 4, 4, 2, 2]
 
@@ -120,7 +166,11 @@ def test_the_shape_of_the_latents() -> None:
         (VAE_2_1, (472, 832, 81), "height: want a multiple of 16, got 472"),
         (VAE_2_2, (704, 1264, 81), "width: want a multiple of 32, got 1264"),
         (VAE_2_1, (480, 0, 81), "width: want a multiple of 16, got 0"),
-        (VAE_2_1, (480, 832, 80), "num_frames: want 4n \\+ 1, got 80; the nearest is 81"),
+        (
+            VAE_2_1,
+            (480, 832, 80),
+            "num_frames: want 4n \\+ 1, got 80; the nearest is 81",
+        ),
         (VAE_2_1, (480, 832, 0), "num_frames: want 4n \\+ 1, got 0; the nearest is 1"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -128,11 +178,18 @@ def test_the_shape_of_the_latents() -> None:
 
 
 def test_the_first_frame_is_held_clean_at_timestep_0_and_left_out_of_the_loss() -> None:
-    latents, noise, first = draw(2, 48, 3, 2, 4), draw(2, 48, 3, 2, 4, seed=4), draw(2, 48, 1, 2, 4, seed=5)
+    latents, noise, first = (
+        draw(2, 48, 3, 2, 4),
+        draw(2, 48, 3, 2, 4, seed=4),
+        draw(2, 48, 1, 2, 4, seed=5),
+    )
     held = hold_first_frame(latents, torch.tensor([500.0, 20.0]), noise, first)
     assert torch.equal(held.latents[:, :, :1], first)
     assert torch.equal(held.latents[:, :, 1:], latents[:, :, 1:])
-    assert held.timestep.expand(2, 1, 3, 2, 4)[:, 0, :, 0, 0].tolist() == [[0, 500, 500], [0, 20, 20]]
+    assert held.timestep.expand(2, 1, 3, 2, 4)[:, 0, :, 0, 0].tolist() == [
+        [0, 500, 500],
+        [0, 20, 20],
+    ]
     assert held.mask is not None
     assert held.mask.expand_as(latents)[0, 0, :, 0, 0].tolist() == [0, 1, 1]
 
@@ -140,24 +197,41 @@ def test_the_first_frame_is_held_clean_at_timestep_0_and_left_out_of_the_loss() 
 def test_without_a_first_frame_nothing_is_held() -> None:
     latents, timestep = draw(2, 48, 3, 2, 4), torch.tensor([500.0, 20.0])
     held = hold_first_frame(latents, timestep, latents)
-    assert (held.latents is latents, held.timestep is timestep, held.mask) == (True, True, None)
+    assert (held.latents is latents, held.timestep is timestep, held.mask) == (
+        True,
+        True,
+        None,
+    )
 
 
 def test_a_first_frame_that_is_the_only_one_is_refused() -> None:
     with pytest.raises(UsageError, match="num_frames: is 1"):
-        hold_first_frame(draw(1, 48, 1, 2, 4), torch.tensor([500.0]), draw(1, 48, 1, 2, 4), draw(1, 48, 1, 2, 4))
+        hold_first_frame(
+            draw(1, 48, 1, 2, 4),
+            torch.tensor([500.0]),
+            draw(1, 48, 1, 2, 4),
+            draw(1, 48, 1, 2, 4),
+        )
 
 
 def test_the_loss_of_a_held_first_frame_is_the_mean_over_the_others() -> None:
     latents, first = draw(1, 48, 3, 2, 4), draw(1, 48, 1, 2, 4, seed=5)
-    levels, key, seen = NoiseLevels(SCHEDULE, weighting="none"), SampleKey(0, 0, 0, 0), {}
+    levels, key, seen = (
+        NoiseLevels(SCHEDULE, weighting="none"),
+        SampleKey(0, 0, 0, 0),
+        {},
+    )
 
     def guess(noisy: Tensor, timestep: Tensor) -> Tensor:
         seen.update(noisy=noisy, timestep=timestep)
         return torch.zeros_like(noisy)
 
     loss = flow_match(
-        guess, latents, schedule=levels, hold=lambda *held: hold_first_frame(*held, first), rng=Rng([key])
+        guess,
+        latents,
+        schedule=levels,
+        hold=lambda *held: hold_first_frame(*held, first),
+        rng=Rng([key]),
     )
     target = Rng([key]).normal("noise", latents.shape[1:]) - latents
     assert torch.allclose(loss, target[:, :, 1:].square().mean(), rtol=1e-6)

@@ -1,4 +1,6 @@
-"""The family's wiring: its schedule, its experts, its inputs, and which variant a configuration means."""
+"""The family's wiring: its schedule, its experts, its inputs, and which variant a
+configuration means.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,17 +12,18 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from dstrain.config import TrainConfig
+from dstrain.config.schema import TrainConfig
+from dstrain.data.output import write_video
 from dstrain.errors import UsageError
-from dstrain.losses import SFT
-from dstrain.pipeline import Pipeline
+from dstrain.graph.inputs import Column
+from dstrain.graph.plan import make_plan
+from dstrain.graph.schedule import NoiseLevels
+from dstrain.graph.values import Frames
+from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
-from dstrain.runner import run
-from dstrain.schedule import NoiseLevels
-from dstrain.setup import resolve
-from dstrain.sources import Column
-from dstrain.values import Frames
-from dstrain.videos import write_video
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run
+from dstrain.training.losses import SFT
 from dstrain_wan import MODEL
 from dstrain_wan.components import DITS
 from dstrain_wan.pipeline import SCHEDULE, VARIANTS, build, variants_for
@@ -36,61 +39,99 @@ def test_sigmas_are_bit_equal_to_diffusers_euler_scheduler(steps: int) -> None:
     assert torch.equal(scheduler.timesteps, SCHEDULE.sigmas(steps, 100)[:-1] * 1000)
 
 
-@pytest.mark.parametrize(("variant", "fraction", "least"), [("t2v-a14b", 0.417, 875.0), ("i2v-a14b", 0.358, 900.0)])
-def test_the_experts_share_the_timesteps_at_the_published_boundary(variant: str, fraction: float, least: float) -> None:
+@pytest.mark.parametrize(
+    ("variant", "fraction", "least"),
+    [("t2v-a14b", 0.417, 875.0), ("i2v-a14b", 0.358, 900.0)],
+)
+def test_the_experts_share_the_timesteps_at_the_published_boundary(
+    variant: str, fraction: float, least: float
+) -> None:
     expert = build(variant).expert
     assert expert is not None
-    assert [expert.choose(t) for t in (1000.0, least, np.nextafter(least, 0), 0.0)] == ["dit", "dit", "dit2", "dit2"]
+    assert [expert.choose(t) for t in (1000.0, least, np.nextafter(least, 0), 0.0)] == [
+        "dit",
+        "dit",
+        "dit2",
+        "dit2",
+    ]
     high = NoiseLevels(SCHEDULE, max_boundary=fraction)
     low = NoiseLevels(SCHEDULE, min_boundary=fraction)
     edge = SCHEDULE.table[low._index(fraction)].item() * 1000
-    assert abs(edge - least) < 1, "the published index fraction is that of the boundary at shift 5"
+    assert abs(edge - least) < 1, (
+        "the published index fraction is that of the boundary at shift 5"
+    )
     assert high.schedule is low.schedule
 
 
-def test_each_expert_is_called_for_its_own_timesteps(lend: Callable[..., dict[str, Any]]) -> None:
+def test_each_expert_is_called_for_its_own_timesteps(
+    lend: Callable[..., dict[str, Any]],
+) -> None:
     lent, called = lend("t2v-a14b"), []
     for name in ("dit", "dit2"):
         lent[name].register_forward_hook(lambda *_, name=name: called.append(name))
     size = {"height": 32, "width": 32, "num_frames": 5}
-    pipe = Pipeline(build("t2v-a14b"), MODEL, {n: lent[n] for n in lent}, {"vae": lent["vae_config"]})
+    pipe = Pipeline(
+        build("t2v-a14b"),
+        MODEL,
+        {n: lent[n] for n in lent},
+        {"vae": lent["vae_config"]},
+    )
     pipe(prompt="x", num_inference_steps=4, guidance_scale=1.0, **size)
     assert called == ["dit", "dit", "dit2", "dit2"]  # sigmas 1, .9375, .8333, .625
 
 
 @pytest.mark.parametrize(
     ("variant", "crossing"),
-    [("t2v-a14b", ("input_latents", "prompt_emb")), ("i2v-a14b", ("input_latents", "prompt_emb", "y"))],
+    [
+        ("t2v-a14b", ("input_latents", "prompt_emb")),
+        ("i2v-a14b", ("input_latents", "prompt_emb", "y")),
+    ],
 )
-def test_one_expert_leaves_the_other_out_and_one_store_serves_both(variant: str, crossing: tuple[str, ...]) -> None:
+def test_one_expert_leaves_the_other_out_and_one_store_serves_both(
+    variant: str, crossing: tuple[str, ...]
+) -> None:
     wiring = build(variant)
     given = (ROW | {"input_image"}) & set(wiring.inputs)
-    one, other = (wiring.plan(given, SFT, (name,)) for name in ("dit", "dit2"))
+    one, other = (make_plan(wiring, given, SFT, (name,)) for name in ("dit", "dit2"))
     assert (one.components["train"], other.components["train"]) == (("dit",), ("dit2",))
-    assert one.components["data_process"] == other.components["data_process"] == ("text_encoder", "vae", "tokenizer")
+    assert (
+        one.components["data_process"]
+        == other.components["data_process"]
+        == ("text_encoder", "vae", "tokenizer")
+    )
     assert one.frozen == other.frozen
     assert one.crossing == other.crossing == crossing
 
 
 def test_without_a_picture_ti2v_makes_a_video_from_text_alone() -> None:
-    plan = build("ti2v-5b").plan(ROW, SFT, ("dit",))
+    plan = make_plan(build("ti2v-5b"), ROW, SFT, ("dit",))
     assert plan.crossing == ("input_latents", "prompt_emb")
     assert plan.skipped == {"encode_first_frame": "absent: input_image"}
     with pytest.raises(UsageError, match="no column 'video'"):
-        build("i2v").plan(ROW, SFT, ("dit",))
+        make_plan(build("i2v"), ROW, SFT, ("dit",))
 
 
 @pytest.mark.parametrize("variant", MODEL.variants)
 def test_videos_are_cut_to_what_the_vae_can_encode(variant: str) -> None:
-    columns = [source for source in build(variant).inputs.values() if isinstance(source, Column) and source.is_file]
+    columns = [
+        source
+        for source in build(variant).inputs.values()
+        if isinstance(source, Column) and source.is_file
+    ]
     multiple, fps = (32, 24.0) if variant == "ti2v-5b" else (16, 16.0)
-    assert {(column.multiple, column.frames, column.fps) for column in columns} == {(multiple, 4, fps)}
+    assert {(column.multiple, column.frames, column.fps) for column in columns} == {
+        (multiple, 4, fps)
+    }
 
 
 def test_a_configuration_tells_the_variants_it_can_be() -> None:
     meant = {model_id: variants_for(content) for model_id, content in DITS.items()}
     for model_id, variants in meant.items():
-        named = [v for v, patterns in MODEL.model_ids.items() if any(fnmatch(model_id, p) for p in patterns)]
+        named = [
+            v
+            for v, patterns in MODEL.model_ids.items()
+            if any(fnmatch(model_id, p) for p in patterns)
+        ]
         assert len(named) == 1
         assert named[0] in variants
     assert variants_for({"in_channels": 16}) == ("t2v", "t2v-a14b")
@@ -101,24 +142,50 @@ def test_the_record_names_the_variants_that_are_wired() -> None:
     assert [build(variant).variant for variant in MODEL.variants] == list(VARIANTS)
 
 
-@pytest.mark.parametrize(("variant", "fraction"), [("t2v-a14b", 0.417), ("i2v-a14b", 0.358)])
+@pytest.mark.parametrize(
+    ("variant", "fraction"), [("t2v-a14b", 0.417), ("i2v-a14b", 0.358)]
+)
 def test_one_trained_expert_draws_its_own_timesteps_as_with_the_published_boundaries(
     variant: str, fraction: float
 ) -> None:
-    for part, flags in (("dit", {"max_timestep_boundary": fraction}), ("dit2", {"min_timestep_boundary": fraction})):
-        config = TrainConfig(model="wan", variant=variant, toy=True, lora_base_model=part)
+    for part, flags in (
+        ("dit", {"max_timestep_boundary": fraction}),
+        ("dit2", {"min_timestep_boundary": fraction}),
+    ):
+        config = TrainConfig(
+            model="wan", variant=variant, toy=True, lora_base_model=part
+        )
         levels = resolve(config).levels
         assert levels == resolve(replace(config, **flags)).levels
-        drawn = torch.cat([levels.draw(Rng([SampleKey(0, 0, 0, row)])) for row in range(2000)]) * 1000
+        drawn = (
+            torch.cat(
+                [levels.draw(Rng([SampleKey(0, 0, 0, row)])) for row in range(2000)]
+            )
+            * 1000
+        )
         least, greatest = build(variant).expert.ranges[part]
         assert least - 0.1 <= drawn.min() <= least + 10
         assert greatest - 10 <= drawn.max() <= greatest
 
 
-def test_clips_that_are_shorter_than_asked_for_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clips_that_are_shorter_than_asked_for_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, frames in (("long", 9), ("short", 6)):
-        write_video(Frames(torch.zeros(frames, 32, 32, 3, dtype=torch.uint8), 16.0), tmp_path / f"{name}.mp4")
+        write_video(
+            Frames(torch.zeros(frames, 32, 32, 3, dtype=torch.uint8), 16.0),
+            tmp_path / f"{name}.mp4",
+        )
     (tmp_path / "metadata.csv").write_text("video,prompt\nlong.mp4,a\nshort.mp4,b\n")
-    flags = {"model": "wan", "variant": "t2v", "toy": True, "task": "sft:data_process", "dataset_base_path": tmp_path}
+    flags = {
+        "model": "wan",
+        "variant": "t2v",
+        "toy": True,
+        "task": "sft:data_process",
+        "dataset_base_path": tmp_path,
+    }
     run(TrainConfig(**flags, num_frames=9, feature_cache=tmp_path / "cache"))
-    assert "1 of 2 clips have fewer than --num_frames 9 frames; the shortest has 5" in capsys.readouterr().err
+    assert (
+        "1 of 2 clips have fewer than --num_frames 9 frames; the shortest has 5"
+        in capsys.readouterr().err
+    )

@@ -1,11 +1,13 @@
-"""The reference documents' commands for Wan resolve as they are: only the program's name is ours."""
+"""The reference documents' commands for Wan resolve as they are: only the program's
+name is ours.
+"""
 
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from dstrain.cli import main
+from dstrain.cli.main import main
 
 DATA = """--dataset_base_path data --dataset_metadata_path data/metadata.csv --height 480 --width 832
     --num_frames 49 --dataset_repeat 100"""
@@ -19,7 +21,13 @@ WEIGHTS = "diffusion_pytorch_model*.safetensors"
 # Model id, files, further flags, the variant and the expert that are meant.
 COMMANDS = [
     ("Wan2.1-T2V-1.3B", (WEIGHTS, TEXT, "Wan2.1_VAE.pth"), "", "t2v", "dit"),
-    ("Wan2.1-I2V-14B-480P", (WEIGHTS, TEXT, "Wan2.1_VAE.pth", CLIP), PICTURE, "i2v", "dit"),
+    (
+        "Wan2.1-I2V-14B-480P",
+        (WEIGHTS, TEXT, "Wan2.1_VAE.pth", CLIP),
+        PICTURE,
+        "i2v",
+        "dit",
+    ),
     (
         "Wan2.2-T2V-A14B",
         (EXPERT.format("high"), TEXT, "Wan2.1_VAE.pth"),
@@ -53,7 +61,9 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(
-    ("model", "files", "flags", "variant", "part"), COMMANDS, ids=[f"{row[3]}-{row[4]}" for row in COMMANDS]
+    ("model", "files", "flags", "variant", "part"),
+    COMMANDS,
+    ids=[f"{row[3]}-{row[4]}" for row in COMMANDS],
 )
 def test_the_commands_of_the_documents_mean_the_variant_and_the_expert(
     model: str,

@@ -17,15 +17,26 @@ from safetensors.torch import load_file
 
 def test_files_are_named_as_published(toys: Mapping[str, Path]) -> None:
     for variant, folder in toys.items():
-        files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        transformers = ["transformer", "transformer_2"] if variant.endswith("a14b") else ["transformer"]
+        files = {
+            str(path.relative_to(folder))
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+        transformers = (
+            ["transformer", "transformer_2"]
+            if variant.endswith("a14b")
+            else ["transformer"]
+        )
         assert {
             "model_index.json",
             "scheduler/scheduler_config.json",
             "text_encoder/model.safetensors",
             "vae/diffusion_pytorch_model.safetensors",
             "tokenizer/tokenizer.json",
-            *(f"{folder}/diffusion_pytorch_model-00001-of-00002.safetensors" for folder in transformers),
+            *(
+                f"{folder}/diffusion_pytorch_model-00001-of-00002.safetensors"
+                for folder in transformers
+            ),
         } <= files
         assert ("image_encoder/model.safetensors" in files) is (variant == "i2v")
 
@@ -38,7 +49,11 @@ def test_each_of_several_processes_writes_the_whole_toy(
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
     write(tmp_path, "i2v")
     first, second = (
-        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        {
+            path.relative_to(folder): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
         for folder in (toys["i2v"], tmp_path)
     )
     assert first.keys() == second.keys()
@@ -47,38 +62,70 @@ def test_each_of_several_processes_writes_the_whole_toy(
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("variant", MODEL.variants)
-def test_diffusers_loads_the_folder_as_its_own_pipeline(variant: str, toys: Mapping[str, Path]) -> None:
+def test_diffusers_loads_the_folder_as_its_own_pipeline(
+    variant: str, toys: Mapping[str, Path]
+) -> None:
     pipeline = DiffusionPipeline.from_pretrained(toys[variant])
-    assert type(pipeline) is (WanImageToVideoPipeline if variant.startswith("i2v") else WanPipeline)
+    assert type(pipeline) is (
+        WanImageToVideoPipeline if variant.startswith("i2v") else WanPipeline
+    )
     assert pipeline.config.boundary_ratio == (VARIANTS[variant].boundary or None)
     assert pipeline.config.expand_timesteps is (variant == "ti2v-5b")
     assert pipeline.text_encoder.config.dropout_rate == 0.1
 
 
-def test_a_toy_takes_the_size_that_videos_have_by_default(lend: Callable[..., dict[str, Any]]) -> None:
+def test_a_toy_takes_the_size_that_videos_have_by_default(
+    lend: Callable[..., dict[str, Any]],
+) -> None:
     wide = VARIANTS["t2v"].defaults["width"] // 8
     dit = lend("t2v")["dit"]
     with torch.no_grad():
-        made = predict(torch.zeros(1, 16, 1, 2, wide), torch.zeros(1), torch.zeros(1, 3, 32), dit=dit)
+        made = predict(
+            torch.zeros(1, 16, 1, 2, wide),
+            torch.zeros(1),
+            torch.zeros(1, 3, 32),
+            dit=dit,
+        )
     assert made.shape == (1, 16, 1, 2, wide)
 
 
 def test_the_experts_differ(toys: Mapping[str, Path]) -> None:
     name = "diffusion_pytorch_model-00001-of-00002.safetensors"
-    first, second = (load_file(toys["t2v-a14b"] / place / name) for place in ("transformer", "transformer_2"))
-    assert not any(torch.equal(first[key], second[key]) for key in first if first[key].ndim > 1)
+    first, second = (
+        load_file(toys["t2v-a14b"] / place / name)
+        for place in ("transformer", "transformer_2")
+    )
+    assert not any(
+        torch.equal(first[key], second[key]) for key in first if first[key].ndim > 1
+    )
 
 
 def test_another_seed_writes_other_weights_and_sizes_replace_constructor_arguments(
     toys: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    write(tmp_path, "i2v", seed=1, sizes={"dit": {"num_layers": 3}, "image_encoder": {"num_hidden_layers": 4}})
+    write(
+        tmp_path,
+        "i2v",
+        seed=1,
+        sizes={"dit": {"num_layers": 3}, "image_encoder": {"num_hidden_layers": 4}},
+    )
     for place in ("vae", "text_encoder"):
         (file,) = (tmp_path / place).glob("*.safetensors")
         assert file.read_bytes() != (toys["i2v"] / place / file.name).read_bytes()
-    assert json.loads((tmp_path / "transformer/config.json").read_text())["num_layers"] == 3
-    assert json.loads((tmp_path / "transformer/config.json").read_text())["image_dim"] == 16
-    assert json.loads((tmp_path / "image_encoder/config.json").read_text())["num_hidden_layers"] == 4
+    assert (
+        json.loads((tmp_path / "transformer/config.json").read_text())["num_layers"]
+        == 3
+    )
+    assert (
+        json.loads((tmp_path / "transformer/config.json").read_text())["image_dim"]
+        == 16
+    )
+    assert (
+        json.loads((tmp_path / "image_encoder/config.json").read_text())[
+            "num_hidden_layers"
+        ]
+        == 4
+    )
 
 
 def test_the_tokenizer_ends_a_text_and_fills_up_as_umt5s() -> None:

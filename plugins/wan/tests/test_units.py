@@ -8,43 +8,63 @@ import pytest
 import torch
 from diffusers.pipelines.wan.pipeline_wan import WanPipeline, prompt_clean
 from diffusers.video_processor import VideoProcessor
-from dstrain.unit import Unit
-from dstrain.values import Frames
+from dstrain.graph.unit import Unit
+from dstrain.graph.values import Frames
 from dstrain_wan import units
 from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessorPil
 
-PROMPT, VIDEO, CLIP = (Unit.of(unit) for unit in (units.encode_prompt, units.encode_video, units.encode_clip))
+PROMPT, VIDEO, CLIP = (
+    Unit.of(unit)
+    for unit in (units.encode_prompt, units.encode_video, units.encode_clip)
+)
 FIRST, FIRST_FRAME = Unit.of(units.encode_first), Unit.of(units.encode_first_frame)
 
 
 def video(frames: int, height: int, width: int, fps: float = 16.0) -> Frames:
-    pixels = torch.randint(0, 256, (frames, height, width, 3), generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (frames, height, width, 3), generator=torch.Generator().manual_seed(0)
+    )
     return Frames(pixels.to(torch.uint8), fps)
 
 
 def signed(frames: Frames) -> Tensor:
-    return VideoProcessor(vae_scale_factor=8).preprocess_video(frames.pixels.numpy()[None].astype(np.float32) / 255)
+    return VideoProcessor(vae_scale_factor=8).preprocess_video(
+        frames.pixels.numpy()[None].astype(np.float32) / 255
+    )
 
 
 def normalised(vae: Any, pixels: Tensor) -> Tensor:
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std))
+    mean, std = (
+        torch.tensor(v).view(1, -1, 1, 1, 1)
+        for v in (vae.config.latents_mean, vae.config.latents_std)
+    )
     return (vae.encode(pixels).latent_dist.mode() - mean) * (1 / std)
 
 
-TEXTS = ["a red dog runs", "", "  a\n\t b  &amp;lt;i&amp;gt;", "a dog " * 400, "红苹果 🙂"]
+TEXTS = [
+    "a red dog runs",
+    "",
+    "  a\n\t b  &amp;lt;i&amp;gt;",
+    "a dog " * 400,
+    "红苹果 🙂",
+]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("prompt", TEXTS, ids=["plain", "blank", "escapes", "too long", "unknown letters"])
+@pytest.mark.parametrize(
+    "prompt", TEXTS, ids=["plain", "blank", "escapes", "too long", "unknown letters"]
+)
 def test_prompt_embeddings_are_those_of_diffusers_up_to_their_true_length(
     prompt: str, lend: Callable[..., dict[str, Any]]
 ) -> None:
     lent = lend("t2v")
     made = PROMPT.run({"prompt": prompt}, lent)["prompt_emb"]
     parts = {name: lent[name] for name in ("text_encoder", "tokenizer", "vae")}
-    wanted, _ = WanPipeline(**parts, scheduler=None).encode_prompt(prompt, None, False, max_sequence_length=512)
+    wanted, _ = WanPipeline(**parts, scheduler=None).encode_prompt(
+        prompt, None, False, max_sequence_length=512
+    )
     length = min(len(lent["tokenizer"](prompt_clean(prompt)).input_ids), 512)
     assert made.shape == (1, length, 32)
     assert torch.equal(made, wanted[:, :length])
@@ -53,12 +73,16 @@ def test_prompt_embeddings_are_those_of_diffusers_up_to_their_true_length(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("variant", "shape"), [("t2v", (1, 16, 3, 4, 6)), ("ti2v-5b", (1, 48, 3, 2, 3))])
+@pytest.mark.parametrize(
+    ("variant", "shape"), [("t2v", (1, 16, 3, 4, 6)), ("ti2v-5b", (1, 48, 3, 2, 3))]
+)
 def test_a_video_is_encoded_as_the_normalised_mode(
     variant: str, shape: tuple[int, ...], lend: Callable[..., dict[str, Any]]
 ) -> None:
     vae = lend(variant)["vae"]
-    vae.register_to_config(latents_mean=list(range(shape[1])), latents_std=list(range(1, shape[1] + 1)))
+    vae.register_to_config(
+        latents_mean=list(range(shape[1])), latents_std=list(range(1, shape[1] + 1))
+    )
     frames = video(9, 32, 48)
     made = VIDEO.run({"input_video": frames}, {"vae": vae})["input_latents"]
     assert made.shape == shape
@@ -67,22 +91,32 @@ def test_a_video_is_encoded_as_the_normalised_mode(
 
 @torch.no_grad()
 def test_a_single_frame_is_a_video_too(lend: Callable[..., dict[str, Any]]) -> None:
-    assert VIDEO.run({"input_video": video(1, 32, 32)}, lend("t2v"))["input_latents"].shape == (1, 16, 1, 4, 4)
+    assert VIDEO.run({"input_video": video(1, 32, 32)}, lend("t2v"))[
+        "input_latents"
+    ].shape == (1, 16, 1, 4, 4)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("size", [(72, 56), (56, 72), (28, 28), (29, 97), (20, 31), (640, 352)])
+@pytest.mark.parametrize(
+    "size", [(72, 56), (56, 72), (28, 28), (29, 97), (20, 31), (640, 352)]
+)
 def test_the_image_encoder_sees_what_clips_processor_makes(
     size: tuple[int, int], lend: Callable[..., dict[str, Any]], picture: Image.Image
 ) -> None:
     encoder = lend("i2v")["image_encoder"]
     resized = picture.resize(size)
-    pixels = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=28)(resized, return_tensors="pt")
+    pixels = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=28)(
+        resized, return_tensors="pt"
+    )
     wanted = encoder(**pixels, output_hidden_states=True).hidden_states[-2]
-    made = CLIP.run({"input_image": resized}, {"image_encoder": encoder})["clip_feature"]
+    made = CLIP.run({"input_image": resized}, {"image_encoder": encoder})[
+        "clip_feature"
+    ]
     assert made.shape == (1, 5, 16)
     assert (made - wanted).abs().max() <= 1e-6
-    assert torch.equal(torch.tensor(units.CLIP_MEAN + units.CLIP_STD), _published_statistics())
+    assert torch.equal(
+        torch.tensor(units.CLIP_MEAN + units.CLIP_STD), _published_statistics()
+    )
 
 
 def _published_statistics() -> Tensor:
@@ -91,10 +125,17 @@ def _published_statistics() -> Tensor:
 
 
 @torch.no_grad()
-def test_the_first_frame_is_known_and_grey_follows(lend: Callable[..., dict[str, Any]], picture: Image.Image) -> None:
+def test_the_first_frame_is_known_and_grey_follows(
+    lend: Callable[..., dict[str, Any]], picture: Image.Image
+) -> None:
     vae = lend("i2v")["vae"]
-    made = FIRST.run({"input_image": picture, "num_frames": 9, "height": 32, "width": 48}, {"vae": vae})["y"]
-    first = VideoProcessor(vae_scale_factor=8).preprocess(picture, height=32, width=48)[:, :, None]
+    made = FIRST.run(
+        {"input_image": picture, "num_frames": 9, "height": 32, "width": 48},
+        {"vae": vae},
+    )["y"]
+    first = VideoProcessor(vae_scale_factor=8).preprocess(picture, height=32, width=48)[
+        :, :, None
+    ]
     wanted = normalised(vae, torch.cat([first, torch.zeros(1, 3, 8, 32, 48)], dim=2))
     assert made.shape == (1, 20, 3, 4, 6)
     assert torch.equal(made[:, 4:], wanted)
@@ -107,26 +148,41 @@ def test_the_first_latents_are_those_of_a_video_that_begins_with_the_picture(
     lend: Callable[..., dict[str, Any]],
 ) -> None:
     lent, frames = lend("ti2v-5b"), video(5, 32, 64)
-    given = {"input_image": Image.fromarray(frames.pixels[0].numpy()), "height": 32, "width": 64}
+    given = {
+        "input_image": Image.fromarray(frames.pixels[0].numpy()),
+        "height": 32,
+        "width": 64,
+    }
     first = FIRST_FRAME.run(given, lent)["first_latents"]
     assert first.shape == (1, 48, 1, 2, 4)
-    assert (first - VIDEO.run({"input_video": frames}, lent)["input_latents"][:, :, :1]).abs().max() < 1e-5
+    assert (
+        first - VIDEO.run({"input_video": frames}, lent)["input_latents"][:, :, :1]
+    ).abs().max() < 1e-5
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("variant", "shape"), [("t2v", (1, 16, 2, 4, 6)), ("ti2v-5b", (1, 48, 2, 2, 3))])
+@pytest.mark.parametrize(
+    ("variant", "shape"), [("t2v", (1, 16, 2, 4, 6)), ("ti2v-5b", (1, 48, 2, 2, 3))]
+)
 def test_decoding_makes_the_frames_that_diffusers_makes(
     variant: str, shape: tuple[int, ...], lend: Callable[..., dict[str, Any]]
 ) -> None:
     vae = lend(variant)["vae"]
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std))
+    mean, std = (
+        torch.tensor(v).view(1, -1, 1, 1, 1)
+        for v in (vae.config.latents_mean, vae.config.latents_std)
+    )
     pixels = vae.decode(latents / (1 / std) + mean, return_dict=False)[0]
-    wanted = VideoProcessor(vae_scale_factor=8).postprocess_video(pixels, output_type="pil")[0]
+    wanted = VideoProcessor(vae_scale_factor=8).postprocess_video(
+        pixels, output_type="pil"
+    )[0]
     made = units.decode(latents, 24.0, vae=vae)["video"]
     assert made.fps == 24.0
     assert made.pixels.dtype == torch.uint8
-    assert np.array_equal(made.pixels.numpy(), np.stack([np.asarray(frame) for frame in wanted]))
+    assert np.array_equal(
+        made.pixels.numpy(), np.stack([np.asarray(frame) for frame in wanted])
+    )
 
 
 @torch.no_grad()
@@ -136,8 +192,15 @@ def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
     lent = lend("i2v", torch.bfloat16)
     size = {"num_frames": 5, "height": 32, "width": 32}
     assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
-    assert CLIP.run({"input_image": picture}, lent)["clip_feature"].dtype == torch.bfloat16
+    assert (
+        CLIP.run({"input_image": picture}, lent)["clip_feature"].dtype == torch.bfloat16
+    )
     assert FIRST.run({"input_image": picture, **size}, lent)["y"].dtype == torch.float32
     latents = VIDEO.run({"input_video": video(5, 32, 32)}, lent)["input_latents"]
     assert latents.dtype == torch.float32
-    assert units.decode(latents, 16.0, vae=lent["vae"])["video"].pixels.shape == (5, 32, 32, 3)
+    assert units.decode(latents, 16.0, vae=lent["vae"])["video"].pixels.shape == (
+        5,
+        32,
+        32,
+        3,
+    )

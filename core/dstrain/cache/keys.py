@@ -1,0 +1,51 @@
+"""Keys of values: what a stored value is the result of, known before anything is
+decoded or encoded.
+
+A key is a hash of the unit's name and declared version, the keys of what it reads, the
+digests of the components it borrows, and the compute dtype. Library versions and the
+device are not part of it.
+"""
+
+from collections.abc import Mapping
+
+from dstrain.graph.plan import POSITIVE, Plan, Step
+from dstrain.storage.hashing import hashed
+
+
+def step_key(
+    family: str,
+    step: Step,
+    reads: Mapping[str, str],
+    components: Mapping[str, str],
+    dtype: str,
+) -> str:
+    """The key of one run of a unit; `reads` and `components` map the unit's own names
+    to keys and digests.
+    """
+    borrowed = {
+        name: components[name] for name in step.unit.borrows if name in components
+    }
+    side = (step.side or POSITIVE) if "side" in step.unit.borrows else ""
+    return hashed(
+        "unit",
+        [family, step.unit.name, step.unit.version, dict(reads), borrowed, dtype, side],
+    )
+
+
+def value_keys(
+    plan: Plan, inputs: Mapping[str, str], components: Mapping[str, str], dtype: str
+) -> dict[str, str]:
+    """The key of every value of stage 1, inputs included: '<key of the unit's
+    run>.<name>' for what a unit makes.
+    """
+    keys = dict(inputs)
+    for step in plan.frozen:
+        key = step_key(
+            plan.family,
+            step,
+            {name: keys[value] for name, value in step.reads.items()},
+            components,
+            dtype,
+        )
+        keys |= {value: f"{key}.{name}" for name, value in step.makes.items()}
+    return keys

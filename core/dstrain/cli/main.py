@@ -1,0 +1,152 @@
+"""The command line: `dstrain`, `python -m dstrain`. Its help imports neither torch nor
+a plugin.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from dstrain.cli.commands import commands
+from dstrain.cli.errors import explain
+from dstrain.cli.options import LeftOut, shared_options
+from dstrain.console import redacted, warn
+from dstrain.distributed.liveness import finish_in_peace, first_to_say
+from dstrain.errors import SystemFault, UsageError, nearest
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (sys.argv's without `argv`) and return the exit code; errors
+    are printed, never raised.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    caught: BaseException | None = None
+    try:
+        _run(words)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except (Exception, KeyboardInterrupt) as error:
+        caught = error
+    lost = _lost_output(caught)
+    if lost is not None:
+        if isinstance(lost, BrokenPipeError):
+            return 0  # a reader such as `head` has what it wanted
+        caught = SystemFault("standard output", str(lost.strerror))
+    return 0 if caught is None else _tell(caught, "--debug" in words)
+
+
+def _tell(error: BaseException, debug: bool) -> int:
+    """Print an error without the secrets in it, and return its exit code."""
+    finish_in_peace()
+    failure = explain(error)
+    try:
+        if first_to_say(failure):
+            click.echo(redacted(str(failure)), err=True)
+        if debug:
+            click.echo(redacted("".join(traceback.format_exception(error))), err=True)
+    except OSError:
+        pass  # nobody reads
+    return failure.exit_code
+
+
+def _lost_output(caught: BaseException | None) -> OSError | None:
+    """Write what waits for standard output; where that takes no more, or took none
+    before, drop it and return why.
+    """
+    lost = None
+    if (
+        isinstance(caught, OSError)
+        and traceback.extract_tb(caught.__traceback__)[-1].name == click.echo.__name__
+    ):
+        lost = caught
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        lost = lost or error
+    if lost is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return lost if caught is None or lost is caught else None
+
+
+def command_group() -> click.Group:
+    """The group of dstrain's own commands; option names are read with '-' as '_',
+    values as they are.
+    """
+    version = click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_version,
+        help="Show the version and exit.",
+    )
+    return click.Group(
+        "dstrain",
+        commands=commands(),
+        params=[version, *shared_options()],
+        help="Train diffusion models from the code that runs them.\n\n"
+        "`dstrain --model FAMILY ...` is `dstrain train --model FAMILY ...`.",
+        context_settings={"token_normalize_func": lambda name: name.replace("-", "_")},
+    )
+
+
+def _version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"dstrain {version('core')}")
+        context.exit()
+
+
+def _run(words: Sequence[str]) -> None:
+    group = command_group()
+    shared, rest = _split(words)
+    if not rest or rest[0] in ("--help", "--version"):
+        rest = rest[:1] or ["--help"]
+    elif rest[0].startswith("-"):
+        rest = ["train", *shared, *rest]
+    elif rest[0] in group.commands:
+        rest = [rest[0], *shared, *rest[1:]]
+    else:
+        _run_plugin_command(rest, shared, tuple(group.commands))
+        return
+    with group.make_context("dstrain", rest) as context:
+        group.invoke(context)
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split off the shared options that stand before the command."""
+    at = 0
+    while at < len(words) and words[at] in ("--debug", "-p"):
+        at += 2 if words[at] == "-p" else 1
+    return list(words[:at]), list(words[at:])
+
+
+def _run_plugin_command(
+    words: Sequence[str], shared: Sequence[str], own: Sequence[str]
+) -> None:
+    """Run a command that a plugin adds; plugins are asked only for a first word that is
+    no command of dstrain's own.
+    """
+    from dstrain.registry.hooks import load_extensions
+
+    names = [word for word in shared if word not in ("--debug", "-p")]
+    extensions = load_extensions(
+        [LeftOut().convert(name, None, None) for name in names]
+    )
+    offers = extensions.offered("dstrain_commands", click.Command, own)
+    for reason in (*extensions.broken, *offers.broken):
+        warn(reason)
+    command = offers.items.get(words[0])
+    if command is None:
+        known = [*own, *offers.items]
+        hint = nearest(words[0], known)
+        raise UsageError(
+            "command line",
+            f"no command named {words[0]!r}; commands: {', '.join(known)}{hint}",
+        )
+    with command.make_context(f"dstrain {words[0]}", list(words[1:])) as context:
+        command.invoke(context)

@@ -1,0 +1,1 @@
+"""Tables and files to values, and values to files."""

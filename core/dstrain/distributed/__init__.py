@@ -1,0 +1,1 @@
+"""Processes of a distributed run: ranks, barriers, signals."""

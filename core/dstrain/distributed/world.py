@@ -1,0 +1,112 @@
+"""The processes of one run: which one this is, and what they do together."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dstrain.console import say, warn
+from dstrain.distributed.liveness import (
+    ENDED,
+    FAILED,
+    INTERRUPTED,
+    Meeting,
+    another_ended,
+    finish_in_peace,
+    is_of_others,
+)
+from dstrain.errors import Interrupted
+
+
+@dataclass(frozen=True)
+class World:
+    """A thin view of an Accelerator for code that needs rank, size, a barrier and sums.
+
+    With a meeting, waiting has no time limit; without one, the process group's.
+    """
+
+    accelerator: Any
+    meeting: Meeting | None = None
+
+    @property
+    def rank(self) -> int:
+        """This process's number."""
+        return int(self.accelerator.process_index)
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return int(self.accelerator.num_processes)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Wait until every process is here; raises SystemFault if one of them has
+        ended.
+        """
+        if self.meeting is not None:
+            self.meeting.wait()
+        elif self.size > 1:
+            self.accelerator.wait_for_everyone()
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of a tensor over all processes."""
+        if self.size == 1:
+            return value
+        summed: Tensor = self.accelerator.reduce(value, reduction="sum")
+        return summed
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        if self.size == 1:
+            return flag
+        return bool(
+            self.total(torch.tensor(float(flag), device=self.accelerator.device)).item()
+        )
+
+    def say(self, line: str) -> None:
+        """Print a line once, on the main process."""
+        if self.is_main:
+            say(line)
+
+    def warn(self, line: str) -> None:
+        """Print a warning once, on the main process."""
+        if self.is_main:
+            warn(line)
+
+
+@contextmanager
+def together(accelerator: Any) -> Iterator[World]:
+    """Yield the world of a run; where one of several processes ends, the others end
+    with SystemFault.
+    """
+    if accelerator.num_processes == 1:
+        yield World(accelerator)
+        return
+    meeting = Meeting(int(accelerator.process_index), int(accelerator.num_processes))
+    why = ""
+    try:
+        yield World(accelerator, meeting)
+    except BaseException as error:
+        finish_in_peace()
+        asked = isinstance(error, Interrupted | KeyboardInterrupt)
+        # Where another is lost, the signal was the launcher's, which ends all when one
+        # has ended.
+        what = is_of_others(error) or (asked and meeting.lost() and ENDED)
+        if (
+            what and meeting.interrupted()
+        ):  # it was in a collective, where no signal reaches it
+            asked, what = True, ""
+            error = KeyboardInterrupt()
+        why = INTERRUPTED if asked and not what else FAILED
+        if what:
+            raise another_ended(what) from error
+        raise error
+    finally:
+        meeting.leave(why)

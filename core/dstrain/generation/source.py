@@ -1,0 +1,102 @@
+"""Where a generation takes its pipeline and its sampling settings from."""
+
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dstrain.config.schema import GenerateConfig
+from dstrain.errors import UsageError
+from dstrain.generation.inputs import names_given, spelled
+from dstrain.graph.spec import Wiring
+from dstrain.lora.reader import check_lora_file
+from dstrain.models.device import DTYPES, default_device, precision
+from dstrain.models.locate import ModelConfig, model_configs
+from dstrain.models.toy import write_toy
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.variants import Hints, choose_variant, fitting_inputs, settled
+from dstrain.registry.discovery import load_record
+from dstrain.registry.family import ModelRecord
+
+
+@dataclass(frozen=True)
+class PipelineSource:
+    """What a configuration opens: the family's record, the wiring of its variant, and
+    the files of its models.
+    """
+
+    config: GenerateConfig
+    record: ModelRecord
+    wiring: Wiring
+    models: tuple[ModelConfig, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the components, and the one model_fn computes in."""
+        return DTYPES[precision(self.config.mixed_precision, default_device())]
+
+    def load(self) -> Pipeline:
+        """Load the pipeline and add the LoRAs."""
+        pipeline = Pipeline.from_files(
+            self.record, self.wiring, self.models, default_device(), self.dtype
+        )
+        for lora in self.config.lora:
+            pipeline.load_lora(lora.path, lora.scale)
+        return pipeline
+
+
+@contextmanager
+def chosen(config: GenerateConfig, inputs: Collection[str]) -> Iterator[PipelineSource]:
+    """Choose the variant by its flag or the names of the inputs; a toy, if asked for,
+    lies in a temporary folder.
+
+    Raises StateError for a LoRA file that is not there.
+    """
+    for lora in config.lora:
+        if not lora.path.is_file():
+            path, _, tail = str(lora.path).rpartition(":")
+            if Path(path).is_file():
+                raise UsageError(
+                    "--lora",
+                    f"{tail!r} after {path} is no scale",
+                    f"want a number: {path}:0.8",
+                )
+        check_lora_file(lora.path)
+    record = load_record(config.model, config.left_out)
+    models = model_configs(config, record)
+    hints = Hints(models, fitting_inputs(inputs), either=config.toy)
+    wiring = settled(
+        record.load("wiring")(choose_variant(record, config.variant, hints)),
+        record,
+        config,
+    )
+    with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
+        toy = write_toy(record, wiring.variant, Path(folder)) if config.toy else ()
+        yield PipelineSource(config, record, wiring, (*toy, *models))
+
+
+def check_used(config: GenerateConfig, wiring: Wiring, used: Collection[str]) -> None:
+    """Refuse an input that the command line gives and that inference, whose inputs are
+    `used`, does not read.
+    """
+    for name in names_given(config):
+        if name not in used:
+            off = "guidance is off; it is on with --guidance_scale above 1"
+            why = (
+                off
+                if name in wiring.per_side.values()
+                else f"variant {wiring.variant} makes nothing from it"
+            )
+            raise UsageError(spelled(config, name), f"would do nothing: {why}")
+
+
+def sampling_given(config: GenerateConfig) -> dict[str, Any]:
+    """The settings of the sampler that a configuration gives."""
+    names = ("guidance_scale", "seed", "num_inference_steps")
+    return {
+        name: value for name in names if (value := getattr(config, name)) is not None
+    }

@@ -1,0 +1,116 @@
+"""Where a variant's inputs come from when they are read from a data set: one table per
+variant.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Kind = Literal["text", "texts", "integer", "number", "picture", "pictures", "frames"]
+FILE_KINDS = frozenset({"picture", "pictures", "frames"})
+
+
+@dataclass(frozen=True)
+class Column:
+    """An input read from the data set's column `name`.
+
+    kind: `picture` and `frames` name a file, `pictures` a list of them; the others are
+    the cell itself, `texts` a list. pick: for a picture taken from a video's column,
+    which frame. mode: the colour mode a picture is converted to (Pillow's names).
+    multiple: resize pictures and frames by --height, --width, --max_pixels to sides
+    that are multiples of it; 0 leaves the size as it is. frames: for frames, and a
+    picture picked from them: their number is a multiple of it, plus one; 0 allows any.
+    fps: frames per second that a video is resampled to; 0 leaves them as they are.
+    alike: samples of one batch must have the same value. extra: it is read only where
+    --extra_inputs names it. check: for a cell itself: its value -> what is wrong with
+    it, '' for nothing.
+    """
+
+    name: str
+    kind: Kind = "text"
+    pick: Literal["", "first", "last"] = ""
+    mode: Literal["RGB", "RGBA", "L"] = "RGB"
+    multiple: int = 0
+    frames: int = 0
+    fps: float = 0.0
+    alike: bool = False
+    extra: bool = False
+    check: Callable[[Any], str] | None = None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the cell names a file (or several)."""
+        return self.kind in FILE_KINDS
+
+    @property
+    def from_video(self) -> bool:
+        """Whether it names a video, whose frames or one frame of which are loaded."""
+        return self.kind == "frames" or bool(self.pick)
+
+
+@dataclass(frozen=True)
+class Size:
+    """An input measured on another one as loaded: its height or width in pixels, or its
+    number of frames.
+    """
+
+    of: str
+    axis: Literal["height", "width", "frames"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input that only inference gives; a data set has no column for it. kind: as in
+    Column.
+    """
+
+    kind: Kind = "text"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An input that is a constant of the variant: no row gives it; a flag of its name
+    changes it if the family has one.
+
+    toy: the value under --toy; None leaves it. check: as in Column.
+    """
+
+    value: str | int | float
+    toy: str | int | float | None = None
+    check: Callable[[Any], str] | None = None
+
+    @property
+    def kind(self) -> Literal["text", "integer", "number"]:
+        """What its value is, and what text is read as that changes it."""
+        if isinstance(self.value, str):
+            return "text"
+        return "number" if isinstance(self.value, float) else "integer"
+
+    def as_column(self, name: str) -> Column:
+        """The column as which text is read that changes it."""
+        return Column(name, self.kind, check=self.check)
+
+
+def at_least(least: float) -> Callable[[Any], str]:
+    """A check of a number: it is so much or more."""
+    return lambda value: "" if value >= least else f"want {least} or more, got {value}"
+
+
+Source = Column | Size | Given | Setting
+
+
+def as_column(name: str, source: Source) -> Column:
+    """The column `name` from which an input is read as inference takes it: pictures
+    keep their size.
+    """
+    if isinstance(source, Setting):
+        return source.as_column(name)
+    if not isinstance(source, Column):
+        return Column(name, _kind(source))
+    # Units resize what inference gives them.
+    return replace(source, name=name, multiple=0, pick="", extra=False)
+
+
+def _kind(source: Source) -> Kind:
+    """What an input is read as; a measured one is an integer."""
+    return "integer" if isinstance(source, Size) else source.kind

@@ -1,0 +1,183 @@
+"""The flow-matching noise schedule: one record of a family's numbers, used by sampler
+and loss alike.
+
+x_t = (1 - sigma) x_0 + sigma noise, target = noise - x_0, sigma = timestep / 1000
+(Lipman et al. 2023, "Flow Matching for Generative Modeling"; the shift is that of Esser
+et al. 2024, "Scaling Rectified Flow Transformers").
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dstrain.errors import UsageError
+from dstrain.randomness import Rng
+
+TRAIN_TIMESTEPS = 1000
+Sampling = Literal["shifted", "logit_normal", "uniform", "mode"]
+Weighting = Literal["bsmntw", "none"]
+
+
+@dataclass(frozen=True)
+class FlowMatchSchedule:
+    """A family's numbers. All sigmas are fp32 and descend from 1.
+
+    shift: factor k of sigma' = k sigma / (1 + (k - 1) sigma); None for the exponential
+    form, whose mu grows linearly from `base_mu` at `base_tokens` to `max_mu` at
+    `max_tokens`. training_mu: mu of the training table. shift_terminal: the last sigma
+    of a schedule is stretched to this value; None leaves it. sigma_min: the table's
+    end. latents_per_token: positions of the latents that make one token of the
+    denoiser.
+    """
+
+    shift: float | None = None
+    base_mu: float = 0.5
+    max_mu: float = 1.15
+    base_tokens: int = 256
+    max_tokens: int = 4096
+    training_mu: float = 0.8
+    shift_terminal: float | None = None
+    sigma_min: float = 0.0
+    latents_per_token: int = 4
+
+    def mu(self, tokens: int) -> float:
+        """The exponential shift's mu for latents of this many tokens."""
+        slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
+        return tokens * slope + self.base_mu - slope * self.base_tokens
+
+    def sigmas(self, steps: int, tokens: int) -> Tensor:
+        """Return (steps + 1,) fp32 sigmas for inference, from 1 to a final 0.
+
+        Sigmas are cast to fp32 before the shift, as diffusers'
+        FlowMatchEulerDiscreteScheduler does.
+        """
+        plain = np.linspace(1.0, 1.0 / steps, steps).astype(np.float32)
+        shifted = torch.from_numpy(self._shifted(plain, self.mu(tokens))).to(
+            torch.float32
+        )
+        return torch.cat([shifted, torch.zeros(1)])
+
+    @cached_property
+    def table(self) -> Tensor:
+        """(1000,) fp32: the sigmas that training draws from, descending from 1."""
+        plain = np.linspace(
+            1.0, self.sigma_min, TRAIN_TIMESTEPS + (self.sigma_min == 0.0)
+        )[:TRAIN_TIMESTEPS]
+        return torch.from_numpy(
+            self._shifted(plain, self.training_mu).astype(np.float32)
+        )
+
+    def fraction(self, timestep: float) -> float:
+        """Return the part of the training table, 0 to 1, whose timesteps are at or
+        above this one (0 to 1000).
+        """
+        return int((self.table >= timestep / TRAIN_TIMESTEPS).sum()) / TRAIN_TIMESTEPS
+
+    def _shifted(self, sigmas: NDArray[np.floating], mu: float) -> NDArray[np.floating]:
+        if self.shift is not None:
+            return np.asarray(self.shift * sigmas / (1 + (self.shift - 1) * sigmas))
+        shifted = math.exp(mu) / (math.exp(mu) + (1 / sigmas - 1))
+        if self.shift_terminal is None or len(sigmas) == 1:
+            return np.asarray(shifted)
+        rest = 1 - shifted
+        return np.asarray(1 - rest / (rest[-1] / (1 - self.shift_terminal)))
+
+
+@dataclass(frozen=True)
+class NoiseLevels:
+    """Which sigmas a training run draws and how it weighs them: knobs of the run that
+    sets them, never stored.
+
+    min_boundary, max_boundary: index fractions of the descending table; 0 is the
+    noisiest end.
+    """
+
+    schedule: FlowMatchSchedule
+    sampling: Sampling = "shifted"
+    weighting: Weighting = "bsmntw"
+    min_boundary: float = 0.0
+    max_boundary: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.min_boundary < self.max_boundary <= 1.0:
+            raise UsageError(
+                "--min_timestep_boundary, --max_timestep_boundary",
+                f"want 0 <= min < max <= 1, got {self.min_boundary} and {self.max_boundary}",
+            )
+
+    def draw(self, rng: Rng) -> Tensor:
+        """Return (batch,) fp32 sigmas, one per sample."""
+        if self.sampling == "uniform":
+            top, bottom = (
+                self.schedule.table[self._index(end)]
+                for end in (self.min_boundary, self.max_boundary)
+            )
+            return bottom + (top - bottom) * rng.uniform("timestep")
+        span = self.max_boundary - self.min_boundary
+        indices = (
+            self._index(u * span + self.min_boundary)
+            for u in self._density(rng).tolist()
+        )
+        return torch.tensor([self._levels[index] for index in indices])
+
+    @cached_property
+    def _levels(self) -> list[float]:
+        levels: list[float] = self.schedule.table.tolist()
+        return levels
+
+    def weight(self, sigma: Tensor) -> Tensor:
+        """Return (batch,) fp32 loss weights; 'bsmntw': exp(-2 ((t - 500) / 1000)^2),
+        least 0, mean 1 on the table.
+        """
+        if self.weighting == "none":
+            return torch.ones_like(sigma)
+        least, scale = self._bell
+        return (_bell(sigma) - least) * scale
+
+    @cached_property
+    def _bell(self) -> tuple[Tensor, Tensor]:
+        heights = _bell(self.schedule.table)
+        return heights.min(), 1 / (heights - heights.min()).mean()
+
+    def _index(self, fraction: float) -> int:
+        return min(int(fraction * TRAIN_TIMESTEPS), TRAIN_TIMESTEPS - 1)
+
+    def _density(self, rng: Rng) -> Tensor:
+        """Index fraction u in [0, 1): Esser et al. 2024, section 3.1 (logit-normal with
+        m=0, s=1; mode with s=1.29).
+        """
+        if self.sampling == "logit_normal":
+            return 1 - torch.sigmoid(rng.normal("timestep"))
+        u = rng.uniform("timestep")
+        if self.sampling == "mode":
+            return (u + 1.29 * (torch.cos(math.pi * u / 2) ** 2 - 1 + u)).clamp(0, 1)
+        return u
+
+
+def _bell(sigma: Tensor) -> Tensor:
+    return torch.exp(-2 * (sigma - 0.5) ** 2)
+
+
+class Held(NamedTuple):
+    """What a variant's `hold` returns: latents with fixed parts in place, timesteps,
+    and the loss mask (None: all).
+
+    timestep is (batch,), or broadcasts over the latents where parts of a sample have
+    their own.
+    """
+
+    latents: Tensor
+    timestep: Tensor
+    mask: Tensor | None = None
+
+
+Hold = Callable[[Tensor, Tensor, Tensor], Held]
+Velocity = Callable[[Tensor, Tensor], Tensor]
+"""(latents, timestep) -> prediction, as `predict` is for one side."""

@@ -1,0 +1,156 @@
+"""A unit: one plain function of preprocessing, whose signature is its declaration.
+
+Parameters before the `*` are values it reads, keyword-only parameters are components it
+borrows, and the TypedDict it returns lists what it makes.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from dstrain.errors import UsageError
+from dstrain.graph.values import kind_of, own, storages
+
+AMBIENT = frozenset({"device", "dtype", "rng", "side"})
+"""Names any function may borrow that are not components; `<component>_config` is
+another.
+"""
+LENT_TO_LOSS = AMBIENT | {"schedule", "hold", "sampler"}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a function needs: `reads` (value name -> is it required?) and `borrows`
+    (component names).
+    """
+
+    name: str
+    function: Callable[..., Any]
+    reads: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+    borrows: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], given: tuple[str, ...] = ()
+    ) -> "Signature":
+        """Read the signature off a function; the caller supplies the parameters named
+        in `given` itself.
+
+        Raises UsageError for *args, **kwargs, a positional-only parameter or a default
+        on a borrowed name.
+        """
+        reads: dict[str, bool] = {}
+        borrows: list[str] = []
+        where = _where(function)
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind in (
+                parameter.VAR_POSITIONAL,
+                parameter.VAR_KEYWORD,
+                parameter.POSITIONAL_ONLY,
+            ):
+                raise UsageError(
+                    where, f"parameter {parameter} hides names; write each one out"
+                )
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                if parameter.default is not parameter.empty:
+                    raise UsageError(
+                        where,
+                        f"borrowed name {parameter.name!r} has a default; a borrowed name is always given",
+                    )
+                borrows.append(parameter.name)
+            elif parameter.name not in given:
+                reads[parameter.name] = parameter.default is parameter.empty
+        return cls(_name(function), function, MappingProxyType(reads), tuple(borrows))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Names this function cannot run without."""
+        return tuple(name for name, needed in self.reads.items() if needed)
+
+
+@dataclass(frozen=True)
+class Unit(Signature):
+    """A signature that also declares what it `makes` (value name -> kind), and its
+    version.
+
+    Raise `version` when the function computes something else: stored results of older
+    versions are then not used.
+    """
+
+    makes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    version: int = 1
+
+    # The override also takes a version, which no signature has.
+    @classmethod
+    def of(  # type: ignore[override]
+        cls, function: Callable[..., Any], version: int = 1, given: tuple[str, ...] = ()
+    ) -> "Unit":
+        """Read a unit off a function that returns a TypedDict; raises UsageError when
+        the declaration is incomplete.
+        """
+        signature = Signature.of(function, given)
+        made = typing.get_type_hints(function).get("return")
+        if not typing.is_typeddict(made):
+            raise UsageError(
+                _where(function),
+                f"returns {made!r}; a unit returns a TypedDict that names what it makes",
+            )
+        kinds = {
+            name: kind_of(hint, f"{_where(function)} -> {name}")
+            for name, hint in typing.get_type_hints(made).items()
+        }
+        both = sorted(set(kinds) & set(signature.reads))
+        if both:
+            raise UsageError(
+                _where(function),
+                f"reads and makes {', '.join(both)}; give what it makes a new name",
+            )
+        return cls(
+            signature.name,
+            function,
+            signature.reads,
+            signature.borrows,
+            MappingProxyType(kinds),
+            version,
+        )
+
+    def run(
+        self, values: Mapping[str, Any], lent: Mapping[str, Any], **given: Any
+    ) -> dict[str, Any]:
+        """Call the function with the values it reads and the components it borrows;
+        return exactly what it promised.
+
+        An optional read that is absent takes the function's default. Raises UsageError
+        if promised and made differ.
+        """
+        arguments = {name: values[name] for name in self.reads if name in values}
+        made = self.function(
+            **given, **arguments, **{name: lent[name] for name in self.borrows}
+        )
+        if set(made) != set(self.makes):
+            missing, extra = (
+                sorted(set(self.makes) - set(made)),
+                sorted(set(made) - set(self.makes)),
+            )
+            raise UsageError(
+                f"unit {self.name}",
+                f"promised and made differ: missing {missing}, not promised {extra}",
+            )
+        held = storages(arguments.values())
+        return {name: own(value, held) for name, value in made.items()}
+
+
+def component_of(borrowed: str) -> str:
+    """The component a borrowed name belongs to: 'dit_config' -> 'dit', 'vae' -> 'vae'."""
+    return borrowed.removesuffix("_config")
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _where(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '?')}.{_name(function)}"

@@ -1,0 +1,230 @@
+"""Networks: built without allocating memory, then filled from files, strictly in both
+directions.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dstrain.errors import StateError
+from dstrain.models.components import Files
+from dstrain.models.formats import AS_IS
+from dstrain.models.weights import Weights
+
+EXAMPLES = 3
+"""How many names an error lists of each kind."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network class whose constructor takes the configuration's entries as arguments,
+    as those of diffusers do.
+
+    constructor: "package:Class", imported when it is first used, so that a table of
+    networks costs nothing.
+    """
+
+    constructor: str
+
+    def takes(self, data: Mapping[str, Any]) -> bool:
+        """Whether what `config.json` holds can be this network's: it names no other
+        class, nor one of transformers.
+        """
+        name = self.constructor.partition(":")[2]
+        return (
+            bool(data.get("_class_name", name) == name) and "architectures" not in data
+        )
+
+    def configure(self, data: Mapping[str, Any]) -> SimpleNamespace:
+        """Return what `config.json` holds as attributes, defaults filled in, equal to
+        the built module's `config`.
+
+        Entries that the constructor does not take (version marks, retired ones) are
+        left out.
+        """
+        parameters = inspect.signature(self._class().__init__).parameters.values()
+        entries = {
+            p.name: data.get(p.name, p.default) for p in parameters if p.name != "self"
+        }
+        return SimpleNamespace(
+            **{
+                name: value
+                for name, value in entries.items()
+                if value is not inspect.Parameter.empty
+            }
+        )
+
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
+        """Build the network for a configuration from `configure` and fill it; raises
+        what `load_network` raises.
+        """
+        return load_network(partial(self.build, configuration), files, dtype)
+
+    def build(self, configuration: Any) -> nn.Module:
+        """Build the network for a configuration from `configure`, its weights random."""
+        network: nn.Module = self._class()(**vars(configuration))
+        return network
+
+    def _class(self) -> Any:
+        module, _, name = self.constructor.partition(":")
+        return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True)
+class TransformersNetwork:
+    """A network of transformers, whose constructor takes a configuration record: the
+    names of both classes.
+    """
+
+    model: str
+    config: str
+
+    def takes(self, data: Mapping[str, Any]) -> bool:
+        """Whether what `config.json` holds can be this network's: it names no other
+        type, nor a class of diffusers.
+        """
+        own = _transformers(self.config).model_type
+        return bool(data.get("model_type", own) == own) and "_class_name" not in data
+
+    def configure(self, data: Mapping[str, Any]) -> Any:
+        """Return what `config.json` holds as the configuration record."""
+        plain = {
+            name: dict(value) if isinstance(value, Mapping) else value
+            for name, value in data.items()
+        }
+        return _transformers(self.config).from_dict(plain)
+
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
+        """Build the network and fill it; raises what `load_network` raises."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        network = load_network(partial(self.build, configuration), files, dtype)
+        # As transformers' own loader does, so that what is saved has the published
+        # names.
+        network._weight_conversions = get_model_conversion_mapping(
+            network, add_legacy=False
+        )
+        return network
+
+    def build(self, configuration: Any) -> nn.Module:
+        """Build the network for a configuration record, its weights random."""
+        # A copy, because some constructors change their configuration.
+        network: nn.Module = _transformers(self.model)(deepcopy(configuration))
+        return network
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer class of transformers, by its name; it has neither configuration nor
+    dtype.
+    """
+
+    name: str
+
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
+        """Load it from its folder."""
+        return _transformers(self.name).from_pretrained(
+            files.folder, local_files_only=True
+        )
+
+
+def empty_network(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network whose weights have shapes and take no memory."""
+    from accelerate import (
+        init_empty_weights,  # slow to import, and planning needs this module but no weights
+    )
+
+    # Buffers are computed by the constructor and are not in the files, so they must be
+    # real.
+    with init_empty_weights(include_buffers=False):
+        return build()
+
+
+def load_network(
+    build: Callable[[], nn.Module], files: Files, dtype: torch.dtype
+) -> nn.Module:
+    """Build a network and fill it from one or more shard files, whatever their layout;
+    it is in eval mode, on the CPU.
+
+    dtype: of all floating-point weights, whatever the files hold. Weights that a
+    network of transformers declares to be one (`all_tied_weights_keys`) may be there
+    once, and are one. Raises StateError, before any weight is read, when names or
+    shapes of files and network differ.
+    """
+    network = empty_network(build)
+    tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
+    weights = Weights.of(files)
+    pieces = dict(weights.pieces)
+    for one, other in (*tied.items(), *((other, one) for one, other in tied.items())):
+        if other in pieces:
+            pieces.setdefault(one, pieces[other])
+    weights = replace(weights, pieces=pieces)
+    wanted = {
+        name: tuple(weight.shape) for name, weight in network.state_dict().items()
+    }
+    _refuse_misfit(wanted, weights, files, type(network).__name__)
+    network.load_state_dict(weights.read(wanted, dtype), strict=True, assign=True)
+    if tied:
+        network.tie_weights(missing_keys=set())  # type: ignore[operator]  # of transformers: those whose values are equal
+    return network.eval()
+
+
+def _refuse_misfit(
+    wanted: Mapping[str, tuple[int, ...]], weights: Weights, files: Files, network: str
+) -> None:
+    """Raise StateError with examples, in the files' names, of what is missing,
+    unexpected or of another shape.
+    """
+    layout = files.layout or AS_IS
+    have = weights.shapes
+    placed = {name: place.shape for name, place in weights.places.items()}
+    used = {piece.name for own in wanted for piece in weights.pieces.get(own, ())}
+    kinds = {
+        "missing": dict.fromkeys(
+            files.prefix + layout.original(own, placed)
+            for own in wanted
+            if own not in have
+        ),
+        "unexpected": [
+            place.name
+            for name, place in weights.places.items()
+            if name not in used and not layout.ignores(name)
+        ],
+        "of another shape": [
+            f"{' + '.join(files.prefix + piece.name for piece in weights.pieces[own])} (want {shape}, have {have[own]})"
+            for own, shape in wanted.items()
+            if own in have and not _fits(have[own], shape, exactly=files.layout is None)
+        ],
+    }
+    found = [
+        f"{len(names)} {kind}: {_some(list(names))}"
+        for kind, names in kinds.items()
+        if names
+    ]
+    if found:
+        what = f"these files do not fit {network}, which has {len(wanted)} weights"
+        raise StateError(str(files.folder), what, *found)
+
+
+def _fits(have: tuple[int, ...], want: tuple[int, ...], exactly: bool) -> bool:
+    return (
+        have == want
+        if exactly
+        else [n for n in have if n != 1] == [n for n in want if n != 1]
+    )
+
+
+def _transformers(name: str) -> Any:
+    return getattr(import_module("transformers"), name)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:EXAMPLES]) + (", ..." if len(names) > EXAMPLES else "")

@@ -1,0 +1,1 @@
+"""A pipeline spec filled with components, and inference with it."""

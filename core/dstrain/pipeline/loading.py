@@ -1,0 +1,65 @@
+"""Load the components of a pipeline from the files found."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dstrain.graph.spec import Wiring
+from dstrain.lora.preset import merge_preset
+from dstrain.models.locate import Found
+from dstrain.registry.family import ModelRecord
+
+LONG = 2.0
+"""Seconds from which on the loading of a component is told."""
+
+
+@dataclass(frozen=True)
+class LoadedComponents:
+    """components: name -> module or tokenizer. configs: name -> configuration without
+    weights.
+    """
+
+    components: dict[str, Any]
+    configs: dict[str, Any]
+
+
+def load_components(
+    record: ModelRecord,
+    wiring: Wiring,
+    found: Found,
+    device: torch.device,
+    dtype: torch.dtype,
+    full_precision: Iterable[str] = (),
+    say: Callable[[str], None] | None = None,
+) -> LoadedComponents:
+    """Load what was found, frozen and in eval mode; components named in
+    `full_precision` are loaded in fp32.
+
+    say: is told of each preset, and of each component that takes long.
+    """
+    by_name = {component.name: component for component in record.load("components")}
+    configs = {
+        name: by_name[name].configure(content)
+        for name, content in found.contents.items()
+    }
+    components = {}
+    for name, files in found.files.items():
+        start = time.monotonic()
+        module = by_name[name].load(
+            files,
+            configs.get(name),
+            torch.float32 if name in set(full_precision) else dtype,
+        )
+        if isinstance(module, torch.nn.Module):
+            module = module.requires_grad_(False).eval().to(device)
+            if files.preset is not None:
+                merge_preset(module, name, files.preset, record, wiring)
+                if say is not None:
+                    say(f"preset {files.preset} merged into {name}")
+        components[name] = module
+        if say is not None and time.monotonic() - start >= LONG:
+            say(f"loaded {name} in {time.monotonic() - start:.0f} s")
+    return LoadedComponents(components, configs)

@@ -1,0 +1,406 @@
+"""A pipeline: a variant's wiring with the components that fill it. Training and
+inference run the same units.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dstrain.console import warn
+from dstrain.errors import UsageError
+from dstrain.graph.plan import POSITIVE, Plan, Step, make_plan, value_key
+from dstrain.graph.schedule import Held, Hold
+from dstrain.graph.spec import Wiring
+from dstrain.graph.unit import Signature, component_of
+from dstrain.lora.header import differences
+from dstrain.lora.layers import add_layers
+from dstrain.lora.names import shapes_of, unreached_layers
+from dstrain.lora.reader import read_lora
+from dstrain.models.components import Files
+from dstrain.models.device import default_device
+from dstrain.models.locate import Found, ModelConfig, find
+from dstrain.pipeline.loading import load_components
+from dstrain.pipeline.sampling import (
+    NEGATIVE,
+    Sampling,
+    generate_task,
+    integrate,
+    planned,
+    seeded_noise,
+)
+from dstrain.pipeline.variants import Hints, choose_variant
+from dstrain.randomness import Rng, SampleKey
+from dstrain.registry.discovery import load_record
+from dstrain.registry.family import ModelRecord
+
+
+@dataclass
+class Pipeline:
+    """components: name -> module or tokenizer, for those loaded; configs: name ->
+    configuration without weights.
+
+    dtype: the dtype of components that are not trained; autocast: the dtype model_fn
+    computes in, None for none. files: what components were loaded from.
+    """
+
+    wiring: Wiring
+    record: ModelRecord
+    components: dict[str, Any]
+    configs: Mapping[str, Any] = field(default_factory=dict)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+    files: Mapping[str, Files] = field(default_factory=dict)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        family: str,
+        model_configs: Sequence[Any],
+        variant: str | None = None,
+        device: torch.device | str | None = None,
+        torch_dtype: torch.dtype = torch.float32,
+    ) -> "Pipeline":
+        """Load everything inference needs from `ModelConfig`s; the device is the GPU if
+        there is one.
+
+        Raises StateError for files that are missing or do not fit, UsageError for an
+        unknown family or variant.
+        """
+        record = load_record(family)
+        wiring: Wiring = record.load("wiring")(
+            choose_variant(record, variant, Hints(model_configs))
+        )
+        return cls.from_files(record, wiring, model_configs, device, torch_dtype)
+
+    @classmethod
+    def from_files(
+        cls,
+        record: ModelRecord,
+        wiring: Wiring,
+        model_configs: Sequence[ModelConfig],
+        device: torch.device | str | None = None,
+        torch_dtype: torch.dtype = torch.float32,
+    ) -> "Pipeline":
+        """Load everything that inference with every input of a wiring uses; model_fn
+        computes in `torch_dtype`.
+        """
+        plan = make_plan(
+            wiring, frozenset(wiring.inputs), generate_task(wiring, guided=True)
+        )
+        found = find(
+            record,
+            model_configs,
+            plan.components[""],
+            plan.configs[""],
+            wiring.components,
+        )
+        place = torch.device(device) if device is not None else default_device()
+        pipeline = cls.from_found(record, wiring, found, place, torch_dtype)
+        pipeline.autocast = None if torch_dtype == torch.float32 else torch_dtype
+        return pipeline
+
+    @classmethod
+    def from_found(
+        cls,
+        record: ModelRecord,
+        wiring: Wiring,
+        found: Found,
+        device: torch.device,
+        dtype: torch.dtype,
+        full_precision: Iterable[str] = (),
+        say: Callable[[str], None] | None = None,
+    ) -> "Pipeline":
+        """Load the files found; see `load_components` for the arguments."""
+        loaded = load_components(
+            record, wiring, found, device, dtype, full_precision, say
+        )
+        return cls(
+            wiring,
+            record,
+            loaded.components,
+            loaded.configs,
+            device,
+            dtype,
+            files=found.files,
+        )
+
+    def load_lora(self, path: Path, scale: float = 1.0) -> None:
+        """Add the layers of a LoRA file, times `scale`, to the component it was trained
+        for; several add up.
+
+        Raises what `read_lora` raises. What was assumed of the file, and what it was
+        trained with that differs here, is printed on stderr.
+        """
+        for lora in read_lora(
+            path, self.record, self.lora_shapes(), spare=self.spare_layers()
+        ):
+            recorded = differences(
+                path,
+                lora.header,
+                lora.component,
+                self.wiring.variant,
+                self.files.get(lora.component),
+            )
+            for line in (*lora.notes, *recorded):
+                warn(line)
+            module = self.components[lora.component]
+            add_layers(
+                module,
+                lora.layers,
+                scale,
+                f"lora{len(getattr(module, 'peft_config', ()))}",
+            )
+
+    def lora_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Return each network's layers that LoRA can be added to, with their shapes, as
+        `read_lora` takes them.
+        """
+        networks = (
+            (name, module)
+            for name, module in self.components.items()
+            if isinstance(module, nn.Module)
+        )
+        return {name: shapes_of(module) for name, module in networks}
+
+    def spare_layers(self) -> dict[str, frozenset[str]]:
+        """Return the layers of each network that no loss reaches."""
+        unreached = self.wiring.unreached
+        return {
+            name: unreached_layers(unreached.get(name, ()), shapes)
+            for name, shapes in self.lora_shapes().items()
+        }
+
+    def lend(
+        self, borrower: Signature, part: str = "", **ambient: Any
+    ) -> dict[str, Any]:
+        """The names a function borrows, `ambient` ones as given; `part` is the expert
+        that plays its role.
+
+        Raises UsageError for a component that is not loaded.
+        """
+        ambient |= {"device": self.device, "dtype": self.dtype}
+        expert = self.wiring.expert
+        part = part or self._only_expert()
+        lent = {}
+        for name in borrower.borrows:
+            played = name
+            if expert and component_of(name) == expert.role:
+                played = (
+                    part or (self._configured_expert() if name != expert.role else "")
+                ) + name[len(expert.role) :]
+            lent[name] = (
+                ambient[name] if name in ambient else self._component(played, borrower)
+            )
+        return lent
+
+    def run(
+        self, steps: Iterable[Step], values: dict[str, Any], rng: Rng | None = None
+    ) -> None:
+        """Run units in order, adding what they make to the table of values."""
+        for step in steps:
+            reads = {
+                name: values[key] for name, key in step.reads.items() if key in values
+            }
+            own = (
+                rng.scoped(f"{step.unit.name}.{step.side}") if rng is not None else None
+            )
+            made = step.unit.run(
+                reads, self.lend(step.unit, rng=own, side=step.side or POSITIVE)
+            )
+            values.update({step.makes[name]: value for name, value in made.items()})
+
+    def predict(
+        self,
+        values: Mapping[str, Any],
+        noisy: Tensor,
+        timestep: Tensor,
+        side: str = POSITIVE,
+    ) -> Tensor:
+        """Call model_fn under autocast with the conditions of one side; returns the
+        prediction, shaped as `noisy`.
+
+        Where several experts are loaded, each predicts the samples whose timesteps are
+        its own.
+        """
+        conditions = self._reads(self.wiring.model_fn, values, side)
+        parts = self._experts(timestep)
+        if len(set(parts)) == 1:
+            return self._predict(parts[0], noisy, timestep, conditions, side)
+        made: dict[int, Tensor] = {}
+        for part in dict.fromkeys(parts):
+            rows = [row for row, chosen in enumerate(parts) if chosen == part]
+            given = {name: _rows(value, rows) for name, value in conditions.items()}
+            made |= dict(
+                zip(
+                    rows,
+                    self._predict(part, noisy[rows], timestep[rows], given, side),
+                    strict=True,
+                )
+            )
+        return torch.stack([made[row] for row in range(len(parts))])
+
+    def _predict(
+        self,
+        part: str,
+        noisy: Tensor,
+        timestep: Tensor,
+        conditions: Mapping[str, Any],
+        side: str,
+    ) -> Tensor:
+        model_fn = self.wiring.model_fn
+        with (
+            torch.autocast(self.device.type, self.autocast)
+            if self.autocast is not None
+            else nullcontext()
+        ):
+            prediction: Tensor = model_fn.function(
+                noisy, timestep, **conditions, **self.lend(model_fn, part, side=side)
+            )
+        return prediction
+
+    def hold(self, values: Mapping[str, Any]) -> Hold:
+        """The variant's `hold` with what it reads filled in; without one, nothing is
+        held.
+        """
+        if self.wiring.hold is None:
+            return _hold_nothing
+        hold = self.wiring.hold
+        return partial(hold.function, **self._reads(hold, values), **self.lend(hold))
+
+    @torch.no_grad()
+    def __call__(self, **arguments: Any) -> Any:
+        """Generate what the variant's last decoder makes (a picture) from arguments by
+        name, as `planned` takes them.
+        """
+        call = planned(self.wiring, arguments)
+        values = dict(call.inputs)
+        self.run(call.plan.frozen, values)
+        return self.finish(call.plan, values, call.sampling)
+
+    @torch.no_grad()
+    def finish(self, plan: Plan, values: dict[str, Any], sampling: Sampling) -> Any:
+        """Do what follows a plan's frozen units: its live ones, the sampler, the
+        decoders; `values` holds what crosses.
+        """
+        self.run(plan.live, values, Rng([SampleKey(sampling.seed, 0, 0, 0)]))
+        latents = self.sample(values, sampling, NEGATIVE in plan.sides)
+        return self.decode(values, latents)
+
+    def sample(
+        self, values: dict[str, Any], sampling: Sampling, guided: bool
+    ) -> Tensor:
+        """Integrate from noise to latents: (1, channels, ...) fp32 on the pipeline's
+        device.
+        """
+
+        def velocity(latents: Tensor, timestep: Tensor) -> Tensor:
+            prediction = self.predict(values, latents, timestep).float()
+            if not guided:
+                return prediction
+            negative = self.predict(values, latents, timestep, NEGATIVE).float()
+            guided_prediction: Tensor = self.wiring.guide(
+                prediction, negative, sampling.guidance_scale
+            )
+            return guided_prediction
+
+        noise, steps = (
+            self.initial_noise(values, sampling),
+            sampling.num_inference_steps,
+        )
+        schedule, hold = self.wiring.schedule, self.hold(values)
+        return integrate(
+            schedule, hold, velocity, noise, steps, sampling.on_step
+        ).latents
+
+    def initial_noise(self, values: dict[str, Any], sampling: Sampling) -> Tensor:
+        """fp32 noise of the variant's latent shape, drawn from the seed, or the latents
+        that were given.
+        """
+        if sampling.latents is not None:
+            return sampling.latents.to(self.device, torch.float32)
+        reader = self.wiring.latent_shape
+        reads = {name: values[name] for name in reader.reads if name in values}
+        shape = reader.function(**reads, **self.lend(reader))
+        return seeded_noise(shape, sampling.seed, sampling.rand_device).to(self.device)
+
+    def decode(self, values: dict[str, Any], latents: Tensor) -> Any:
+        """Run the decoder units on latents; returns what the last one makes."""
+        table = dict(values)
+        made: dict[str, Any] = {}
+        for decoder in self.wiring.decoders:
+            reads = {name: table[name] for name in decoder.reads if name in table}
+            made = decoder.run(reads, self.lend(decoder), latents=latents)
+            table |= made
+        return list(made.values())[-1]
+
+    def _reads(
+        self, reader: Signature, values: Mapping[str, Any], side: str = POSITIVE
+    ) -> dict[str, Any]:
+        keys = {name: value_key(self.wiring, name, side) for name in reader.reads}
+        return {name: values[key] for name, key in keys.items() if key in values}
+
+    def _experts(self, timestep: Tensor) -> list[str]:
+        """The expert of each sample, one '' without experts; the noisiest part of a
+        sample decides.
+        """
+        expert, only = self.wiring.expert, self._only_expert()
+        if expert is None or only:
+            return [only]
+        return [
+            expert.choose(one)
+            for one in timestep.reshape(len(timestep), -1).amax(1).tolist()
+        ]
+
+    def _only_expert(self) -> str:
+        """The one expert that is loaded, else ''."""
+        expert = self.wiring.expert
+        loaded = (
+            [name for name in expert.components if name in self.components]
+            if expert
+            else []
+        )
+        return loaded[0] if len(loaded) == 1 else ""
+
+    def _configured_expert(self) -> str:
+        """The first expert of which the configuration is known, else ''."""
+        expert = self.wiring.expert
+        return (
+            next((name for name in expert.components if name in self.configs), "")
+            if expert
+            else ""
+        )
+
+    def _component(self, name: str, borrower: Signature) -> Any:
+        if name in self.components:
+            return self.components[name]
+        if name.endswith("_config") and name.removesuffix("_config") in self.configs:
+            return self.configs[name.removesuffix("_config")]
+        loaded = ", ".join(self.components) or "none"
+        raise UsageError(
+            f"unit {borrower.name}",
+            f"{name} is not loaded; loaded components: {loaded}",
+        )
+
+
+def _rows(value: Any, rows: list[int]) -> Any:
+    """Some samples of a collated value; what is not a tensor is the same for all."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if isinstance(value, list):
+        return [_rows(item, rows) for item in value]
+    return (
+        {name: _rows(item, rows) for name, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
+
+
+def _hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> Held:
+    return Held(latents, timestep)

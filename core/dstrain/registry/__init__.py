@@ -1,0 +1,1 @@
+"""Families and extensions: entry points and hooks."""

@@ -1,0 +1,125 @@
+"""The torch-free record by which a plugin offers a family (entry-point group
+`dstrain.models`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from dstrain.errors import DstrainError, UsageError
+
+API = 1
+"""Number of the plugin interface; a record made for another number is shown as broken.
+"""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A flag of the family's own: `--<name>`.
+
+    component alone: the flag's value is the path of that component. component and
+    field: the bare flag sets that entry of the component's configuration to true.
+    saves: the bare flag names that program, in whose names the LoRA of the family's
+    default trainable is saved. None of these: it changes the `Setting` of its name.
+    variants: those in which it acts; () for all.
+    """
+
+    name: str
+    help: str
+    component: str = ""
+    field: str = ""
+    variants: tuple[str, ...] = ()
+    saves: str = ""
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it stands alone, with no value after it."""
+        return bool(self.field or self.saves)
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """A family: names and numbers only, so that listing it imports no torch.
+
+    wiring: "package.module:function", function(variant) -> Wiring. components:
+    "package.module:COMPONENTS", a tuple of Component. toy: "package.module:function",
+    function(folder, variant, seed) writes a toy model as published. variants: the first
+    is the toy's default. model_ids: variant -> patterns of the model ids that mean it.
+    variants_for: "package.module:function", function(content of the denoiser's
+    configuration) -> variants it can be. lora_targets: component -> target patterns.
+    lora_aliases: other name of a target -> patterns. lora_prefixes: component -> prefix
+    of its keys in a LoRA file. default_ids: component -> "model id:pattern" used when
+    nothing else says where a tokenizer is.
+    """
+
+    name: str
+    wiring: str
+    components: str
+    toy: str
+    variants: tuple[str, ...]
+    default_trainable: str
+    lora_targets: Mapping[str, tuple[str, ...]]
+    lora_prefixes: Mapping[str, str]
+    lora_aliases: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    model_ids: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    variants_for: str = ""
+    default_ids: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    options: tuple[Option, ...] = ()
+    api: int = API
+
+    def load(self, part: str) -> Any:
+        """Import what a field such as `wiring` names; imports torch. Raises UsageError
+        where that cannot be.
+        """
+        place = str(getattr(self, part))
+        module, _, name = place.partition(":")
+        try:
+            return getattr(import_module(module), name)
+        except DstrainError:
+            raise
+        except (Exception, SystemExit) as error:
+            reason = f"its {part}, {place}, cannot be imported: {type(error).__name__}: {error}"
+            raise UsageError(f"plugin {self.name}", reason) from error
+
+    def faults(self) -> Iterator[str]:
+        """Say what of a record cannot be, as far as that is known without importing
+        what it names.
+        """
+        for name, hint in get_type_hints(type(self)).items():
+            value, kind = getattr(self, name), get_origin(hint) or hint
+            if not isinstance(value, kind):
+                yield f"its field {name} is a {type(value).__name__}, not a {kind.__name__}"
+            one = get_args(hint)[0] if kind is tuple else object
+            if isinstance(value, tuple) and not all(
+                isinstance(part, one) for part in value
+            ):
+                yield f"its field {name} holds something else than {one.__name__}"
+
+    def lacking(self) -> Iterator[str]:
+        """Say what a record names that cannot be found; of what it names, only the
+        packages above it are imported.
+        """
+        for part in (
+            "wiring",
+            "components",
+            "toy",
+            *(["variants_for"] if self.variants_for else []),
+        ):
+            module, _, name = str(getattr(self, part)).partition(":")
+            if not name or not _is_there(module):
+                yield f"its {part}, {getattr(self, part)!r}, is not there; want package.module:name of what is"
+
+
+def _is_there(module: str) -> bool:
+    """Whether a module can be found; packages above it are imported, it is not."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,20 @@
+"""my_model for dstrain: the record by which the family is found; importing it imports no torch."""
+
+from types import MappingProxyType
+
+from dstrain import ModelRecord
+
+MODEL = ModelRecord(
+    name="my_model",
+    wiring="dstrain_my_model.pipeline:build",
+    components="dstrain_my_model.components:COMPONENTS",
+    toy="dstrain_my_model.toy:write",
+    variants=("base",),
+    default_trainable="dit",
+    lora_targets=MappingProxyType(
+        {"dit": ("to_q", "to_k", "to_v", "to_out"), "text_encoder": ("layer",)}
+    ),
+    lora_prefixes=MappingProxyType(
+        {"dit": "transformer", "text_encoder": "text_encoder"}
+    ),
+)

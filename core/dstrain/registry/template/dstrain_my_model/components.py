@@ -1,0 +1,32 @@
+"""The components: how their files are recognised, configured and loaded."""
+
+from dstrain import Component
+from dstrain.models.networks import Network
+
+DENOISER = Network("dstrain_my_model.networks:Denoiser")
+TEXT_ENCODER = Network("dstrain_my_model.networks:TextEncoder")
+VAE = Network("dstrain_my_model.networks:Vae")
+
+COMPONENTS: tuple[Component, ...] = (
+    Component(
+        name="dit",
+        folders=("transformer",),
+        load=DENOISER.load,
+        marks=("proj_in.weight", "blocks.*.to_q.weight"),
+        configure=DENOISER.configure,
+    ),
+    Component(
+        name="text_encoder",
+        folders=("text_encoder",),
+        load=TEXT_ENCODER.load,
+        marks=("embed.weight", "layer.weight"),
+        configure=TEXT_ENCODER.configure,
+    ),
+    Component(
+        name="vae",
+        folders=("vae",),
+        load=VAE.load,
+        marks=("encoder.weight", "decoder.weight"),
+        configure=VAE.configure,
+    ),
+)

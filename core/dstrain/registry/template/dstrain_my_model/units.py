@@ -1,0 +1,55 @@
+"""The units: prompt and picture -> what the denoiser reads, and latents -> picture."""
+
+from typing import Any, TypedDict
+
+import torch
+from dstrain.models.functional import as_picture, signed_pixels
+from PIL import Image
+from torch import Tensor
+
+
+class Prompt(TypedDict):
+    """A prompt as the denoiser reads it."""
+
+    prompt_emb: Tensor
+    """(1, bytes, channels), the text encoder's dtype."""
+    prompt_mask: Tensor
+    """(1, bytes), bool."""
+
+
+class Latents(TypedDict):
+    """A picture in the VAE's latent space."""
+
+    input_latents: Tensor
+    """(1, channels, height / 8, width / 8), fp32."""
+
+
+class Picture(TypedDict):
+    """A generated picture."""
+
+    image: Image.Image
+
+
+def encode_prompt(prompt: str, *, text_encoder: Any, device: torch.device) -> Prompt:
+    """Text -> one vector per byte of it, after one that begins every text."""
+    ids = torch.tensor([[0, *prompt.encode()]], device=device)
+    return {
+        "prompt_emb": text_encoder(ids),
+        "prompt_mask": torch.ones_like(ids, dtype=torch.bool),
+    }
+
+
+def encode_image(
+    input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
+) -> Latents:
+    """RGB picture, its sides multiples of 8 -> latents."""
+    return {
+        "input_latents": vae.encoder(
+            signed_pixels([input_image]).to(device, dtype)
+        ).float()
+    }
+
+
+def decode(latents: Tensor, *, vae: Any, dtype: torch.dtype) -> Picture:
+    """Latents, (1, channels, height / 8, width / 8) -> RGB picture."""
+    return {"image": as_picture(vae.decoder(latents.to(dtype)))}

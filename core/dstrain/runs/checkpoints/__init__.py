@@ -1,0 +1,1 @@
+"""What a run saves, and how a run resumes from it."""

@@ -1,0 +1,363 @@
+"""What a training run writes to its output folder, and when: weights, and the state to
+resume from.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dstrain.config.fields import split_commas
+from dstrain.config.serialize import write_resolved
+from dstrain.distributed.world import World
+from dstrain.errors import Diverged, Interrupted, StateError, UsageError
+from dstrain.lora.export import save_lora_for
+from dstrain.lora.header import base_of
+from dstrain.lora.layers import save_lora
+from dstrain.models.components import Files
+from dstrain.runs.checkpoints.directory import (
+    CONFIG,
+    WeightsFiles,
+    put_back,
+    refuse_occupied,
+    refuse_strangers,
+    take_away,
+    traces,
+)
+from dstrain.runs.checkpoints.resume import (
+    DECISIVE,
+    ENDING_AT_LAST_STEP,
+    check_state_named,
+    content_of,
+    restore,
+    state_of,
+)
+from dstrain.runs.checkpoints.state import (
+    damage,
+    load_state,
+    newest_state,
+    prune_states,
+    save_full,
+    save_state,
+    state_folder,
+    states,
+)
+from dstrain.runs.reports.summary import announce, conclude
+from dstrain.runs.setup import Setup
+from dstrain.runs.skipped_rows import write_list
+from dstrain.storage.files import lock, probe, remove_leftovers
+from dstrain.storage.hashing import hashed
+
+if TYPE_CHECKING:
+    from dstrain.runs.job import Job
+
+
+RECIPE = ("task", "batch_size", "gradient_accumulation_steps", *DECISIVE)
+"""Flags that a file tells of the run that made it: those that decide its numbers."""
+
+
+def made_by(
+    setup: Setup, files: Files, content: Mapping[str, Any], steps: int
+) -> dict[str, Any]:
+    """What a run says in its LoRA's header: `base` (see `base_of`), its configuration,
+    and the flags that decide.
+    """
+    told = {name: getattr(setup.config, name) for name in RECIPE}
+    preset = {"preset_lora": setup.preset.digest} if setup.preset is not None else {}
+    return {
+        "base": base_of(files),
+        "config": dict(content),
+        "recipe": {**told, "steps": steps, **preset},
+    }
+
+
+KEPT_STATES = 2
+
+
+@dataclass
+class Outputs:
+    """The output folder of one run; only the main process writes."""
+
+    setup: Setup
+    world: World
+    folder: Path = field(init=False)
+    weights: list[Path] = field(default_factory=list)
+    content: Mapping[str, str] = field(default_factory=dict)
+    begun: bool = False
+    whole: frozenset[Path] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.setup.config.output_path is None:
+            raise UsageError(
+                "--output_path", "is required: where the trained weights are written"
+            )
+        self.folder = Path(self.setup.config.output_path)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the folder, hold its lock, and refuse one that cannot be written.
+
+        A KeyboardInterrupt within becomes Interrupted, which says how to go on.
+        """
+        with lock(self.folder) if self.world.is_main else nullcontext():
+            if self.world.is_main:
+                put_back(self.folder)
+                remove_leftovers(self.folder)
+                probe(self.folder)
+            try:
+                yield
+            except KeyboardInterrupt as error:
+                raise self._interrupted("interrupted") from error
+
+    def refuse_unfit(self) -> None:
+        """Refuse, before any work, a folder with files of the user's in the way, with a
+        run that is neither to go on nor to be removed, or with nothing to go on
+        from; raises StateError.
+        """
+        config = self.setup.config
+        if self.world.is_main:
+            refuse_strangers(self.folder, config.overwrite)
+        if config.resume is None:
+            if not config.overwrite:
+                refuse_occupied(self.folder)
+        elif config.resume != "auto":
+            check_state_named(Path(config.resume))
+        elif not any(path.is_dir() for path in traces(self.folder)):
+            ended = (
+                "the run there ended before its first save: "
+                if traces(self.folder)
+                else ""
+            )
+            advice = (
+                "begin anew with --overwrite in the place of --resume"
+                if ended
+                else "leave out --resume to begin"
+            )
+            raise StateError(
+                str(self.folder),
+                "holds no checkpoint to resume from",
+                f"{ended}{advice}",
+            )
+
+    def begin(self, job: "Job") -> None:
+        """Take up the state to resume from, or remove the run to overwrite, if asked;
+        say what will happen.
+        """
+        config = self.setup.config
+        self.content = content_of(job)
+        if config.resume is not None:
+            path = (
+                newest_state(self.folder)
+                if config.resume == "auto"
+                else Path(config.resume)
+            )
+            state = load_state(path)
+            self._refuse_other_states(path)
+            restore(job, state, self.fingerprint(job), self.content)
+            self.whole = frozenset(
+                one for one in states(self.folder) if one.samefile(path)
+            )
+            self.world.say(f"resumed at step {job.step} from {path}")
+        announce(job, self.folder)
+        self.world.wait()
+        if self.world.is_main and config.overwrite:
+            take_away(self.folder)
+        self.begun = True
+        if self.world.is_main:
+            remove_leftovers(self.folder)
+            self._prune()
+            write_list(self.setup)
+            write_resolved(self.folder / CONFIG, config, self.setup.versions)
+
+    def _refuse_other_states(self, path: Path) -> None:
+        """Refuse to go on from a state while the folder holds others that would later
+        be taken for newer ones.
+        """
+        kept = [state.resolve() for state in states(self.folder)]
+        newer = kept[: kept.index(path.resolve())] if path.resolve() in kept else kept
+        if newer and self.setup.config.resume != "auto":
+            raise StateError(
+                str(self.folder),
+                f"holds {newer[0].name}, which does not come from {path}",
+                "move it away, or give another --output_path",
+            )
+
+    def fingerprint(self, job: "Job") -> str:
+        """A digest of all that decides the numbers of a run; the split, the world and
+        where files lie are not in it.
+        """
+        config = asdict(self.setup.config)
+        trainables = asdict(self.setup.trainables)
+        order = [job.order.groups, job.order.size]
+        curve = (
+            job.steps if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP else None
+        )
+        settings = {
+            name: setting.value for name, setting in self.setup.wiring.settings.items()
+        }
+        entries = [
+            [model.component, dict(model.entries)]
+            for model in self.setup.models
+            if model.entries
+        ]
+        read = [
+            self.setup.wiring.variant,
+            *(
+                sorted(split_commas(config[n]))
+                for n in ("extra_inputs", "data_file_keys")
+            ),
+        ]
+        numbers: list[Any] = [
+            self.setup.mixed_precision,
+            curve,
+            settings,
+            entries,
+            read,
+            {name: config[name] for name in DECISIVE},
+        ]
+        preset = self.setup.preset
+        numbers += [[preset.component, preset.digest]] if preset is not None else []
+        return hashed("run", [self.setup.task.name, trainables, order, numbers])
+
+    def watched(self, steps: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
+        """Pass steps on; when one raises Diverged, name the last good checkpoint in it."""
+        try:
+            yield from steps
+        except Diverged as error:
+            good = next(
+                (state for state in states(self.folder) if not damage(state)), "none"
+            )
+            raise Diverged(
+                error.where,
+                error.what,
+                f"last good checkpoint: {good}",
+                *error.help_lines,
+            ) from error
+
+    def save_if_due(self, job: "Job", epoch: int) -> bool:
+        """Save at every --save_steps, else after each epoch, and always at the last
+        step; return whether it did.
+        """
+        every = self.setup.config.save_steps
+        ends_epoch = job.step % job.order.steps == 0
+        if every is None and ends_epoch:
+            self.save(job, f"epoch-{epoch}")
+            return True
+        if job.step == job.steps or (every is not None and job.step % every == 0):
+            self.save(job, f"step-{job.step}")
+            return True
+        return False
+
+    def stop(self, job: "Job", saved: bool) -> NoReturn:
+        """Save unless that was just done, and raise Interrupted."""
+        if not saved:
+            self.save(job, f"step-{job.step}")
+        raise self._interrupted(
+            f"interrupted after step {job.step} of {job.steps}, where it was saved"
+        )
+
+    def _interrupted(self, what: str) -> Interrupted:
+        """What a run says that was interrupted: how it goes on depends on whether it
+        has begun, and on a save.
+        """
+        config, saved = self.setup.config, states(self.folder)
+        again = "run the same command again"
+        if not self.begun:
+            return Interrupted(
+                str(self.folder),
+                f"{what} before the first step; nothing there was changed",
+                again,
+            )
+        if not saved:
+            advice = (
+                again
+                if config.overwrite or not traces(self.folder)
+                else f"{again} with --overwrite"
+            )
+            return Interrupted(
+                str(self.folder), f"{what} before the first save", advice
+            )
+        instead = [
+            f"--{name}"
+            for name in ("overwrite", "resume_from_checkpoint")
+            if getattr(config, name)
+        ]
+        swap = f", in the place of {instead[0]}" if instead else ""
+        named = "" if "saved" in what else f"; the newest checkpoint is {saved[0].name}"
+        return Interrupted(
+            str(self.folder),
+            f"{what}{named}",
+            f"run the same command with --resume{swap}",
+        )
+
+    def save(self, job: "Job", name: str) -> None:
+        """Write one weights file per trained component, then the state to resume from;
+        then remove what is too old.
+        """
+        if self.world.is_main:
+            components = job.module.trained.components
+            paths = [
+                self.folder / f"{name}{f'.{part}' * (len(components) > 1)}.safetensors"
+                for part in components
+            ]
+            WeightsFiles.of(self.folder).add([path.name for path in paths], job.step)
+            for component, path in zip(components, paths, strict=True):
+                self._save_component(job, path, component)
+            self.weights = paths
+            state = state_folder(self.folder, job.step)
+            save_state(state, state_of(job, self.fingerprint(job), self.content))
+            self.whole |= {state}
+            self._prune()
+        self.world.wait()
+
+    def _prune(self) -> None:
+        """Remove states beyond --keep_checkpoints, or beyond two; weights files only if
+        that flag is given.
+        """
+        keep = self.setup.config.keep_checkpoints
+        self.whole = prune_states(self.folder, keep or KEPT_STATES, self.whole)
+        if keep:
+            WeightsFiles.of(self.folder).prune(keep)
+
+    def _save_component(self, job: "Job", path: Path, component: str) -> None:
+        trained = job.module.trained
+        network = job.module.pipeline.components[component]
+        expert = self.setup.wiring.expert
+        part = expert.ranges.get(component) if expert is not None else None
+        about = {
+            "family": self.setup.wiring.family,
+            "variant": self.setup.wiring.variant,
+            "component": component,
+            **(
+                {"timesteps": f"{part[0]:g} to {part[1]:g}"} if part is not None else {}
+            ),
+            "step": str(job.step),
+            "task": self.setup.task.name,
+            **{
+                f"version.{library}": version
+                for library, version in self.setup.versions.items()
+            },
+        }
+        if component in trained.lora:
+            prefix = self.setup.record.lora_prefixes.get(component, component)
+            made = made_by(
+                self.setup,
+                job.found.files[component],
+                job.found.contents[component],
+                job.step,
+            )
+            spec, record = trained.lora[component], self.setup.record
+            option = (
+                self.setup.saving if component == record.default_trainable else None
+            )
+            if option is not None:
+                save_lora_for(option.saves, path, network, spec, record, about | made)
+            else:
+                save_lora(path, network, spec, prefix, about | made)
+        else:
+            save_full(path, network, dict(job.found.contents[component]), about)
+
+    def end(self, job: "Job") -> None:
+        """Say where the weights are and how to try them."""
+        conclude(job, self.folder, self.weights)

@@ -1,0 +1,207 @@
+"""Going on exactly: what a state holds, what a continuation must have in common, and
+how it is put back.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from dstrain.errors import StateError
+from dstrain.runs.checkpoints.directory import CONFIG
+from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
+from dstrain.storage.hashing import hashed, sha256
+
+if TYPE_CHECKING:
+    from dstrain.runs.job import Job
+
+
+DECISIVE = (
+    "model",
+    "seed",
+    "dataset_repeat",
+    "learning_rate",
+    "weight_decay",
+    "lr_scheduler",
+    "lr_warmup_steps",
+    "max_grad_norm",
+    "timestep_sampling",
+    "loss_weighting",
+    "min_timestep_boundary",
+    "max_timestep_boundary",
+    "height",
+    "width",
+    "max_pixels",
+    "num_frames",
+    "frame_sampling",
+    "frame_samples",
+)
+"""Flags that decide the numbers of a run: a continuation has the same."""
+ALSO_COMPARED = (
+    *(
+        "variant",
+        "extra_inputs",
+        "data_file_keys",
+        "trainable_models",
+        "lora_base_model",
+        "lora_target_modules",
+        "lora_rank",
+        "lora_alpha",
+        "batch_size",
+    ),
+    *("gradient_accumulation_steps", "mixed_precision"),
+)
+"""Flags beside these of which a refusal says that they differ: what is trained, and
+what makes batches and steps.
+"""
+ENDING_AT_LAST_STEP = ("linear", "cosine")
+"""Learning rate schedules whose every value depends on how many steps the run has."""
+LENGTHS = ("num_epochs", "max_steps")
+"""Flags that say how many; under any other schedule they may differ."""
+
+
+def content_of(job: "Job") -> dict[str, str]:
+    """Digests of what the run reads: the metadata's bytes, and the sizes of the files
+    that its rows name.
+
+    Sizes, because reading every picture would cost more than it saves. Stage 2 has no
+    files, and compares values of its store by their keys.
+    """
+    if job.about is not None:
+        return {"metadata": str(job.about["data set"]["sha256"])}
+    dataset, size = job.setup.dataset, cache(os.path.getsize)
+    used = {
+        inputs: sorted(job.setup.plan(inputs).used_inputs)
+        for inputs in {frozenset(row) for row in dataset.rows}
+    }
+    sizes = [
+        [size(file) for name in used[frozenset(row)] for file in row[name].files]
+        for row in dataset.rows
+    ]
+    return {
+        "metadata": sha256(dataset.table.path),
+        "files (by their sizes)": hashed("sizes", sizes),
+    }
+
+
+def check_state_named(path: Path) -> None:
+    """Raise StateError, before anything is loaded, if --resume names something else
+    than a folder with a state.
+    """
+    if not path.is_dir():
+        what = (
+            "is a file, and a state is a folder" if path.exists() else "no such folder"
+        )
+        raise StateError(
+            str(path),
+            what,
+            "--resume takes auto, or a folder state-STEP of an earlier run",
+        )
+    if not (path / RECORD).exists() and (inside := states(path)):
+        raise StateError(
+            str(path),
+            "is no state, but holds some",
+            f"the newest is --resume {inside[0]}",
+        )
+
+
+def state_of(job: "Job", fingerprint: str, content: Mapping[str, str]) -> TrainingState:
+    """Everything a run needs to go on exactly: no generator state, since every draw is
+    keyed by its place.
+    """
+    tensors = {
+        name: parameter.detach()
+        for name, parameter in job.module.trained.parameters.items()
+    }
+    optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
+    return TrainingState(
+        step=job.step,
+        trainable=tensors,
+        optimizer=optimizer.state_dict(),
+        scheduler=job.scheduler.state_dict(),
+        config_digest=fingerprint,
+        versions=job.setup.versions,
+        content=content,
+    )
+
+
+@torch.no_grad()
+def restore(
+    job: "Job", state: TrainingState, fingerprint: str, content: Mapping[str, str]
+) -> None:
+    """Put a saved state back, bit for bit; raises StateError if it is of another run,
+    or of another data set.
+    """
+    if state.config_digest != fingerprint:
+        raise StateError(
+            "--resume",
+            "the saved run had other settings that decide its numbers",
+            *_differing(job),
+            f"must be equal: {', '.join('--' + name for name in DECISIVE)}, what is trained, the rows",
+            "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
+            "and for a linear or cosine schedule --num_epochs and --max_steps",
+        )
+    changed = [
+        name
+        for name in content
+        if state.content.get(name, content[name]) != content[name]
+    ]
+    if changed:
+        what = f"the data set is not what the saved run read: its {' and its '.join(changed)} changed since"
+        raise StateError(
+            "--resume",
+            what,
+            "put it back as it was",
+            "or begin a new run from the saved weights: --resume_from_checkpoint FILE",
+        )
+    parameters = job.module.trained.parameters
+    if set(parameters) != set(state.trainable):
+        raise StateError(
+            "--resume",
+            f"the saved run trains {len(state.trainable)} parameters, this one {len(parameters)}",
+        )
+    shapes = {
+        name: (list(state.trainable[name].shape), list(own.shape))
+        for name, own in parameters.items()
+    }
+    others = [
+        f"{name}: there {there}, this run {own}"
+        for name, (there, own) in shapes.items()
+        if there != own
+    ]
+    if others:
+        what = f"{len(others)} of the {len(parameters)} parameters that the saved run trains have other shapes"
+        raise StateError("--resume", what, "; ".join(others[:3]))
+    for name, parameter in parameters.items():
+        parameter.copy_(state.trainable[name])
+    getattr(job.optimizer, "optimizer", job.optimizer).load_state_dict(
+        dict(state.optimizer)
+    )
+    job.scheduler.load_state_dict(dict(state.scheduler))
+    job.step = state.step
+
+
+def _differing(job: "Job") -> list[str]:
+    """The flags that differ from those of the run whose state is resumed, in one line."""
+    config = asdict(job.setup.config)
+    folder = (
+        config["output_path"]
+        if config["resume"] == "auto"
+        else Path(config["resume"]).resolve().parent
+    )
+    try:
+        saved = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return []
+    lengths = LENGTHS if config["lr_scheduler"] in ENDING_AT_LAST_STEP else ()
+    compared = (*DECISIVE, *ALSO_COMPARED, *lengths)
+    names = (name for name in compared if name in saved and saved[name] != config[name])
+    words = [
+        f"--{name}: there {saved[name]}, this run {config[name]}" for name in names
+    ]
+    return ["; ".join(words)] if words else []

@@ -1,0 +1,269 @@
+"""Checkpoints: whole components to use elsewhere, and the training state from which a
+run goes on bit for bit.
+
+    OUTPUT/state-STEP/trainable.safetensors, optimizer.safetensors, state.json    the state
+    OUTPUT/state-STEP/record.json     sha256 of each of these, written last: the commit point
+
+A state is built under a temporary name and renamed whole. Nothing is pickled.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from dstrain.console import warn
+from dstrain.errors import StateError, SystemFault
+from dstrain.storage.files import (
+    UNTOUCHED,
+    commit_folder,
+    remove_folder,
+    temporary,
+    write_json,
+)
+from dstrain.storage.hashing import sha256
+from dstrain.storage.safetensors import read_tensors, sealed, write_tensors
+
+FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
+FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
+RECORD = "record.json"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """All that a run needs to go on, at an optimizer-step boundary.
+
+    Where the run is in its data follows from the step. trainable: parameter name ->
+    tensor. optimizer, scheduler: what their `state_dict()` gave: tensors, plain values,
+    and lists, tuples and dictionaries of these. versions: by library. content: digests
+    of the data set, by what they are of.
+    """
+
+    step: int
+    trainable: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    scheduler: Mapping[str, Any]
+    config_digest: str
+    versions: Mapping[str, str]
+    content: Mapping[str, str] = field(default_factory=dict)
+
+
+def save_full(
+    path: Path,
+    module: nn.Module,
+    config: Mapping[str, Any],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write one component's weights, named as its own `save_pretrained` would; `config`
+    is kept as JSON in the header.
+
+    Raises SystemFault.
+    """
+    header = {"format": "pt", **metadata, "config": json.dumps(config, sort_keys=True)}
+    tensors = _published(module)
+    write_tensors(path, tensors, sealed(tensors, header))
+
+
+def state_folder(output: Path, step: int) -> Path:
+    """Where the state of this step is kept below the output folder."""
+    return output / f"state-{step}"
+
+
+def save_state(folder: Path, state: TrainingState) -> None:
+    """Commit the state as this folder; a state there before stays until the new one is
+    in place. Raises SystemFault.
+    """
+    optimizer: dict[str, Tensor] = {}
+    rest = {name: getattr(state, name) for name in ("step", "config_digest")}
+    rest |= {name: dict(getattr(state, name)) for name in ("versions", "content")}
+    for name in ("scheduler", "optimizer"):
+        rest[name] = _pack(getattr(state, name), optimizer, name)
+    building = temporary(folder)
+    try:
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        write_tensors(building / "trainable.safetensors", state.trainable, {})
+        write_tensors(building / "optimizer.safetensors", optimizer, {})
+        write_json(building / "state.json", rest)
+        write_json(
+            building / RECORD,
+            {**FORMAT, "sha256": {name: sha256(building / name) for name in FILES}},
+        )
+        commit_folder(building, folder)
+    except BaseException as error:
+        with suppress(OSError):
+            shutil.rmtree(building)
+        if isinstance(error, OSError):
+            raise SystemFault(
+                str(folder), f"cannot be written: {error.strerror}", UNTOUCHED
+            ) from error
+        raise
+
+
+def load_state(folder: Path) -> TrainingState:
+    """Read a state back, bit for bit, tensors on the CPU; raises StateError if a byte
+    of it is missing or damaged.
+    """
+    reason = damage(folder)
+    if reason:
+        raise StateError(str(folder), reason)
+    rest = json.loads((folder / "state.json").read_bytes())
+    optimizer, _ = read_tensors(folder / "optimizer.safetensors")
+    for name in ("scheduler", "optimizer"):
+        rest[name] = _unpack(rest[name], optimizer)
+    trainable, _ = read_tensors(folder / "trainable.safetensors")
+    return TrainingState(trainable=trainable, **rest)
+
+
+def damage(folder: Path) -> str:
+    """Say why a state cannot be used, or return '' when its record and every digest
+    agree.
+    """
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        digests = record.pop("sha256")
+        if record != FORMAT:
+            return f"{RECORD}: want {dict(FORMAT)}, have {record}"
+        if sorted(digests) != sorted(FILES):
+            return f"{RECORD} is damaged: it lists {sorted(digests)}"
+        wrong = [name for name in FILES if sha256(folder / name) != digests[name]]
+    except FileNotFoundError as error:
+        return (
+            f"is not whole: {Path(error.filename).name} is missing"
+            if folder.is_dir()
+            else "no such folder"
+        )
+    except OSError as error:
+        return f"cannot be read: {error}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{RECORD} is damaged: {error!r}"
+    return (
+        f"is damaged: the sha256 of {', '.join(wrong)} is not the recorded one"
+        if wrong
+        else ""
+    )
+
+
+def states(output: Path) -> tuple[Path, ...]:
+    """The state folders below the output folder, newest first, whole or not."""
+    found = [
+        (re.fullmatch(r"state-(\d+)(\.old)?", path.name), path)
+        for path in output.glob("state-*")
+    ]
+    ranked = [(int(match[1]), match[2] is None, path) for match, path in found if match]
+    return tuple(path for _, _, path in sorted(ranked, reverse=True))
+
+
+def newest_state(output: Path) -> Path:
+    """The newest state that is whole; those passed over are named in a warning.
+
+    Raises StateError when there is none, naming each that is damaged.
+    """
+    passed: list[str] = []
+    for folder in states(output):
+        reason = damage(folder)
+        if not reason:
+            for line in passed:
+                warn(f"passed over: {line}")
+            return folder
+        passed.append(f"{folder}: {reason}")
+    raise StateError(
+        str(output),
+        "has no whole state to go on from",
+        *(passed or ["no folder state-STEP is there"]),
+    )
+
+
+def prune_states(output: Path, keep: int, whole: frozenset[Path]) -> frozenset[Path]:
+    """Remove what is older than the newest `keep` whole states, and return those that
+    are kept. Raises SystemFault.
+
+    whole: the states known to be whole, which were just committed or read. Counting
+    begins at the newest of these, so that it always stays; an older one that is not
+    known counts if its digests agree.
+    """
+    kept: list[Path] = []
+    for folder in states(output):
+        if len(kept) < keep:
+            if folder in whole or (kept and not damage(folder)):
+                kept.append(folder)
+            continue
+        try:
+            remove_folder(folder)
+        except OSError as error:
+            raise SystemFault(
+                str(folder), f"cannot be removed: {error.strerror}"
+            ) from error
+    return frozenset(kept)
+
+
+def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """Put tensors aside under names that begin with `name`; return JSON that keeps
+    tuples and keys that are numbers.
+    """
+    if value is None or type(value) in (str, bool, int, float):
+        return value
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) not in (str, int):
+                raise StateError(
+                    name,
+                    f"a key of type {type(key).__name__} cannot be kept in a state",
+                )
+        return {
+            "dict": [
+                [key, _pack(item, tensors, f"{name}/{key}")]
+                for key, item in value.items()
+            ]
+        }
+    if type(value) in (list, tuple):
+        return {
+            type(value).__name__: [
+                _pack(item, tensors, f"{name}/{i}") for i, item in enumerate(value)
+            ]
+        }
+    raise StateError(
+        name, f"a value of type {type(value).__name__} cannot be kept in a state"
+    )
+
+
+def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(form, dict):
+        return form
+    ((kind, content),) = form.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _unpack(item, tensors) for key, item in content}
+    items = [_unpack(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _published(module: nn.Module) -> dict[str, Tensor]:
+    """The module's weights by the names of its published files.
+
+    transformers names the layers of some models otherwise in memory, and leaves out
+    weights tied to another.
+    """
+    state: dict[str, Tensor] = module.state_dict()
+    if not any(
+        kind.__module__.startswith("transformers.") for kind in type(module).__mro__
+    ):
+        return state
+    from transformers.core_model_loading import revert_weight_conversion
+
+    tied = getattr(module, "all_tied_weights_keys", {})
+    published: dict[str, Tensor] = revert_weight_conversion(
+        module, {k: v for k, v in state.items() if k not in tied}
+    )
+    return published

@@ -1,0 +1,252 @@
+"""The plan files of a feature store: which plan they were made for, and the rows stage
+2 trains on.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dstrain.cache.store import FeatureStore
+from dstrain.config.fields import split_commas
+from dstrain.data.metadata import SUFFIXES, refuse
+from dstrain.errors import StateError
+from dstrain.graph.inputs import Column
+from dstrain.models.locate import Found
+from dstrain.runs.setup import Setup
+from dstrain.storage.hashing import sha256
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """Rows of a plan: `presence` lists the sets of inputs present; `about` is what was
+    recorded when it was made.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    presence: tuple[frozenset[str], ...]
+    about: Mapping[str, Any]
+
+
+def plan_identity(setup: Setup) -> dict[str, Any]:
+    """What must be equal in both stages; repeat, epochs, optimizer, LoRA size and
+    targets and output are not in it.
+    """
+    c = setup.config
+    sampling = {
+        "--num_frames": c.num_frames,
+        "--frame_sampling": c.frame_sampling,
+        "--frame_samples": c.frame_samples,
+    }
+    return {
+        "family": setup.wiring.family,
+        "variant": setup.wiring.variant,
+        "task": setup.task.name,
+        "sides": list(setup.task.sides),
+        "values stored": list(setup.plan(setup.all_inputs()).crossing),
+        "--height": c.height,
+        "--width": c.width,
+        "--max_pixels": None if c.height else c.max_pixels,
+        "--data_file_keys": ",".join(split_commas(c.data_file_keys)) or None,
+        "--extra_inputs": ",".join(sorted(split_commas(c.extra_inputs))) or None,
+        "dtype": str(setup.dtype).removeprefix("torch."),
+        **_preset(setup),
+        **(sampling if setup.wiring.reads_videos else {}),
+        **{
+            f"--{name}": setting.value
+            for name, setting in setup.wiring.settings.items()
+        },
+    }
+
+
+def _preset(setup: Setup) -> dict[str, Any]:
+    """The LoRA merged into a component that stage 1 uses: what is stored depends on it."""
+    preset = setup.preset
+    if (
+        preset is None
+        or preset.component
+        not in setup.plan(setup.all_inputs()).components["data_process"]
+    ):
+        return {}
+    return {"--preset_lora_path": f"{preset.digest} in {preset.component}"}
+
+
+def plan_about(
+    setup: Setup,
+    found: Found,
+    components: Mapping[str, str],
+    presence: Sequence[frozenset[str]],
+) -> dict[str, Any]:
+    """What is recorded beside a plan: the data set, the components used,
+    configurations, versions.
+    """
+    table = setup.dataset.table
+    return {
+        "data set": {
+            "path": str(table.path.resolve()),
+            "sha256": sha256(table.path),
+            "rows": len(table.rows),
+        },
+        "columns": list(table.columns),
+        "inputs": [sorted(inputs) for inputs in presence],
+        "components": dict(components),
+        "configs": {name: dict(content) for name, content in found.contents.items()},
+        "versions": setup.versions,
+    }
+
+
+def open_plan(setup: Setup, store: FeatureStore) -> StoredPlan:
+    """Find the plan that this run asks for; raises StateError that says in words what
+    differs, and how to refill.
+    """
+    wanted = plan_identity(setup)
+    plans = list(store.plans())
+    fitting = [(path, record) for path, record in plans if record["identity"] == wanted]
+    if not fitting:
+        instead = "give the flags it was filled with, or " if plans else ""
+        raise StateError(
+            str(store.folder),
+            "holds no plan for this run",
+            _differences(wanted, [r for _, r in plans]),
+            f"{instead}fill it: the same command with --task {setup.task.name}:data_process",
+        )
+    path, record = _choose(setup, store, fitting)
+    rows = store.plan_rows(path)
+    _refuse_incomplete(setup, store, rows)
+    _refuse_unfit(setup, store, rows)
+    return StoredPlan(
+        rows,
+        tuple(frozenset(names) for names in record["about"]["inputs"]),
+        record["about"],
+    )
+
+
+def check_configs(about: Mapping[str, Any], found: Found) -> None:
+    """Refuse a denoiser whose configuration is not the one stage 1 used; raises
+    StateError naming what differs.
+    """
+    for name, content in found.contents.items():
+        want, have = about["configs"].get(name), json.loads(json.dumps(dict(content)))
+        keys = sorted(
+            key
+            for key in {*(want or {}), *have}
+            if want is not None and want.get(key) != have.get(key)
+        )
+        differing = [
+            key for key in keys if not key.startswith("_")
+        ]  # _name_or_path and the like say nothing of it
+        if differing:
+            raise StateError(
+                name,
+                f"is not the one the feature store was made with: {', '.join(differing)} differ",
+            )
+
+
+def _choose(
+    setup: Setup, store: FeatureStore, fitting: list[tuple[Path, dict[str, Any]]]
+) -> tuple[Path, dict[str, Any]]:
+    """Among plans of one identity: those of the data set at hand, else all if they are
+    of one; of these the newest.
+    """
+    metadata = _metadata(setup)
+    if metadata is not None:
+        digest = sha256(metadata)
+        same = [
+            plan for plan in fitting if plan[1]["about"]["data set"]["sha256"] == digest
+        ]
+        if not same:
+            what = f"is not what the feature store {store.folder} was filled from, or has changed"
+            raise StateError(
+                str(metadata), what, f"run --task {setup.task.name}:data_process again"
+            )
+        place = str(metadata.resolve())
+        fitting = [
+            plan for plan in same if plan[1]["about"]["data set"]["path"] == place
+        ] or same
+    places = dict.fromkeys(record["about"]["data set"]["path"] for _, record in fitting)
+    if len(places) > 1:
+        raise StateError(
+            str(store.folder),
+            f"holds this plan for {len(places)} data sets: {', '.join(places)}",
+            "name one with --dataset_metadata_path",
+        )
+    return max(fitting, key=lambda plan: int(plan[1]["sequence"]))
+
+
+def _metadata(setup: Setup) -> Path | None:
+    """The data set's metadata if it is here; stage 2 does without."""
+    named, base = setup.config.dataset_metadata_path, setup.config.dataset_base_path
+    if named is None and base is not None:
+        named = next(
+            (
+                path
+                for suffix in SUFFIXES
+                if (path := base / f"metadata{suffix}").is_file()
+            ),
+            None,
+        )
+    return named if named is not None and named.is_file() else None
+
+
+def _refuse_incomplete(
+    setup: Setup, store: FeatureStore, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise StateError if the store lacks values of the plan: shards may have been
+    deleted, or not copied.
+    """
+    lacking = [
+        row["row"]
+        for row in rows
+        if any("at" in v and v["at"] not in store for v in row["values"].values())
+    ]
+    if lacking:
+        what = f"lacks values of {len(lacking)} of {len(rows)} rows, the first is row {lacking[0]}"
+        raise StateError(
+            str(store.folder), what, f"run --task {setup.task.name}:data_process again"
+        )
+
+
+def _refuse_unfit(
+    setup: Setup, store: FeatureStore, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise UsageError for values that this machine cannot use, such as the noise of a
+    device it lacks.
+    """
+    sources = setup.wiring.inputs.items()
+    checks = {
+        name: source.check
+        for name, source in sources
+        if isinstance(source, Column) and source.check
+    }
+    faults = [
+        f"row {row['row']}: {name}: {fault}"
+        for row in rows
+        for name, check in checks.items()
+        if "value" in (form := row["values"].get(name, {}))
+        and (fault := check(form["value"]))
+    ]
+    refuse(str(store.folder), "value", faults)
+
+
+def _differences(
+    wanted: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+) -> str:
+    """How the plan most like the wanted one differs, in one line."""
+
+    def differing(record: Mapping[str, Any]) -> list[str]:
+        have = record["identity"]
+        both = (
+            (key, have.get(key, "nothing"), wanted.get(key, "nothing"))
+            for key in {**wanted, **have}
+        )
+        return [
+            f"{key}: store {there}, this run {here}"
+            for key, there, here in both
+            if there != here
+        ]
+
+    nearest = min(
+        map(differing, records), key=len, default=["it holds no finished plan at all"]
+    )
+    return "; ".join(nearest)

@@ -1,0 +1,327 @@
+"""Stage 1: run the frozen units once per different input and put what crosses into the
+feature store.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dstrain.cache.keys import value_keys
+from dstrain.cache.store import FeatureStore, ShardWriter
+from dstrain.console import Progress
+from dstrain.data.cells import Cell, input_key
+from dstrain.distributed.world import World
+from dstrain.graph.plan import Plan, Step
+from dstrain.graph.values import flatten
+from dstrain.models.locate import Found, component_digests
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.randomness import SampleKey
+from dstrain.runs.feature_plan import plan_about, plan_identity
+from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews, preview_line
+from dstrain.runs.resolve import warn
+from dstrain.runs.setup import Setup
+from dstrain.runs.skipped_rows import read_samples, write_list
+from dstrain.storage.files import lock
+from dstrain.storage.hashing import Digests
+from dstrain.training.batch import Sample
+from dstrain.training.loader import Rows, load_batches
+from dstrain.training.order import MicroBatch, first_samples
+
+
+@dataclass(frozen=True, slots=True)
+class RowKeys:
+    """Where the crossing values of one row are or will be: value -> address. Inputs
+    that are no files have none.
+    """
+
+    plan: Plan
+    addresses: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """The keys of the data set's rows and of what `previews` need, and what the keys
+    were made from.
+    """
+
+    found: Found
+    components: Mapping[str, str]
+    digests: Digests
+    rows: Sequence[RowKeys]
+    previews: tuple[PreviewPlan, ...]
+    preview_rows: Sequence[RowKeys]
+
+    @property
+    def all_rows(self) -> list[RowKeys]:
+        """The keys of every sample."""
+        return [*self.rows, *self.preview_rows]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A sample with values the store lacks: the steps to run, the inputs to decode for
+    them, the values wanted.
+    """
+
+    sample: int
+    steps: tuple[Step, ...]
+    inputs: frozenset[str]
+    wanted: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WorkRows:
+    """A source of samples that decodes only what the missing values of each one need,
+    by row and chunk.
+    """
+
+    rows: Rows
+    needs: Mapping[tuple[int, int], frozenset[str]]
+
+    def sample(self, row: int, chunk: int = 0) -> Sample:
+        """Decode what one sample's work needs."""
+        return self.rows.decode(row, chunk, self.needs[row, chunk])
+
+
+def data_process(setup: Setup, world: World) -> None:
+    """Fill the store with everything the data set's rows need; what is there already is
+    not computed again.
+    """
+    read_samples(setup, world)
+    warn(setup, world)
+    if world.is_main:
+        with lock(setup.store_path):
+            FeatureStore.create(setup.store_path)
+            write_list(setup)
+            keyed = key_rows(setup)
+            keyed.digests.save()
+            world.wait()
+            _fill(setup, world, keyed)
+    else:
+        world.wait()  # the main process first: what it remembers of files need not be read again
+        _fill(setup, world, key_rows(setup))
+
+
+def _fill(setup: Setup, world: World, keyed: Keyed) -> None:
+    store = FeatureStore.open(setup.store_path)
+    work = list(missing_work(keyed.all_rows, store))
+    more = f" and {len(keyed.previews)} previews" if keyed.previews else ""
+    world.say(
+        f"{len(keyed.rows)} rows{more}, {len(work)} to compute; feature store {setup.store_path}"
+    )
+    world.wait()  # before anyone adds to the store, so that all list, and divide, the same work
+    if work:
+        pipeline = Pipeline.from_found(
+            setup.record,
+            setup.wiring,
+            keyed.found,
+            setup.device,
+            setup.dtype,
+            say=world.say,
+        )
+        for files in keyed.found.files.values():
+            keyed.digests.check_unchanged(files.paths)
+        progress = Progress(
+            "data_process", len(work[world.rank :: world.size]), enabled=world.is_main
+        )
+        writer = ShardWriter(store, setup.versions)
+        compute(
+            setup, pipeline, writer, work[world.rank :: world.size], keyed, progress
+        )
+    world.wait()
+    if world.is_main:
+        store = FeatureStore.open(setup.store_path)
+        presence = tuple(dict.fromkeys(keys.plan.inputs for keys in keyed.rows))
+        about = plan_about(setup, keyed.found, keyed.components, presence)
+        asked = zip(keyed.previews, keyed.preview_rows, strict=True)
+        about["previews"] = [
+            preview_line(preview, keys.addresses) for preview, keys in asked
+        ]
+        store.write_plan(
+            plan_identity(setup), about, plan_lines(setup, keyed.rows, store, presence)
+        )
+    world.wait()
+
+
+def key_rows(setup: Setup) -> Keyed:
+    """Find the components, and the keys of all rows; reads every file that changed
+    since it was last read.
+    """
+    digests = Digests.remembered(setup.store_path / "digests.json")
+    previews = plan_previews(setup)
+    found = find_components(setup, [preview.plan for preview in previews])
+    components = component_digests(found, digests)
+    expert = setup.wiring.expert
+    if expert is not None:
+        for part in expert.components:
+            if (
+                f"{part}_config" in components
+            ):  # units borrow it by the name of the role
+                components.setdefault(
+                    f"{expert.role}_config", components[f"{part}_config"]
+                )
+    rows = row_keys(setup, components, digests)
+    own = [
+        keys_of(preview.plan, preview.cells, components, digests, setup)
+        for preview in previews
+    ]
+    return Keyed(found, components, digests, rows, previews, own)
+
+
+def find_components(setup: Setup, others: Sequence[Plan] = ()) -> Found:
+    """The files stage 1 needs: the union over the rows' plans, and others."""
+    rows = [
+        setup.plan(inputs)
+        for inputs in dict.fromkeys(frozenset(cells) for cells in setup.dataset.rows)
+    ]
+    plans = [*rows, *others]
+    components = dict.fromkeys(
+        name for plan in plans for name in plan.components["data_process"]
+    )
+    configs = dict.fromkeys(
+        name for plan in plans for name in plan.configs["data_process"]
+    )
+    return setup.find(components, configs)
+
+
+def row_keys(
+    setup: Setup, components: Mapping[str, str], digests: Digests
+) -> list[RowKeys]:
+    """The keys of every row, known before anything is decoded."""
+    plan_of = cache(setup.plan)
+    return [
+        keys_of(plan_of(frozenset(cells)), cells, components, digests, setup)
+        for cells in setup.dataset.rows
+    ]
+
+
+def keys_of(
+    plan: Plan,
+    cells: Mapping[str, Cell],
+    components: Mapping[str, str],
+    digests: Digests,
+    setup: Setup,
+) -> RowKeys:
+    """The keys of one sample with these inputs."""
+    inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
+    keys = value_keys(plan, inputs, components, str(setup.dtype))
+    stored = [name for name in plan.crossing if name not in cells or cells[name].files]
+    return RowKeys(plan, {name: keys[name] for name in stored})
+
+
+def missing_work(rows: Sequence[RowKeys], store: FeatureStore) -> Iterator[Work]:
+    """The samples to compute: each value of the data set is asked for once, by the
+    first sample that needs it.
+    """
+    claimed: set[str] = set()
+    for sample, keys in enumerate(rows):
+        wanted = tuple(
+            name
+            for name, at in keys.addresses.items()
+            if at not in store and at not in claimed
+        )
+        if wanted:
+            claimed.update(keys.addresses[name] for name in wanted)
+            needed = set(wanted)
+            steps: list[Step] = []
+            for step in reversed(keys.plan.frozen):
+                if needed & set(step.makes.values()):
+                    steps.insert(0, step)
+                    needed |= set(step.reads.values())
+            yield Work(
+                sample, tuple(steps), frozenset(needed & keys.plan.inputs), wanted
+            )
+
+
+def compute(
+    setup: Setup,
+    pipeline: Pipeline,
+    writer: ShardWriter,
+    part: Sequence[Work],
+    keyed: Keyed,
+    progress: Progress,
+) -> None:
+    """Compute one process's part of the work, row by row, and commit it shard by shard."""
+    rows, places = _samples(setup, keyed.previews)
+    all_keys = keyed.all_rows
+    source = WorkRows(
+        Rows(rows, {}, first_samples(places), setup.dataset.damage),
+        {places[work.sample]: work.inputs for work in part},
+    )
+
+    def micro_batches() -> Iterator[MicroBatch]:
+        keys = (SampleKey(0, 0, 0, *places[work.sample]) for work in part)
+        return (MicroBatch((key,), (1.0,), 1, last=True) for key in keys)
+
+    batches = load_batches(source, micro_batches, setup.config.dataset_num_workers)
+    with progress:
+        for work, batch in zip(part, batches, strict=True):
+            keyed.digests.check_unchanged(
+                Path(file)
+                for name in work.inputs
+                for file in rows[work.sample][name].files
+            )
+            values = dict(batch.samples[0].values)
+            with torch.no_grad():
+                pipeline.run(work.steps, values)
+            for name in work.wanted:
+                writer.add(all_keys[work.sample].addresses[name], values[name])
+            progress.step()
+        writer.flush()
+
+
+def _samples(
+    setup: Setup, previews: Sequence[PreviewPlan]
+) -> tuple[list[Mapping[str, Cell]], list[tuple[int, int]]]:
+    """The cells and the places of all samples: those of previews come last, in rows of
+    their own.
+    """
+    rows, places = setup.dataset.rows, setup.dataset.places
+    behind = len(setup.dataset.table.rows)
+    more = [(behind + number, 0) for number, _ in enumerate(previews)]
+    return [*rows, *(preview.cells for preview in previews)], [*places, *more]
+
+
+def plan_lines(
+    setup: Setup,
+    rows: Sequence[RowKeys],
+    store: FeatureStore,
+    presence: Sequence[frozenset[str]],
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the plan file, one per sample; `inputs` and `group` number the
+    presence and the signature.
+    """
+    numbers = {inputs: number for number, inputs in enumerate(presence)}
+    groups: dict[Any, int] = {}
+    samples = zip(rows, setup.dataset.rows, setup.dataset.places, strict=True)
+    for sample, (keys, cells, (row, chunk)) in enumerate(samples):
+        literals = {
+            name: flatten(cells[name].literal, {}, name)
+            for name in keys.plan.crossing
+            if name not in keys.addresses
+        }
+        yield {
+            "row": row,
+            "chunk": chunk,
+            "inputs": numbers[keys.plan.inputs],
+            "group": groups.setdefault(setup.dataset.signature(sample), len(groups)),
+            "values": literals
+            | {
+                name: {"at": at, "shapes": shapes(store.form(at))}
+                for name, at in keys.addresses.items()
+            },
+        }
+
+
+def shapes(form: Any) -> Any:
+    """The shapes of a stored value's tensors, from how it is stored."""
+    if "shape" in form:
+        return form["shape"]
+    return [
+        shapes(child)
+        for child in form.get("list") or list(form.get("record", {}).values())
+    ]

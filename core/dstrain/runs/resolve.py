@@ -1,0 +1,332 @@
+"""Turn a configuration into a Setup: family, variant, task and trainables, checked
+before anything is loaded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dstrain.cache.store import FeatureStore
+from dstrain.config.fields import flags, split_commas
+from dstrain.config.schema import TrainConfig
+from dstrain.data.dataset import columns_read, find_metadata
+from dstrain.data.metadata import read_metadata
+from dstrain.distributed.world import World
+from dstrain.errors import UsageError, nearest
+from dstrain.graph.inputs import Column, Size
+from dstrain.graph.plan import Plan, make_plan
+from dstrain.graph.spec import Wiring
+from dstrain.graph.task import Task
+from dstrain.lora.layers import LoraSpec, Trainables
+from dstrain.models.components import Component
+from dstrain.models.device import default_device
+from dstrain.models.locate import ModelConfig, model_configs, place_of
+from dstrain.pipeline.sampling import generate_task
+from dstrain.pipeline.variants import Hints, choose_variant, fitting_columns, settled
+from dstrain.registry.discovery import load_record
+from dstrain.registry.family import ModelRecord
+from dstrain.registry.hooks import Extensions, load_extensions
+from dstrain.runs.setup import Setup
+from dstrain.training.distill import OWN_TASKS
+
+
+def check_preset(setup: Setup) -> None:
+    """Raise UsageError for a preset of a component that neither training nor a preview
+    loads, in any stage.
+    """
+    preset, wiring = setup.preset, setup.wiring
+    if preset is None:
+        return
+    plans = [setup.plan(setup.all_inputs())]
+    if setup.config.preview_prompt:
+        plans.append(
+            make_plan(
+                wiring, frozenset(wiring.inputs), generate_task(wiring, guided=True)
+            )
+        )
+    loaded = dict.fromkeys(
+        name for plan in plans for names in plan.components.values() for name in names
+    )
+    if preset.component not in loaded:
+        what = f"would do nothing: {preset.path} is for {preset.component}, which this run does not load"
+        raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
+
+
+def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> Hints:
+    """What of a command line tells the variant: model files, and the data set's columns
+    or the store's plans.
+    """
+    either = config.toy or not models
+    if config.dataset_base_path is not None and config.stage != "train":
+        path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
+        own = {
+            *task.inputs,
+            *(
+                source.name
+                for source in task.inputs.values()
+                if isinstance(source, Column)
+            ),
+        }
+        extra = set(split_commas(config.extra_inputs)) - own
+        keys = (
+            None
+            if config.data_file_keys is None
+            else split_commas(config.data_file_keys)
+        )
+        return Hints(
+            models, fitting_columns(read_metadata(path).columns, extra, keys), either
+        )
+    place = (
+        (config.feature_cache or config.dataset_base_path)
+        if config.stage == "train"
+        else None
+    )
+    if place is None or not (place / "store.json").is_file():
+        return Hints(models, None, either)
+    stored = [record["identity"] for _, record in FeatureStore.open(place).plans()]
+    names = {
+        identity["variant"] for identity in stored if identity["family"] == config.model
+    }
+    return Hints(
+        models, lambda wiring: (1, 0) if wiring.variant in names else None, either
+    )
+
+
+def check_extra_inputs(config: TrainConfig, record: ModelRecord, task: Task) -> None:
+    """Refuse an extra input that no variant knows, before it is taken as a hint."""
+    wirings: list[Wiring] = [
+        record.load("wiring")(variant).joined(task) for variant in record.variants
+    ]
+    sources = [
+        (name, source) for wiring in wirings for name, source in wiring.inputs.items()
+    ]
+    known = {
+        word for name, s in sources if isinstance(s, Column) for word in (name, s.name)
+    }
+    for name in split_commas(config.extra_inputs):
+        if name not in known:
+            raise UsageError(
+                "--extra_inputs",
+                f"no variant of {record.name} reads {name!r}{nearest(name, known)}",
+            )
+
+
+def role_played(
+    trainables: Trainables,
+    wiring: Wiring,
+    record: ModelRecord,
+    models: Sequence[ModelConfig],
+) -> Trainables:
+    """What is trained where the role of experts is asked for and the files given are
+    those of another of its parts.
+    """
+    expert = wiring.expert
+    if expert is None or expert.role not in trainables.components:
+        return trainables
+    known: Sequence[Component] = record.load("components")
+    given = {place_of(model, known) for model in models} & set(expert.components)
+    if len(given) != 1 or expert.role in given:
+        return trainables
+    (part,) = given
+    names = (name.partition(".") for name in trainables.full)
+    full = tuple(
+        (part if name == expert.role else name) + dot + rest
+        for name, dot, rest in names
+    )
+    lora = tuple(
+        replace(spec, component=part) if spec.component == expert.role else spec
+        for spec in trainables.lora
+    )
+    return Trainables(full, lora)
+
+
+FRAME_FLAGS = ("num_frames", "frame_sampling", "frame_samples")
+"""Flags that choose the frames of videos."""
+
+
+def check_frames(config: TrainConfig, wiring: "Wiring") -> None:
+    """Refuse flags that choose frames of videos where there are none."""
+    if wiring.reads_videos:
+        return
+    for flag in flags(TrainConfig):
+        if flag.name in FRAME_FLAGS and getattr(config, flag.name) != flag.default:
+            raise UsageError(
+                flag.spelled,
+                f"would do nothing: variant {wiring.variant} reads no videos",
+            )
+
+
+def check_components(config: TrainConfig, wiring: "Wiring") -> None:
+    """Refuse a flag that names a component which the variant does not have."""
+    known = (*wiring.components, *([wiring.expert.role] if wiring.expert else []))
+    for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
+        for name in split_commas(getattr(config, flag)):
+            if name.partition(".")[0] not in known:
+                what = f"{wiring.family} {wiring.variant} has no component {name!r}{nearest(name, known)}"
+                raise UsageError(
+                    f"--{flag}", what, f"components: {', '.join(wiring.components)}"
+                )
+
+
+def check_saved_names(setup: Setup) -> None:
+    """Refuse flags on the names of saved weights that name, or are for, nothing that is
+    trained.
+    """
+    prefix, trained, expert = (
+        setup.config.remove_prefix_in_ckpt,
+        setup.trainables.components,
+        setup.wiring.expert,
+    )
+    played = [expert.role] if expert and set(expert.components) & set(trained) else []
+    # Saved names carry no such prefix to begin with, so there is nothing to remove.
+    known = [f"pipe.{component}." for component in dict.fromkeys([*trained, *played])]
+    if prefix is not None and prefix not in known:
+        raise UsageError(
+            "--remove_prefix_in_ckpt",
+            f"no saved name begins with {prefix!r}; want {' or '.join(known)}",
+        )
+    component = setup.record.default_trainable
+    if setup.saving is not None and component not in [
+        spec.component for spec in setup.trainables.lora
+    ]:
+        raise UsageError(
+            f"--{setup.saving.name}",
+            f"would do nothing: no LoRA on {component} is trained",
+        )
+
+
+def plan_of(config: TrainConfig) -> tuple[Plan, Wiring, Task]:
+    """The plan of a command line: for the columns of its metadata, or without a data
+    set for every column.
+    """
+    setup = resolve(replace(config, dry_run=True))
+    return setup.plan(_inputs(setup)), setup.wiring, setup.task
+
+
+def _inputs(setup: Setup) -> frozenset[str]:
+    config = setup.config
+    if config.dataset_base_path is None or setup.stage == "train":
+        return setup.all_inputs()
+    path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
+    columns = columns_read(read_metadata(path), setup.data_config, setup.wiring.inputs)
+    sizes = (
+        n
+        for n, source in setup.wiring.inputs.items()
+        if isinstance(source, Size) and source.of in columns
+    )
+    return frozenset([*columns, *sizes, *setup.wiring.settings])
+
+
+def resolve(config: TrainConfig) -> Setup:
+    """Find the family, variant and task of a configuration; raises UsageError naming
+    what is unknown.
+    """
+    record = load_record(config.model, config.left_out)
+    models = model_configs(config, record)
+    extensions = load_extensions(config.left_out)
+    tasks, unusable = known_tasks(extensions)
+    extensions = replace(extensions, broken=(*extensions.broken, *unusable))
+    task = _task(config, tasks, extensions.broken)
+    if config.variant is None:
+        check_extra_inputs(config, record, task)
+    variant = choose_variant(record, config.variant, hints_of(config, models, task))
+    wiring = settled(record.load("wiring")(variant), record, config)
+    check_frames(config, wiring)
+    check_components(config, wiring)
+    setup = Setup(
+        config,
+        record,
+        wiring.joined(task),
+        task,
+        config.stage,
+        role_played(trainables_of(config, record), wiring, record, models),
+        default_device(),
+        models,
+        extensions,
+    )
+    check_saved_names(setup)
+    if not config.dry_run:
+        check_preset(setup)
+    _ = setup.levels  # made once, so that boundaries which leave nothing are refused before anything is loaded
+    return setup
+
+
+def _task(
+    config: TrainConfig, tasks: Mapping[str, Task], broken: Sequence[str]
+) -> Task:
+    """The task named; raises UsageError if there is none, or for an option that its
+    loss does not use.
+    """
+    if config.task_name not in tasks:
+        known = ", ".join(tasks)
+        what = f"no task named {config.task_name!r}; tasks: {known}{nearest(config.task_name, tasks)}"
+        raise UsageError("--task", what, *broken[:3])
+    task = tasks[config.task_name]
+    for flag in flags(TrainConfig):
+        if (
+            flag.name in task.idle_options
+            and getattr(config, flag.name) != flag.default
+        ):
+            raise UsageError(
+                flag.spelled,
+                f"would do nothing: the loss of task {task.name} draws no timesteps",
+            )
+    return task
+
+
+def known_tasks(extensions: Extensions) -> tuple[Mapping[str, Task], tuple[str, ...]]:
+    """Tasks by name, core's own and those of plugins; and which of plugins cannot be
+    used, and why.
+    """
+    offers = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
+    return {**OWN_TASKS, **offers.items}, offers.broken
+
+
+def trainables_of(config: TrainConfig, record: ModelRecord) -> Trainables:
+    """What the flags ask to train; neither kind asked for: LoRA on the family's default
+    component.
+    """
+    full = config.trainables
+    base = config.lora_base_model or ("" if full else record.default_trainable)
+    if not base:
+        return Trainables(full)
+    targets = config.lora_targets or record.lora_targets.get(base, ())
+    if not targets:
+        raise UsageError(
+            "--lora_target_modules",
+            f"is required: {record.name} has no default targets for {base!r}",
+            f"it has for {', '.join(record.lora_targets)}",
+        )
+    alpha = float(
+        config.lora_alpha if config.lora_alpha is not None else config.lora_rank
+    )
+    return Trainables(full, (LoraSpec(base, tuple(targets), config.lora_rank, alpha),))
+
+
+def warn(setup: Setup, world: World) -> None:
+    """Name the plugins that were left out because they are broken, and the data set's
+    columns that nobody reads.
+    """
+    for reason in setup.extensions.broken:
+        world.warn(f"{reason}")
+    if setup.stage == "train":
+        return
+    if not setup.stage and setup.config.feature_cache is not None:
+        world.warn(
+            f"--feature_cache is not used in one piece; it is by --task {setup.task.name}:train"
+        )
+    shown = [
+        cell.frames
+        for cells in setup.dataset.rows
+        for cell in cells.values()
+        if cell.kind == "frames"
+    ]
+    short = [frames for frames in shown if frames < setup.config.num_frames]
+    if short:
+        world.warn(
+            f"{len(short)} of {len(shown)} clips have fewer than --num_frames "
+            f"{setup.config.num_frames} frames; the shortest has {min(short)}"
+        )
+    for name in setup.dataset.unread_columns:
+        world.warn(
+            f"{setup.dataset.table.path}: column {name!r} is read by no input of this variant"
+        )

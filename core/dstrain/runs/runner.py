@@ -1,0 +1,112 @@
+"""A run: one function of plain data, the same from the command line, a launcher or a
+notebook.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+
+from dstrain.config.schema import Precision, TrainConfig
+from dstrain.config.validation import validate
+from dstrain.distributed.world import World, together
+from dstrain.errors import UsageError
+from dstrain.graph.render import as_text
+from dstrain.models.locate import changed_entries
+from dstrain.models.toy import write_toy
+from dstrain.runs.loop import train
+from dstrain.runs.precompute import data_process
+from dstrain.runs.reports.dry_run import as_summary
+from dstrain.runs.resolve import _inputs, resolve
+from dstrain.runs.setup import Setup
+from dstrain.training.memory import STAGE_1_ADVICE, explained
+from dstrain.training.module import TrainingModule
+
+
+@contextmanager
+def toy_models(setup: Setup, world: World) -> Iterator[Setup]:
+    """Yield the setup with a toy model's files in place if --toy asks for them; its
+    weights depend on nothing else.
+    """
+    if not setup.config.toy:
+        yield setup
+        return
+    with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
+        toy = write_toy(setup.record, setup.wiring.variant, Path(folder))
+        yield replace(
+            setup, models=(*toy, *changed_entries(setup.config, setup.record))
+        )
+
+
+def run(
+    config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
+) -> None:
+    """Run a task or one stage of it, with a TrainingModule of your own if you give one.
+
+    Raises a DstrainError, whose exit code says what kind of thing went wrong.
+    """
+    validate(config)
+    check_launcher(config)
+    setup = resolve(config)
+    if config.dry_run:
+        print(
+            as_text(setup.plan(_inputs(setup)), setup.wiring, setup.task)
+            + as_summary(setup),
+            end="",
+        )
+        return
+    # Of several experts in training, one step of a process may need only one.
+    unused = config.find_unused_parameters or setup.trains_experts
+    ddp = DistributedDataParallelKwargs(find_unused_parameters=unused)
+    accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp])
+    setup = replace(setup, device=accelerator.device)
+    with together(accelerator) as world, toy_models(setup, world) as ready:
+        warn_of_one_process(world)
+        if ready.stage == "data_process":
+            with explained("stage 1", *STAGE_1_ADVICE):
+                data_process(ready, world)
+        else:
+            train(ready, world, module_class)
+
+
+def check_launcher(config: TrainConfig) -> None:
+    """Refuse flags that contradict what `accelerate launch` was told; raises UsageError
+    naming both.
+    """
+    for name, plain in (
+        ("mixed_precision", "no"),
+        ("gradient_accumulation_steps", "1"),
+    ):
+        told = os.environ.get(f"ACCELERATE_{name.upper()}", plain)
+        asked = getattr(config, name)
+        if name == "mixed_precision" and told not in get_args(Precision):
+            raise UsageError(
+                "accelerate's configuration",
+                f"mixed precision {told} is not supported; use no or bf16",
+            )
+        if told != plain and asked is not None and str(asked) != told:
+            raise UsageError(
+                f"--{name}",
+                f"is {asked}, but accelerate's configuration says {told}; change one of them",
+            )
+
+
+def warn_of_one_process(world: World) -> None:
+    """`accelerate launch --cpu` starts one process whatever it is told; what it leaves
+    behind gives it away.
+    """
+    if (
+        world.size == 1
+        and "MASTER_PORT" in os.environ
+        and "WORLD_SIZE" not in os.environ
+    ):
+        world.warn(
+            "the launcher was told to start several processes and started one; on CPUs: "
+            "ACCELERATE_USE_CPU=1 torchrun --nproc_per_node N -m dstrain ..."
+        )

@@ -1,0 +1,56 @@
+"""Losses: functions of `predict` and the values they read, returning one loss per
+sample.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from dstrain.graph.schedule import TRAIN_TIMESTEPS, Held, Hold, NoiseLevels, Velocity
+from dstrain.graph.task import Task
+from dstrain.randomness import Rng
+
+Sampler = Callable[[Velocity, Tensor, int], Held]
+"""(velocity, noise, steps) -> the sampler's final latents, with gradients; see
+`dstrain.sampler.integrate`.
+"""
+
+
+def flow_match(
+    predict: Callable[..., Tensor],
+    input_latents: Tensor,
+    *,
+    schedule: NoiseLevels,
+    hold: Hold,
+    rng: Rng,
+) -> Tensor:
+    """Weighted mean square of (prediction - (noise - x_0)) per sample: (batch,) fp32.
+
+    input_latents: (batch, channels, ...). Noise and timesteps are fp32, drawn on the
+    CPU per sample.
+    """
+    sigma = schedule.draw(rng)
+    noise = rng.normal("noise", input_latents.shape[1:]).to(input_latents.device)
+    weight, sigma = schedule.weight(sigma).to(noise.device), sigma.to(noise.device)
+    level = sigma.view(-1, *[1] * (input_latents.ndim - 1))
+    held = hold(
+        (1 - level) * input_latents + level * noise, sigma * TRAIN_TIMESTEPS, noise
+    )
+    return weight * mean_square(
+        predict(held.latents, held.timestep).float() - (noise - input_latents),
+        held.mask,
+    )
+
+
+def mean_square(error: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean square of each sample's error, where the mask (broadcasts over it; None:
+    all) is 1: (batch,).
+    """
+    square = error.square()
+    if mask is None:
+        return square.flatten(1).mean(1)
+    mask = mask.expand_as(square)
+    return (square * mask).flatten(1).sum(1) / mask.flatten(1).sum(1)
+
+
+SFT = Task.of("sft", flow_match)

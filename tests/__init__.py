@@ -1,0 +1,1 @@
+"""The tests of core, and those of the whole."""

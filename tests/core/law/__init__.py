@@ -1,1 +1,0 @@
-"""Random unit programs, and the law they are held to."""

@@ -1,0 +1,318 @@
+"""README and docs: commands and snippets run at toy sizes, what they show is what is
+printed, names exist.
+"""
+
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from accelerate.commands.launch import launch_command, launch_command_parser
+from dstrain.cli.main import command_group, main
+from dstrain.config.fields import flags
+from dstrain.config.schema import GenerateConfig, ModelChoice, TrainConfig
+from dstrain.graph.spec import Wiring
+from dstrain.pipeline.variants import settled
+from dstrain.registry.discovery import load_record
+from dstrain.registry.family import ModelRecord
+from PIL import Image
+
+from tests.support import ROOT
+
+PAGES = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "plugins").glob("*/README.md")),
+)
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INFO = re.compile(
+    r"sh|sh exit=\d+|sh no-test \(\w.*\)|python|python file=\S+|csv file=\S+|text|text output"
+)
+FAMILIES = ("flux", "qwen_image", "wan")
+NOT_RUN = 6
+"""Blocks that may be marked no-test, in all pages together: those that install,
+download or run everything.
+"""
+SMALL: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "train": ("--dataset_repeat", "1"),
+    "generate": ("--height", "64", "--width", "64", "--num_inference_steps", "2"),
+})  # fmt: skip
+"""What is put after a command: of a flag given twice the last counts."""
+SHORTENED = (
+    ("dataset_repeat=50", "dataset_repeat=2"),
+    ("=512", "=64"),
+    ("range(100)", "range(2)"),
+)
+FOREIGN_FLAGS = frozenset(
+    {
+        "--no-index",
+        "--find-links",
+        "--local-dir",
+        "--help",
+        "--cpu",
+        "--num_processes",
+        "--nproc_per_node",
+        "--standalone",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: `line` is that of its fence in the page, `output` the text that
+    must be what it prints.
+    """
+
+    line: int
+    info: str
+    body: str
+    output: str | None = None
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """Yield a page's fenced blocks in order; a `text output` block becomes part of the
+    one before it.
+    """
+    found = [
+        Block(page.count("\n", 0, m.start()) + 1, m[1], m[2])
+        for m in FENCE.finditer(page)
+    ]
+    for block, after in zip(found, [*found[1:], None], strict=False):
+        shown = (
+            after.body if after is not None and after.info == "text output" else None
+        )
+        yield Block(block.line, block.info, block.body, shown)
+
+
+def every(pages: tuple[Path, ...]) -> Any:
+    return pytest.mark.parametrize(
+        "page", pages, ids=lambda page: str(page.relative_to(ROOT))
+    )
+
+
+def runs(page: Path) -> bool:
+    return any(
+        re.match(r"(sh|python)(?! no-test)", block.info)
+        for block in blocks(page.read_text())
+    )
+
+
+def in_cli(words: list[str]) -> int:
+    """Run a dstrain command line at toy sizes and return its exit code."""
+    command = "train" if words[0].startswith("-") else words[0]
+    return main([*words, *SMALL.get(command, ())])
+
+
+def in_script(words: list[str]) -> int:
+    """Run a Python file that the page has shown."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", words)
+        runpy.run_path(words[0], run_name="__main__")
+    return 0
+
+
+def in_launcher(words: list[str]) -> int:
+    """Launch as `accelerate` does, in a process of its own, with what makes a dstrain
+    command small.
+    """
+    launch_command(launch_command_parser().parse_args([*words[1:], *SMALL["train"]]))
+    return 0
+
+
+PROGRAMS: Mapping[str, Callable[[list[str]], int]] = MappingProxyType(
+    {"dstrain": in_cli, "python": in_script, "accelerate": in_launcher}
+)
+
+
+def commands(body: str) -> Iterator[list[str]]:
+    """Yield the commands of a shell block as words."""
+    for line in body.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            yield words
+
+
+def shortened(source: str) -> str:
+    for long, short in SHORTENED:
+        source = source.replace(long, short)
+    return source
+
+
+@pytest.fixture(scope="session")
+def toy_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of models; a page's are written when it is tested, and shared by all
+    pages.
+    """
+    return tmp_path_factory.mktemp("models")
+
+
+def write_toys(page: str, folder: Path) -> None:
+    """Write a toy in the place of each published model that a page names: of the
+    variant that its id means.
+    """
+    ids = dict.fromkeys(["Qwen/Qwen-Image", *re.findall(r"[\w.-]+/[\w.-]+(?=:)", page)])
+    for record in (load_record(name) for name in FAMILIES):
+        for variant, patterns in record.model_ids.items():
+            for model_id in ids:
+                if (
+                    any(fnmatchcase(model_id, pattern) for pattern in patterns)
+                    and not (folder / model_id).exists()
+                ):
+                    record.load("toy")(folder / model_id, variant)
+
+
+@pytest.fixture
+def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as the pages suppose it, with two captioned pictures; it is the working
+    directory.
+
+    Settings are those of --toy, which the pages do not give: pictures to be edited are
+    small.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(toy_models))
+
+    def small(wiring: Wiring, record: ModelRecord, config: ModelChoice) -> Wiring:
+        return settled(wiring, record, replace(config, toy=True))
+
+    for module in ("dstrain.runs.resolve", "dstrain.generation.source"):
+        monkeypatch.setattr(f"{module}.settled", small)
+    data = tmp_path / "data/example_image_dataset"
+    data.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
+    for i, picture in enumerate(pixels, 1):
+        Image.fromarray(picture).save(data / f"image_{i}.jpg")
+    (data / "metadata.csv").write_text(
+        'image,prompt\nimage_1.jpg,"a dog"\nimage_2.jpg,"a cat"\n'
+    )
+    return tmp_path
+
+
+@every(tuple(page for page in PAGES if runs(page)))
+def test_every_command_and_snippet_runs_and_prints_what_is_shown(
+    page: Path, project: Path, toy_models: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_toys(page.read_text(), toy_models)
+    names: dict[str, Any] = {}
+    for block in blocks(page.read_text()):
+        kind, _, note = block.info.partition(" ")
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        if note.startswith("file="):
+            (project / note.removeprefix("file=")).write_text(shortened(block.body))
+        elif kind == "python":
+            snippet = project / f"line_{block.line}.py"
+            snippet.write_text(shortened(block.body))
+            names = runpy.run_path(str(snippet), names, "page")
+        elif kind == "sh" and not note.startswith("no-test"):
+            want = int(note.removeprefix("exit=") or 0)
+            for words in commands(block.body):
+                capfd.readouterr()
+                assert PROGRAMS[words[0]](words[1:]) == want, (
+                    f"{where}: {shlex.join(words)}"
+                )
+            printed = capfd.readouterr()
+            if block.output is not None:
+                assert (printed.err if want else printed.out) == block.output, where
+
+
+@every(PAGES)
+def test_fences_are_of_known_kinds_and_untested_ones_give_a_reason(page: Path) -> None:
+    unknown = [
+        f"{block.line}: {block.info}"
+        for block in blocks(page.read_text())
+        if not INFO.fullmatch(block.info)
+    ]
+    assert not unknown
+    assert page.read_text().count("```") == 2 * len(list(blocks(page.read_text())))
+
+
+def test_few_blocks_are_untested() -> None:
+    notes = [
+        block.info
+        for page in PAGES
+        for block in blocks(page.read_text())
+        if "no-test" in block.info
+    ]
+    assert len(notes) <= NOT_RUN, notes
+
+
+@every(tuple(page for page in PAGES if page.parent.name != "decisions"))
+def test_every_flag_that_is_named_exists(page: Path) -> None:
+    known = {
+        flag.spelled
+        for config in (TrainConfig, GenerateConfig)
+        for flag in flags(config)
+    } | FOREIGN_FLAGS
+    known |= {
+        name
+        for command in command_group().commands.values()
+        for option in command.params
+        for name in option.opts
+    }
+    known |= {
+        f"--{option.name}"
+        for family in FAMILIES
+        for option in load_record(family).options
+    }
+    known |= {"--flag_name", "--flag-name", "--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text())) <= known
+
+
+@every(PAGES)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    prose = FENCE.sub("", page.read_text())
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose)
+    assert [
+        link
+        for link in links
+        if not link.startswith("https:") and not (page.parent / link).is_file()
+    ] == []
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = ROOT / "docs/index.md"
+    linked = {
+        (index.parent / link).resolve()
+        for link in re.findall(r"\]\(([^)]+)\)", index.read_text())
+    }
+    assert linked == set((ROOT / "docs").rglob("*.md")) - {index}
+
+
+def test_the_command_line_page_is_as_generated() -> None:
+    page = runpy.run_path(str(ROOT / "docs/make_cli.py"))["page"]
+    assert (ROOT / "docs/cli.md").read_text() == page(), "run: python docs/make_cli.py"
+
+
+def test_the_modules_that_concepts_names_exist() -> None:
+    table = (
+        (ROOT / "docs/concepts.md").read_text().partition("| module of `dstrain` |")[2]
+    )
+    names = [
+        name
+        for line in table.splitlines()[2:]
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    ]
+    assert names
+    assert [
+        name for name in names if not (ROOT / f"core/dstrain/{name}.py").is_file()
+    ] == []
+
+
+def test_a_block_with_its_output_is_read_as_one() -> None:
+    page = "a\n```sh exit=3\ndstrain \\\n  --toy # why\n```\n\n```text output\nno\n```\n```text\nfree\n```\n"
+    first, _, last = blocks(page)
+    assert (first.line, first.info, first.output, last.output) == (
+        2,
+        "sh exit=3",
+        "no\n",
+        None,
+    )
+    assert list(commands(first.body)) == [["dstrain", "--toy"]]

@@ -1,0 +1,116 @@
+"""The wheels install into an empty environment, alone or together, and the command
+finds the families.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+FAMILIES = ("flux", "qwen_image", "wan")
+PACKAGES = ("core", *(f"plugins/{family}" for family in FAMILIES))
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+Installer = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def installed(
+    tmp_path_factory: pytest.TempPathFactory, empty_environment: Callable[[Path], Path]
+) -> Installer:
+    """(name, families) -> an environment of its own with the wheels of core and of
+    these families.
+    """
+    folder = tmp_path_factory.mktemp("packaging")
+    for package in PACKAGES:
+        run(
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            folder / "dist",
+            ROOT / package,
+        )
+
+    def install(name: str, *chosen: str) -> Path:
+        python = empty_environment(folder / name)
+        wheels = ("core", *(f"plugin-{family.replace('_', '-')}" for family in chosen))
+        pip = (
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            python,
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-index",
+        )
+        run(*pip, "--find-links", folder / "dist", *wheels)
+        return folder / name
+
+    return install
+
+
+@pytest.fixture(scope="module")
+def environment(installed: Installer) -> Path:
+    """An environment that has the wheels of core and of every family."""
+    return installed("env", *FAMILIES)
+
+
+def families(environment: Path, folder: Path) -> dict[str, str]:
+    """Families as the command of an environment lists them, with their state."""
+    found = json.loads(
+        run(environment / "bin/dstrain", "plugins", "--json", cwd=folder)
+    )
+    return {one["name"]: one["state"] for one in found}
+
+
+def test_the_command_finds_the_families_of_the_wheels(
+    environment: Path, tmp_path: Path
+) -> None:
+    assert families(environment, tmp_path) == dict.fromkeys(FAMILIES, "ready")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_installed_alone_plans_its_run(
+    family: str, installed: Installer, tmp_path: Path
+) -> None:
+    alone = installed(family, family)
+    assert families(alone, tmp_path) == {family: "ready"}
+    assert "encode_prompt" in run(
+        alone / "bin/dstrain", "graph", "--model", family, cwd=tmp_path
+    )
+
+
+def test_the_installed_packages_are_those_of_the_wheels(
+    environment: Path, tmp_path: Path
+) -> None:
+    code = "import dstrain, dstrain_qwen_image as family; print(dstrain.__file__, family.__file__)"
+    places = run(environment / "bin/python", "-c", code, cwd=tmp_path).split()
+    assert all(place.startswith(str(environment)) for place in places)
+
+
+def test_the_module_runs_as_the_command_does(environment: Path, tmp_path: Path) -> None:
+    arguments = ("graph", "--model", "qwen_image")
+    by_module = run(
+        environment / "bin/python", "-m", "dstrain", *arguments, cwd=tmp_path
+    )
+    assert by_module == run(environment / "bin/dstrain", *arguments, cwd=tmp_path)
+    assert "encode_prompt" in by_module

@@ -1,0 +1,244 @@
+"""Killed at any file-system event of a save, pruning, overwriting or a store's commit:
+older or newer, whole.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.cache.store import FeatureStore, ShardWriter
+from dstrain.runs.checkpoints.directory import put_back
+from dstrain.runs.checkpoints.state import (
+    TrainingState,
+    damage,
+    load_state,
+    newest_state,
+    prune_states,
+    save_state,
+    states,
+)
+from dstrain.storage.files import remove_leftovers
+from dstrain.storage.safetensors import check_file
+
+from tests.support.crashes import again, events, everything, killed_at
+from tests.support.runs import project, train
+
+pytestmark = [
+    pytest.mark.promise(
+        "R3", "every crash point of a commit leaves the older or newer state whole"
+    ),
+    pytest.mark.usefixtures("tiny"),
+]
+
+
+def small(step: int, digest: str = "old") -> TrainingState:
+    return TrainingState(
+        step, {"w": torch.full((3,), float(step))}, {"state": {}}, {}, digest, {}
+    )
+
+
+def saved(folder: Path, *steps: int) -> None:
+    for step in steps:
+        save_state(folder / f"state-{step}", small(step))
+
+
+def check_saved(folder: Path, step: int) -> str:
+    """The newest state is the old or the new one, whole; saved again, it is the new one
+    and nothing else is left.
+    """
+    state = load_state(newest_state(folder))
+    assert (state.step, state.config_digest) in {(1, "old"), (step, "new")}
+    assert torch.equal(state.trainable["w"], torch.full((3,), float(state.step)))
+    remove_leftovers(folder)
+    save_state(folder / f"state-{step}", small(step, "new"))
+    assert load_state(newest_state(folder)).config_digest == "new"
+    assert {path.name for path in folder.iterdir()} == {"state-1", f"state-{step}"}
+    return state.config_digest
+
+
+def pruned(folder: Path, keep: int) -> None:
+    prune_states(folder, keep, frozenset([folder / "state-3"]))
+
+
+def check_pruned(folder: Path, keep: int) -> str:
+    """Every state that is left is whole, and the newest is there."""
+    assert all(damage(state) == "" for state in states(folder))
+    assert newest_state(folder).name == "state-3"
+    return "old" if len(states(folder)) > keep else "new"
+
+
+def filled(folder: Path, *numbers: int) -> None:
+    """Put values into a feature store, in a shard, and a plan of all of them."""
+    FeatureStore.create(folder)
+    writer = ShardWriter(FeatureStore.open(folder), {})
+    for number in numbers:
+        writer.add(f"value.{number}", torch.full((4,), float(number)))
+    writer.flush()
+    store = FeatureStore.open(folder)
+    rows = [
+        {"row": number, "at": address}
+        for number, address in enumerate(sorted(store.where))
+    ]
+    store.write_plan({"a": 1}, {"data set": "d"}, rows)
+
+
+def check_filled(folder: Path) -> str:
+    """Every value of the plan, which is the old or the new one, reads whole; filled
+    again, it is the new one.
+    """
+    store = FeatureStore.open(folder)
+    ((path, _),) = store.plans()
+    rows = list(store.plan_rows(path))
+    assert len(rows) in (2, 4)
+    for row in rows:
+        assert torch.equal(
+            store.read(row["at"]), torch.full((4,), float(row["at"].partition(".")[2]))
+        )
+    filled(folder, 2, 3)
+    assert len(store.plan_rows(path)) == 4
+    assert not list(folder.rglob(".tmp-*"))
+    return "old" if len(rows) == 2 else "new"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """prepare: makes what is there before. work: is killed. check: returns whether it
+    found 'old' or 'new'.
+    """
+
+    prepare: Callable[[Path], object]
+    work: Callable[[Path], object]
+    check: Callable[[Path], str]
+
+
+OPERATIONS = {
+    "a state beside another": Operation(
+        lambda folder: saved(folder, 1),
+        lambda folder: save_state(folder / "state-2", small(2, "new")),
+        partial(check_saved, step=2),
+    ),
+    "a state in the place of another": Operation(
+        lambda folder: saved(folder, 1),
+        lambda folder: save_state(folder / "state-1", small(1, "new")),
+        partial(check_saved, step=1),
+    ),
+    "pruning to one": Operation(
+        lambda folder: saved(folder, 1, 2, 3),
+        partial(pruned, keep=1),
+        partial(check_pruned, keep=1),
+    ),
+    "pruning to two": Operation(
+        lambda folder: saved(folder, 1, 2, 3),
+        partial(pruned, keep=2),
+        partial(check_pruned, keep=2),
+    ),
+    "a shard and a plan": Operation(
+        lambda folder: filled(folder, 0, 1),
+        lambda folder: filled(folder, 2, 3),
+        check_filled,
+    ),
+}
+
+
+def test_every_crash_point_of_an_operation_leaves_the_old_or_the_new(
+    tmp_path: Path, trials: Callable[[int], int]
+) -> None:
+    for name, operation in OPERATIONS.items():
+        operation.prepare(tmp_path / "first")
+        total = events(partial(operation.work, tmp_path / "first"), tmp_path)
+        shutil.rmtree(tmp_path / "first")
+        found = set()
+        count = trials(total)
+        for trial in range(count):
+            event = trial * total // count
+            folder = tmp_path / "again"
+            operation.prepare(folder)
+            assert killed_at(
+                event, partial(operation.work, folder), tmp_path, torn=bool(event % 2)
+            ), (name, event)
+            found.add(operation.check(folder))
+            shutil.rmtree(folder)
+        assert total >= 5, name
+        assert found == {"old", "new"} or count < total, name
+
+
+FLAGS: dict[str, Any] = {"save_steps": 1, "keep_checkpoints": 1}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its bytes, but the lock and what has no final name
+    yet.
+    """
+    paths = [
+        path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()
+    ]
+    whole = [
+        path for path in paths if path.name != ".lock" and ".tmp-" not in str(path)
+    ]
+    return {str(path): (folder / path).read_bytes() for path in whole}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def check_weights(folder: Path) -> None:
+    """No weights file is torn, whatever the record says of it."""
+    for path in folder.glob("[!.]*.safetensors"):
+        check_file(path)
+
+
+def test_every_crash_point_of_a_checkpoint_of_a_run_resumes(
+    here: Path, tmp_path: Path, trials: Callable[[int], int]
+) -> None:
+    first, out = tmp_path / "first", tmp_path / "out"
+    body = partial(again, here, out, {"max_steps": 2, **FLAGS})
+    events(partial(again, here, first, {"max_steps": 1, **FLAGS}), first)
+    shutil.copytree(first, out)
+    total = events(body, out)
+    wanted = everything(out)
+    count = trials(total)
+    for trial in range(count):
+        shutil.rmtree(out)
+        shutil.copytree(first, out)
+        event = trial * total // count
+        assert killed_at(event, body, out, torn=bool(event % 2))
+        assert not damage(newest_state(out)), event
+        check_weights(out)
+        events(body, out)
+        assert everything(out) == wanted, event
+
+
+def test_every_crash_point_of_overwriting_leaves_all_of_the_old_run_or_nothing_of_it(
+    here: Path, tmp_path: Path, trials: Callable[[int], int]
+) -> None:
+    first, out = tmp_path / "first", tmp_path / "out"
+    flags = {"max_steps": 1, **FLAGS}
+    body = partial(train, here, output_path=out, overwrite=True, seed=1, **flags)
+    events(partial(again, here, first, flags), first)
+    shutil.copytree(first, out)
+    total = events(body, out)
+    old, wanted = tree(first), everything(out)
+    old.pop("weights.json")
+    count = trials(total)
+    found = set()
+    for trial in range(count):
+        shutil.rmtree(out)
+        shutil.copytree(first, out)
+        event = trial * total // count
+        assert killed_at(event, body, out, torn=bool(event % 2))
+        put_back(out)
+        left = tree(out)
+        left.pop("weights.json", None)  # of both runs it is the same
+        assert left == old or not set(left.values()) & set(old.values()), event
+        found.add(left == old)
+        check_weights(out)
+        events(body, out)
+        assert everything(out) == wanted, event
+    assert found == {True, False}

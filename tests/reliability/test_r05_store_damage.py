@@ -1,0 +1,192 @@
+"""Every damaged byte of a feature store is named before use, and deleting the file
+named repairs it.
+"""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.cache.store import FeatureStore, ShardWriter, open_shard
+from dstrain.errors import StateError
+
+from tests.support import stored_family
+from tests.support.stored_place import Place, write_place, write_rows
+
+REGIONS = (
+    "length of the header",
+    "header",
+    "data",
+    "record of a plan",
+    "rows of a plan",
+    "store.json",
+)
+FLIPS, PARTS = 7, 10
+"""Bits flipped in each of so many parts of a region's trials: 420 in all."""
+CUTS = (0, 1, 7, 8, 100, -100, -8, -1)
+"""How many bytes are left of a file; below 0: how many are missing."""
+
+
+def fill(folder: Path, values: dict[str, Any], max_bytes: int = 2**20) -> list[Path]:
+    FeatureStore.create(folder)
+    writer = ShardWriter(FeatureStore.open(folder), {"core": "1"}, max_bytes)
+    for address, value in values.items():
+        writer.add(address, value)
+    writer.flush()
+    return sorted((folder / "shards").iterdir())
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("filled")
+        patch.setattr(stored_family, "LOG", folder / "log")
+        patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
+        stored_family.LOG.touch()
+        place = write_place(folder / "place")
+        for row in place.rows:
+            row |= {"reference": "0.png", "references": ["1.png"], "label": "x"}
+        write_rows(place.data, place.rows)
+        place.fill()
+        yield place
+
+
+def header_end(path: Path) -> int:
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
+
+
+def regions() -> dict[str, Callable[[Place], tuple[Path, int, int]]]:
+    """Name -> file and range of bytes."""
+
+    def shard(
+        first: Callable[[Path], int], last: Callable[[Path], int]
+    ) -> Callable[[Place], tuple[Path, int, int]]:
+        return lambda place: (
+            place.shards[0],
+            first(place.shards[0]),
+            last(place.shards[0]),
+        )
+
+    def plan(
+        first: Callable[[bytes], int], last: Callable[[bytes], int]
+    ) -> Callable[[Place], tuple[Path, int, int]]:
+        return lambda place: (
+            place.plans[0],
+            first(place.plans[0].read_bytes()),
+            last(place.plans[0].read_bytes()),
+        )
+
+    def size(path: Path) -> int:
+        return path.stat().st_size
+
+    return {
+        "length of the header": shard(lambda _: 0, lambda _: 8),
+        "header": shard(lambda _: 8, header_end),
+        "data": shard(header_end, size),
+        "record of a plan": plan(lambda _: 0, lambda data: data.index(b"\n") + 1),
+        "rows of a plan": plan(lambda data: data.index(b"\n") + 1, len),
+        "store.json": lambda place: (
+            place.cache / "store.json",
+            0,
+            size(place.cache / "store.json") - 1,
+        ),
+    }
+
+
+@pytest.mark.promise("R5", "damage of a store is named before it is used")
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("region", REGIONS)
+def test_every_flipped_bit_is_named_before_use(
+    filled: Place, region: str, part: int, counted: Callable[[str, int], None]
+) -> None:
+    path, first, last = regions()[region](filled)
+    whole = path.read_bytes()
+    chance = random.Random(f"{region} {part}")
+    accepted = []
+    want = filled.values()
+    counted("trials", FLIPS)
+    for _ in range(FLIPS):
+        place, bit = chance.randrange(first, last), chance.randrange(8)
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << bit
+        path.write_bytes(damaged)
+        try:
+            if (
+                filled.values() != want
+                or region != "store.json"
+                or json.loads(damaged) != json.loads(whole)
+            ):
+                accepted.append(
+                    (place, bit, bytes(damaged[max(0, place - 20) : place + 20]))
+                )
+        except StateError as error:
+            assert str(filled.cache) in error.where
+            assert path.name in error.where
+        finally:
+            path.write_bytes(whole)
+    assert not accepted
+
+
+@pytest.mark.promise("R5", "damage of a store is named before it is used")
+@pytest.mark.parametrize("kind", ["shard", "plan"])
+@pytest.mark.parametrize("kept", CUTS)
+def test_a_file_cut_short_is_named(filled: Place, kept: int, kind: str) -> None:
+    path = filled.shards[0] if kind == "shard" else filled.plans[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept])
+    try:
+        with pytest.raises(StateError, match=path.name):
+            filled.values()
+    finally:
+        path.write_bytes(whole)
+
+
+def test_deleting_a_damaged_file_as_told_repairs_the_store(filled: Place) -> None:
+    want = filled.values()
+    for path in (filled.shards[0], filled.plans[0]):
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(StateError) as caught:
+            filled.values()
+        assert "delete it, then run :data_process again" in "".join(
+            caught.value.help_lines
+        )
+        Path(caught.value.where).unlink()
+        computed = filled.fill()
+        assert computed == (
+            stored_family_all() if path.suffix == ".safetensors" else {}
+        )
+        assert filled.values() == want
+
+
+def stored_family_all() -> Counter[str]:
+    return Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'"F32"', b'"I32"'), (b"[2,3]", b"[3,2]"), (b"[0,24]", b"[0,20]")]
+)
+def test_a_tensor_of_another_dtype_shape_or_place_is_named(
+    tmp_path: Path, old: bytes, new: bytes
+) -> None:
+    (path,) = fill(tmp_path, {"tensor": torch.arange(6.0).reshape(2, 3)})
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(StateError, match=path.name):
+        FeatureStore.open(tmp_path).read("tensor")
+
+
+def test_two_shards_swapped_are_named(tmp_path: Path) -> None:
+    first, second = fill(
+        tmp_path, {"a": torch.ones(2), "b": torch.zeros(2)}, max_bytes=1
+    )
+    data = first.read_bytes(), second.read_bytes()
+    first.write_bytes(data[1])
+    second.write_bytes(data[0])
+    with pytest.raises(StateError, match="its name is not the hash of its header"):
+        open_shard(first)

@@ -1,0 +1,160 @@
+"""Exactly what a change affects is computed again: nothing stale is used, and nothing
+is computed for nothing.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import stored_family
+from tests.support.stored_place import (
+    Place,
+    change_keeping_times,
+    change_weights,
+    picture,
+    write_place,
+    write_rows,
+)
+
+
+def caption(place: Place) -> None:
+    place.rows[0]["prompt"] = "another word"
+    write_rows(place.data, place.rows)
+
+
+def one_byte_of_a_picture(place: Place) -> None:
+    path = place.data / "0.png"
+    change_keeping_times(path, (lambda: picture(9).save(path)))
+
+
+def tokenizer(place: Place) -> None:
+    (place.folder / "model/tokenizer/offset.txt").write_text("2")
+
+
+def configuration_of_the_encoder(place: Place) -> None:
+    (place.folder / "model/vae/config.json").write_text('{"scale": 1}')
+
+
+def touch(place: Place) -> None:
+    for path in place.folder.rglob("*.*"):
+        os.utime(path)
+
+
+def rename(place: Place) -> None:
+    for i, row in enumerate(place.rows):
+        row["image"] = f"new {i}.png"
+        (place.data / f"{i}.png").rename(place.data / f"new {i}.png")
+    write_rows(place.data, place.rows)
+    (place.folder / "model/tokenizer/.cache").mkdir()
+    (place.folder / "model/tokenizer/.cache/state").touch()
+
+
+def nothing(place: Place) -> None:
+    pass
+
+
+IMAGES, TEXTS = (
+    Counter({"encode_image": 4}),
+    Counter({"encode_prompt": 3, "describe": 3}),
+)
+
+
+def another_version(place: Place) -> None:
+    """A unit that two values are made by says that it makes them otherwise now."""
+    stored_family.VERSIONS = {"describe": 2}
+
+
+def of_a_unit_nobody_needs(place: Place) -> None:
+    stored_family.VERSIONS = {"idle": 2}
+
+
+ALL = Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
+IMAGES, TEXTS = Counter({"encode_image": 4}), Counter({"encode_prompt": 3})
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is done to a data set of 4 pictures and 3 captions, or other flags; how
+    often each unit runs then.
+    """
+
+    name: str
+    computed: Mapping[str, int]
+    make: Callable[[Place], object] = nothing
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CHANGES = (
+    Change("a caption", {"encode_prompt": 1, "describe": 1}, caption),
+    Change(
+        "a picture, of equal size and time", {"encode_image": 1}, one_byte_of_a_picture
+    ),
+    Change("--height and --width", IMAGES, flags={"height": 16, "width": 16}),
+    Change("--max_pixels", IMAGES, flags={"max_pixels": 16 * 16}),
+    Change("weights of an encoder of pictures", IMAGES, partial(change_weights, "vae")),
+    Change(
+        "weights of an encoder of texts", TEXTS, partial(change_weights, "text_encoder")
+    ),
+    Change("configuration of an encoder", IMAGES, configuration_of_the_encoder),
+    Change("a file of the tokenizer", TEXTS, tokenizer),
+    Change("dtype", ALL, flags={"mixed_precision": "bf16"}),
+    Change("version of a unit", {"describe": 3}, another_version),
+    Change("version of a unit that is not needed", {}, of_a_unit_nobody_needs),
+    Change("touch", {}, touch),
+    Change("rename", {}, rename),
+    Change(
+        "flags of training",
+        {},
+        flags={"learning_rate": 1.0, "dataset_repeat": 7, "max_timestep_boundary": 0.5},
+    ),
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
+    monkeypatch.setattr(stored_family, "VERSIONS", stored_family.VERSIONS)
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
+    stored_family.LOG.touch()
+    yield write_place(tmp_path / "place")
+
+
+@pytest.mark.promise(
+    "R6", "nothing stale is used: what a change affects is computed again"
+)
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_exactly_what_a_change_affects_is_computed_again(
+    change: Change, place: Place
+) -> None:
+    assert place.fill() == ALL
+    settled(place)
+    change.make(place)
+    assert place.fill(**change.flags) == change.computed
+    fresh = place.folder / "fresh"
+    place.fill(**change.flags, feature_cache=fresh)
+    assert place.values(**change.flags) == place.values(
+        **change.flags, feature_cache=fresh
+    )
+    assert place.fill(**change.flags) == {}
+
+
+def settled(place: Place) -> None:
+    """Let stage 1 remember digests of files that were written just now."""
+    memory = place.cache / "digests.json"
+    assert not json.loads(memory.read_text())
+    old = time.time_ns
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: old() + 10**10)
+        place.fill()
+    assert len(json.loads(memory.read_text())) == 7

@@ -1,0 +1,334 @@
+"""R7: bad input is named. Each case is a data set of its own kind of badness, given to
+the command line.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dstrain.cli.main import main
+from PIL import Image
+
+from tests.support import broad_family
+from tests.support.bad_files import (
+    NOISE,
+    cut,
+    encoded,
+    film,
+    frames,
+    huge_png,
+    hurt,
+    part,
+    sound,
+)
+
+pytestmark = pytest.mark.promise(
+    "R7", "bad input is named: file:row:column, exit 2, all bad rows at once"
+)
+
+Content = str | bytes | Image.Image | list[Any] | Callable[[Path], Any]
+
+
+def last(line: str, count: int) -> str:
+    """Rows of a csv: good ones, and this one in between."""
+    return "image,prompt\n" + "good.png,a\n" * (count - 2) + line + "\ngood.png,b\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A bad data set: its metadata, files beside it, and what is said.
+
+    places: the rows or cells named, as line:column; without them the first line names
+    the file. words: in what is said. flags: of the command line. at_once: named before
+    anything is decoded, all together; else met at decoding.
+    """
+
+    name: str
+    metadata: Content
+    places: tuple[str, ...]
+    words: tuple[str, ...]
+    files: Mapping[str, Content] = field(default_factory=dict)
+    kind: str = "csv"
+    flags: tuple[str, ...] = ()
+    at_once: bool = True
+
+
+def picture(name: str, content: Content, *words: str, **more: Any) -> Case:
+    """A case of one bad picture in two of four rows."""
+    metadata = "image,prompt\ngood.png,a\nbad.png,b\ngood.png,c\nbad.png,d\n"
+    return Case(
+        name,
+        metadata,
+        more.pop("places", ("3:image", "5:image")),
+        words,
+        {"bad.png": content},
+        **more,
+    )
+
+
+def video(name: str, content: Content, *words: str, file: str = "bad.mp4") -> Case:
+    """A case of one bad video in the first of two rows."""
+    return Case(
+        name,
+        f"image,prompt,clip\ngood.png,a,{file}\ngood.png,b,good.mp4\n",
+        ("2:clip",),
+        words,
+        {file: content},
+    )
+
+
+def table(
+    name: str,
+    places: tuple[str, ...],
+    words: tuple[str, ...],
+    *records: Any,
+    kind: str = "json",
+) -> Case:
+    """A case whose metadata is json, with these records."""
+    lines = [json.dumps(record) for record in records]
+    return Case(
+        name,
+        "\n".join(lines) if kind == "jsonl" else f"[{', '.join(lines)}]",
+        places,
+        words,
+        kind=kind,
+    )
+
+
+GOOD = {"image": "good.png", "prompt": "a"}
+NEED = "image,prompt,edit_image,mask,clip,tags,seed,strength\n"
+CASES = (
+    # The file of the metadata
+    Case("none", "", (), ("has no metadata",), kind="none"),
+    Case("two", "image,prompt\ngood.png,a\n", (), ("metadata.csv and metadata.json",), {"metadata.json": "[]"}),
+    Case("empty", "", (), ("is empty",)),
+    Case("a header alone", "image,prompt\n", (), ("has no rows",)),
+    Case("an empty list", "[]", (), ("has no rows",), kind="json"),
+    Case("semicolons", "image;prompt\ngood.png;a\n", ("1",), ("has semicolons between its cells",)),
+    Case("tabs", "image\tprompt\ngood.png\ta, b\n", ("1",), ("has tabs between its cells",)),
+    Case("bars", "image|prompt\ngood.png|a\n", ("1",), ("has bars between its cells",)),
+    Case("UTF-16", "image,prompt\ngood.png,a\n".encode("utf-16"), (), ("is UTF-16",)),
+    Case("UTF-16 without a mark", "image,prompt\ngood.png,a\n".encode("utf-16-le"), (), ("is UTF-16",)),
+    Case("Latin-1", "image,prompt\ngood.png,a\ngood.png,caf\xe9\n".encode("latin-1"), ("3",), ("is not UTF-8",)),
+    Case("a quote never closed", 'image,prompt\ngood.png,a\ngood.png,"b\n', ("3",), ("is never closed",)),
+    Case("text behind a quote", 'image,prompt\ngood.png,"a"b\n', ("2",), ("is not csv",)),
+    Case("one column twice", "image,image,prompt\na,b,c\n", (), ("column 2, 'image', has the name of an earlier one",)),
+    Case("a column without a name", "image,,prompt\na,b,c\n", (), ("column 2 has no name",)),
+    Case("blanks around a name", "image, prompt\ngood.png,a\n", (), ("' prompt', has blanks around",)),
+    Case("no header", "good.png,a dog\ngood.png,b\n", (), ("has no column that", "the first line names the columns")),
+    Case("one object", '{"image": ["good.png"]}', (), ("is not a list of objects",), kind="json"),
+    Case("broken json", '[{"image": "good.png"},]', (), ("is not json",), kind="json"),
+    Case("jsonl called json", '{"prompt": "a"}\n{"prompt": "b"}\n', (), ("as jsonl", "metadata.jsonl"), kind="json"),
+    Case("json called jsonl", '[{"prompt": "a"}]', (), ("is a list, as json", "metadata.json"), kind="jsonl"),
+    Case("nested json", "[" * 99_999, (), ("nested too deep",), kind="json"),
+    Case("a name misspelt", "imge,prompt\ngood.png,a\n", (), ("'image'", "did you mean 'imge'")),
+    Case("no picture", "prompt\na\n", (), ("column 'image'",)),
+    Case("another ending", "image,prompt\n", (), ("a file that ends in .csv",), kind="txt"),
+    # Rows
+    Case("ragged", "image,prompt\ngood.png\ngood.png,a\ngood.png,a,b\n", ("2", "4"), ("has 1 cells", "has 3 cells")),
+    Case("lines that are no json", '{"image": "good.png"}\n{"image":\nx\n', ("2", "3"), ("is not json",), kind="jsonl"),
+    table("rows that are no objects", ("2", "3"), ("is not an object",), GOOD, ["good.png"], "good.png"),
+    Case("a name twice in a row", '[{"prompt": "a", "prompt": "b"}]', ("1:prompt",), ("stands twice",), kind="json"),
+    Case("rows and cells at once", "image,prompt\nnone.png,a\ngood.png\n", ("2:image", "3"), ("no such file",
+         "1 cells")),
+    # Cells
+    table("objects in cells", ("1:prompt", "2:tags"), ("a cell is a text",), {**GOOD, "prompt": {"a": 1}}, {**GOOD,
+          "tags": [["a"]]}),
+    Case("numbers that are none", '[{"image": "good.png", "prompt": NaN}]', ("1:prompt",),
+         ("nan is not json",), kind="json"),
+    Case("NUL in csv", "image,prompt\ngood.png,a\0b\n\0,a\n", ("2:prompt", "3:image"), ("has a NUL character",)),
+    table("NUL in json", ("2:prompt",), ("has a NUL character",), GOOD, {**GOOD, "prompt": "\0"}),
+    table("half of a pair", ("1:prompt", "2:tags"), ("half of a surrogate pair",), {**GOOD, "prompt": "\ud83d"},
+          {**GOOD, "tags": ["\udc00"]}, kind="jsonl"),
+    Case("an enormous cell", last("good.png," + "x" * (2**20 + 1), 4), ("4:prompt",), ("1,048,577 characters",)),
+    table("an enormous cell in json", ("2:prompt",), ("1,048,577 characters",), GOOD, {**GOOD,
+          "prompt": "x" * (2**20 + 1)}),
+    Case("no integers", f"{NEED}good.png,a,,,,,1.0,\ngood.png,a,,,,,٣,\n", ("2:seed", "3:seed"),
+         ("is not an integer",)),
+    Case("no numbers", f"{NEED}good.png,a,,,,,,inf\ngood.png,a,,,,,,1_0\n", ("2:strength", "3:strength"),
+         ("is not a finite number",)),
+    table("lists where one is read", ("1:prompt", "2:image"), ("is a list, but",), {**GOOD, "prompt": ["a"]}, {**GOOD,
+          "image": ["good.png"]}),
+    Case("Python's lists", f"{NEED}good.png,a,['good.png'],,,,,\n", ("2:edit_image",), ('["a.png", "b.png"]',)),
+    Case("lists with semicolons", f"{NEED}good.png,a,good.png;good.png,,,,,\n", ("2:edit_image",),
+         ("a list is written",)),
+    table("a list with a blank", ("1:edit_image",), ("a file name that is blank",), {**GOOD, "edit_image": ["good.png",
+          " "]}),
+    Case("a list of numbers", f'{NEED}good.png,a,"[1, 2]",,,,,\n', ("2:edit_image",), ("an entry that is no text",)),
+    Case("blank cells", "image,prompt\ngood.png,a\n,b\n ,c\n", ("3:image", "4:image"), ("is blank",)),
+    # Files
+    Case("missing files", last("none.png,c", 60), ("60:image",), ("no such file 'none.png'",)),
+    Case("60 missing files", "image,prompt\n" + "none.png,a\n" * 60, tuple(f"{n}:image" for n in range(2, 52)),
+         ("60 bad cells", "and 10 more")),
+    Case("a name with a slash behind", "image,prompt\ngood.png/,a\n", ("2:image",), ("no such file 'good.png/'",)),
+    picture("a folder", Path.mkdir, "is not a regular file"),
+    picture("a pipe", os.mkfifo, "is not a regular file"),
+    picture("a link to itself", lambda path: path.symlink_to(path), "cannot be read: Too many levels"),
+    picture("a link that leads out", lambda path: path.symlink_to("/etc/hostname"),
+            "leads out of the data set's folder"),
+    Case("a URL", "image,prompt\nhttps://a.example/x.png,a\n", ("2:image",), ("--url_cache DIR",)),
+    Case("a URL of another kind", "image,prompt\nftp://a.example/x.png,a\n", ("2:image",),
+         ("of a kind that is not read",),
+         flags=("--url_cache", "cache")),
+    # Pictures
+    picture("text", "hello", "is not a picture of a kind that is read"),
+    picture("nothing", b"", "is not a picture of a kind that is read"),
+    picture("a program", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            "is not a picture of a kind that is read"),
+    picture("half a PNG", cut("PNG"), "does not end as a PNG does"),
+    picture("half a JPEG", cut("JPEG"), "does not end as a JPEG does"),
+    picture("half a WebP", cut("WEBP", lossless=True), "'bad.png' cannot be read"),
+    picture("half a GIF", cut("GIF"), "does not end as a GIF does"),
+    picture("half a TIFF", encoded("TIFF")[:-99], "bad.png' "),
+    picture("half a BMP", cut("BMP"), "does not end as a BMP does"),
+    picture("half a PPM", cut("PPM"), "does not end as a PPM does"),
+    picture("half an AVIF", cut("AVIF"), "bad.png' "),
+    picture("a thin one", encoded("PNG", Image.new("RGB", (64, 4))), "leaves nothing at multiples of 8"),
+    picture("too many pixels", huge_png(), "has too many pixels"),
+    picture("another colour space", encoded("TIFF", Image.fromarray(NOISE).convert("LAB")),
+            "colour mode LAB is not read"),
+    picture("damage in the middle of a PNG", hurt(encoded("PNG")), "'bad.png' cannot be read", at_once=False,
+            places=("3:image", "5:image")),
+    picture("floats beyond 1", encoded("TIFF", Image.fromarray(np.full((16, 16), 2, np.float32))),
+            "float values beyond 0",
+            at_once=False),
+    picture("integers beyond 16 bits", encoded("TIFF", Image.fromarray(np.full((16, 16), 70_000, np.int32))),
+            "grey values beyond 16 bits", at_once=False),
+    # Videos
+    video("half a video", part(film(), 0.5), "bad.mp4' "),
+    video("a video that lost its frames", part(film(30, form="matroska"), 0.5), "half-written or damaged"),
+    video("text as a video", "hello", "is no video of a kind that is read"),
+    video("sound", sound(), "has no video stream"),
+    video("no bytes", b"", "is empty"),
+    video("a play list", "#EXTM3U\n#EXTINF:1,\nhttp://a.example/x.ts\n", "is no video of a kind"),
+    video("an empty folder", frames(), "is a folder without frames", file="bad"),
+    video("frames of two sizes", frames(32, 32, 48), "2.png is 32 x 48", file="bad"),
+    video("a folder in a folder", frames(32, more=lambda path: (path / "deep").mkdir()), "is no file", file="bad"),
+    video("a frame cut off", frames(32, more=lambda path: (path / "9.png").write_bytes(cut("PNG"))),
+          "9.png is half-written", file="bad"),
+    video("a small video", film(size=4), "leaves nothing at multiples of 8"),
+    # Sizes and columns asked for
+    Case("a size off the multiples", "image,prompt\ngood.png,a\n", (), ("the nearest is 16",), flags=("--height", "20",
+         "--width", "24")),
+    Case("a column that is not there", "image,prompt\ngood.png,a\n", (),
+         ("has no column 'imag'; did you mean 'image'",),
+         flags=("--data_file_keys", "imag")),
+    Case("an input that is not there", "image,prompt\ngood.png,a\n", (), ("has no column 'mask'",),
+         flags=("--extra_inputs", "mask")),
+    Case("a root that is not there", "image,prompt\ngood.png,a\n", (), ("none is not a folder",),
+         flags=("--dataset_root", "none")),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Install the family of these tests."""
+    site = tmp_path_factory.mktemp("site")
+    broad_family.install(site)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        yield
+
+
+def write(folder: Path, case: Case) -> None:
+    """Write a case's data set, with good files beside it."""
+    folder.mkdir()
+    (folder / "good.png").write_bytes(encoded("PNG"))
+    (folder / "good.mp4").write_bytes(film())
+    files = {
+        **case.files,
+        **({f"metadata.{case.kind}": case.metadata} if case.kind != "none" else {}),
+    }
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        elif isinstance(content, str):
+            (folder / name).write_text(content)
+        elif callable(content):
+            content(folder / name)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Every file of the user's: its place -> a digest of its bytes, or what kind of
+    thing it is.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        is_plain = path.is_file() and not path.is_symlink()
+        found[str(path)] = (
+            hashlib.sha256(path.read_bytes()).hexdigest()
+            if is_plain
+            else str(path.lstat().st_mode)
+        )
+    return found
+
+
+@pytest.mark.usefixtures("broad")
+@pytest.mark.parametrize(
+    "case", CASES, ids=[case.name.replace(" ", "-") for case in CASES]
+)
+def test_a_bad_data_set_is_named_and_left_as_it_was(
+    case: Case,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "data"
+    write(data, case)
+    before = digests(data)
+    words = [
+        "--model",
+        "broad",
+        "--toy",
+        "--dataset_base_path",
+        "data",
+        "--output_path",
+        "out",
+        "--num_frames",
+        "5",
+    ]
+    named = (
+        ["--dataset_metadata_path", "data/metadata.txt"] if case.kind == "txt" else []
+    )
+    assert main([*words, *named, *case.flags]) == 2
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert digests(data) == before
+    lines = [
+        line for line in said.splitlines() if not line.startswith("dstrain: warning: ")
+    ]
+    if case.at_once:
+        assert lines[0].startswith("dstrain: error: ")
+    else:
+        lines = lines[
+            [line.startswith("dstrain: error: ") for line in lines].index(True) :
+        ]
+    for words in case.words:
+        assert words in "\n".join(lines)
+    wanted = [f"metadata.{case.kind}:{place}" for place in case.places]
+    if not case.at_once:
+        assert any(
+            lines[0].startswith(f"dstrain: error: {place}: ") for place in wanted
+        )
+    elif case.places and lines[0].startswith("dstrain: error: data/metadata"):
+        place = re.match(r"dstrain: error: data/(\S+?): ", lines[0])
+        listed = [
+            found[1]
+            for line in lines[1:]
+            if (found := re.match(r"  (metadata\.\w+:\d+(?::\w+)?): ", line))
+        ]
+        assert wanted in (listed, [place and place[1]])
+    else:
+        assert not case.places
+
+
+def test_there_are_sixty_kinds_of_bad_data_at_least() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 60

@@ -1,0 +1,396 @@
+"""A process that ends, in whatever way and at whatever moment, ends the run of several;
+what was saved is whole.
+"""
+
+import json
+import os
+import pkgutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.cache.store import FeatureStore
+from dstrain.errors import UsageError
+from dstrain.runs.checkpoints.state import damage, states
+
+from tests.support.family import weights_of
+from tests.support.processes import LIMIT, Ended, commands, in_world, words
+from tests.support.runs import log, outcome, project, same
+from tests.support.stored_place import plain
+
+pytestmark = [
+    pytest.mark.promise(
+        "R9", "a dead process ends the run in time; no checkpoint is half"
+    ),
+    pytest.mark.usefixtures("tiny"),
+]
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bad_sample() -> None:
+    raise UsageError("metadata.csv:3:image", "is no picture")
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def defect() -> None:
+    raise ZeroDivisionError("division by zero")
+
+
+WAYS: dict[str, tuple[Callable[[], None], int, str]] = {
+    "kill -9": (kill, -9, ""),
+    "a bad sample": (bad_sample, 2, "metadata.csv:3:image: is no picture"),
+    "out of memory": (out_of_memory, 6, "out of memory"),
+    "a defect": (defect, 1, "ZeroDivisionError: division by zero"),
+}
+"""Name -> what the process does, its exit code, what it says."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A process (`rank` of `size`) ends at its call number `call` (from 1) of a
+    function.
+
+    launched: whether a launcher sends SIGTERM to the others then.
+    """
+
+    stage: str
+    function: str
+    rank: int
+    way: str = "kill -9"
+    call: int = 1
+    size: int = 2
+    launched: bool = True
+    workers: int = 0
+
+    def __str__(self) -> str:
+        alone = "" if self.launched else ", no launcher"
+        workers = f", {self.workers} workers" if self.workers else ""
+        place = self.function.removeprefix("dstrain.")
+        return f"{self.way} in {self.stage} at {place} {self.call}, {self.rank} of {self.size}{alone}{workers}"
+
+
+STAGE_1, TRAIN = "stage 1", "training"
+CASES = (
+    # Stage 1: while files are read, encoders loaded, rows computed, a shard and the
+    # plan written.
+    Case(STAGE_1, "dstrain.runs.precompute.key_rows", 0),
+    Case(STAGE_1, "dstrain.runs.precompute.key_rows", 0, launched=False),
+    Case(
+        STAGE_1, "dstrain.runs.precompute.key_rows", 1, "a bad sample", launched=False
+    ),
+    Case(STAGE_1, "dstrain.pipeline.pipeline.load_components", 1),
+    Case(STAGE_1, "dstrain.pipeline.pipeline.load_components", 0, "a defect"),
+    Case(
+        STAGE_1, "dstrain.pipeline.pipeline.load_components", 2, size=3, launched=False
+    ),
+    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, call=2),
+    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, "a bad sample", call=2),
+    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 0, call=2, launched=False),
+    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, call=2, workers=1),
+    Case(STAGE_1, "dstrain.cache.store.ShardWriter.flush", 1, call=1, launched=False),
+    Case(STAGE_1, "dstrain.cache.store.FeatureStore.write_plan", 0),
+    # Training: while it is set up, in a step, while the first process saves.
+    Case(TRAIN, "dstrain.runs.build.feed", 1),
+    Case(TRAIN, "dstrain.pipeline.pipeline.load_components", 0, "a bad sample"),
+    Case(TRAIN, "dstrain.pipeline.pipeline.load_components", 1, launched=False),
+    Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 1, call=1),
+    Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 0, call=6),
+    Case(
+        TRAIN,
+        "dstrain.training.module.TrainingModule.forward",
+        1,
+        call=6,
+        launched=False,
+    ),
+    Case(
+        TRAIN,
+        "dstrain.training.module.TrainingModule.forward",
+        1,
+        "out of memory",
+        call=6,
+    ),
+    Case(
+        TRAIN,
+        "dstrain.training.module.TrainingModule.forward",
+        1,
+        "a bad sample",
+        call=6,
+        launched=False,
+    ),
+    Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 2, call=4, size=3),
+    Case(
+        TRAIN,
+        "dstrain.training.module.TrainingModule.forward",
+        1,
+        call=6,
+        workers=1,
+        launched=False,
+    ),
+    Case(TRAIN, "torch.nn.utils.clip_grad_norm_", 1, call=6),
+    Case(TRAIN, "torch.nn.utils.clip_grad_norm_", 0, "a defect", call=6),
+    Case(TRAIN, "dstrain.distributed.world.World.any", 0, call=6),
+    Case(TRAIN, "dstrain.runs.checkpoints.state.write_tensors", 0, call=3),
+    Case(
+        TRAIN, "dstrain.runs.checkpoints.state.commit_folder", 0, call=2, launched=False
+    ),
+    Case(TRAIN, "dstrain.runs.checkpoints.outputs.save_state", 0, "a defect", call=2),
+    Case(TRAIN, "dstrain.runs.checkpoints.outputs.Outputs.save", 1, call=2),
+    Case(
+        TRAIN,
+        "dstrain.runs.checkpoints.outputs.Outputs.save",
+        1,
+        "a bad sample",
+        call=2,
+        launched=False,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"), dropout=0.2)
+
+
+def flags(here: Path, stage: str, folder: Path, **changes: Any) -> dict[str, Any]:
+    files = json.dumps(list(weights_of(here / "model").values()))
+    common = {
+        "model": "tiny",
+        "dataset_base_path": here / "data",
+        "model_paths": files,
+        **changes,
+    }
+    if stage == STAGE_1:
+        return {**common, "task": "sft:data_process", "feature_cache": folder}
+    return {
+        **common,
+        "output_path": folder,
+        "learning_rate": 1e-2,
+        "lora_rank": 2,
+        "num_epochs": 3,
+        "save_steps": 2,
+    }
+
+
+def at(
+    function: str, call: int, own: int, act: Callable[[], None], line: Sequence[str]
+) -> Callable[[int], int]:
+    """The command line, in which process number `own` acts at a call of a function."""
+
+    def work(rank: int) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == own:
+                place, _, name = function.rpartition(".")
+                owner = pkgutil.resolve_name(place)
+                patch.setattr(owner, name, until(call, getattr(owner, name), act))
+            return commands(line)(rank)
+
+    return work
+
+
+def until(
+    call: int, function: Callable[..., Any], act: Callable[[], None]
+) -> Callable[..., Any]:
+    """The function, which first does something else at the call of this number."""
+    left = [call]
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            act()
+        return function(*arguments, **named)
+
+    return watched
+
+
+def values(folder: Path) -> list[Any]:
+    """The rows of the store's plan, with every value as bytes."""
+    store = FeatureStore.open(folder)
+    ((plan, _),) = store.plans()
+    return [
+        (
+            row["row"],
+            {
+                name: plain(store.read(form["at"]))
+                for name, form in row["values"].items()
+                if "at" in form
+            },
+        )
+        for row in store.plan_rows(plan)
+    ]
+
+
+def check_end(ended: Ended, case: Case) -> None:
+    """Everybody ended in time, with one line each: the process of the case its own, the
+    others that it ended.
+    """
+    _, code, said = WAYS[case.way]
+    assert ended.seconds < LIMIT, ended.said
+    assert ended.codes[case.rank] == code, ended.said
+    others = [code for rank, code in enumerate(ended.codes) if rank != case.rank]
+    assert others == [4] * len(others), (ended.codes, ended.said)
+    assert "Traceback" not in "".join(ended.said)
+    assert (
+        sum(
+            "processes: another process of the run ended" in line
+            for line in ended.lines
+        )
+        == 1
+    ), ended.lines
+    assert (
+        sum(said in line for line in ended.lines) == 1
+        if said
+        else len(ended.lines) == 1
+    ), ended.lines
+
+
+def run(size: int, flags: dict[str, Any], folder: Path) -> None:
+    """Run a command line to its end in a world of this size."""
+    ended = in_world(size, commands(words(flags)), folder)
+    assert ended.codes == (0,) * size, ended.said
+
+
+@pytest.fixture(scope="module")
+def uncut(here: Path) -> Callable[[str, int], Path]:
+    """Stage and size of the world -> the folder of a run in which nobody died."""
+
+    @cache
+    def made(stage: str, size: int) -> Path:
+        folder = here / f"{stage} {size}"
+        run(1 if stage == STAGE_1 else size, flags(here, stage, folder), here)
+        return folder
+
+    return made
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_process_that_ends_ends_the_run_and_the_same_command_completes_it(
+    case: Case, here: Path, tmp_path: Path, uncut: Callable[[str, int], Path]
+) -> None:
+    folder, whole = tmp_path / "cut", uncut(case.stage, case.size)
+    more = {"dataset_num_workers": case.workers} if case.workers else {}
+    given = flags(here, case.stage, folder, **more)
+    work = at(case.function, case.call, case.rank, WAYS[case.way][0], words(given))
+    check_end(in_world(case.size, work, tmp_path, case.launched), case)
+    if case.stage == STAGE_1:
+        run(case.size, given, tmp_path)
+        assert values(folder) == values(whole)
+        assert not list(folder.rglob(".tmp-*"))
+        return
+    assert not [state for state in states(folder) if damage(state)]
+    run(case.size, {**given, "resume": "auto" if states(folder) else None}, tmp_path)
+    if case.size == 2:
+        assert same(outcome(whole), outcome(folder))
+    else:  # more than two numbers are not always added in one order
+        assert [row["loss"] for row in log(folder)] == pytest.approx(
+            [row["loss"] for row in log(whole)], rel=1e-5
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A signal comes to some processes of two while the first makes call number `call`
+    of a function.
+
+    again: it comes twice, as to a launched process when Ctrl-C reaches the launcher
+    too, which passes it on.
+    """
+
+    stage: str
+    function: str
+    number: signal.Signals = signal.SIGTERM
+    ranks: tuple[int, ...] = (0, 1)
+    call: int = 1
+    again: bool = False
+
+    def __str__(self) -> str:
+        to = "all" if len(self.ranks) == 2 else f"process {self.ranks[0]}"
+        twice = " twice" if self.again else ""
+        place = f"{self.stage} at {self.function} {self.call}"
+        return f"{self.number.name}{twice} to {to} in {place}"
+
+
+ASKED = (
+    Asked(TRAIN, "dstrain.training.module.TrainingModule.forward", call=5),
+    Asked(TRAIN, "dstrain.training.module.TrainingModule.forward", ranks=(0,), call=5),
+    Asked(TRAIN, "dstrain.training.module.TrainingModule.forward", ranks=(1,), call=7),
+    Asked(
+        TRAIN,
+        "dstrain.training.module.TrainingModule.forward",
+        signal.SIGINT,
+        call=5,
+        again=True,
+    ),
+    Asked(TRAIN, "dstrain.runs.checkpoints.outputs.Outputs.save", call=2, again=True),
+    Asked(TRAIN, "dstrain.pipeline.pipeline.load_components"),
+    Asked(
+        TRAIN, "dstrain.pipeline.pipeline.load_components", signal.SIGINT, again=True
+    ),
+    Asked(STAGE_1, "dstrain.runs.precompute.key_rows"),
+    Asked(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", call=2),
+    Asked(
+        STAGE_1,
+        "dstrain.pipeline.pipeline.Pipeline.run",
+        signal.SIGINT,
+        call=2,
+        again=True,
+    ),
+)
+
+
+@pytest.mark.parametrize("case", ASKED, ids=str)
+def test_processes_that_are_asked_to_stop_save_once_and_end_together(
+    case: Asked, here: Path, tmp_path: Path, uncut: Callable[[str, int], Path]
+) -> None:
+    folder, whole = tmp_path / "cut", uncut(case.stage, 2)
+    given = flags(here, case.stage, folder)
+    mark = tmp_path / "now"
+
+    def signalled() -> None:
+        mark.touch()
+        time.sleep(0.3)
+
+    def launcher(pids: Sequence[int]) -> None:
+        latest = time.monotonic() + LIMIT
+        while not mark.exists() and time.monotonic() < latest:
+            time.sleep(0.01)
+        for _ in range(1 + case.again):
+            for rank in case.ranks:
+                os.kill(pids[rank], case.number)
+            time.sleep(0.05)
+
+    ended = in_world(
+        2,
+        at(case.function, case.call, 0, signalled, words(given)),
+        tmp_path,
+        poke=launcher,
+    )
+    assert ended.codes == (75, 75), ended.said
+    assert len(ended.lines) == 1, ended.lines
+    assert "interrupted" in ended.lines[0]
+    assert "Traceback" not in "".join(ended.said)
+    assert not [state for state in states(folder) if damage(state)]
+    if case.stage == TRAIN and "load" not in case.function:
+        assert "where it was saved" in ended.lines[0]
+        assert states(folder)
+    run(
+        2,
+        {**given, "resume": "auto" if case.stage == TRAIN and states(folder) else None},
+        tmp_path,
+    )
+    if case.stage == STAGE_1:
+        assert values(folder) == values(whole)
+    else:
+        assert log(folder) == log(whole)
+        assert same(outcome(whole)["state"], outcome(folder)["state"])

@@ -1,0 +1,274 @@
+"""A signal at any moment: training is saved within one step and goes on bit for bit;
+anything else ends in time.
+"""
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.cli.main import main
+from dstrain.runs.checkpoints.directory import LOG, WEIGHTS, traces
+from dstrain.runs.checkpoints.state import damage, newest_state, states
+
+from tests.support.crashes import everything
+from tests.support.family import weights_of
+from tests.support.runs import log, project
+
+pytestmark = [
+    pytest.mark.promise(
+        "R9", "a signal: saved within one step, exit 75, resumed bit for bit"
+    ),
+    pytest.mark.usefixtures("tiny"),
+]
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LIMIT = 60.0
+"""Seconds in which a process has to end."""
+BEFORE_LAST_STEP = 0.78
+"""The part of a run's events in which a signal interrupts it: one that comes in the
+last step changes nothing.
+"""
+RUNS = {
+    "LoRA": ("--num_epochs", "3"),
+    "full, saved at every step": ("--max_steps", "12", "--trainable_models", "dit", "--save_steps", "1"),
+    "accumulation, cosine": (
+        "--num_epochs", "4", "--gradient_accumulation_steps", "2", "--lr_scheduler", "cosine", "--save_steps", "3",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """The run, the signal, and when it comes: a part of the run's events."""
+
+    run: str
+    number: int
+    moment: float
+
+    def __str__(self) -> str:
+        return f"{self.run}, {signal.Signals(self.number).name} at {self.moment:.2f}"
+
+
+CHANCE = random.Random(0)
+CASES = tuple(
+    Case(
+        tuple(RUNS)[(trial + trial // 10) % 3],
+        SIGNALS[trial % 3],
+        BEFORE_LAST_STEP * CHANCE.random(),
+    )
+    for trial in range(36)
+)
+
+
+COMMANDS = {
+    "stage 1": ("--task", "sft:data_process", "--feature_cache", "{0}/cache"),
+    "generate": (
+        "generate",
+        "--prompt",
+        "a dog",
+        "--num_inference_steps",
+        "40",
+        "--output",
+        "{0}/a.png",
+    ),
+}
+OTHERS = tuple(
+    (tuple(COMMANDS)[trial % 2], SIGNALS[trial % 3], 0.95 * CHANCE.random())
+    for trial in range(12)
+)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose denoiser has dropout."""
+    return project(tmp_path_factory.mktemp("signals"), dropout=0.2)
+
+
+def words(here: Path, *more: str) -> list[str]:
+    """A command line of the project: training, unless it begins with another command."""
+    command = [more[0]] if more[:1] == ("generate",) else []
+    data = [] if command else ["--dataset_base_path", str(here / "data")]
+    paths = json.dumps(list(weights_of(here / "model").values()))
+    tokenizer = ["--tokenizer_path", str(here / "model/tokenizer")]
+    return [
+        *command,
+        "--model",
+        "tiny",
+        "--model_paths",
+        paths,
+        *tokenizer,
+        *data,
+        *more[len(command) :],
+    ]
+
+
+def signalled(line: list[str], number: int, event: int, told: Path) -> tuple[int, int]:
+    """Run a command line in a child that gets a signal at its event number `event`,
+    from 0, or with -1 none.
+
+    Events are those of Python's audit hooks (files, imports, a step's bookkeeping),
+    counted in the main thread while signals are handled. told: the file that gets what
+    is printed. Returns the exit code (-N: killed) and the events.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status, seen, process = 1, 0, os.getpid()
+
+        def look(name: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal seen
+            is_main = (
+                os.getpid() == process
+                and threading.current_thread() is threading.main_thread()
+            )
+            if is_main and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+                seen += 1
+                if seen == event + 1:
+                    os.kill(process, number)
+
+        try:
+            torch.set_num_threads(1)
+            said = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            sys.stdout, sys.stderr = (
+                os.fdopen(1, "w", buffering=1),
+                os.fdopen(2, "w", buffering=1),
+            )
+            for each in SIGNALS:
+                signal.signal(
+                    each,
+                    signal.default_int_handler
+                    if each == signal.SIGINT
+                    else signal.SIG_DFL,
+                )
+            sys.addaudithook(look)
+            status = main(line)
+        finally:
+            os.write(writing, str(seen).encode())
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as answers:
+        assert select.select([answers], [], [], LIMIT)[0], "it goes on after the signal"
+        answer = answers.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(answer or -1)
+
+
+def undisturbed(line: list[str], told: Path) -> int:
+    """Run a command line without a signal; returns how many events it has."""
+    code, seen = signalled(line, 0, -1, told)
+    assert code == 0, told.read_text()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def whole(
+    here: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[int, dict[str, Any]]]:
+    """Name of a run -> its events, and all that it leaves, undisturbed."""
+
+    @cache
+    def make(name: str) -> tuple[int, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("whole")
+        line = words(here, *RUNS[name], "--output_path", str(folder / "out"))
+        return undisturbed(line, folder / "told"), everything(folder / "out")
+
+    return make
+
+
+def check_told(told: str) -> None:
+    """One line says that it was interrupted, and one how to go on; no traceback."""
+    assert "Traceback" not in told
+    assert told.count("dstrain: error: ") == 1, told
+
+
+def check_same(out: Path, wanted: dict[str, Any], stopped: int) -> None:
+    """A run that went on after step `stopped` left what an undisturbed one leaves.
+
+    Beside it, it has the weights that it saved there; which older states are kept
+    depends on where it was.
+    """
+    ended, newest = everything(out), f"{states(out)[0].name}/"
+    older = {
+        name
+        for name in wanted | ended
+        if name.startswith("state-") and not name.startswith(newest)
+    }
+    same = {
+        name
+        for name in wanted
+        if name != WEIGHTS and (name in ended or name not in older)
+    }
+    assert {name: ended.get(name) for name in same} == {
+        name: wanted[name] for name in same
+    }
+    assert ended.keys() - wanted.keys() - older <= {f"step-{stopped}.safetensors"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_signalled_run_is_saved_within_one_step_and_goes_on_bit_for_bit(
+    case: Case,
+    here: Path,
+    tmp_path: Path,
+    whole: Any,
+    counted: Callable[[str, int], None],
+) -> None:
+    total, wanted = whole(case.run)
+    out, told = tmp_path / "out", tmp_path / "told"
+    line = words(here, *RUNS[case.run], "--output_path", str(out))
+    code, _ = signalled(line, case.number, int(case.moment * total), told)
+    said = told.read_text()
+    assert code == 75, said
+    check_told(said)
+    assert not list(out.rglob(".tmp-*"))
+    assert all(not damage(state) for state in states(out))
+    stopped = int(log(out)[-1]["step"]) if (out / LOG).exists() and log(out) else 0
+    if stopped:
+        assert newest_state(out).name == f"state-{stopped}"
+        assert "run the same command with --resume" in said
+    counted("interrupted", 1)
+    begun = ["--resume"] if states(out) else ["--overwrite"] if traces(out) else []
+    undisturbed([*line, *begun], told)
+    check_same(out, wanted, stopped)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "moment"),
+    OTHERS,
+    ids=[f"{name}, {number.name} at {at:.2f}" for name, number, at in OTHERS],
+)
+def test_stage_1_and_inference_end_in_time_with_words_that_fit_and_nothing_half_written(
+    name: str, number: int, moment: float, here: Path, tmp_path: Path
+) -> None:
+    for folder in ("whole", "cut"):
+        (tmp_path / folder).mkdir()
+    lines = {
+        folder: words(
+            here, *(word.format(tmp_path / folder) for word in COMMANDS[name])
+        )
+        for folder in ("whole", "cut")
+    }
+    total = undisturbed(lines["whole"], tmp_path / "told")
+    code, _ = signalled(lines["cut"], number, int(moment * total), tmp_path / "told")
+    said = (tmp_path / "told").read_text()
+    assert code == 75, said
+    check_told(said)
+    assert "--resume" not in said
+    assert not list((tmp_path / "cut").rglob(".tmp-*"))
+    undisturbed(lines["cut"], tmp_path / "told")
+    left = {
+        folder: {path.name for path in (tmp_path / folder).rglob("*")}
+        for folder in ("whole", "cut")
+    }
+    assert left["whole"] == left["cut"]

@@ -1,0 +1,295 @@
+"""The law, on random programs: unsplit equals data_process then train, bit for bit,
+loss and every gradient.
+
+A program goes through files, the feature store and the training module as any family
+does.
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from dstrain.config.schema import TrainConfig
+from dstrain.distributed.world import World
+from dstrain.graph.values import Frames
+from dstrain.models.components import Component, Files
+from dstrain.models.locate import ModelConfig
+from dstrain.randomness import Rng, SampleKey, seed_global
+from dstrain.registry.family import ModelRecord
+from dstrain.registry.hooks import load_extensions
+from dstrain.runs.build import feed, prepare
+from dstrain.runs.precompute import data_process
+from dstrain.runs.setup import Setup
+from dstrain.training.batch import Batch, Sample
+from dstrain.training.collate import collate
+from dstrain.training.module import TrainingModule
+from dstrain.training.order import deal
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tests.support.programs import NETS, OTHERS, TENSORS, Net, Program, plans, program
+
+PROGRAMS = range(2000)
+"""Seeds of the programs; what a program is made of is drawn in `law/programs.py`."""
+EVERY_TENTH = PROGRAMS[::10]
+
+
+class InOrder(TrainingModule):
+    """No stages at all: the units that the loss needs, one after the other as they are
+    written, all with gradient.
+    """
+
+    def losses(self, samples: Sequence[Sample], keys: Sequence[SampleKey]) -> Tensor:
+        plan, wiring = self.plan(samples[0].inputs), self.pipeline.wiring
+        names = [unit.name for unit in wiring.units]
+        steps = sorted(
+            (*plan.frozen, *plan.live), key=lambda step: names.index(step.unit.name)
+        )
+        seed_global(keys[0], "step")
+        tables = [dict(sample.values) for sample in samples]
+        for table, key in zip(tables, keys, strict=True):
+            self.pipeline.run(steps, table, Rng([key]))
+        in_step = [{name: table[name] for name in plan.in_step} for table in tables]
+        return self._loss(collate(in_step, wiring.padded), keys)
+
+
+@dataclass(frozen=True)
+class Record(ModelRecord):
+    """A family that is not installed anywhere: its components are at hand."""
+
+    parts: tuple[Component, ...] = ()
+
+    def load(self, part: str) -> Any:
+        assert part == "components"
+        return self.parts
+
+
+def load_net(files: Files, configuration: Mapping[str, Any], dtype: torch.dtype) -> Net:
+    net = Net(configuration["dropout"])
+    net.load_state_dict(
+        {
+            name.partition(".")[2]: weight
+            for name, weight in load_file(files.paths[0]).items()
+        }
+    )
+    return net.to(dtype)
+
+
+RECORD = Record(
+    "random", "", "", "", ("base",), "dit", MappingProxyType({}), MappingProxyType({}),
+    parts=tuple(Component(net, (net,), load_net, (f"{net}.*",)) for net in NETS),
+)  # fmt: skip
+
+
+def write_program(made: Program, folder: Path) -> Setup:
+    """Write the program's networks and data set; returns a run of it in one piece."""
+    torch.manual_seed(0)
+    for i, net in enumerate(NETS):
+        weights = {
+            f"{net}.{name}": weight for name, weight in Net(0).state_dict().items()
+        }
+        config = json.dumps({"dropout": made.dropouts[net], "shift": 0.1 * i})
+        save_file(weights, folder / f"{net}.safetensors", {"config": config})
+    for name, size in (("small", (3, 4)), ("wide", (5, 4))):
+        # Pillow's own noise depends on how much of it was made before.
+        pixels = np.random.default_rng(size).integers(
+            0, 256, (size[1], size[0], 3), np.uint8
+        )
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+    with (folder / "metadata.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(made.rows[0]))
+        writer.writeheader()
+        writer.writerows(made.rows)
+    config = TrainConfig(
+        model="random", dataset_base_path=folder, dataset_repeat=3, batch_size=made.batch_size,
+        feature_cache=folder / "cache", output_path=folder / "out",
+    )  # fmt: skip
+    models = tuple(ModelConfig(path=str(folder / f"{net}.safetensors")) for net in NETS)
+    return Setup(
+        config,
+        RECORD,
+        made.wiring,
+        made.task,
+        "",
+        made.trainables,
+        torch.device("cpu"),
+        models,
+        load_extensions(),
+    )
+
+
+Gradients = dict[str, Tensor | None]
+
+
+def run(
+    setup: Setup, module_class: type[TrainingModule] = TrainingModule
+) -> tuple[TrainingModule, Any, list[Any]]:
+    """The module, its samples, and the loss and gradients of the first batches, without
+    an update between them.
+    """
+    world = World(Accelerator(cpu=True))
+    samples = feed(setup, world)
+    job = prepare(setup, world, samples, module_class)
+    for name, parameter in job.module.trained.parameters.items():
+        if (
+            "lora_B" in name
+        ):  # zero at first, and then the gradients of lora_A are zero too
+            nn.init.constant_(parameter, 0.3)
+    seen = []
+    for keys in islice(job.order.global_batches(0), 2):
+        (micro,) = deal(keys, setup.config.batch_size, 0, 1)
+        job.module.zero_grad(set_to_none=True)
+        loss = job.module(
+            Batch(micro, [samples.source.sample(key.row) for key in keys])
+        )
+        if loss.requires_grad:
+            loss.backward()
+        seen.append(
+            (
+                loss.detach(),
+                {name: p.grad for name, p in job.module.trained.parameters.items()},
+            )
+        )
+    return job.module, samples.source, seen
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values are the same bit for bit; None equals None alone."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
+    if isinstance(a, Frames) and isinstance(b, Frames):
+        return equal(a.pixels, b.pixels) and a.fps == b.fps
+    return type(a) is type(b) and bool(a == b)
+
+
+def check_law(seed: int, folder: Path) -> None:
+    setup = write_program(program(seed), folder)
+    data_process(replace(setup, stage="data_process"), World(Accelerator(cpu=True)))
+    module, source, unsplit = run(setup)
+    assert equal(unsplit, run(replace(setup, stage="train"))[2])
+    assert equal(unsplit, run(setup, InOrder)[2])
+    check_stages(module, [source.sample(row) for row in range(len(setup.dataset.rows))])
+
+
+def check_stages(module: TrainingModule, samples: Sequence[Sample]) -> None:
+    """Change what is trained and the random numbers: nothing frozen changes, and
+    everything live does.
+
+    A truth value that a live unit makes may be the same both ways for a row; what reads
+    nothing else then stays, too.
+    """
+    before = [staged(module, sample, 0) for sample in samples]
+    still = {(i, name) for i, (_, live) in enumerate(before) for name in live}
+    moved: set[tuple[int, str]] = set()
+    torch.manual_seed(
+        0
+    )  # so that a program's outcome does not depend on which ran before it
+    for change in range(1, 100):
+        with torch.no_grad():
+            for parameter in module.trained_parameters:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        for i, sample in enumerate(samples):
+            frozen, live = staged(module, sample, change)
+            assert equal(frozen, before[i][0])
+            for name, made in live.items():
+                changed = {
+                    (i, key)
+                    for key, value in made.items()
+                    if not equal(value, before[i][1][name][key])
+                }
+                moved |= changed
+                still -= {(i, name)} if changed else set()
+        if not still:
+            return
+    at_fault = {
+        (i, name)
+        for i, name in still
+        if _is_reached(module, samples[i], name, {k for j, k in moved if j == i})
+    }
+    assert not at_fault, f"live, and yet nothing changes them: {at_fault}"
+
+
+def _is_reached(
+    module: TrainingModule, sample: Sample, name: str, moved: set[str]
+) -> bool:
+    """Whether a live step borrows what was changed, or reads a value that did."""
+    (step,) = (
+        s for s in module.plan(sample.inputs).live if f"{s.unit.name} {s.side}" == name
+    )
+    return bool(
+        {"rng", *module.trained.components} & set(step.unit.borrows)
+        or moved & set(step.reads.values())
+    )
+
+
+@torch.no_grad()
+def staged(
+    module: TrainingModule, sample: Sample, repeat: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the frozen steps make of a sample, and what the live ones make, by step."""
+    plan = module.plan(sample.inputs)
+    table = dict(sample.values)
+    module.pipeline.run(plan.frozen, table)
+    frozen = dict(table)
+    module.pipeline.run(plan.live, table, Rng([SampleKey(0, 0, repeat, 0)]))
+    return frozen, {
+        f"{s.unit.name} {s.side}": {key: table[key] for key in s.makes.values()}
+        for s in plan.live
+    }
+
+
+@pytest.mark.promise("R10", "the split is right: random programs, unsplit == split")
+@pytest.mark.parametrize("seed", PROGRAMS)
+def test_unsplit_is_split_and_no_unit_is_in_the_wrong_stage(
+    seed: int, tmp_path: Path
+) -> None:
+    check_law(seed, tmp_path)
+
+
+def test_the_programs_have_what_the_law_is_about() -> None:
+    """The generator is worth its name: each thing that could break the law is in many
+    of the ordinary suite's 200.
+    """
+    counts = dict.fromkeys(
+        (
+            "live",
+            "frozen",
+            "crossing",
+            "both stages",
+            "rng",
+            "sides",
+            "hold",
+            "skipped",
+            *TENSORS,
+            *OTHERS,
+        ),
+        0,
+    )
+    for seed in EVERY_TENTH:
+        made = program(seed)
+        for plan in plans(made):
+            steps = (*plan.frozen, *plan.live)
+            kinds = set(plan.crossing_kinds.values())
+            found = {
+                "live": plan.live, "frozen": plan.frozen, "crossing": plan.crossing,
+                "both stages": plan.live and plan.frozen, "rng": any("rng" in step.unit.borrows for step in steps),
+                "sides": any(step.side == "negative" for step in steps), "hold": made.wiring.hold,
+                "skipped": plan.skipped, **{kind: kind in kinds for kind in (*TENSORS, *OTHERS)},
+            }  # fmt: skip
+            for name, value in found.items():
+                counts[name] += bool(value)
+    assert min(counts.values()) >= 10, counts

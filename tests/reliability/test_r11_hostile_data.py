@@ -1,0 +1,391 @@
+"""R11: data cannot run code, reach outside its folders, or fill the memory."""
+
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dstrain.cli.main import main
+from dstrain.data.cells import load_cell
+from dstrain.data.dataset import DataConfig, open_dataset
+from dstrain.data.images import Resolution
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column
+from PIL import Image
+
+from tests.support import broad_family
+from tests.support.bad_files import (
+    encoded,
+    film,
+    huge_film,
+    huge_png,
+    huge_tiff,
+    huge_webp,
+    moving_gif,
+    moving_png,
+    pages,
+    with_text,
+    zeros,
+)
+from tests.support.family import write, write_data
+
+pytestmark = pytest.mark.promise(
+    "R11", "data cannot run code, reach outside its folders, or fill the memory"
+)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    marker: Path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.marker), "w")
+
+
+def raw(marker: Path) -> bytes:
+    """A pickle."""
+    return pickle.dumps({"weight": Payload(marker)})
+
+
+def archived(marker: Path) -> bytes:
+    """A pickle in the archive that torch.save writes."""
+    content = io.BytesIO()
+    torch.save({"weight": Payload(marker)}, content)
+    return content.getvalue()
+
+
+def array(marker: Path) -> bytes:
+    """An array of objects as numpy saves it."""
+    content = io.BytesIO()
+    np.save(content, np.array([Payload(marker)], dtype=object), allow_pickle=True)
+    return content.getvalue()
+
+
+PICKLES: tuple[tuple[str, str, Callable[[Path], bytes]], ...] = (
+    ("weights called safetensors", "model/transformer/model-1-of-2.safetensors", raw),
+    (
+        "weights in an archive called safetensors",
+        "model/vae/model-1-of-1.safetensors",
+        archived,
+    ),
+    ("weights called pth", "model/text_encoder/model.pth", archived),
+    ("weights called bin", "model/text_encoder/model.bin", raw),
+    ("a LoRA", "lora.safetensors", archived),
+    ("a LoRA called pt", "lora.pt", archived),
+    ("the tensors of a state", "out/state-3/trainable.safetensors", raw),
+    ("the record of a state", "out/state-3/record.json", raw),
+    ("a shard of a feature store", "store/**/*.safetensors", raw),
+    ("the record of a feature store", "store/store.json", raw),
+    ("what a store remembers of files", "store/digests.json", raw),
+    ("the metadata", "data/metadata.json", raw),
+    ("a picture", "data/0.png", raw),
+    ("an array in the place of a picture", "data/0.png", array),
+)
+"""What is replaced by a pickle: a name for it, where it lies in a project, and how it
+is pickled.
+"""
+
+
+@dataclass(frozen=True)
+class Trick:
+    """A way out of the data set's folder: what is written in the metadata, and what
+    lies in the folder.
+    """
+
+    name: str
+    written: str
+    words: str
+    make: Callable[[Path], Any] = lambda data: None
+    column: str = "image"
+
+
+def link(name: str, target: str) -> Callable[[Path], Any]:
+    """Put a symbolic link into the data set's folder."""
+    return lambda data: (data / name).symlink_to(target.format(data=data))
+
+
+def chain(data: Path) -> None:
+    """A link to a link to a link."""
+    (data / "1.png").symlink_to("2.png")
+    (data / "2.png").symlink_to(data / "3.png")
+    (data / "3.png").symlink_to("../secret/secret.png")
+
+
+def listen(data: Path) -> None:
+    """A socket."""
+    os.chdir(data)  # a socket's whole path has at most 107 bytes
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.png")
+
+
+def frames(data: Path) -> None:
+    """A folder of frames, one of which is a link."""
+    (data / "frames").mkdir()
+    Image.new("RGB", (32, 32)).save(data / "frames/0.png")
+    (data / "frames/1.png").symlink_to("../../secret/secret.png")
+
+
+OUT = "leads out of the data set's folder"
+TRICKS = (
+    Trick("dots", "../secret/secret.png", OUT),
+    Trick("dots behind a file", "good.png/../../secret/secret.png", OUT),
+    Trick("an absolute path", "{secret}/secret.png", OUT),
+    Trick("a folder whose name begins the same", "../data-2/secret.png", OUT),
+    Trick("a link", "link.png", OUT, link("link.png", "{data}/../secret/secret.png")),
+    Trick("a folder that is a link", "deep/secret.png", OUT, link("deep", "../secret")),
+    Trick("links to links", "1.png", OUT, chain),
+    Trick("the process's own folder", "/proc/self/cwd/secret/secret.png", OUT),
+    Trick("a link to the process", "fd.png", OUT, link("fd.png", "/proc/self/fd/0")),
+    Trick("a device", "/dev/zero", OUT),
+    Trick("a link to a device", "zero.png", OUT, link("zero.png", "/dev/zero")),
+    Trick("a pipe", "pipe.png", "is not a regular file", lambda data: os.mkfifo(data / "pipe.png")),
+    Trick("a socket", "socket.png", "is not a regular file", listen),
+    Trick("the home folder", "~/secret.png", "no such file"),
+    Trick("a variable", "$HOME/secret.png", "no such file"),
+    Trick("percent signs", "%2e%2e/secret/secret.png", "no such file"),
+    Trick("backslashes", "..\\secret\\secret.png", "no such file"),
+    Trick("a NUL", "good.png\0/../../secret/secret.png", "has a NUL character"),
+    Trick("a file URL", "file://{secret}/secret.png", "is a URL"),
+    Trick("dots and slashes behind", "good.png/.", "no such file"),
+    Trick("another case", "GOOD.PNG", "no such file"),
+    Trick("a name of 20,000 letters", "../" * 5000 + "secret/secret.png", "'../../"),
+    Trick("a link in a folder of frames", "frames", "1.png leads out", frames, "clip"),
+    Trick("a play list", "list.mp4", "is no video of a kind",
+          lambda data: (data / "list.mp4").write_text("#EXTM3U\n#EXTINF:1,\n../secret/secret.png\n"), "clip"),
+    Trick("a concatenation", "list.mp4", "is no video of a kind",
+          lambda data: (data / "list.mp4").write_text("ffconcat version 1.0\nfile ../secret/secret.png\n"), "clip"),
+)  # fmt: skip
+
+
+BOMBS: tuple[tuple[str, str, Callable[[], bytes]], ...] = (
+    ("a PNG of 2^32 pixels", "image", huge_png),
+    ("a PNG of 400 megapixels in 2 megabytes", "image", lambda: zeros(20_000, 20_000)),
+    ("a PNG with 192 megabytes of text", "image", lambda: with_text(2**26)),
+    ("a PNG of 2^31 frames", "clip", lambda: moving_png(2**31 - 1)),
+    ("a GIF of 65,535 x 65,535", "image", lambda: moving_gif(65_535, 1)),
+    (
+        "a GIF of 40,000 frames of 4,000 x 4,000",
+        "clip",
+        lambda: moving_gif(4_000, 40_000),
+    ),
+    ("a WebP of 2^28 pixels a frame", "clip", huge_webp),
+    ("a TIFF of 2^40 pixels", "image", huge_tiff),
+    ("a TIFF of 20,000 pages", "image", lambda: pages(20_000)),
+    ("a video of 256 megapixels a frame", "clip", huge_film),
+)
+"""What is larger than it looks: a name for it, the column it stands in, and how it is
+made.
+"""
+
+MEGABYTES = 100
+"""What a bomb may make the memory grow by; decoded, each would take 250 and more."""
+COLUMNS = {
+    "image": Column("image", "picture", multiple=8),
+    "clip": Column("clip", "frames", multiple=8),
+}
+
+
+def named(cases: Any) -> list[str]:
+    """Names of cases as ids of tests."""
+    return [
+        (case.name if isinstance(case, Trick) else case[0]).replace(" ", "-")
+        for case in cases
+    ]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Path]:
+    """A model, a data set, a run with a state, and a filled store, made once; tests
+    work on links to them.
+    """
+    folder = tmp_path_factory.mktemp("project")
+    broad_family.install(tiny)
+    write(folder / "model")
+    write_data(folder / "data", ("a", "b", "c"))
+    for words in (
+        ["--output_path", "out"],
+        ["--task", "sft:data_process", "--output_path", "store"],
+    ):
+        assert (
+            main(
+                [
+                    *command(folder),
+                    *(str(folder / w) if w in ("out", "store") else w for w in words),
+                ]
+            )
+            == 0
+        )
+    yield folder
+
+
+def command(folder: Path, text_encoder: str = "model-1-of-1.safetensors") -> list[str]:
+    """The command line that trains in a project."""
+    model = folder / "model"
+    dit = sorted(map(str, (model / "transformer").glob("*.safetensors")))
+    files = [
+        dit,
+        str(model / "text_encoder" / text_encoder),
+        str(model / "vae/model-1-of-1.safetensors"),
+    ]
+    data = ["--dataset_base_path", str(folder / "data"), "--lora_rank", "2"]
+    return ["--model", "tiny", "--model_paths", json.dumps(files), *data]
+
+
+@pytest.mark.parametrize("name, place, pickled", PICKLES, ids=named(PICKLES))
+def test_no_pickle_is_opened_wherever_it_lies(
+    project: Path,
+    tmp_path: Path,
+    name: str,
+    place: str,
+    pickled: Any,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder, marker = tmp_path / "project", tmp_path / "marker"
+    shutil.copytree(project, folder)
+    path = next(iter(folder.glob(place)), folder / place)
+    path.write_bytes(pickled(marker))
+    encoder = (
+        path.name if path.parent.name == "text_encoder" else "model-1-of-1.safetensors"
+    )
+    words = command(folder, encoder)
+    if place.startswith("store"):
+        task = "data_process" if place.endswith("digests.json") else "train"
+        words += [
+            "--task",
+            f"sft:{task}",
+            "--feature_cache",
+            str(folder / "store"),
+            "--output_path",
+            str(folder / "new"),
+        ]
+    elif place.startswith("out"):
+        words += ["--output_path", str(folder / "out"), "--resume", "--num_epochs", "2"]
+    else:
+        words += ["--output_path", str(folder / "new")]
+    if place.startswith("lora"):
+        words += ["--lora_checkpoint", str(path)]
+    code = main(words)
+    said = capfd.readouterr().err
+    assert not marker.exists()
+    assert "Traceback" not in said
+    # What a store remembers of files is no part of it: unreadable, it is made again.
+    assert code == (
+        0 if place.endswith("digests.json") else 2 if place.startswith("data") else 3
+    ), said
+    if code:
+        assert "dstrain: error: " in said and path.name in said
+
+
+@pytest.fixture(scope="module")
+def opened() -> list[str]:
+    """The files that Python opened since the last `clear`, for as long as the process
+    lives.
+    """
+    found: list[str] = []
+
+    def note(event: str, arguments: Any) -> None:
+        if event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
+            found.append(os.path.realpath(os.fsdecode(arguments[0])))
+
+    sys.addaudithook(note)
+    return found
+
+
+@pytest.mark.parametrize("trick", TRICKS, ids=named(TRICKS))
+def test_no_name_leads_out_of_the_folder(
+    trick: Trick,
+    tmp_path: Path,
+    opened: list[str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, secret = tmp_path / "data", tmp_path / "secret"
+    for folder in (data, secret, tmp_path / "data-2"):
+        folder.mkdir()
+        (folder / "secret.png").write_bytes(encoded("PNG"))
+    (data / "secret.png").rename(data / "good.png")
+    (data / "good.mp4").write_bytes(film())
+    monkeypatch.setenv("HOME", str(secret))
+    trick.make(data)
+    written = trick.written.replace("{secret}", str(secret))
+    row = {"image": "good.png", "prompt": "a", "clip": "good.mp4"}
+    (data / "metadata.json").write_text(
+        json.dumps([row, {**row, trick.column: written}])
+    )
+    monkeypatch.chdir(tmp_path)
+    opened.clear()
+    with pytest.raises(UsageError) as caught:
+        open_dataset(
+            DataConfig(Path("data"), None, None, Resolution(None, None, 2**20)), COLUMNS
+        )
+    assert trick.words in str(
+        caught.value
+    ) and f"metadata.json:2:{trick.column}: " in str(caught.value)
+    assert not [
+        path
+        for path in opened
+        if path.startswith((str(secret), str(tmp_path / "data-2"), "/dev/zero"))
+    ]
+
+
+def grown(path: Path, column: str, answers: Any) -> None:
+    """In a process of its own: open and load a data set of one file; answer with what
+    was said and the growth in MB.
+    """
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (path.parent / "metadata.json").write_text(json.dumps([{column: path.name}]))
+    try:
+        config = DataConfig(path.parent, None, None, Resolution(None, None, 2**20))
+        load_cell(open_dataset(config, {column: COLUMNS[column]}).rows[0][column])
+        said = "loaded"
+    except UsageError as error:
+        said = str(error)
+    answers.send(
+        (said, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    )
+
+
+@pytest.mark.parametrize("name, column, make", BOMBS, ids=named(BOMBS))
+def test_a_small_file_fills_no_memory(
+    tmp_path: Path, name: str, column: str, make: Callable[[], bytes]
+) -> None:
+    path = tmp_path / "bomb"
+    path.write_bytes(make())
+    mine, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(
+        target=grown, args=(path, column, theirs)
+    )
+    child.start()
+    assert mine.poll(60)
+    said, megabytes = mine.recv()
+    child.join()
+    assert megabytes < MEGABYTES, said
+    assert (said == "loaded") == ("pages" in name)
+    if said != "loaded":
+        assert f"metadata.json:1:{column}: 'bomb' " in said
+
+
+def test_a_hard_link_is_a_file_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "other.png").write_bytes(encoded("PNG"))
+    os.link(tmp_path / "other.png", tmp_path / "data/link.png")
+    (tmp_path / "data/metadata.csv").write_text("image\nlink.png\n")
+    assert open_dataset(
+        DataConfig(tmp_path / "data", None, None, Resolution(None, None, 2**20)),
+        COLUMNS,
+    ).rows

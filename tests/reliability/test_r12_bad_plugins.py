@@ -1,0 +1,242 @@
+"""A bad plugin is shown as broken, by name and with its reason, and every command of a
+good family still runs.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from dstrain.cli import inspection, main
+
+from tests.support.runs import project
+
+pytestmark = pytest.mark.promise(
+    "R12", "a bad plugin is shown as broken and harms no other"
+)
+Install = Callable[..., Path]
+Source = Callable[..., str]
+LEFT_OUT = ("flux", "qwen_image", "wan", "tiny")
+"""Plugins that are not listed, so that a trial is quick; `tiny` is the one that runs.
+"""
+HOOK = "from dstrain.registry.hooks import hookimpl\n"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A plugin: `source` of its module, or the fields of a record; the reason that is
+    shown of it.
+
+    others: further plugins that are broken with it. at_run: what a training run warns
+    of.
+    """
+
+    reason: str
+    source: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
+    entry: str = "bad_module:MODEL"
+    twice: bool = False
+    hooks: bool = False
+    at_run: str = ""
+
+
+def record(reason: str, **fields: str) -> Bad:
+    return Bad(reason, fields=tuple(fields.items()))
+
+
+def hook(reason: str, source: str) -> Bad:
+    return Bad(reason, source, entry="bad_module", hooks=True, at_run=reason)
+
+
+CASES: tuple[tuple[str, Bad], ...] = (
+    ("import error", Bad("cannot be imported: ModuleNotFoundError: No module named 'not_there'", "import not_there")),
+    ("syntax error", Bad("cannot be imported: SyntaxError", "def (:")),
+    ("raises", Bad("cannot be imported: ZeroDivisionError: division by zero", "1 / 0")),
+    ("leaves with sys.exit", Bad("cannot be imported: SystemExit: 0", "import sys\nsys.exit(0)")),
+    ("ends the process", Bad("exit code 9) torn off", "import os\nos.write(2, b'torn off')\nos._exit(9)")),
+    ("hangs", Bad("its import took longer than 5 s", "import time\ntime.sleep(60)")),
+    ("no module", Bad("cannot be imported: ModuleNotFoundError: No module named 'gone_module'",
+                      entry="gone_module:MODEL")),
+    ("no MODEL", Bad("cannot be imported: AttributeError", "X = 1")),
+    ("a dictionary", Bad("bad_module:MODEL is a dict, not a dstrain.registry.family.ModelRecord", "MODEL = {}")),
+    ("other interface", record("made for plugin interface 99, this dstrain has 1", api="99")),
+    ("other name", record("its entry point is named 'bad', its record 'else'", name="'else'")),
+    ("no variant", record("has no variant", variants="()")),
+    ("one text for variants", record("its field variants is a str, not a tuple", variants="'base'")),
+    ("options that are none", record("its field options holds something else than Option", options="('a',)")),
+    ("no wiring", record("its wiring, 'gone_module:build', is not there", wiring="'gone_module:build'")),
+    ("no place for the toy", record("its toy, 'bad_module', is not there", toy="'bad_module'")),
+    ("flag of ours", record("its flag --seed is already one of dstrain's own", options="(Option('seed', 'S.'),)")),
+    ("flag of a file's", record("its flag --config is already", options="(Option('config', 'S.'),)")),
+    ("two of one name", Bad("'bad' is offered by plugin-bad 1.0 and by plugin-twin 1.0", twice=True)),
+    ("prints, and then fails", Bad("cannot be imported: KeyError", "print('noise')\n{}['x']")),
+    ("hook: import error", hook("cannot be imported: ModuleNotFoundError", "import not_there")),
+    ("hook: unknown name", hook("unknown hook 'dstrain_tusks'", HOOK + "@hookimpl\ndef dstrain_tusks(): return ()")),
+    ("hook: wrong arguments", hook("nonsense", HOOK + "@hookimpl\ndef dstrain_step_end(step, nonsense): pass")),
+    ("hook: tasks raise", hook("dstrain_tasks failed: ValueError: no",
+                               HOOK + "@hookimpl\ndef dstrain_tasks(): raise ValueError('no')")),
+    ("hook: tasks of a wrong type", hook("dstrain_tasks returned a str, not a Task",
+                                         HOOK + "@hookimpl\ndef dstrain_tasks(): return ['sft']")),
+    ("hook: no list of tasks", hook("dstrain_tasks failed: TypeError",
+                                    HOOK + "@hookimpl\ndef dstrain_tasks(): return 3")),
+    ("hook: a task of ours", hook("its task 'sft' has the name of one of dstrain's own",
+        HOOK + "from dstrain.graph.task import Task\n@hookimpl\ndef dstrain_tasks():\n"
+               "    def loss(predict): return predict\n    return [Task.of('sft', loss)]")),
+    ("hook: a command of ours", Bad("its command 'train' has the name of one of dstrain's own",
+        HOOK + "import click\n@hookimpl\ndef dstrain_commands(): return [click.Command('train')]",
+        entry="bad_module", hooks=True)),
+    ("hook: commands leave", Bad("dstrain_commands failed: SystemExit: 3",
+        HOOK + "@hookimpl\ndef dstrain_commands(): raise SystemExit(3)", entry="bad_module", hooks=True)),
+)  # fmt: skip
+
+
+def install(bad: Bad, fake_plugin: Install, record_source: Source) -> None:
+    source = bad.source or record_source("bad", **dict(bad.fields))
+    fake_plugin(
+        "plugin-bad",
+        {"bad": bad.entry},
+        {"bad_module": source},
+        "dstrain" if bad.hooks else "dstrain.models",
+    )
+    if bad.twice:
+        fake_plugin("plugin-twin", {"bad": bad.entry}, {})
+    fake_plugin(
+        "plugin-good",
+        {"good": "good_module:MODEL"},
+        {"good_module": record_source("good")},
+    )
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    "bad", [bad for _, bad in CASES], ids=[name for name, _ in CASES]
+)
+def test_it_is_shown_as_broken_with_its_reason_and_the_others_work(
+    bad: Bad, fake_plugin: Install, record_source: Source, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    install(bad, fake_plugin, record_source)
+    if "time.sleep" in bad.source:
+        monkeypatch.setattr(inspection, "PATIENCE", 5.0)
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(
+            [
+                "plugins",
+                "--json",
+                *(word for name in LEFT_OUT for word in ("-p", f"no:{name}")),
+            ]
+        )
+        == 0
+    )
+    rows = json.loads(capfd.readouterr().out)
+    found = {(row["name"], row["distribution"]): row for row in rows}
+    assert found["bad", "plugin-bad"]["state"] == "broken"
+    assert bad.reason in found["bad", "plugin-bad"]["reason"]
+    assert [row["name"] for row in rows if row["state"] == "ready"] == ["good"]
+    works(tmp_path, capfd, bad.at_run if bad.hooks else "")
+
+
+def works(folder: Path, capfd: pytest.CaptureFixture[str], warned: str) -> None:
+    """Run every command of the good family."""
+    place = project(folder / "project")
+    train = [
+        "--model",
+        "tiny",
+        "--toy",
+        "--dataset_base_path",
+        str(place / "data"),
+        "--lora_rank",
+        "2",
+    ]
+    assert main(["models"]) == 0
+    assert main(["graph", "--model", "tiny"]) == 0
+    capfd.readouterr()
+    assert main([*train, "--output_path", str(place / "out"), "--max_steps", "1"]) == 0
+    told = capfd.readouterr()
+    assert told.out == "" and "Traceback" not in told.err
+    warnings = [
+        line
+        for line in told.err.splitlines()
+        if line.startswith("dstrain: warning: plugin plugin-bad 1.0: ")
+    ]
+    assert not warned or [line for line in warnings if warned in line]
+    store = ["--feature_cache", str(place / "cache")]
+    assert main([*train, *store, "--task", "sft:data_process"]) == 0
+    assert (
+        main(
+            [
+                *train,
+                *store,
+                "--task",
+                "sft:train",
+                "--output_path",
+                str(place / "out2"),
+                "--max_steps",
+                "1",
+            ]
+        )
+        == 0
+    )
+    lora = str(next((place / "out").glob("*.safetensors")))
+    generate = [
+        "generate",
+        "--model",
+        "tiny",
+        "--toy",
+        "--prompt",
+        "dog",
+        "--num_inference_steps",
+        "1",
+    ]
+    assert main([*generate, "--lora", lora, "--output", str(place / "x.png")]) == 0
+    assert main(["toy", "--model", "tiny", "--output", str(place / "toy")]) == 0
+    if warned:
+        assert main(["nothing-like-it"]) == 2
+        assert main([*train, "--task", "nothing", "--dry_run"]) == 2
+        told = capfd.readouterr()
+        assert (
+            "Traceback" not in told.err
+            and "no command named" in told.err
+            and "no task named" in told.err
+        )
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("error", ["ValueError('no')", "SystemExit(3)"])
+def test_one_that_fails_as_it_looks_on_is_asked_no_more_and_the_run_goes_on(
+    error: str, fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad = f"{HOOK}@hookimpl\ndef dstrain_step_end(step, numbers):\n    raise {error}\n"
+    good = f"{HOOK}SEEN = []\n@hookimpl\ndef dstrain_step_end(step):\n    print('seen', step)\n"
+    for name, source in (("bad", bad), ("good", good)):
+        fake_plugin(
+            f"extra-{name}",
+            {name: f"{name}_hooks"},
+            {f"{name}_hooks": source},
+            group="dstrain",
+        )
+    place = project(tmp_path / "project")
+    words = [
+        "--model",
+        "tiny",
+        "--toy",
+        "--dataset_base_path",
+        str(place / "data"),
+        "--lora_rank",
+        "2",
+    ]
+    assert main([*words, "--output_path", str(place / "out"), "--max_steps", "3"]) == 0
+    told = capfd.readouterr()
+    assert [line for line in told.out.splitlines() if line.startswith("seen")] == [
+        "seen 1",
+        "seen 2",
+        "seen 3",
+    ]
+    assert (
+        told.err.count(
+            "plugin extra-bad 1.0: dstrain_step_end failed, and is asked no more: "
+        )
+        == 1
+    )

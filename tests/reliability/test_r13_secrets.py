@@ -1,0 +1,248 @@
+"""Secrets that can be known as such are in no byte that is written and in no line that
+is printed.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from dstrain.cli.main import main
+from dstrain.console import redacted, say, warn
+from dstrain.distributed.world import World
+
+from tests.support.runs import project
+
+pytestmark = pytest.mark.promise(
+    "R13", "secrets are in no written byte and no printed line"
+)
+HEX = "5f1d7a3c9b2e4806a7c1d9e3f5b70214"
+JWT = "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKKF"
+SIGNED = f"https://example.com/a.png?X-Amz-Date=1&X-Amz-Signature={HEX}&x=1"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A secret, and where it is put: the environment, flags, the file of --config, or
+    the metadata's first picture.
+
+    code: how the run ends. told: whether what is printed or written shows that
+    something was taken out.
+    """
+
+    secret: str
+    environment: tuple[tuple[str, str], ...] = ()
+    flags: tuple[str, ...] = ()
+    config: str = ""
+    picture: str = ""
+    code: int = 0
+    told: bool = True
+
+
+def variable(name: str, secret: str) -> Planted:
+    """A variable that the run needs nothing of."""
+    return Planted(secret, ((name, secret),), told=False)
+
+
+CASES: tuple[tuple[str, Planted], ...] = (
+    ("HF_TOKEN", variable("HF_TOKEN", "hf_AbCdEfGhIjKlMnOpQrStUv")),
+    ("MODELSCOPE_API_TOKEN", variable("MODELSCOPE_API_TOKEN", "ms-12345678-90ab-cdef-1234-567890abcdef")),
+    ("WANDB_API_KEY", variable("WANDB_API_KEY", HEX)),
+    ("AWS_SECRET_ACCESS_KEY", variable("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")),
+    ("token of the environment, typed in a flag",
+     Planted(HEX, (("WANDB_API_KEY", HEX),), ("--preview_prompt", f"a dog {HEX}"), code=2, told=False)),
+    ("token of the environment, in a folder's name", Planted(HEX, (("WANDB_API_KEY", HEX),), ("--dataset_root", HEX))),
+    ("token in a folder's name",
+     Planted("hf_aBcDeFgHiJkLmNoPqRsTu", flags=("--dataset_root", "hf_aBcDeFgHiJkLmNoPqRsTu"))),
+    ("password of the environment, typed in a wrong flag",
+     Planted("pa55word-Long", (("DB_PASSWORD", "pa55word-Long"),), ("--extra_inputs", "pa55word-Long"), code=2)),
+    ("token in a prompt", Planted("hf_ZyXwVuTsRqPoNmLkJiHg", code=2, told=False,
+                                 flags=("--preview_prompt", "hf_ZyXwVuTsRqPoNmLkJiHg"))),
+    ("user and password in a URL of a flag",
+     Planted("s3cr3t-w0rd", flags=("--dataset_metadata_path", "https://ann:s3cr3t-w0rd@example.com/a.csv"), code=2)),
+    ("token in the query of a flag",
+     Planted("tok-987-abc", code=3,
+             flags=("--lora_checkpoint", "https://e.com/a.safetensors?access_token=tok-987-abc"))),
+    ("token in the path of weights to start from",
+     Planted("ghp_0123456789abcdefghijABCDEF", code=3,
+             flags=("--resume_from_checkpoint", "ghp_0123456789abcdefghijABCDEF/a.safetensors"))),
+    ("key of a file that is no flag",
+     Planted("plain-secret-3", config='hf_token = "plain-secret-3"', code=2, told=False)),
+    ("value of a file of a wrong type", Planted("sk-abcdefghijklmnopqrstuvwx",
+                                                config='seed = "sk-abcdefghijklmnopqrstuvwx"', code=2)),
+    ("line of a file that cannot be read",
+     Planted("plain-secret-4", config='token = "plain-secret-4', code=2, told=False)),
+    ("prompt in a file", Planted("AKIAABCDEFGHIJKLMNOP", config='preview_prompt = ["AKIAABCDEFGHIJKLMNOP"]', code=2,
+                                 told=False)),
+    ("folder in a file", Planted("AKIAABCDEFGHIJKLMNOP", config='dataset_root = ["AKIAABCDEFGHIJKLMNOP"]')),
+    ("signature in a URL of the metadata", Planted(HEX, picture=SIGNED, code=2, told=False)),
+    ("token in a traceback",
+     Planted(JWT, flags=("--variant", JWT), code=2)),
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    "planted", [planted for _, planted in CASES], ids=[name for name, _ in CASES]
+)
+def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
+    planted: Planted,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = project(tmp_path / "project")
+    monkeypatch.chdir(place)
+    for name, value in planted.environment:
+        monkeypatch.setenv(name, value)
+    rows = json.loads((place / "data/metadata.json").read_text())
+    rows[0]["image"] = planted.picture or rows[0]["image"]
+    (place / "data/metadata.json").write_text(json.dumps(rows))
+    (place / "run.toml").write_text(planted.config)
+    (place / planted.secret).mkdir(parents=True)
+    inputs = {path for path in place.rglob("*") if path.is_file()}
+    train = [
+        "--config",
+        "run.toml",
+        "--model",
+        "tiny",
+        "--toy",
+        "--dataset_base_path",
+        "data",
+        "--lora_rank",
+        "2",
+    ]
+    whole = [
+        *train,
+        *planted.flags,
+        "--output_path",
+        "out",
+        "--max_steps",
+        "1",
+        "--debug",
+    ]
+    assert main(whole) == planted.code
+    assert main(whole) in (2, 3)  # refused: the folder holds a run
+    assert main([*whole, "--resume", "--seed", "9"]) in (2, 3)
+    assert main([*train, *planted.flags, "--output_path", "out", "--dry_run"]) in (0, 2)
+    if not planted.code:
+        store = ["--feature_cache", "cache", "--debug", *planted.flags]
+        assert main([*train, *store, "--task", "sft:data_process"]) == 0
+        assert (
+            main(
+                [
+                    *train,
+                    *store,
+                    "--task",
+                    "sft:train",
+                    "--output_path",
+                    "out2",
+                    "--max_steps",
+                    "1",
+                ]
+            )
+            == 0
+        )
+        lora = next((place / "out").glob("*.safetensors"))
+        words = [
+            "generate",
+            "--model",
+            "tiny",
+            "--toy",
+            "--lora",
+            str(lora),
+            "--num_inference_steps",
+            "1",
+        ]
+        assert main([*words, "--prompt", planted.secret, "--output", "x.png"]) == 0
+    told = capfd.readouterr()
+    written = {
+        path: path.read_bytes()
+        for path in place.rglob("*")
+        if path.is_file() and path not in inputs
+    }
+    assert planted.secret not in told.out + told.err
+    assert [
+        path for path, content in written.items() if planted.secret.encode() in content
+    ] == []
+    assert not any(planted.secret in path.name for path in written)
+    assert (
+        not planted.told
+        or "***" in told.out + told.err
+        or any(b"***" in content for content in written.values())
+    )
+
+
+def test_what_a_run_says_has_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    world = World(SimpleNamespace(process_index=0, num_processes=1))
+    world.say("writes out/hf_AbCdEfGhIjKlMnOpQrStUv")
+    say("reads in/hf_AbCdEfGhIjKlMnOpQrStUv")
+    warn("no in/hf_AbCdEfGhIjKlMnOpQrStUv")
+    assert (
+        capsys.readouterr().err
+        == "writes out/***\nreads in/***\ndstrain: warning: no in/***\n"
+    )
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("dataset", [False, True], ids=["one", "dataset"])
+def test_what_generate_says_has_no_secret(
+    dataset: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "hf_AbCdEfGhIjKlMnOpQrStUv"
+    words = [
+        "generate",
+        "--model",
+        "tiny",
+        "--toy",
+        "--num_inference_steps",
+        "1",
+        "--height",
+        "16",
+        "--width",
+        "16",
+    ]
+    if dataset:
+        table = tmp_path / "hf_AbCdEfGhIjKlMnOpQrStUw.csv"
+        table.write_text("prompt,seed,remark\na dog,1,good\n")
+        words += ["--dataset", str(table), "--output", str(output)]
+    else:
+        words += ["--prompt", "a dog", "--output", str(output / "x.png")]
+    assert main(words) == 0
+    told = capfd.readouterr()
+    assert "/***" in told.out + told.err
+    assert "hf_" not in told.out + told.err
+
+
+def test_what_is_no_secret_is_left_as_it_is() -> None:
+    environment = {
+        "TOKENIZERS_PARALLELISM": "false-or-so",
+        "HF_TOKEN": "short",
+        "HOME": "/home/somebody",
+    }
+    for text in (
+        "a prompt: dogs & cats at 5; see a@b.c, key=1", "https://example.com/a.png?width=512&height=512",
+        "/data/tokenizers/tokenizer.json false-or-so short /home/somebody", "ms-dos, hf_hub, sk-learn, Bearer of news",
+        "Qwen/Qwen-Image:transformer/*.safetensors", "out/token=1/secret/a.safetensors",
+    ):  # fmt: skip
+        assert redacted(text, environment) == text
+
+
+def test_a_value_that_another_begins_with_is_taken_out_whole() -> None:
+    environment = {"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh-and-more"}
+    assert redacted("x abcdefgh-and-more y abcdefgh", environment) == "x *** y ***"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("https://u:p@h/x", "https://***@h/x"),
+        ("s3://tok@h", "s3://***@h"),
+        ("h?a=1&token=x&b=2", "h?a=1&token=***&b=2"),
+        ("h?sig=x", "h?sig=***"),
+        ("Authorization: Bearer abcdefgh12", "Authorization: Bearer ***"),
+    ],
+)
+def test_only_the_secret_is_taken_out(text: str, left: str) -> None:
+    assert redacted(text, {}) == left

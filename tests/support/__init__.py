@@ -1,0 +1,6 @@
+"""Families, runs and fixtures that tests share."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder of the whole project."""

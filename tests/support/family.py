@@ -1,0 +1,342 @@
+"""The tests' own family, `tiny`: every kind of part a family can have, at sizes that
+train in milliseconds.
+
+Pictures have sides that are multiples of 8; latents are (batch, 4, height / 8, width /
+8).
+"""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from dstrain.graph.inputs import Column, Given, Size
+from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.unit import Signature, Unit
+from dstrain.models.components import Component, Files
+from dstrain.models.networks import Network
+from dstrain.registry.family import ModelRecord, Option
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+CHANNELS, WORDS = 4, 64
+SIZES = MappingProxyType(
+    {"dit": {"width": 8, "depth": 2}, "text_encoder": {"width": 8}, "vae": {"side": 8}}
+)
+FOLDERS = MappingProxyType(
+    {"dit": "transformer", "text_encoder": "text_encoder", "vae": "vae"}
+)
+
+
+class Block(nn.Module):
+    """One block of the denoiser; `text` is what no loss reaches in the last one."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.to_q = nn.Linear(width, width)
+        self.to_out = nn.Linear(width, width)
+        self.text = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, tokens: Tensor, text: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add to each token what it finds in the text."""
+        scores = (self.to_q(tokens) @ text.transpose(1, 2)).masked_fill(
+            ~mask[:, None], -1e9
+        )
+        tokens = tokens + self.dropout(
+            self.to_out(torch.tanh(scores.softmax(-1) @ text + tokens))
+        )
+        return tokens, text + self.text(text)
+
+
+class Dit(nn.Module):
+    """The denoiser; checkpoints its blocks as those of diffusers do."""
+
+    def __init__(self, width: int, depth: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.proj_in = nn.Linear(CHANNELS, width)
+        self.time = nn.Linear(2, width)
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(depth))
+        self.proj_out = nn.Linear(width, CHANNELS)
+        self.checkpoint: Any = None
+
+    def enable_gradient_checkpointing(self, function: Any) -> None:
+        """Call blocks through this function."""
+        self.checkpoint = function
+
+    def forward(
+        self, noisy: Tensor, timestep: Tensor, text: Tensor, mask: Tensor
+    ) -> Tensor:
+        """(batch, 4, h, w) -> the same shape."""
+        angle = timestep[:, None] / 1000 * 3
+        time = self.time(torch.cat([angle.sin(), angle.cos()], 1))
+        tokens = self.proj_in(noisy.flatten(2).transpose(1, 2)) + time[:, None]
+        for block in self.blocks:
+            call = partial(self.checkpoint, block) if self.checkpoint else block
+            tokens, text = call(tokens, text, mask)
+        return self.proj_out(tokens).transpose(1, 2).reshape(noisy.shape)
+
+
+class TextEncoder(nn.Module):
+    """One vector per letter; it has dropout, so that one left in training mode is
+    noticed.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, width)
+        self.layer = nn.Linear(width, width)
+        self.head = nn.Linear(width, WORDS)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(1, letters) -> (1, letters, width)."""
+        hidden: Tensor = self.layer(self.dropout(self.embed(ids)))
+        return hidden
+
+
+class Vae(nn.Module):
+    """A patch of pixels to 4 numbers, and back."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.encoder = nn.Conv2d(3, CHANNELS, side, side)
+        self.decoder = nn.ConvTranspose2d(CHANNELS, 3, side, side)
+
+
+class Tokenizer:
+    """Letters to numbers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.offset = json.loads((folder / "vocabulary.json").read_text())["offset"]
+
+    def __call__(self, text: str) -> Tensor:
+        """Text -> (1, letters + 1)."""
+        return torch.tensor(
+            [[0, *((ord(letter) + self.offset) % WORDS for letter in text)]]
+        )
+
+
+class Prompt(TypedDict):
+    """A text as the denoiser reads it."""
+
+    prompt_emb: Tensor
+    prompt_mask: Tensor
+
+
+class Latents(TypedDict):
+    """A picture in latent space."""
+
+    input_latents: Tensor
+
+
+class Picture(TypedDict):
+    """A generated picture."""
+
+    image: Image.Image
+
+
+def encode_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Prompt:
+    """Text -> one vector per letter."""
+    ids = tokenizer(prompt)
+    return {
+        "prompt_emb": text_encoder(ids),
+        "prompt_mask": torch.ones_like(ids, dtype=torch.bool),
+    }
+
+
+def encode_image(input_image: Image.Image, *, vae: Any, dtype: torch.dtype) -> Latents:
+    """RGB picture -> fp32 latents."""
+    pixels = torch.from_numpy(np.array(input_image)).permute(2, 0, 1)[None] / 127.5 - 1
+    return {"input_latents": vae.encoder(pixels.to(dtype)).float()}
+
+
+def predict(
+    noisy: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    prompt_mask: Tensor,
+    *,
+    dit: Any,
+) -> Tensor:
+    """Predict noise - x_0."""
+    prediction: Tensor = dit(noisy, timestep, prompt_emb, prompt_mask)
+    return prediction
+
+
+def latent_shape(height: int, width: int) -> tuple[int, ...]:
+    """(1, 4, height / 8, width / 8)."""
+    return (1, CHANNELS, height // 8, width // 8)
+
+
+def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+    """Plain classifier-free guidance."""
+    return negative + scale * (positive - negative)
+
+
+def decode(latents: Tensor, *, vae: Any) -> Picture:
+    """Latents -> RGB picture."""
+    pixels = vae.decoder(latents.to(vae.decoder.weight.dtype))[0].float().clamp(-1, 1)
+    return {
+        "image": Image.fromarray(
+            ((pixels + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        )
+    }
+
+
+def build(variant: str) -> Wiring:
+    """Wire a variant; both are the same, but `other` has a column more, which nothing
+    reads.
+    """
+    return Wiring(
+        family="tiny",
+        variant=variant,
+        components=("dit", "text_encoder", "vae", "tokenizer"),
+        units=(Unit.of(encode_prompt), Unit.of(encode_image)),
+        model_fn=Signature.of(predict, given=GIVEN_TO_MODEL_FN),
+        decoders=(Unit.of(decode, given=GIVEN_TO_DECODER),),
+        inputs=MappingProxyType(
+            {
+                "prompt": Column("prompt"),
+                "negative_prompt": Given(),
+                "input_image": Column("image", "picture", multiple=8),
+                "height": Size("input_image", "height"),
+                "width": Size("input_image", "width"),
+                **({"mood": Column("mood")} if variant == "other" else {}),
+            }
+        ),
+        schedule=FlowMatchSchedule(shift=3.0, latents_per_token=1),
+        latent_shape=Signature.of(latent_shape),
+        guide=guide,
+        per_side=MappingProxyType({"prompt": "negative_prompt"}),
+        padded=MappingProxyType({"prompt_emb": 1, "prompt_mask": 1}),
+        unreached=MappingProxyType(
+            {"dit": ("blocks.{last}.text.*",), "text_encoder": ("head.*",)}
+        ),
+        defaults=MappingProxyType(
+            {"height": 16, "width": 16, "num_inference_steps": 4, "negative_prompt": ""}
+        ),
+    )
+
+
+def variants_for(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """A denoiser of one block is that of `other`."""
+    return ("other",) if content["depth"] == 1 else ("base",)
+
+
+def write(
+    folder: Path, variant: str = "base", seed: int = 0, dropout: float = 0.0
+) -> None:
+    """Write a model in a layout like the published ones; the denoiser in two shards."""
+    for name, sizes in SIZES.items():
+        place = folder / FOLDERS[name]
+        place.mkdir(parents=True)
+        entries = {**sizes, "dropout": dropout} if name == "dit" else dict(sizes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            weights = NETWORKS[name](**entries).state_dict()
+        (place / "config.json").write_text(json.dumps(entries))
+        parts = (
+            [list(weights)[::2], list(weights)[1::2]]
+            if name == "dit"
+            else [list(weights)]
+        )
+        for i, names in enumerate(parts, 1):
+            save_file(
+                {key: weights[key] for key in names},
+                place / f"model-{i}-of-{len(parts)}.safetensors",
+            )
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer/vocabulary.json").write_text(json.dumps({"offset": 1}))
+
+
+def weights_of(folder: Path) -> dict[str, list[str]]:
+    """Component -> its files in a folder that `write` wrote."""
+    return {
+        name: sorted(map(str, (folder / place).glob("*.safetensors")))
+        for name, place in FOLDERS.items()
+    }
+
+
+def write_data(
+    folder: Path,
+    captions: tuple[str, ...],
+    sizes: tuple[tuple[int, int], ...] = ((16, 16),),
+) -> None:
+    """Write a data set: a picture of noise for each caption; sizes (height, width) go
+    round.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = np.random.default_rng(0)
+    rows = []
+    for i, caption in enumerate(captions):
+        height, width = sizes[i % len(sizes)]
+        Image.fromarray(numbers.integers(0, 256, (height, width, 3), np.uint8)).save(
+            folder / f"{i}.png"
+        )
+        rows.append({"image": f"{i}.png", "prompt": caption})
+    (folder / "metadata.json").write_text(json.dumps(rows))
+
+
+def load_tokenizer(files: Files, configuration: Any, dtype: torch.dtype) -> Tokenizer:
+    """Open the tokenizer's folder."""
+    return Tokenizer(files.folder)
+
+
+NETWORKS: Mapping[str, Any] = MappingProxyType(
+    {"dit": Dit, "text_encoder": TextEncoder, "vae": Vae}
+)
+PUBLISHED = MappingProxyType({"Tiny/Tiny": MappingProxyType({"width": 8, "depth": 2})})
+MARKS = MappingProxyType(
+    {
+        "dit": ("proj_in.weight", "blocks.*.to_q.weight"),
+        "text_encoder": ("embed.weight",),
+        "vae": ("encoder.weight", "decoder.weight"),
+    }
+)
+
+
+def _component(name: str) -> Component:
+    network = Network(f"{__name__}:{NETWORKS[name].__name__}")
+    return Component(
+        name,
+        (FOLDERS[name],),
+        network.load,
+        MARKS[name],
+        network.configure,
+        published=PUBLISHED if name == "dit" else MappingProxyType({}),
+    )
+
+
+COMPONENTS = (
+    *map(_component, NETWORKS),
+    Component("tokenizer", ("tokenizer",), load_tokenizer),
+)
+
+MODEL = ModelRecord(
+    name="tiny",
+    wiring=f"{__name__}:build",
+    components=f"{__name__}:COMPONENTS",
+    toy=f"{__name__}:write",
+    variants=("base", "other"),
+    variants_for=f"{__name__}:variants_for",
+    model_ids=MappingProxyType({"other": ("Tiny/Other*",)}),
+    default_trainable="dit",
+    lora_targets=MappingProxyType(
+        {"dit": ("to_q", "to_out"), "text_encoder": ("layer",)}
+    ),
+    lora_prefixes=MappingProxyType(
+        {"dit": "transformer", "text_encoder": "text_encoder"}
+    ),
+    default_ids=MappingProxyType({"tokenizer": "Tiny/Tiny:tokenizer/"}),
+    options=(Option("tokenizer_path", "Folder of the tokenizer.", "tokenizer"),),
+)

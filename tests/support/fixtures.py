@@ -1,0 +1,107 @@
+"""Plugins that are installed for one test, and the tests' own family (`family.py`),
+installed for a module of tests.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FakePlugin = Callable[..., Path]
+
+
+@pytest.fixture
+def fake_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakePlugin]:
+    """Return install(distribution, entry points, {module: source}), which returns the
+    folder on sys.path.
+    """
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+
+    def install(
+        distribution: str,
+        entries: Mapping[str, str],
+        modules: Mapping[str, str],
+        group: str = "dstrain.models",
+        version: str = "1.0",
+    ) -> Path:
+        info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
+        lines = "\n".join(f"{name} = {value}" for name, value in entries.items())
+        (info / "entry_points.txt").write_text(f"[{group}]\n{lines}\n")
+        for module, source in modules.items():
+            (site / f"{module}.py").write_text(source)
+        importlib.invalidate_caches()
+        return site
+
+    yield install
+    for name, module in tuple(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(site)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def record_source() -> Callable[..., str]:
+    """Return source(name, **fields as source text): a module that defines MODEL."""
+
+    def source(name: str, /, **fields: str) -> str:
+        given = {
+            "name": repr(name),
+            "wiring": "__name__ + ':wiring'",
+            "components": "__name__ + ':COMPONENTS'",
+            "toy": "__name__ + ':toy'",
+            "variants": "('base', 'edit')",
+            "default_trainable": "'dit'",
+            "lora_targets": "{'dit': ('to_q',)}",
+            "lora_prefixes": "{'dit': 'transformer'}",
+            "options": "(Option('tokenizer_path', 'Folder of the tokenizer.', 'tokenizer'),)",
+            **fields,
+        }
+        arguments = ", ".join(f"{key}={value}" for key, value in given.items())
+        return f"from dstrain.registry.family import ModelRecord, Option\nMODEL = ModelRecord({arguments})\n"
+
+    return source
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Install the family `tiny`; returns the folder of its metadata, for processes that
+    a test starts.
+    """
+    site = tmp_path_factory.mktemp("site")
+    info = site / "plugin_tiny-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: plugin-tiny\nVersion: 1.0\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "[dstrain.models]\ntiny = tests.support.family:MODEL\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        yield site
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A hub of Tiny/Tiny (`hub_server.tiny_hub`)."""
+    from tests.support.hub_server import tiny_hub
+
+    with tiny_hub(tmp_path, monkeypatch) as running:
+        yield running
+
+
+@pytest.fixture(params=["modelscope", "huggingface"])
+def hub(request: pytest.FixtureRequest) -> str:
+    """Each hub's name."""
+    named: str = request.param
+    return named

@@ -1,0 +1,276 @@
+"""A family for tests of LoRA files: a denoiser whose original files have fused layers,
+its twin, and a text encoder.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from dstrain.lora.export import layers_in
+from dstrain.lora.layers import LoraLayer, LoraSpec, inject, lora_state, save_lora
+from dstrain.lora.names import namings, shapes_of
+from dstrain.lora.reader import Lora, read_lora
+from dstrain.models.components import Component
+from dstrain.models.formats import Layout, LoraNaming, Row, nth_of
+from dstrain.models.networks import Network
+from dstrain.registry.family import ModelRecord
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """Queries, keys and values from tokens; rows of `to_out` are a list's first part,
+    as diffusers has it.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.to_q, self.to_k, self.to_v = (nn.Linear(width, width) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(width, width), nn.Identity()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, width) -> the same shape."""
+        found: Tensor = self.to_out[0](
+            (self.to_q(x) @ self.to_k(x).T).softmax(-1) @ self.to_v(x)
+        )
+        return found
+
+
+class Block(nn.Module):
+    """Attention, and a part that the last block makes no use of."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attn, self.text = Attention(width), nn.Linear(width, width)
+
+
+class Net(nn.Module):
+    """(tokens, 3) -> the same shape; `norm_out.linear` gives scale, then shift: the
+    original the other way round.
+    """
+
+    def __init__(self, width: int, depth: int = 2) -> None:
+        super().__init__()
+        self.proj_in = nn.Linear(3, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.norm_out = nn.ModuleDict({"linear": nn.Linear(width, 2 * width)})
+        self.proj_out = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, 3) -> (tokens, 3)."""
+        x = self.proj_in(x)
+        text = x
+        for block in self.blocks:
+            x, text = x + block.attn(x + text), text + block.text(text)
+        scale, shift = self.norm_out["linear"](x).chunk(2, -1)
+        out: Tensor = self.proj_out(x * (1 + scale) + shift)
+        return out
+
+
+class Encoder(nn.Module):
+    """A text encoder of one layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [nn.ModuleDict({"q_proj": nn.Linear(width, width)})]
+        )
+
+
+ORIGINAL = Layout(
+    marks=("img_in.weight", "double.*.qkv.weight"),
+    rows=(
+        Row("proj_in", "img_in"),
+        *(
+            Row(f"blocks.*.attn.to_{part}", "double.*.qkv", nth_of(i, 3))
+            for i, part in enumerate("qkv")
+        ),
+        Row("blocks.*.attn.to_out.0", "double.*.proj"),
+        Row("blocks.*.text", "double.*.txt"),
+        Row("norm_out.linear", "final.mod", nth_of(1, 2)),
+        Row("norm_out.linear", "final.mod", nth_of(0, 2)),
+        Row("proj_out", "final.linear"),
+    ),
+)
+REFERENCE = Layout(
+    marks=(),
+    rows=(
+        Row("blocks.*.attn.to_out.0", "layers.*.o"),
+        Row("blocks.*.attn.to_q", "layers.*.q"),
+    ),
+)
+MARKS = ("proj_in.weight", "blocks.*.attn.to_q.weight")
+DIT, ENCODER = Network(f"{__name__}:Net"), Network(f"{__name__}:Encoder")
+PUBLISHED = MappingProxyType({"Some/Model": MappingProxyType({"width": 6})})
+
+
+def _denoiser(name: str) -> Component:
+    return Component(
+        name,
+        (name,),
+        DIT.load,
+        MARKS,
+        DIT.configure,
+        published=PUBLISHED,
+        layouts=(ORIGINAL,),
+        prefixes=("model.diffusion_model.", "diffusion_model."),
+        lora=(LoraNaming("reference", ("", f"pipe.{name}."), REFERENCE),),
+    )
+
+
+COMPONENTS = (
+    _denoiser("dit"),
+    _denoiser("dit2"),
+    Component(
+        "text_encoder",
+        ("text_encoder",),
+        ENCODER.load,
+        ("layers.*.q_proj.weight",),
+        ENCODER.configure,
+        published=PUBLISHED,
+        lora=(LoraNaming("kohya", ("lora_te1_", "lora_te_"), flat=True),),
+    ),
+)
+MODEL = ModelRecord(
+    "fused",
+    "",
+    f"{__name__}:COMPONENTS",
+    "",
+    ("base",),
+    "dit",
+    MappingProxyType({"dit": ("to_q",)}),
+    MappingProxyType(
+        {"dit": "transformer", "dit2": "transformer", "text_encoder": "text_encoder"}
+    ),
+)
+TOKENS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+
+
+def network(kind: Any = Net) -> Any:
+    """A network of width 6, the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return kind(6)
+
+
+def trained(spec: LoraSpec, kind: Any = Net) -> Any:
+    """A network with LoRA layers of which no weight is zero."""
+    module = network(kind)
+    inject(module, spec, {})
+    draw = torch.Generator().manual_seed(3)
+    for tensor in lora_state(module).values():
+        tensor.copy_(0.3 * torch.randn(tensor.shape, generator=draw))
+    return module
+
+
+@torch.no_grad()
+def output(module: Any) -> Tensor:
+    """What a denoiser makes of the same tokens."""
+    made: Tensor = module(TOKENS)
+    return made
+
+
+SHAPES = shapes_of(network())
+ENCODER_SHAPES = shapes_of(network(Encoder))
+
+SPEC = LoraSpec(
+    "dit",
+    ("to_q", "to_k", "to_v", "to_out.0", "text", "norm_out.linear", "proj_in"),
+    4,
+    6.0,
+)
+Tensors = dict[str, Tensor]
+Header = dict[str, str]
+Change = Callable[[Tensors], Tensors]
+
+
+def ours(folder: Path, spec: LoraSpec = SPEC, **about: str) -> tuple[Path, Any]:
+    """A LoRA file as a run writes it, and the network that was trained."""
+    module = trained(spec)
+    path = folder / "ours.safetensors"
+    save_lora(path, module, spec, "transformer", {"family": "fused", **about})
+    return path, module
+
+
+def written(
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None
+) -> Path:
+    """Write tensors to a file."""
+    save_file(
+        {key: tensor.clone() for key, tensor in tensors.items()},
+        path,
+        dict(header or {}),
+    )
+    return path
+
+
+def read(path: Path, **networks: Any) -> Lora:
+    """The one LoRA that a file holds, for the denoiser unless told otherwise."""
+    (found,) = read_lora(path, MODEL, networks or {"dit": SHAPES})
+    return found
+
+
+def adapter(**fields: Any) -> Header:
+    """A header as diffusers writes it."""
+    given = {"r": 4, "lora_alpha": 6.0, "target_modules": ["to_q"], **fields}
+    return {
+        "lora_adapter_metadata": json.dumps(
+            {f"transformer.{name}": value for name, value in given.items()}
+        )
+    }
+
+
+def in_names_of(program: str, folder: Path, spec: LoraSpec = SPEC) -> Tensors:
+    """What is written for another program."""
+    naming = next(
+        naming for naming in namings(COMPONENTS[0], MODEL) if naming.program == program
+    )
+    return layers_in(read(ours(folder, spec)[0]), naming, SHAPES)
+
+
+def same(one: Mapping[str, LoraLayer], other: Mapping[str, LoraLayer]) -> bool:
+    """Whether two sets of layers are equal to the bit."""
+    pairs = [(one[name], other[name]) for name in one.keys() & other.keys()]
+    return one.keys() == other.keys() and all(
+        torch.equal(a.down, b.down) and torch.equal(a.up, b.up) and a.alpha == b.alpha
+        for a, b in pairs
+    )
+
+
+def down_up(tensors: Tensors) -> Tensors:
+    """The other names of A and B."""
+    return {
+        k.replace("lora_A", "lora_down").replace("lora_B", "lora_up"): v
+        for k, v in tensors.items()
+    }
+
+
+def with_alpha(tensors: Tensors, alpha: float = 6.0) -> Tensors:
+    """With a key for alpha beside each pair."""
+    layers = {key.split(".lora_")[0] for key in tensors}
+    return tensors | {f"{layer}.alpha": torch.tensor(alpha) for layer in layers}
+
+
+def prefixed(tensors: Tensors, prefix: str) -> Tensors:
+    """With another prefix."""
+    return {
+        key.replace("transformer.", prefix, 1): value for key, value in tensors.items()
+    }
+
+
+def folded(tensors: Tensors) -> Tensors:
+    """alpha / rank as part of B: what a file without alpha must have."""
+    return {
+        key: value * 1.5 if "lora_B" in key else value for key, value in tensors.items()
+    }
+
+
+def default_names(tensors: Tensors) -> Tensors:
+    """With the adapter's name in each key, as peft has it in memory."""
+    return {
+        k.replace("lora_A.", "lora_A.default.").replace("lora_B.", "lora_B.default."): v
+        for k, v in tensors.items()
+    }

@@ -1,0 +1,153 @@
+"""Worlds of several processes: forks of the test's own, which find each other and
+reduce through gloo as launched ones.
+
+The test is the launcher: like torchrun, it keeps the store they find each other by, and
+ends all when one has failed.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from dstrain.cli.main import main
+from torch.distributed import TCPStore
+
+LIMIT = 60.0
+"""Seconds after which processes that still run count as hung."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the processes of a world ended: exit codes by rank (-9 for kill -9), and what
+    each wrote to its stderr.
+    """
+
+    codes: tuple[int, ...]
+    said: tuple[str, ...]
+    seconds: float
+
+    @property
+    def lines(self) -> list[str]:
+        """The first lines of errors, of all processes."""
+        return [
+            line
+            for text in self.said
+            for line in text.splitlines()
+            if line.startswith("dstrain: error: ")
+        ]
+
+
+def words(flags: Mapping[str, Any]) -> list[str]:
+    """Flags as words of a command line; None is left out, True is a bare flag."""
+    given = [(f"--{name}", value) for name, value in flags.items() if value is not None]
+    return [
+        word
+        for name, value in given
+        for word in ([name] if value is True else [name, str(value)])
+    ]
+
+
+def in_world(
+    size: int,
+    work: Callable[[int], object],
+    folder: Path,
+    launched: bool = True,
+    poke: Callable[[Sequence[int]], None] = lambda pids: None,
+) -> Ended:
+    """Work in so many processes, each given its rank; what one returns, if a number, is
+    its exit code.
+
+    With `launched`, the others get SIGTERM when one has failed. `poke` is called with
+    the processes' ids at once.
+    """
+    store = TCPStore(
+        "127.0.0.1",
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=LIMIT),
+    )
+    files = [folder / f"said-{rank}-{time.monotonic_ns()}" for rank in range(size)]
+    start = time.monotonic()
+    pids = [
+        _forked(rank, size, store.port, files[rank], work, launched)
+        for rank in range(size)
+    ]
+    poke(pids)
+    codes: dict[int, int] = {}
+    ended = False
+    while len(codes) < size:
+        for rank, pid in enumerate(pids):
+            if rank not in codes and (status := os.waitpid(pid, os.WNOHANG)) != (0, 0):
+                codes[rank] = os.waitstatus_to_exitcode(status[1])
+        late = time.monotonic() - start > LIMIT
+        if late or (launched and not ended and any(codes.values())):
+            ended = True
+            for rank, pid in enumerate(pids):
+                if rank not in codes:
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        time.sleep(0.01)
+    del store
+    return Ended(
+        tuple(codes[rank] for rank in range(size)),
+        tuple(file.read_text() for file in files),
+        time.monotonic() - start,
+    )
+
+
+def commands(*lines: Sequence[str]) -> Callable[[int], int]:
+    """Work that runs these command lines of dstrain one after the other, until one
+    fails; the last exit code.
+    """
+
+    def work(rank: int) -> int:
+        return next((code for line in lines if (code := main(line))), 0)
+
+    return work
+
+
+def _forked(
+    rank: int,
+    size: int,
+    port: int,
+    said: Path,
+    work: Callable[[int], object],
+    launched: bool,
+) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        sys.stderr = said.open("w", buffering=1)
+        os.dup2(sys.stderr.fileno(), 2)
+        os.environ |= {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        _forget_accelerator()
+        torch.set_num_threads(1)
+        made = work(rank)
+        code = made if isinstance(made, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _forget_accelerator() -> None:
+    """The parent's state says that it is alone."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._shared_state.clear()

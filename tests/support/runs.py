@@ -1,0 +1,179 @@
+"""Runs of the family `tiny`: their configuration, what they write, and runs that stop
+on the way.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from dstrain.config.schema import TrainConfig
+from dstrain.distributed.world import World
+from dstrain.models.locate import ModelConfig, find
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.runs.build import feed, prepare
+from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.job import Job
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run, toy_models
+from dstrain.training.batch import Batch
+from dstrain.training.module import TrainingModule
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.support.family import COMPONENTS, MODEL, build, weights_of, write, write_data
+
+CAPTIONS = ("dog", "", "two dogs on a bridge", "cat", "a", "dog and cat")
+
+
+def project(folder: Path, **model: Any) -> Path:
+    """A model below `model` and a data set of six rows of two sizes below `data`."""
+    write(folder / "model", **model)
+    write_data(folder / "data", CAPTIONS, ((16, 16), (16, 24)))
+    return folder
+
+
+def project_by_id(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A fresh project as the working directory, with a copy of its model under a model
+    id.
+    """
+    patch.delenv("DSTRAIN_MODEL_BASE_PATH", raising=False)
+    patch.delenv("DIFFSYNTH_MODEL_BASE_PATH", raising=False)
+    patch.chdir(folder)
+    project(folder)
+    shutil.copytree("model", "models/Tiny/Tiny")
+    return folder
+
+
+def config(folder: Path, **changes: Any) -> TrainConfig:
+    """A run in a project's folder: LoRA on the denoiser unless told otherwise."""
+    given: dict[str, Any] = {
+        "model": "tiny",
+        "dataset_base_path": folder / "data",
+        "output_path": folder / "out",
+        "learning_rate": 1e-2,
+        "lora_rank": 2,
+    }
+    if changes.get("trainable_models") and not changes.get("lora_base_model"):
+        del given["lora_rank"]
+    if not changes.get("toy"):
+        given["model_paths"] = json.dumps(list(weights_of(folder / "model").values()))
+    return TrainConfig(**{**given, **changes})
+
+
+def job(
+    config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
+) -> Job:
+    """What a run of this configuration trains, before its first step."""
+    setup, world = resolve(config), World(Accelerator(cpu=True))
+    with toy_models(setup, world) as ready:
+        return prepare(ready, world, feed(ready, world), module_class)
+
+
+def files(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """Every weights file of an output folder."""
+    return {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values made of tensors, lists and dictionaries are equal bit for bit."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return (
+            isinstance(b, dict)
+            and list(a) == list(b)
+            and all(same(a[key], b[key]) for key in a)
+        )
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def log(folder: Path) -> list[dict[str, float]]:
+    """loss.csv, without what depends on the clock."""
+    header, *rows = [
+        line.split(",") for line in (folder / "loss.csv").read_text().splitlines()
+    ]
+    told = [dict(zip(header, map(float, row), strict=True)) for row in rows]
+    return [
+        {
+            name: row[name]
+            for name in ("step", "epoch", "loss", "learning_rate", "grad_norm")
+        }
+        for row in told
+    ]
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Everything a run leaves that does not depend on the clock; what a state says of
+    the data set differs by stage.
+    """
+    state = replace(load_state(states(folder)[0]), content={})
+    left = sorted(path.name for path in folder.iterdir() if path.name != "config.json")
+    return {
+        "files": files(folder),
+        "log": log(folder),
+        "state": vars(state),
+        "names": left,
+    }
+
+
+class PowerCut(Exception):
+    """Ends a run where nothing can be saved."""
+
+
+def stop_at(call: int) -> type[TrainingModule]:
+    """A module whose forward pass number `call` (from 0) ends the run."""
+
+    class Stopping(TrainingModule):
+        calls = 0
+
+        def forward(self, batch: Batch) -> Tensor:
+            if self.calls == call:
+                raise PowerCut
+            self.calls += 1
+            return super().forward(batch)
+
+    return Stopping
+
+
+def changed(change: Callable[[Any], None]) -> type[TrainingModule]:
+    """A module that is changed before each forward pass."""
+
+    class Changed(TrainingModule):
+        def forward(self, batch: Batch) -> Tensor:
+            change(self)
+            return super().forward(batch)
+
+    return Changed
+
+
+def train(
+    folder: Path, module_class: type[TrainingModule] = TrainingModule, **changes: Any
+) -> Path:
+    """Run, and return the output folder."""
+    given = config(folder, **changes)
+    run(given, module_class)
+    assert given.output_path is not None
+    return given.output_path
+
+
+def configs(folder: Path) -> tuple[ModelConfig, ...]:
+    """The files of a model folder, one entry per component with weights."""
+    return tuple(ModelConfig(path=paths) for paths in weights_of(folder).values())
+
+
+def opened(folder: Path, *more: ModelConfig) -> Pipeline:
+    """Every component of a model folder, loaded."""
+    found = find(
+        MODEL, (*configs(folder), *more), [component.name for component in COMPONENTS]
+    )
+    return Pipeline.from_found(
+        MODEL, build("base"), found, torch.device("cpu"), torch.float32
+    )

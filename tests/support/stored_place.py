@@ -1,0 +1,232 @@
+"""What tests of the feature store do with the family `stored`: data sets, both stages,
+several processes, values.
+"""
+
+import csv
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from dstrain.cache.store import FeatureStore
+from dstrain.config.schema import TrainConfig
+from dstrain.distributed.world import World
+from dstrain.graph.task import Task
+from dstrain.graph.values import Frames
+from dstrain.lora.layers import Trainables
+from dstrain.models.locate import ModelConfig
+from dstrain.registry.hooks import load_extensions
+from dstrain.runs.feature_plan import open_plan
+from dstrain.runs.precompute import data_process
+from dstrain.runs.setup import Setup
+from dstrain.training.loader import StoredRows
+from dstrain.training.losses import SFT
+from PIL import Image
+from torch import Tensor
+
+from tests.support.stored_family import MODEL, build, runs, write_model
+
+
+def picture(seed: int, mode: str = "RGB", side: int = 32) -> Image.Image:
+    """A picture of noise."""
+    shape = (side, side, len(mode)) if len(mode) > 1 else (side, side)
+    return Image.fromarray(
+        np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    )
+
+
+def write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write metadata.csv; lists are written as JSON."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with (folder / "metadata.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(
+            {k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()}
+            for row in rows
+        )
+
+
+@dataclass
+class Place:
+    """A data set, a model and a feature store in one folder."""
+
+    folder: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def data(self) -> Path:
+        """The data set's folder."""
+        return self.folder / "data"
+
+    @property
+    def cache(self) -> Path:
+        """The feature store's folder."""
+        return self.folder / "cache"
+
+    @property
+    def shards(self) -> list[Path]:
+        """The shards there are."""
+        return sorted((self.cache / "shards").iterdir())
+
+    @property
+    def plans(self) -> list[Path]:
+        """The plan files there are."""
+        return sorted((self.cache / "plans").iterdir())
+
+    def setup(
+        self,
+        stage: str = "data_process",
+        task: Task = SFT,
+        variant: str = "base",
+        **config: Any,
+    ) -> Setup:
+        """Resolve a run of a stage."""
+        given = {"dataset_base_path": self.data, "feature_cache": self.cache, **config}
+        settings = TrainConfig(model="stored", task=f"{task.name}:{stage}", **given)
+        files = [
+            self.folder / f"model/{name}/model.safetensors"
+            for name in ("text_encoder", "vae")
+        ]
+        models = (
+            *(ModelConfig(path=str(path)) for path in files),
+            ModelConfig(path=str(self.folder / "model/tokenizer")),
+            ModelConfig(
+                model_id="Stored/Stored", origin_file_pattern="dit/*.safetensors"
+            ),  # not there
+        )
+        return Setup(
+            settings,
+            MODEL,
+            build(variant),
+            task,
+            stage,
+            Trainables(("dit",)),
+            torch.device("cpu"),
+            models,
+            load_extensions(),
+        )
+
+    def fill(
+        self, task: Task = SFT, variant: str = "base", **config: Any
+    ) -> Counter[str]:
+        """Run stage 1; returns how often each unit ran."""
+        data_process(self.setup("data_process", task, variant, **config), alone())
+        return runs()
+
+    def stored(
+        self, task: Task = SFT, variant: str = "base", **config: Any
+    ) -> StoredRows:
+        """Open the store as stage 2 does."""
+        setup = self.setup("train", task, variant, **config)
+        store = FeatureStore.open(setup.store_path)
+        plan = open_plan(setup, store)
+        return StoredRows(store, plan.rows, plan.presence)
+
+    def values(
+        self, task: Task = SFT, variant: str = "base", **config: Any
+    ) -> list[dict[str, Any]]:
+        """The values of every row as stage 2 reads them, in a form that can be
+        compared.
+        """
+        rows = self.stored(task, variant, **config)
+        return [plain(rows.sample(row).values) for row in range(len(rows.rows))]
+
+
+def write_place(folder: Path, rows: int = 4) -> Place:
+    """Write a model and a data set of `rows` rows, of which the last two have one
+    prompt.
+    """
+    place = Place(folder)
+    place.data.mkdir(parents=True)
+    write_model(folder / "model")
+    for i in range(rows):
+        picture(i).save(place.data / f"{i}.png")
+        place.rows.append({"image": f"{i}.png", "prompt": f"word {min(i, rows - 2)}"})
+    write_rows(place.data, place.rows)
+    return place
+
+
+def change_keeping_times(path: Path, change: Callable[[], Any]) -> None:
+    """Change a file, and give it back its time of modification."""
+    before = path.stat()
+    change()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def change_weights(name: str, place: Place) -> None:
+    """Change every weight of a component a little."""
+    path = place.folder / f"model/{name}/model.safetensors"
+    content = bytearray(path.read_bytes())
+    for i in range(8 + int.from_bytes(content[:8], "little"), len(content), 4):
+        content[i] ^= 1
+    change_keeping_times(path, lambda: path.write_bytes(content))
+
+
+def plain(value: Any) -> Any:
+    """A value as something that == compares exactly: type, dtype, shape and bytes."""
+    if isinstance(value, Tensor):
+        return (
+            str(value.dtype),
+            tuple(value.shape),
+            value.reshape(-1).view(torch.uint8).numpy().tobytes(),
+        )
+    if isinstance(value, Image.Image):
+        return (value.mode, value.size, value.tobytes())
+    if isinstance(value, Frames):
+        return ("frames", value.fps, plain(value.pixels))
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return (type(value).__name__, value)
+
+
+def world(rank: int, size: int, wait: Callable[[], Any]) -> World:
+    """A process of several, which meet at `wait`."""
+    return World(
+        SimpleNamespace(process_index=rank, num_processes=size, wait_for_everyone=wait)
+    )
+
+
+def alone() -> World:
+    """The only process."""
+    return world(0, 1, lambda: None)
+
+
+def together(
+    size: int,
+    work: Callable[[World], None],
+    late: Callable[[int], None] = lambda rank: None,
+) -> None:
+    """Do the work of several processes in threads; `late` is called with its rank when
+    one leaves a barrier.
+    """
+    barrier = threading.Barrier(size, timeout=30)
+    errors: list[BaseException] = []
+
+    def one(rank: int) -> None:
+        def wait() -> None:
+            barrier.wait()
+            late(rank)
+
+        try:
+            work(world(rank, size, wait))
+        except BaseException as error:  # shown by the test's own thread
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,99 @@
+"""Videos that tests make: a black bar on white, whose place tells the time at which a
+frame was filmed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
+
+import av
+import numpy as np
+from dstrain.data.videos import Pixels
+from PIL import Image
+
+HEIGHT, WIDTH = 48, 128
+SPEED = 32.0
+"""Pixels per second, so that a video of two seconds shows 64 places."""
+BAR = 8
+KEYS = MappingProxyType({"x264-params": "keyint=10:min-keyint=10:scenecut=0:bframes=3"})
+"""Options of a file whose every tenth frame is a key frame."""
+
+
+def frame(second: float, size: tuple[int, int] = (HEIGHT, WIDTH)) -> Pixels:
+    """The frame filmed at a time: (height, width, 3)."""
+    pixels = np.full((*size, 3), 255, np.uint8)
+    left = round(second * SPEED)
+    pixels[:, left : left + BAR] = 0
+    return pixels
+
+
+def seconds(pixels: Pixels, turned: bool = False) -> list[float]:
+    """When each frame (frames, height, width, 3) was filmed; `turned` for frames whose
+    bar moves upwards.
+    """
+    dark = pixels[..., 0].mean(axis=2 if turned else 1) < 128
+    places = [np.flatnonzero(line[::-1] if turned else line) for line in dark]
+    return [
+        float(place.mean() - (BAR - 1) / 2) / SPEED if place.size else float("nan")
+        for place in places
+    ]
+
+
+def film(
+    path: Path,
+    times: Iterable[float],
+    fps: float = 30,
+    *,
+    codec: str = "libx264",
+    size: tuple[int, int] = (HEIGHT, WIDTH),
+    form: str = "yuv420p",
+    rotation: int = 0,
+    options: Mapping[str, str] | None = None,
+    container: Mapping[str, str] | None = None,
+) -> Path:
+    """Write what happened at `times`, each frame shown at its own time (variable frame
+    rate, in milliseconds).
+    """
+    with av.open(str(path), "w", options=dict(container or {})) as file:
+        stream = file.add_stream(codec, Fraction(fps), options=dict(options or {}))
+        stream.height, stream.width, stream.pix_fmt = (*size, form)
+        stream.codec_context.time_base = stream.time_base = (
+            Fraction(1, 1000) if codec != "mpeg4" else 1 / Fraction(fps)
+        )
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for time in times:
+            picture = av.VideoFrame.from_ndarray(frame(time, size), format="rgb24")
+            picture.time_base = stream.codec_context.time_base
+            picture.pts = round(time / picture.time_base)
+            file.mux(stream.encode(picture))
+        file.mux(stream.encode(None))
+    return path
+
+
+def steady(count: int, fps: float) -> list[float]:
+    """The times of `count` frames at a constant rate."""
+    return [number / fps for number in range(count)]
+
+
+def gif(
+    path: Path, shown: Sequence[int], size: tuple[int, int] = (HEIGHT, WIDTH)
+) -> Path:
+    """Write a GIF whose frames are shown for these many milliseconds each, filmed when
+    they come up.
+    """
+    starts = np.cumsum([0, *shown])[:-1] / 1000
+    first, *others = [Image.fromarray(frame(start, size)) for start in starts]
+    first.save(path, save_all=True, append_images=others, duration=list(shown))
+    return path
+
+
+def folder(path: Path, times: Sequence[float], names: Sequence[str] = ()) -> Path:
+    """Write a folder of frames."""
+    path.mkdir()
+    for number, time in enumerate(times):
+        Image.fromarray(frame(time)).save(
+            path / (names[number] if names else f"{number}.png")
+        )
+    return path

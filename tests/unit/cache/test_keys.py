@@ -1,0 +1,242 @@
+"""A key changes with everything a value is the result of, and with nothing else."""
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from dstrain.cache.keys import step_key
+from dstrain.data.cells import Cell, input_key
+from dstrain.errors import StateError, SystemFault
+from dstrain.graph.plan import Step
+from dstrain.graph.unit import Unit
+from dstrain.storage.hashing import Digests, hashed, sha256
+from torch import Tensor
+
+
+class Made(TypedDict):
+    emb: Tensor
+
+
+def encode(prompt: str, size: int = 0, *, text_encoder: Any, dtype: Any) -> Made: ...
+
+
+def sided(prompt: str, *, side: str) -> Made: ...
+
+
+STEP = Step(
+    Unit.of(encode), "positive", {"prompt": "prompt", "size": "size"}, {"emb": "emb"}
+)
+READS = {"prompt": "k1", "size": "k2"}
+COMPONENTS = {"text_encoder": "d1", "vae": "d2"}
+
+
+def test_a_key_changes_with_everything_a_value_is_the_result_of() -> None:
+    other_unit = replace(STEP.unit, name="other")
+    keys = {
+        step_key("family", STEP, READS, COMPONENTS, "float32"),
+        step_key("other", STEP, READS, COMPONENTS, "float32"),
+        step_key(
+            "family",
+            replace(STEP, unit=replace(STEP.unit, version=2)),
+            READS,
+            COMPONENTS,
+            "float32",
+        ),
+        step_key(
+            "family", replace(STEP, unit=other_unit), READS, COMPONENTS, "float32"
+        ),
+        step_key("family", STEP, {"prompt": "k2", "size": "k1"}, COMPONENTS, "float32"),
+        step_key("family", STEP, {"prompt": "k1"}, COMPONENTS, "float32"),
+        step_key("family", STEP, READS, {"text_encoder": "d2"}, "float32"),
+        step_key("family", STEP, READS, COMPONENTS, "bfloat16"),
+    }
+    assert len(keys) == 8
+
+
+def test_a_key_does_not_change_with_what_the_unit_does_not_use() -> None:
+    key = step_key("family", STEP, READS, COMPONENTS, "float32")
+    assert key == step_key(
+        "family",
+        STEP,
+        dict(reversed(READS.items())),
+        COMPONENTS | {"vae": "d3"},
+        "float32",
+    )
+    assert key == step_key(
+        "family", replace(STEP, side="negative"), READS, COMPONENTS, "float32"
+    )
+
+
+def test_the_side_is_part_of_a_key_only_if_the_unit_borrows_it() -> None:
+    step = Step(Unit.of(sided), "positive", {"prompt": "prompt"}, {"emb": "emb"})
+    keys = [
+        step_key("f", replace(step, side=side), {"prompt": "k"}, {}, "float32")
+        for side in ("positive", "negative")
+    ]
+    assert keys[0] != keys[1]
+
+
+def test_literals_of_different_kinds_or_types_have_different_keys(
+    tmp_path: Path,
+) -> None:
+    cells = [
+        Cell("text", "1"),
+        Cell("integer", 1),
+        Cell("number", 1.5),
+        Cell("text", ""),
+        Cell("texts", ["1"]),
+    ]
+    assert len({input_key(cell, Digests()) for cell in cells}) == len(cells)
+
+
+def test_a_files_key_is_its_bytes_and_how_they_are_loaded_but_not_its_name(
+    tmp_path: Path,
+) -> None:
+    for name, data in {"a": b"1", "b": b"1", "c": b"2"}.items():
+        (tmp_path / name).write_bytes(data)
+
+    def key(*names: str, **parameters: Any) -> str:
+        cell = Cell(
+            "pictures",
+            None,
+            tuple(str(tmp_path / name) for name in names),
+            tuple(parameters.items()),
+        )
+        return input_key(cell, Digests())
+
+    assert key("a", mode="RGB") == key("b", mode="RGB")
+    different = {
+        key("a", mode="RGB"),
+        key("c", mode="RGB"),
+        key("a", mode="L"),
+        key("a", "c"),
+        key("c", "a"),
+        key("a"),
+    }
+    assert len(different) == 6
+
+
+def test_hashes_depend_on_kind_and_content_but_not_on_the_order_of_names() -> None:
+    assert hashed("a", {"x": 1, "y": 2}) == hashed("a", {"y": 2, "x": 1})
+    assert (
+        len(
+            {hashed("a", [1]), hashed("b", [1]), hashed("a", ["1"]), hashed("a", [[1]])}
+        )
+        == 4
+    )
+
+
+def settle(monkeypatch: pytest.MonkeyPatch, seconds: int = 10) -> None:
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + seconds * 10**9)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    read: list[Path] = []
+
+    def digest(path: Path) -> str:
+        read.append(path)
+        return sha256(path)
+
+    monkeypatch.setattr("dstrain.storage.hashing.sha256", digest)
+    return read
+
+
+def test_a_file_is_read_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
+    read = counted(monkeypatch)
+    path, memory = tmp_path / "a", tmp_path / "memory"
+    path.write_bytes(b"old")
+    digests = Digests.remembered(memory)
+    assert digests.of(path) == digests.of(str(path)) == sha256(path)
+    digests.save()
+    assert Digests.remembered(memory).of(path) == sha256(path)
+    assert read == [path]
+
+
+@pytest.mark.parametrize("how", ["other bytes", "times kept", "replaced, times kept"])
+def test_a_changed_file_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    settle(monkeypatch)
+    path, memory = tmp_path / "a", tmp_path / "memory"
+    path.write_bytes(b"old")
+    before = path.stat()
+    digests = Digests.remembered(memory)
+    digests.of(path)
+    digests.save()
+    time.sleep(0.02)  # times of files are those of the last tick of the clock
+    if how.startswith("replaced"):
+        (tmp_path / "b").write_bytes(b"new")
+        (tmp_path / "b").rename(path)
+    else:
+        path.write_bytes(b"new")
+    if how.endswith("kept"):
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert Digests.remembered(memory).of(path) == sha256(path)
+    with pytest.raises(StateError, match="changed while it was in use"):
+        digests.check_unchanged([path])
+
+
+def test_the_digest_of_a_file_changed_just_now_is_not_remembered(
+    tmp_path: Path,
+) -> None:
+    path, memory = tmp_path / "a", tmp_path / "memory"
+    path.write_bytes(b"old")
+    digests = Digests(memory)
+    digests.of(path)
+    digests.save()
+    assert json.loads(memory.read_text()) == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"null"])
+def test_a_damaged_memory_is_an_empty_one(tmp_path: Path, content: bytes) -> None:
+    memory = tmp_path / "memory"
+    memory.write_bytes(content)
+    (tmp_path / "a").write_bytes(b"x")
+    assert Digests.remembered(memory).of(tmp_path / "a") == sha256(tmp_path / "a")
+
+
+def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
+    Digests(tmp_path / "memory").save()
+    assert not (tmp_path / "memory").exists()
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemFault, match="absent: cannot be read: No such file"):
+        Digests().of(tmp_path / "absent")
+
+
+def test_a_component_is_its_bytes_and_a_folder_its_files_in_their_places(
+    tmp_path: Path,
+) -> None:
+    for name, content in {
+        "a/x": "1",
+        "a/sub/y": "2",
+        "b/x": "1",
+        "b/sub/y": "2",
+        "c/y": "1",
+        "c/sub/x": "2",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+
+    def digest(*names: str) -> str:
+        return Digests().of_all([tmp_path / name for name in names])
+
+    assert digest("a") == digest("b")
+    assert digest("a") != digest("c")
+    assert digest("a/x") == digest("b/x")  # another file's name
+    assert digest("a/x", "a/sub/y") == digest("b/sub/y", "c/y")
+    assert digest("a/x") != digest("a/sub/y")
+    (tmp_path / "a/.cache").mkdir()
+    (tmp_path / "a/.cache/state").touch()
+    assert digest("a") == digest("b")
+    (tmp_path / "a/sub/y").write_text("3")
+    assert digest("a") != digest("b")

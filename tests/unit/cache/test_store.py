@@ -1,0 +1,229 @@
+"""A feature store gives back what was put into it, takes no more room, and names every
+damaged byte before use.
+"""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.cache.store import FeatureStore, Lines, ShardWriter, open_shard
+from dstrain.errors import StateError
+from dstrain.graph.values import Frames
+from PIL import Image
+
+from tests.support.stored_place import picture, plain
+
+VALUES = {
+    "tensor": torch.arange(6.0).reshape(2, 3),
+    "bf16": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16),
+    "scalar": torch.tensor(3),
+    "empty": torch.empty(0, 4),
+    "mask": torch.tensor([True, False]),
+    "view": torch.arange(24).reshape(4, 6).T[2:4],
+    "complex": torch.ones(2, dtype=torch.complex64),
+    "text": 'ä "quoted"\n\u2028',
+    "number": 7,
+    "exact": 0.1 + 0.2,
+    "yes": True,
+    "nothing": None,
+    "grey": picture(1, "L"),
+    "colour": picture(2),
+    "alpha": picture(3, "RGBA"),
+    "frames": Frames(torch.arange(24, dtype=torch.uint8).reshape(1, 2, 4, 3), 29.97),
+    "list": [torch.ones(1), [torch.zeros(2), "x"], {}],
+    "record": {"value": torch.ones(3), "shape": [1, None], "tensor": {"list": 2.0}},
+    "none of them": [],
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FeatureStore:
+    return empty(tmp_path / "store")
+
+
+def empty(folder: Path) -> FeatureStore:
+    FeatureStore.create(folder)
+    return FeatureStore.open(folder)
+
+
+def fill(store: FeatureStore, values: dict[str, Any], **limits: Any) -> list[Path]:
+    writer = ShardWriter(store, {"core": "1"}, **limits)
+    for address, value in values.items():
+        writer.add(address, value)
+    writer.flush()
+    return sorted((store.folder / "shards").iterdir())
+
+
+@pytest.mark.parametrize("address", list(VALUES))
+def test_every_kind_of_value_comes_back_as_it_was(
+    store: FeatureStore, address: str
+) -> None:
+    fill(store, {address: VALUES[address]})
+    assert plain(FeatureStore.open(store.folder).read(address)) == plain(
+        VALUES[address]
+    )
+
+
+def test_one_shard_holds_all_kinds_and_the_writer_can_read_it_at_once(
+    store: FeatureStore,
+) -> None:
+    assert len(fill(store, VALUES)) == 1
+    assert plain({address: store.read(address) for address in VALUES}) == plain(VALUES)
+
+
+def test_equal_values_give_equal_bytes(tmp_path: Path) -> None:
+    first, second = (fill(empty(tmp_path / name), VALUES)[0] for name in "ab")
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_tensor_that_was_read_is_the_readers_own(store: FeatureStore) -> None:
+    fill(store, {"tensor": VALUES["tensor"]})
+    store.read("tensor").zero_()
+    assert torch.equal(store.read("tensor"), VALUES["tensor"])
+
+
+def test_a_view_is_stored_without_what_it_is_a_view_of(store: FeatureStore) -> None:
+    (path,) = fill(store, {"view": torch.zeros(1000, 1000)[::100, ::100]})
+    assert path.stat().st_size < 100 * 4 + 1000
+
+
+def test_a_shard_is_committed_when_it_is_full_or_old(tmp_path: Path) -> None:
+    values = {str(i): torch.full((256,), float(i)) for i in range(10)}
+    assert len(fill(empty(tmp_path / "bytes"), values, max_bytes=2048)) == 5
+    assert len(fill(empty(tmp_path / "seconds"), values, max_seconds=0.0)) == 10
+    assert len(fill(empty(tmp_path / "neither"), values)) == 1
+
+
+def test_what_is_stored_is_not_stored_again(store: FeatureStore) -> None:
+    before = fill(store, {"a": torch.ones(2), "b": 1})
+    assert fill(store, {"a": torch.ones(2), "b": 1}) == before
+    (added,) = set(fill(FeatureStore.open(store.folder), {"b": 1, "c": 2})) - set(
+        before
+    )
+    assert set(open_shard(added).values) == {"c"}
+
+
+def test_more_shards_than_are_kept_open_can_be_read(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dstrain.cache.store.OPEN_SHARDS", 2)
+    fill(store, {str(i): torch.tensor(i) for i in range(9)}, max_bytes=1)
+    for i in range(18):
+        assert int(store.read(str(i % 9))) == i % 9
+        assert len(store._open) <= 2
+
+
+def test_only_temporaries_are_removed_when_a_store_is_made_again(
+    store: FeatureStore,
+) -> None:
+    (kept,) = fill(store, VALUES)
+    strangers = [
+        store.folder / "metadata.csv",
+        store.folder / "shards/notes.txt",
+        store.folder / "plans/x",
+    ]
+    leftovers = [
+        store.folder / part / ".tmp-1-x.safetensors" for part in ("", "shards", "plans")
+    ]
+    for path in (*strangers, *leftovers):
+        path.write_text("x")
+    FeatureStore.create(store.folder)
+    assert not any(path.exists() for path in leftovers)
+    assert all(path.exists() for path in (kept, *strangers))
+    assert set(FeatureStore.open(store.folder).where) == set(VALUES)
+
+
+@pytest.mark.parametrize(
+    ("marker", "words"),
+    [
+        (None, "is no feature store"),
+        ("{", "cannot be read"),
+        ('{"format": "dstrain-features", "version": 2}', "want "),
+    ],
+)
+def test_what_is_no_store_of_this_version_is_refused(
+    store: FeatureStore, marker: str | None, words: str
+) -> None:
+    path = store.folder / "store.json"
+    path.unlink() if marker is None else path.write_text(marker)
+    with pytest.raises(StateError, match=words):
+        FeatureStore.open(store.folder)
+
+
+class Payload:
+    """A pickle that would leave a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self.path),))
+
+
+def test_a_pickle_is_refused_unopened(store: FeatureStore, tmp_path: Path) -> None:
+    path = store.folder / "shards" / f"{'0' * 40}.safetensors"
+    path.write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
+    with pytest.raises(StateError, match=f"{path.name}: cannot be read"):
+        FeatureStore.open(store.folder)
+    torch.save({"a": torch.ones(1)}, path)
+    with pytest.raises(StateError, match=f"{path.name}: cannot be read"):
+        FeatureStore.open(store.folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_safetensors_file_of_another_origin_is_refused(store: FeatureStore) -> None:
+    from safetensors.torch import save_file
+
+    path = store.folder / "shards/model.safetensors"
+    save_file({"a": torch.ones(1)}, path)
+    with pytest.raises(
+        StateError, match=r"model\.safetensors: cannot be read: 'dstrain'"
+    ):
+        FeatureStore.open(store.folder)
+
+
+def test_a_shard_that_is_gone_is_named(store: FeatureStore) -> None:
+    (path,) = fill(store, VALUES)
+    path.unlink()
+    with pytest.raises(StateError, match=path.name):
+        store.read("tensor")
+    with pytest.raises(StateError, match="lacks value tensor"):
+        FeatureStore.open(store.folder).read("tensor")
+
+
+def test_a_shard_of_another_name_is_refused(store: FeatureStore) -> None:
+    (path,) = fill(store, VALUES)
+    path.rename(path.with_stem("0" * 40))
+    with pytest.raises(StateError, match="its name is not the hash of its header"):
+        FeatureStore.open(store.folder)
+
+
+def test_every_plan_that_is_written_is_the_newest(store: FeatureStore) -> None:
+    for data in ("a", "b", "c", "a", "b"):
+        store.write_plan({}, {"data set": data}, [{"row": 0}])
+        newest = max(store.plans(), key=lambda plan: int(plan[1]["sequence"]))
+        assert newest[1]["about"]["data set"] == data
+        assert list(store.plan_rows(newest[0])) == [{"row": 0}]
+    assert len({record["sequence"] for _, record in store.plans()}) == 3
+
+
+def test_lines_are_read_by_index() -> None:
+    lines = Lines(b'{"a": 1}\n[2]\n"three"\n')
+    assert (len(lines), lines[0], lines[1], lines[-1]) == (3, {"a": 1}, [2], "three")
+    assert list(lines) == [{"a": 1}, [2], "three"]
+    assert list(Lines(b"")) == []
+    with pytest.raises(IndexError):
+        lines[3]
+
+
+def test_a_picture_of_a_mode_that_would_lose_something_is_refused(
+    store: FeatureStore,
+) -> None:
+    from dstrain.errors import UsageError
+
+    with pytest.raises(UsageError, match="mode CMYK cannot be stored"):
+        fill(store, {"picture": Image.new("CMYK", (1, 1))})

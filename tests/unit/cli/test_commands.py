@@ -1,0 +1,97 @@
+"""What graph, generate and toy hand on."""
+
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dstrain.cli.main import main
+from dstrain.config.fields import LoraFile
+from dstrain.config.schema import GenerateConfig, TrainConfig
+
+Install = Callable[..., Path]
+Source = Callable[..., str]
+TOY = """
+def toy(folder, variant, seed):
+    folder.mkdir(exist_ok=True)
+    (folder / "is").write_text(f"{variant} {seed}")
+"""
+
+
+@pytest.fixture
+def faky(fake_plugin: Install, record_source: Source) -> None:
+    """The family `faky` is installed."""
+    modules = {"faky_record": record_source("faky") + TOY}
+    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
+    module = types.ModuleType(name)
+    module.__dict__.update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("faky")
+def test_graph_prints_the_plan_of_a_training_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[TrainConfig] = []
+
+    def plan_of(config: TrainConfig) -> tuple[str, str, str]:
+        asked.append(config)
+        return "plan", "wiring", "task"
+
+    stub(monkeypatch, "dstrain.runs.resolve", plan_of=plan_of)
+    stub(
+        monkeypatch,
+        "dstrain.graph.render",
+        as_text=lambda *parts: f"text of {parts}\n",
+        as_data=lambda plan: {"of": plan},
+    )
+    assert main(["graph", "--model", "faky", "--task", "sft:train"]) == 0
+    assert capsys.readouterr().out == "text of ('plan', 'wiring', 'task')\n"
+    assert asked == [TrainConfig(model="faky", task="sft:train")]
+    assert main(["graph", "--model", "faky", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"of": "plan"}
+    assert main(["graph", "--model", "faky", "--height", "3"]) == 2
+
+
+@pytest.mark.usefixtures("faky")
+def test_generate_hands_on_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[GenerateConfig] = []
+    stub(monkeypatch, "dstrain.generation.single", generate=asked.append)
+    words = ["generate", "--model", "faky", "--toy", "--prompt", "-a cat", "--lora", "a.safetensors", "--lora",
+             "b.safetensors:0.5", "--num-inference-steps", "4", "--output", "x.png"]  # fmt: skip
+    assert main(words) == 0
+    assert asked == [
+        GenerateConfig(
+            model="faky",
+            toy=True,
+            prompt="-a cat",
+            lora=(
+                LoraFile(Path("a.safetensors")),
+                LoraFile(Path("b.safetensors"), 0.5),
+            ),
+            num_inference_steps=4,
+            output=Path("x.png"),
+        )
+    ]
+    assert main([*words, "--num_inference_steps", "0"]) == 2
+    assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("faky")
+def test_toy_writes_a_new_folder_and_touches_no_users_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "toy"
+    words = ["toy", "--model", "faky", "--seed", "3", "--output", str(place)]
+    assert main([*words, "--variant", "edit"]) == 0
+    assert (place / "is").read_text() == "edit 3"
+    assert main(words) == 2
+    assert "what is there is left as it is" in capsys.readouterr().err
+    assert (place / "is").read_text() == "edit 3"
+    assert main([*words[:-1], str(place / "is")]) == 2
+    assert main([*words[:-1], str(tmp_path / "more"), "--variant", "none"]) == 2

@@ -1,0 +1,522 @@
+"""`--config FILE`: the command line that it stands for; what is no flag or no such
+value is named by file and key.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.cli.main import main
+from dstrain.cli.options import FamilyCommand
+from dstrain.config.fields import Flag, LoraFile, NamedInput, flags
+from dstrain.config.schema import GenerateConfig, ModelChoice, TrainConfig
+from dstrain.config.serialize import OF_ONE_START, as_flags, write_resolved
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+Install = Callable[..., Path]
+Source = Callable[..., str]
+OPTIONS = "(Option('tokenizer_path', 'A.', 'tokenizer'), Option('bare', 'B.', 'dit', 'bare'), Option('area', 'C.'))"
+TOML = """
+model = "faky"
+toy = true
+dataset-base-path = "data"
+output_path = "out"
+learning_rate = 1e-5
+seed = 3
+preview_prompt = ["a dog", "a cat"]
+area = 64
+"""
+YAML = """
+# what a run is
+model: faky
+toy: true
+dataset_base_path: data
+output_path: "out"
+learning_rate: 1e-5
+seed: 3
+num_epochs: null
+preview_prompt: [a dog, 'a cat']
+area: 64
+"""
+JSON = json.dumps({
+    "model": "faky", "toy": True, "dataset_base_path": "data", "output_path": "out", "learning_rate": 1e-5, "seed": 3,
+    "preview_prompt": ["a dog", "a cat"], "area": "64", "overwrite": False, "versions": {"torch": "2"},
+})  # fmt: skip
+WANTED = TrainConfig(
+    model="faky",
+    toy=True,
+    dataset_base_path=Path("data"),
+    output_path=Path("out"),
+    learning_rate=1e-5,
+    seed=3,
+    preview_prompt=("a dog", "a cat"),
+    family_options={"area": "64"},
+)
+BAD: tuple[tuple[str, str, str], ...] = (
+    (
+        "x.toml",
+        "batchsize = 3",
+        "x.toml:batchsize: no such option; did you mean 'batch_size'?",
+    ),
+    (
+        "x.yaml",
+        "tokeniser_path: a",
+        "x.yaml:tokeniser_path: no such option; did you mean 'tokenizer_path'?",
+    ),
+    ("x.toml", "enable_csv_log = true", "x.toml:enable_csv_log: no such option"),
+    (
+        "x.toml",
+        "hf_token = 'hf_abcdefghijklmnopqrstu'",
+        "x.toml:hf_token: no such option",
+    ),
+    ("x.toml", "config = 'y.toml'", "x.toml:config: no such option"),
+    ("x.toml", "seed = 1.5", "x.toml:seed: want a whole number, got the number 1.5"),
+    ("x.toml", "seed = true", "x.toml:seed: want a whole number, got true"),
+    ("x.yaml", "seed: three", "x.yaml:seed: 'three' is not a valid integer"),
+    (
+        "x.yaml",
+        "learning_rate: 1e-4x",
+        "x.yaml:learning_rate: '1e-4x' is not a valid float",
+    ),
+    ("x.toml", "learning_rate = 0", "x.toml:learning_rate: want more than 0, got 0"),
+    (
+        "x.json",
+        '{"learning_rate": NaN}',
+        "x.json:learning_rate: want a finite number, got nan",
+    ),
+    ("x.toml", "variant = 2511", "x.toml:variant: want text, got the number 2511"),
+    ("x.toml", "task = 2024-01-01", "x.toml:task: want text, got a date"),
+    (
+        "x.toml",
+        "tokenizer_path = 3",
+        "x.toml:tokenizer_path: want text, got the number 3",
+    ),
+    ("x.toml", "toy = 1", "x.toml:toy: want true or false, got the number 1"),
+    ("x.yaml", "toy: maybe", "x.yaml:toy: want true or false, got text"),
+    ("x.toml", "bare = 'maybe'", "x.toml:bare: want true or false, got text"),
+    (
+        "x.toml",
+        "hub = 'hugingface'",
+        "x.toml:hub: want one of modelscope, huggingface, got 'hugingface'; did you mean",
+    ),
+    (
+        "x.toml",
+        "preview_prompt = 'a'",
+        "x.toml:preview_prompt: may be repeated, so want a list, got text",
+    ),
+    (
+        "x.toml",
+        "preview_prompt = [1]",
+        "x.toml:preview_prompt: want text, got the number 1",
+    ),
+    (
+        "x.toml",
+        "trainable_models = ['a', 'b']",
+        "x.toml:trainable_models: is a list, but is one value",
+    ),
+    (
+        "x.toml",
+        "[dataset]\nseed = 1",
+        "x.toml:dataset: is a table; flags are written flat, by name",
+    ),
+    (
+        "x.yaml",
+        "job: extension\nconfig:\n  name: a",
+        "x.yaml:config: is a table; flags are written flat, by name",
+    ),
+    (
+        "x.toml",
+        "stray = 1\n[[datasets]]\na = 1",
+        "x.toml:datasets: is a table; flags are written flat, by name",
+    ),
+    (
+        "x.json",
+        '{"seed": {"a": 1}}',
+        "x.json:seed: is a table; flags are written flat, by name",
+    ),
+    (
+        "x.toml",
+        "[seed]\na = 1",
+        "x.toml:seed: is a table; flags are written flat, by name",
+    ),
+    (
+        "x.yaml",
+        "seed: {a: 1}",
+        "x.yaml:seed: is a table; flags are written flat, by name",
+    ),
+    ("x.toml", "output_path = ''", "x.toml:output_path: is empty"),
+    ("x.toml", "p = ['nope']", "x.toml:p: want no:NAME, got 'nope'"),
+    ("x.toml", "model = 'fakky'", "--model: no model named 'fakky'; installed: "),
+    ("x.toml", "model = 3", "x.toml:model: want text, got the number 3"),
+    ("x.toml", "seed = 1\nseed = 2", "x.toml: Cannot overwrite a value"),
+    ("x.toml", "batch_size = 1\nbatch-size = 2", "x.toml:batch-size: is given twice"),
+    ("x.yaml", "seed: 1\nseed: 2", "x.yaml:seed: is given twice"),
+    ("x.json", '{"seed": 1, "seed": 2}', "x.json:seed: is given twice"),
+    ("x.toml", "seed 1", "x.toml: Expected '=' after a key"),
+    (
+        "x.yaml",
+        "a: b: c",
+        "x.yaml: is no YAML: line 1: mapping values are not allowed here",
+    ),
+    ("x.yaml", "a: \x07", "x.yaml: is no YAML: it has a character that is not allowed"),
+    ("x.yaml", "- seed", "x.yaml: is no table of flags"),
+    ("x.yaml", "a: 1\n---\nb: 1", "x.yaml: is no YAML: "),
+    ("x.yaml", "seed: !!int 3", "x.yaml: line 1 has a tag or an anchor"),
+    (
+        "x.yaml",
+        "seed: !!python/object/apply:os.system [touch hacked]",
+        "x.yaml: line 1 has a tag or an anchor",
+    ),
+    ("x.yaml", "seed: &a 3\nbatch_size: *a", "x.yaml: line 1 has a tag or an anchor"),
+    ("x.yaml", "a: " + "[" * 600 + "]" * 600, "x.yaml: is nested too deeply"),
+    ("x.json", "[1]", "x.json: is no table of flags"),
+    ("x.json", "{", "x.json: Expecting property name"),
+    ("x.ini", "seed = 1", "--config: x.ini is none of .toml, .yaml, .yml, .json"),
+    ("x.toml", "\udcff", "x.toml: is no UTF-8 text"),
+)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def runs(
+    fake_plugin: Install, record_source: Source, monkeypatch: pytest.MonkeyPatch
+) -> list[TrainConfig]:
+    """The configurations that the runner is given; the family `faky` is installed."""
+    modules = {"faky_record": record_source("faky", options=OPTIONS)}
+    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
+    asked: list[TrainConfig] = []
+    runner = types.ModuleType("dstrain.runs.runner")
+    runner.__dict__["run"] = asked.append
+    monkeypatch.setitem(sys.modules, "dstrain.runs.runner", runner)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML), ("a.json", JSON)],
+)
+def test_a_file_is_the_command_line_it_stands_for(
+    here: Path, runs: list[TrainConfig], name: str, text: str
+) -> None:
+    (here / name).write_text(text)
+    assert main(["--config", name]) == 0
+    assert main(["train", f"--config={name}"]) == 0
+    assert runs == [WANTED, WANTED]
+    assert (type(runs[0].learning_rate), type(runs[0].seed)) == (float, int)
+
+
+def test_the_command_line_wins(here: Path, runs: list[TrainConfig]) -> None:
+    (here / "a.toml").write_text(TOML + "lora_rank = 4\n")
+    assert (
+        main(
+            [
+                "--seed",
+                "9",
+                "--config",
+                "a.toml",
+                "--preview_prompt",
+                "a fox",
+                "--area",
+                "32",
+            ]
+        )
+        == 0
+    )
+    (config,) = runs
+    assert (config.seed, config.preview_prompt, config.family_options) == (
+        9,
+        ("a fox",),
+        {"area": "32"},
+    )
+    assert (config.lora_rank, config.learning_rate) == (4, 1e-5)
+
+
+def test_the_command_lines_model_decides_which_flags_there_are(
+    here: Path,
+    runs: list[TrainConfig],
+    fake_plugin: Install,
+    record_source: Source,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_plugin(
+        "plugin-othy",
+        {"othy": "othy_record:MODEL"},
+        {"othy_record": record_source("othy", options="()")},
+    )
+    (here / "a.toml").write_text(TOML)
+    assert main(["--config", "a.toml", "--model", "othy"]) == 2
+    assert "a.toml:area: no such option" in capsys.readouterr().err
+
+
+def test_words_of_yaml_are_what_the_flag_takes_them_for(
+    here: Path, runs: list[TrainConfig]
+) -> None:
+    (here / "a.yaml").write_text(
+        YAML
+        + "mixed_precision: no\nweight_decay: 1e-2\nuse_gradient_checkpointing: yes\noverwrite: off\n"
+        "resume: true\nlr_scheduler: 'constant'\nbare: on\nvariant: edit\ntask: ~\np: []\n"
+    )
+    assert main(["--config", "a.yaml"]) == 0
+    (config,) = runs
+    assert (
+        config.mixed_precision,
+        config.weight_decay,
+        config.use_gradient_checkpointing,
+    ) == ("no", 0.01, True)
+    assert (config.overwrite, config.resume, config.lr_scheduler, config.task) == (
+        False,
+        "auto",
+        "constant",
+        "sft",
+    )
+    assert config.family_options == {"area": "64", "bare": "True"}
+
+
+def test_plugins_can_be_left_out_by_a_file(
+    here: Path, runs: list[TrainConfig], fake_plugin: Install, record_source: Source
+) -> None:
+    fake_plugin(
+        "plugin-twin",
+        {"faky": "twin_record:MODEL"},
+        {"twin_record": record_source("faky")},
+    )
+    (here / "a.toml").write_text(TOML)
+    assert main(["--config", "a.toml"]) == 2
+    (here / "b.toml").write_text(TOML + 'p = ["no:plugin-twin"]\n')
+    assert main(["--config", "b.toml"]) == 0
+    assert runs[0].left_out == ("plugin-twin",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"), BAD, ids=lambda value: ascii(value)[:40]
+)
+def test_what_does_not_fit_is_named_by_file_and_key(
+    here: Path,
+    runs: list[TrainConfig],
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str,
+    said: str,
+) -> None:
+    (here / name).write_text(text, errors="surrogateescape")
+    before = (here / name).read_bytes()
+    assert (
+        main(
+            [
+                "--config",
+                name,
+                *(() if text.startswith("model =") else ("--model", "faky")),
+            ]
+        )
+        == 2
+    )
+    err = capsys.readouterr().err
+    assert err.startswith(f"dstrain: error: {said}")
+    assert len(err.splitlines()) <= 4 and "hf_abcdef" not in err
+    assert not runs and [path.name for path in here.iterdir()] == [name]
+    assert (here / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["gone.toml", "folder.toml"])
+def test_a_file_that_cannot_be_read_is_named(
+    here: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "folder.toml").mkdir()
+    assert main(["--config", name]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"dstrain: error: --config: {name} cannot be read: "
+    )
+
+
+def test_a_file_without_a_model_needs_one(
+    here: Path, runs: list[TrainConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in ("", "seed = 1"):
+        (here / "a.toml").write_text(text)
+        assert main(["--config", "a.toml"]) == 2
+        assert capsys.readouterr().err == "dstrain: error: --model: is required\n"
+    (here / "a.yaml").write_text("")
+    assert (
+        main(
+            [
+                "--config",
+                "a.yaml",
+                "--model",
+                "faky",
+                "--toy",
+                "--dataset_base_path",
+                "d",
+                "--output_path",
+                "o",
+            ]
+        )
+        == 0
+    )
+
+
+def test_reading_a_file_imports_no_torch(here: Path) -> None:
+    (here / "a.yaml").write_text("seed: x\n")
+    words = ["--config", "a.yaml", "--model", "no"]
+    code = f"import sys; from dstrain.cli.main import main; print(main({words}), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "2 False\n"
+
+
+def test_generate_and_graph_read_a_file_too(
+    here: Path, runs: list[TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[GenerateConfig] = []
+    module = types.ModuleType("dstrain.generation.single")
+    module.__dict__["generate"] = asked.append
+    monkeypatch.setitem(sys.modules, "dstrain.generation.single", module)
+    (here / "a.yaml").write_text(
+        "model: faky\ntoy: true\nprompt: no\noutput: x.png\nlora: ['a.s:0.5', b.s]\ninput: [edit-image=a.png]\n"
+    )
+    assert main(["generate", "--config", "a.yaml", "--num_inference_steps", "2"]) == 0
+    loras = (LoraFile(Path("a.s"), 0.5), LoraFile(Path("b.s")))
+    assert asked == [
+        GenerateConfig(model="faky", toy=True, prompt="no", output=Path("x.png"), lora=loras,
+                       input=(NamedInput("edit_image", "a.png"),), num_inference_steps=2)
+    ]  # fmt: skip
+
+
+TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8)
+PATHS = st.text("abc /.:-é猫 ", min_size=1, max_size=8).map(Path)
+NAMES = st.from_regex(r"[a-z][a-z_]{0,6}[a-z]", fullmatch=True)
+
+
+def values(flag: Flag) -> st.SearchStrategy[Any]:
+    """Every value a flag may have."""
+    low = flag.least if flag.least is not None else flag.above
+    if flag.kind is float:
+        numbers = st.floats(
+            low,
+            flag.most,
+            allow_nan=False,
+            allow_infinity=False,
+            exclude_min=flag.above is not None,
+        )
+    kinds: dict[Any, Callable[[], st.SearchStrategy[Any]]] = {
+        bool: st.booleans,
+        int: lambda: st.integers(
+            None if low is None else int(low),
+            None if flag.most is None else int(flag.most),
+        ),
+        float: lambda: numbers,
+        Path: lambda: PATHS,
+        str: lambda: st.sampled_from(flag.choices) if flag.choices else TEXTS,
+        LoraFile: lambda: st.builds(
+            LoraFile, PATHS, st.floats(allow_nan=False, allow_infinity=False)
+        ),
+        NamedInput: lambda: st.builds(NamedInput, NAMES, TEXTS),
+    }
+    one = kinds[flag.kind]()
+    if flag.many:
+        return st.lists(one, max_size=3).map(tuple)
+    return (
+        one
+        if flag.required or flag.kind is bool
+        else st.one_of(st.just(flag.default), one)
+    )
+
+
+@st.composite
+def configurations(draw: st.DrawFn, kind: type[ModelChoice]) -> ModelChoice:
+    given = {
+        flag.name: draw(values(flag))
+        for flag in flags(kind)
+        if flag.name not in ("model", "variant")
+    }
+    given["variant"] = draw(st.sampled_from([None, "edit"]))
+    family = {
+        "tokenizer_path": draw(TEXTS),
+        "area": draw(st.integers(1).map(str)),
+        "bare": "True",
+    }
+    some = draw(st.sets(st.sampled_from(sorted(family)))) - (
+        {"tokenizer_path"} if given["toy"] else set()
+    )
+    left_out = draw(st.sampled_from([(), ("plugin-left",)]))
+    return kind(
+        model="faky",
+        family_options={name: family[name] for name in some},
+        left_out=left_out,
+        **given,
+    )
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, GenerateConfig])
+def test_a_written_configuration_is_read_back_as_it_was(
+    kind: type[ModelChoice], fake_plugin: Install, record_source: Source
+) -> None:
+    modules = {"faky_record": record_source("faky", options=OPTIONS)}
+    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
+    fake_plugin("plugin-left", {"faky": "left_record:MODEL"}, {})
+    found: list[ModelChoice] = []
+    read = FamilyCommand("x", kind, lambda config: found.append(config))
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(configurations(kind))
+    def holds(config: ModelChoice) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "a.json"
+            write_resolved(path, config, {"torch": "2"})
+            more = [] if config.left_out else ["-p", "no:plugin-left"]
+            with read.make_context("x", ["--config", str(path), *more]) as context:
+                read.invoke(context)
+        one_start = {
+            flag.name: flag.default for flag in flags(kind) if flag.name in OF_ONE_START
+        }
+        left_out = config.left_out or ("plugin-left",)
+        assert found.pop() == kind(
+            **{**vars(config), **one_start, "left_out": left_out}
+        )
+
+    holds()
+
+
+def test_a_path_that_is_no_text_is_written_and_read_back(
+    here: Path, runs: list[TrainConfig], fake_plugin: Install
+) -> None:
+    config = TrainConfig(
+        model="faky", toy=True, dataset_base_path=Path("d\udcff"), output_path=Path("o")
+    )
+    write_resolved(here / "a.json", config, {})
+    assert main(["--config", "a.json"]) == 0
+    assert runs == [config]
+
+
+def test_every_flag_is_in_a_written_configuration() -> None:
+    assert set(as_flags(WANTED)) == {flag.name for flag in flags(TrainConfig)} | {
+        "area",
+        "p",
+    }
+
+
+def test_the_option_is_in_the_help_of_what_reads_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command, has in (
+        ("train", True),
+        ("graph", True),
+        ("generate", True),
+        ("models", False),
+    ):
+        assert main([command, "--help"]) == 0
+        assert ("--config FILE" in capsys.readouterr().out) is has

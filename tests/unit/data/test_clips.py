@@ -1,0 +1,137 @@
+"""Frames are chosen by their times and cut into clips of the length the model needs,
+whatever the video's length.
+"""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from dstrain.config.schema import Way
+from dstrain.data.clips import FrameSampling, at_rate
+from dstrain.errors import UsageError
+
+RATES = (8, 15, 16, 24, 25, 30, 50, 60)
+STRIDES = (0, 1, 4, 8)
+
+
+def starts(count: int, fps: float) -> list[float]:
+    return [number / fps for number in range(count)]
+
+
+@pytest.mark.parametrize("stride", STRIDES)
+@pytest.mark.parametrize("way", ["head", "chunk", "uniform"])
+def test_every_length_gives_equal_clips_of_a_length_the_model_can_use(
+    way: Way, stride: int
+) -> None:
+    for wanted in (1, 1 + 2 * stride, 1 + 8 * stride):
+        for total in range(1, 120):
+            clips = FrameSampling(wanted, way, samples=3).clips(total, stride)
+            lengths = {len(clip) for clip in clips}
+            assert len(lengths) == 1
+            (length,) = lengths
+            assert 1 <= length <= min(wanted, total)
+            assert not stride or length % stride == 1 % stride
+            assert length + max(stride, 1) > min(wanted, total)  # the most that fits
+            assert all(
+                clip.step == 1 and clip.start >= 0 and clip.stop <= total
+                for clip in clips
+            )
+            assert len(set(clips)) == len(clips)
+
+
+def test_chunks_follow_each_other_and_the_rest_is_dropped() -> None:
+    for total in range(5, 60):
+        clips = FrameSampling(5, "chunk").clips(total, 4)
+        assert [frame for clip in clips for frame in clip] == list(
+            range(total // 5 * 5)
+        )
+
+
+def test_uniform_clips_are_evenly_spaced_from_the_first_frame_to_the_last() -> None:
+    for samples in range(2, 9):
+        for total in range(5, 60):
+            clips = FrameSampling(5, "uniform", samples).clips(total, 4)
+            assert (clips[0].start, clips[-1].stop) == (0, total)
+            gaps = [after.start - before.start for before, after in pairwise(clips)]
+            assert not gaps or max(gaps) - min(gaps) <= 1
+            assert len(clips) == min(samples, total - 4)
+
+
+def test_head_and_a_single_uniform_sample_are_the_first_frames() -> None:
+    assert (
+        FrameSampling(5).clips(40, 4)
+        == FrameSampling(5, "uniform", 1).clips(40, 4)
+        == (range(5),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("frames", "near"), [(80, 81), (82, 81), (84, 85), (2, 1), (4, 5)]
+)
+def test_a_number_of_frames_the_model_cannot_use_is_refused_with_the_nearest(
+    frames: int, near: int
+) -> None:
+    with pytest.raises(
+        UsageError,
+        match=rf"--num_frames: {frames} is not 4n\+1; the nearest is {near}$",
+    ):
+        FrameSampling(frames).check(4)
+    FrameSampling(near).check(4)
+    FrameSampling(frames).check(0)
+
+
+@pytest.mark.parametrize("fps", RATES)
+def test_a_video_at_the_models_rate_stays_as_it_is_also_with_times_in_milliseconds(
+    fps: int,
+) -> None:
+    for count in (1, 2, 3, 50, 81):
+        exact = starts(count, fps)
+        rough = [round(start, 3) for start in exact]
+        for times, end in (
+            (exact, count / fps),
+            (rough, round(count / fps, 3)),
+            (rough, rough[-1] + round(1 / fps, 3)),
+        ):
+            assert at_rate(times, end, fps) == tuple(range(count))
+
+
+@pytest.mark.parametrize("fps", RATES)
+@pytest.mark.parametrize("source", RATES)
+def test_each_frame_chosen_is_the_nearest_to_its_time_and_as_many_as_the_time_there_is(
+    source: int, fps: int
+) -> None:
+    for count in (1, 2, 7, 40, 61):
+        chosen = at_rate(starts(count, source), count / source, fps)
+        assert len(chosen) == max(
+            1, int(Fraction(count * fps, source) + Fraction(1, 2))
+        )
+        for number, frame in enumerate(chosen):
+            distances = [
+                abs(Fraction(number, fps) - Fraction(other, source))
+                for other in range(count)
+            ]
+            assert distances[frame] <= min(distances) + Fraction(1, 1000)
+
+
+def test_files_of_one_scene_at_several_rates_show_the_same_moments() -> None:
+    by_rate = {
+        source: at_rate(starts(2 * source, source), 2.0, 15) for source in (15, 30, 60)
+    }
+    moments = {
+        source: [frame / source for frame in chosen]
+        for source, chosen in by_rate.items()
+    }
+    assert moments[15] == moments[30] == moments[60]
+
+
+def test_a_still_moment_stays_as_long_as_it_was() -> None:
+    times = [0.0, 0.1, 0.2, 3.0, 3.1]
+    chosen = at_rate(times, 3.2, 10)
+    assert chosen == (0, 1, *[2] * 28, 3, 4)
+
+
+def test_frames_are_never_chosen_backwards() -> None:
+    for fps in RATES:
+        chosen = at_rate([0.0, 0.01, 0.5, 0.51, 0.52, 2.0], 2.5, fps)
+        assert list(chosen) == sorted(chosen)
+        assert chosen[0] in (0, 1) and chosen[-1] == 5

@@ -1,0 +1,105 @@
+"""Columns and cells that a run cannot do without are told before and beside what is
+wrong with other cells.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from dstrain.data.dataset import DataConfig, Dataset, open_dataset
+from dstrain.data.images import Resolution
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column, Size, Source
+from PIL import Image
+
+INPUTS: Mapping[str, Source] = {
+    "prompt": Column("prompt"),
+    "input_image": Column("image", "picture", multiple=16),
+    "mask": Column("mask", "picture"),
+    "height": Size("input_image", "height"),
+}
+
+
+def planned(inputs: frozenset[str], columns: tuple[str, ...]) -> None:
+    for name, column in (("height", "image"), ("prompt", "prompt")):
+        if name not in inputs:
+            raise UsageError("base", f"needs it, and there is no column {column!r}")
+
+
+def opened(folder: Path, metadata: str) -> Dataset:
+    (folder / "metadata.csv").write_text(metadata)
+    Image.new("RGB", (32, 32)).save(folder / "a.png")
+    return open_dataset(
+        DataConfig(folder, None, None, Resolution(None, None, 2**20)), INPUTS, planned
+    )
+
+
+def test_blank_cells_that_are_needed_are_told_with_the_other_bad_ones(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        opened(
+            tmp_path,
+            "image,prompt,mask\na.png,a,\n,b,\nb.png,c,a.png\n,d,none.png\na.png\n",
+        )
+    assert caught.value.help_lines == (
+        "metadata.csv:3:image: is blank",
+        "metadata.csv:4:image: no such file 'b.png'",
+        "metadata.csv:5:mask: no such file 'none.png'",
+        "metadata.csv:5:image: is blank",
+        "metadata.csv:6: has 1 cells, but the first line names 3 columns",
+    )
+    assert (
+        len(opened(tmp_path, "image,prompt,mask\na.png,,\na.png,a,a.png\n").rows) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    "columns, missing, foreign",
+    [
+        (
+            "image,caption",
+            "prompt",
+            ["'caption' is what other tools call it; name it 'prompt'"],
+        ),
+        (
+            "file_name,prompt",
+            "image",
+            ["'file_name' is what other tools call it; name it 'image'"],
+        ),
+        ("image,words", "prompt", []),
+    ],
+)
+def test_a_column_that_is_missing_is_told_before_bad_cells(
+    tmp_path: Path, columns: str, missing: str, foreign: list[str]
+) -> None:
+    with pytest.raises(UsageError, match=f"no column '{missing}'") as caught:
+        opened(tmp_path, f"{columns}\nnone.png,b\n")
+    there = ", ".join(map(repr, columns.split(",")))
+    assert list(caught.value.help_lines) == [f"columns there: {there}", *foreign]
+
+
+def test_a_table_without_any_column_that_is_read_tells_what_they_are_called(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        UsageError, match="has no column that this variant reads"
+    ) as caught:
+        opened(tmp_path, "file,text\na.png,b\n")
+    assert {line.split(";")[-1].strip() for line in caught.value.help_lines} >= {
+        "name it 'prompt'",
+        "name it 'image'",
+    }
+
+
+def test_rows_that_cannot_be_read_are_told_before_columns_that_only_they_may_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "metadata.jsonl").write_text('{"image": "a.png"}\n{"image":\n')
+    with pytest.raises(UsageError) as caught:
+        open_dataset(
+            DataConfig(tmp_path, None, None, Resolution(None, None, 2**20)),
+            INPUTS,
+            planned,
+        )
+    assert caught.value.help_lines[0].startswith("metadata.jsonl:2: is not json")

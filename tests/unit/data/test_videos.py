@@ -1,0 +1,356 @@
+"""Videos are read at the times their frames were filmed, and what is not whole is
+named, never shortened.
+"""
+
+import math
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+from dstrain.data import videos
+from dstrain.data.clips import at_rate
+from dstrain.data.output import write_video
+from dstrain.data.videos import Pixels, probe, read_frames, read_pictures
+from dstrain.errors import UsageError
+from dstrain.graph.values import Frames
+from PIL import Image
+
+from tests.support.videos import (
+    HEIGHT,
+    KEYS,
+    WIDTH,
+    film,
+    folder,
+    frame,
+    gif,
+    seconds,
+    steady,
+)
+
+NEAR = 0.02
+"""Seconds by which a place may be wrong: half a pixel."""
+
+
+def shown(path: Path, fps: float, turned: bool = False) -> list[float]:
+    """When each frame was filmed that shows a video at `fps`."""
+    video = probe(path)
+    return seconds(
+        read_frames(path, at_rate(video.starts, video.end, fps), None), turned
+    )
+
+
+CONTAINERS: dict[str, Callable[[Path], Path]] = {
+    "60.mp4": lambda path: film(path, steady(120, 60), 60),
+    "15.mp4": lambda path: film(path, steady(30, 15), 15),
+    "30.webm": lambda path: film(path, steady(60, 30), 30, codec="libvpx-vp9"),
+    "30.mkv": lambda path: film(path, steady(60, 30), 30),
+    "15.mov": lambda path: film(path, steady(30, 15), 15),
+    "15.avi": lambda path: film(path, steady(30, 15), 15, codec="mpeg4"),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_every_rate_and_container_of_one_scene_gives_the_same_motion(
+    name: str, tmp_path: Path
+) -> None:
+    path = CONTAINERS[name](tmp_path / name)
+    assert shown(path, 15) == pytest.approx(steady(30, 15), abs=NEAR)
+    video = probe(path)
+    assert video.size == (HEIGHT, WIDTH)
+    assert video.frames == 2 * int(name[:2])
+    assert video.fps == pytest.approx(int(name[:2]), rel=0.01)
+
+
+def test_a_variable_rate_shows_each_frame_for_as_long_as_it_was_shown(
+    tmp_path: Path,
+) -> None:
+    times = [0.0, 0.1, 0.2, 0.3, 1.0, 1.1, 1.2, 1.6]
+    path = film(tmp_path / "v.mp4", times)
+    last = max(time for time in times if time <= 1.6)
+    expected = [
+        max(time for time in times if time <= number / 10 + 0.05)
+        for number in range(16)
+    ]
+    assert shown(path, 10)[:16] == pytest.approx(expected, abs=NEAR)
+    assert shown(path, 10)[-1] == pytest.approx(last, abs=NEAR)
+
+
+@pytest.mark.parametrize(
+    ("rotation", "turned"), [(90, True), (-90, True), (180, False)]
+)
+def test_rotation_is_applied(rotation: int, turned: bool, tmp_path: Path) -> None:
+    path = film(tmp_path / "r.mp4", steady(10, 15), 15, rotation=rotation)
+    assert probe(path).size == ((WIDTH, HEIGHT) if turned else (HEIGHT, WIDTH))
+    upright = read_frames(path, range(10), None)
+    assert upright.shape[1:3] == probe(path).size
+    as_filmed = np.stack([np.rot90(picture, -rotation // 90) for picture in upright])
+    assert seconds(as_filmed) == pytest.approx(steady(10, 15), abs=NEAR)
+
+
+def test_a_gif_follows_its_uneven_durations(tmp_path: Path) -> None:
+    path = gif(tmp_path / "a.gif", [100, 300, 100, 500])
+    video = probe(path)
+    assert (video.starts, video.end) == ((0.0, 0.1, 0.4, 0.5), 1.0)
+    assert shown(path, 10) == pytest.approx(
+        [0, 0.1, 0.1, 0.1, 0.4, *[0.5] * 5], abs=NEAR
+    )
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".png"])
+def test_other_moving_pictures_are_read_as_gifs_are(
+    suffix: str, tmp_path: Path
+) -> None:
+    first, *others = [Image.fromarray(frame(time)) for time in (0.0, 0.1, 0.4)]
+    first.save(
+        tmp_path / f"a{suffix}",
+        save_all=True,
+        append_images=others,
+        duration=[100, 300, 100],
+        lossless=True,
+    )
+    assert probe(tmp_path / f"a{suffix}").starts == (0.0, 0.1, 0.4)
+    assert shown(tmp_path / f"a{suffix}", 10) == pytest.approx(
+        [0, 0.1, 0.1, 0.1, 0.4], abs=NEAR
+    )
+
+
+def test_a_folder_is_read_in_the_order_of_its_numbers_and_has_no_rate_of_its_own(
+    tmp_path: Path,
+) -> None:
+    path = folder(tmp_path / "frames", steady(12, 10))
+    (path / ".hidden").touch()
+    video = probe(path)
+    assert [Path(file).name for file in video.files] == [
+        f"{number}.png" for number in range(12)
+    ]
+    assert (video.frames, video.fps, video.size) == (12, 0, (HEIGHT, WIDTH))
+    assert seconds(
+        read_pictures([Path(file) for file in video.files], None)
+    ) == pytest.approx(steady(12, 10), abs=NEAR)
+
+
+def test_a_still_picture_is_one_frame(tmp_path: Path) -> None:
+    Image.fromarray(frame(0.5)).save(tmp_path / "a.png")
+    video = probe(tmp_path / "a.png")
+    assert (video.frames, video.fps, video.files) == (1, 0, (str(tmp_path / "a.png"),))
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.webm", "a.gif"])
+def test_one_frame_is_a_video(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if path.suffix == ".gif":
+        gif(path, [100])
+    else:
+        film(
+            path, [0.0], 15, codec="libvpx-vp9" if path.suffix == ".webm" else "libx264"
+        )
+    assert probe(path).frames == 1
+    assert at_rate(probe(path).starts, probe(path).end, 15) == (0,)
+
+
+@pytest.mark.parametrize("size", [(49, 127), (33, 97)])
+def test_odd_sizes_are_read_whole(size: tuple[int, int], tmp_path: Path) -> None:
+    path = film(tmp_path / "odd.mp4", steady(4, 15), 15, size=size, form="yuv444p")
+    pixels = read_frames(path, range(4), None)
+    assert pixels.shape == (4, *size, 3)
+    assert seconds(pixels) == pytest.approx(steady(4, 15), abs=NEAR)
+
+
+def test_transparent_parts_are_shown_over_white(tmp_path: Path) -> None:
+    path = tmp_path / "a.mov"
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("qtrle", 15)
+        stream.height, stream.width, stream.pix_fmt = HEIGHT, WIDTH, "argb"
+        pixels = np.zeros((HEIGHT, WIDTH, 4), np.uint8)
+        pixels[:, : WIDTH // 2, 3] = 255
+        file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgba")))
+        file.mux(stream.encode(None))
+    (picture,) = read_frames(path, [0], None)
+    assert picture[:, : WIDTH // 2].max() == 0 and picture[:, WIDTH // 2 :].min() == 255
+
+
+def test_frames_are_scaled_to_cover_a_size_and_cropped_about_their_centre(
+    tmp_path: Path,
+) -> None:
+    path = film(tmp_path / "a.mp4", steady(3, 15), 15)
+    pixels = read_frames(path, [1], (24, 32))
+    assert pixels.shape == (1, 24, 32, 3)
+    whole = Image.fromarray(read_frames(path, [1], None)[0])
+    cut = whole.resize((WIDTH // 2, HEIGHT // 2), Image.Resampling.LANCZOS).crop(
+        (16, 0, 48, 24)
+    )
+    assert np.abs(np.asarray(cut).astype(int) - pixels[0]).max() <= 2
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm", "a.avi", "a.gif"])
+def test_any_frames_in_any_order_are_those_of_the_whole(
+    name: str, tmp_path: Path
+) -> None:
+    path, codecs = tmp_path / name, {".webm": "libvpx-vp9", ".avi": "mpeg4"}
+    if path.suffix == ".gif":
+        gif(path, [40] * 50)
+    else:
+        codec = codecs.get(path.suffix, "libx264")
+        film(
+            path,
+            steady(50, 25),
+            25,
+            codec=codec,
+            options=KEYS if codec == "libx264" else {"g": "10"},
+        )
+    whole = read_frames(path, range(50), None)
+    assert len(whole) == 50
+    for indices in (
+        [49],
+        [0],
+        [10],
+        [9],
+        [23, 24, 25],
+        [31, 30],
+        [8, 8, 8],
+        [44, 3],
+        [19, 20, 21],
+    ):
+        assert np.array_equal(read_frames(path, indices, None), whole[indices])
+
+
+def test_what_lies_before_the_last_key_frame_is_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = film(tmp_path / "a.mp4", steady(50, 25), 25, options=KEYS)
+    decoded: list[int] = []
+    numbered = videos._numbered
+
+    def counted(*given: Any) -> Iterator[tuple[int, Any]]:
+        for index, picture in numbered(*given):
+            decoded.append(index)
+            yield index, picture
+
+    monkeypatch.setattr(videos, "_numbered", counted)
+    read_frames(path, [42, 43], None)
+    assert decoded == [40, 41, 42, 43]
+
+
+def test_a_frame_lost_in_the_middle_is_named_and_no_other_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    path = film(tmp_path / "a.mp4", steady(40, 25), 25, options=KEYS)
+    with av.open(str(path)) as file:
+        places = {
+            packet.pts: (packet.pos, packet.size)
+            for packet in file.demux(video=0)
+            if packet.size
+        }
+    position, size = places[sorted(places)[20]]
+    assert position is not None
+    content = bytearray(path.read_bytes())
+    content[position + 4 : position + size] = b"\xff" * (size - 4)
+    path.write_bytes(content)
+    assert probe(path).frames == 40
+    assert len(read_frames(path, range(10), None)) == 10
+    with pytest.raises(UsageError, match=r"a\.mp4: is half-written or damaged"):
+        read_frames(path, range(10, 30), None)
+
+
+def test_a_frame_that_the_decoder_calls_damaged_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = film(tmp_path / "a.mp4", steady(6, 15), 15)
+    numbered = videos._numbered
+
+    def damaged(*given: Any) -> Iterator[tuple[int, Any]]:
+        for index, picture in numbered(*given):
+            yield index, SimpleNamespace(is_corrupt=True) if index == 3 else picture
+
+    monkeypatch.setattr(videos, "_numbered", damaged)
+    assert len(read_frames(path, [2, 4], None)) == 2
+    with pytest.raises(UsageError, match="frame 4 of 6 cannot be decoded"):
+        read_frames(path, [2, 3, 4], None)
+
+
+def test_processes_that_are_spawned_or_forked_read_the_same(tmp_path: Path) -> None:
+    path = film(tmp_path / "a.mp4", steady(20, 15), 15)
+    here = read_frames(path, range(20), (24, 64))
+    for start in ("spawn", "fork"):
+        with ProcessPoolExecutor(1, multiprocessing.get_context(start)) as workers:
+            there = workers.submit(read_frames, path, range(20), (24, 64)).result(
+                timeout=60
+            )
+        assert np.array_equal(here, there)
+
+
+def test_the_libraries_are_imported_when_a_video_is_read() -> None:
+    code = "import sys, dstrain.data.videos; sys.exit(bool({'av', 'imageio', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def frames_of(pixels: Pixels, fps: float) -> Frames:
+    """Pixels as a value."""
+    return Frames(torch.from_numpy(pixels), fps)
+
+
+@pytest.mark.parametrize(
+    ("name", "fps"), [("a.mp4", 16.0), ("A.MP4", 23.976), ("a.gif", 12.0)]
+)
+def test_a_video_that_is_written_is_read_back_at_its_rate(
+    name: str, fps: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "new" / name
+    write_video(
+        frames_of(np.stack([frame(time) for time in steady(17, fps)]), fps), path
+    )
+    video = probe(path)
+    assert (video.frames, video.size) == (17, (HEIGHT, WIDTH))
+    assert video.fps == pytest.approx(fps, rel=0.01)
+    assert seconds(read_frames(path, range(17), None)) == pytest.approx(
+        steady(17, fps), abs=NEAR
+    )
+    if path.suffix != ".gif":
+        with av.open(str(path)) as file:
+            assert (
+                file.streams.video[0].codec.name,
+                file.streams.video[0].pix_fmt,
+            ) == ("h264", "yuv420p")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "fps", "count", "said"),
+    [
+        ("a.avi", (48, 64), 15.0, 2, ".avi is no kind of video that is written"),
+        ("a", (48, 64), 15.0, 2, "no ending is no kind of video"),
+        (
+            "a.mp4",
+            (47, 64),
+            15.0,
+            2,
+            "47 x 64 (height x width): the sides of an mp4's frames are even",
+        ),
+        (
+            "a.mp4",
+            (48, 64),
+            0.0,
+            2,
+            "cannot be written: 2 frames at 0.0 frames per second",
+        ),
+        ("a.gif", (48, 64), math.nan, 2, "cannot be written"),
+        ("a.mp4", (48, 64), 15.0, 0, "cannot be written: 0 frames"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    name: str, size: tuple[int, int], fps: float, count: int, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        write_video(
+            frames_of(np.zeros((count, *size, 3), np.uint8), fps), tmp_path / name
+        )
+    assert said in caught.value.what
+    assert not (tmp_path / name).exists()

@@ -1,0 +1,151 @@
+"""Processes wait for each other as long as they live, notice one that does not, and say
+once why they end.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dstrain.distributed import liveness as meeting
+from dstrain.distributed.liveness import (
+    ENDED,
+    LATE,
+    Meeting,
+    first_to_say,
+    is_of_others,
+)
+from dstrain.errors import Diverged, DstrainError, Interrupted, SystemFault
+from torch.distributed import DistNetworkError
+
+from tests.support.processes import Ended, in_world
+
+Part = Callable[[int, Meeting], object]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "BEAT", 0.05)
+
+
+def met(folder: Path, size: int, part: Part, patience: float = 60.0) -> Ended:
+    """The processes' parts in one meeting; exit code 4 for SystemFault."""
+
+    def work(rank: int) -> int:
+        here = Meeting(rank, size, patience)
+        try:
+            part(rank, here)
+        except SystemFault as error:
+            os.write(2, f"{error}\n".encode())
+            here.leave(meeting.FAILED)
+            return error.exit_code
+        here.leave()
+        return 0
+
+    return in_world(size, work, folder, launched=False)
+
+
+def test_nobody_goes_on_before_all_are_there_again_and_again(tmp_path: Path) -> None:
+    def part(rank: int, here: Meeting) -> None:
+        for turn in range(3):
+            time.sleep(0.05 * ((rank + turn) % 3))
+            (tmp_path / f"{turn}-{rank}").touch()
+            here.wait()
+            assert len(list(tmp_path.glob(f"{turn}-*"))) == 3
+
+    assert met(tmp_path, 3, part).codes == (0, 0, 0)
+
+
+def test_waiting_takes_as_long_as_the_others_live(tmp_path: Path) -> None:
+    def part(rank: int, here: Meeting) -> None:
+        time.sleep(4 if rank == 0 else 0)
+        here.wait()
+
+    ended = met(tmp_path, 2, part, patience=2)
+    assert ended.codes == (0, 0), ended.said
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_process_that_gives_no_sign_of_life_is_noticed(
+    silent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat = Meeting._beat
+    monkeypatch.setattr(
+        Meeting,
+        "_beat",
+        lambda self, store: None if self.rank == silent else beat(self, store),
+    )
+
+    def part(rank: int, here: Meeting) -> None:
+        time.sleep(4 if rank == silent else 0)
+        here.wait()
+
+    ended = met(tmp_path, 2, part, patience=2)
+    assert ended.codes == (4, 4)
+    assert (
+        f"nothing was heard of process {silent} for 2 seconds" in ended.said[1 - silent]
+    )
+    assert f"processes: {ENDED}" in ended.said[silent]
+
+
+def test_a_process_that_is_gone_is_noticed_though_nobody_tells(tmp_path: Path) -> None:
+    def part(rank: int, here: Meeting) -> None:
+        if rank == 1:
+            os._exit(9)
+        here.wait()
+
+    ended = met(tmp_path, 3, part)
+    assert ended.codes == (4, 9, 4)
+    assert ended.seconds < 10
+
+
+def test_several_that_end_for_one_reason_say_it_once(tmp_path: Path) -> None:
+    def say(failure: DstrainError) -> None:
+        if first_to_say(failure):
+            os.write(2, f"{failure}\n".encode())
+
+    def work(rank: int) -> None:
+        say(Diverged("step 3", "loss nan"))
+        say(Diverged("step 4", f"seen by {rank}"))
+        say(Interrupted("dstrain", "interrupted"))
+
+    ended = in_world(3, work, tmp_path)
+    lines = sorted(line.removeprefix("dstrain: error: ") for line in ended.lines)
+    assert lines == [
+        "step 3: loss nan",
+        *(f"step 4: seen by {rank}" for rank in range(3)),
+    ]
+
+
+def test_a_process_alone_always_says_why_it_ends() -> None:
+    failure = Diverged("step 3", "loss nan")
+    assert first_to_say(failure)
+    assert first_to_say(failure)
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (
+            RuntimeError(
+                "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:80"
+            ),
+            ENDED,
+        ),
+        (
+            RuntimeError(
+                "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv"
+            ),
+            LATE,
+        ),
+        (DistNetworkError("The client socket has failed to connect"), ENDED),
+        (RuntimeError("shapes do not match"), ""),
+        (ValueError("gloo"), ""),
+    ],
+    ids=["closed", "late", "network", "another", "no RuntimeError"],
+)
+def test_errors_of_collectives_are_told_from_others(
+    error: Exception, meaning: str
+) -> None:
+    assert is_of_others(error) == meaning

@@ -1,0 +1,407 @@
+"""`dstrain generate --dataset`: a picture per row from its own noise, kept, continued
+or refused; then trained on.
+"""
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.config.fields import LoraFile, NamedInput
+from dstrain.config.schema import GenerateConfig
+from dstrain.errors import StateError, UsageError
+from dstrain.generation.batch import generate_dataset
+from dstrain.generation.run import generate
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.training.distill import DIRECT_DISTILL
+from PIL import Image, ImageChops
+
+from tests.support.family import weights_of, write
+from tests.support.runs import train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+ROWS = [
+    {"prompt": "dog", "seed": 3, "num_inference_steps": 2, "note": 'a "b", c'},
+    {"prompt": "", "seed": 4, "num_inference_steps": 1, "note": ""},
+    {"prompt": "dog", "seed": 4, "num_inference_steps": 2, "note": "line\nbreak"},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write(folder)
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return rewritten(tmp_path / "prompts.json", ROWS)
+
+
+def rewritten(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def config(model: Path, output: Path, **changes: Any) -> GenerateConfig:
+    given = {
+        "model": "tiny",
+        "variant": "base",
+        "model_paths": json.dumps(list(weights_of(model).values())),
+    }
+    return GenerateConfig(
+        **{**given, "output": output, "num_inference_steps": 3, **changes}
+    )
+
+
+def made(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metadata.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def pictures(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        path.name: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in (folder / "image").iterdir()
+    }
+
+
+def equal(one: Path, other: Path) -> bool:
+    return ImageChops.difference(Image.open(one), Image.open(other)).getbbox() is None
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
+    """Each picture that is made adds its pipeline."""
+    calls: list[Pipeline] = []
+    call = Pipeline.__call__
+
+    def counted(self: Pipeline, **arguments: Any) -> Any:
+        calls.append(self)
+        return call(self, **arguments)
+
+    monkeypatch.setattr(Pipeline, "__call__", counted)
+    return calls
+
+
+def test_each_row_gives_the_picture_that_its_prompt_and_seed_give_alone(
+    model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
+) -> None:
+    generate(config(model, tmp_path / "set", dataset=table))
+    assert len(loads) == 3
+    assert len({id(pipe) for pipe in loads}) == 1
+    rows = made(tmp_path / "set")
+    assert [{name: row[name] for name in ROWS[0]} for row in rows] == [
+        {name: str(value) for name, value in row.items()} for row in ROWS
+    ]
+    for i, row in enumerate(ROWS):
+        alone = tmp_path / f"{i}.png"
+        generate(config(model, alone, prompt=str(row["prompt"]), seed=row["seed"]))
+        assert equal(alone, tmp_path / "set" / rows[i]["image"])
+    assert len({row["image"] for row in rows}) == 3
+
+
+def test_a_run_that_was_stopped_goes_on_and_one_that_is_done_makes_nothing(
+    model: Path,
+    table: Path,
+    tmp_path: Path,
+    loads: list[Pipeline],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped = config(model, tmp_path / "set", dataset=table)
+    with monkeypatch.context() as patch:
+        patch.setattr("dstrain.generation.batch.write", failing_at(2))
+        with pytest.raises(KeyboardInterrupt):
+            generate(stopped)
+    assert not (tmp_path / "set/metadata.csv").exists()
+    kept = {
+        name: content
+        for name, content in pictures(tmp_path / "set").items()
+        if not name.startswith(".")
+    }
+    assert len(kept) == 1
+    generate(stopped)
+    assert len(loads) == 4
+    finished = pictures(tmp_path / "set")
+    assert len(finished) == 3  # and no leftover
+    assert kept.items() <= finished.items()
+    generate(stopped)
+    assert (len(loads), pictures(tmp_path / "set")) == (4, finished)
+
+
+def failing_at(call: int) -> Any:
+    from dstrain.data.output import write
+
+    calls = iter(range(1, 100))
+
+    def failing(made: Any, path: Path) -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        write(made, path)
+
+    return failing
+
+
+def test_a_changed_row_is_made_anew_and_the_others_are_kept(
+    model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
+) -> None:
+    generate(config(model, tmp_path / "set", dataset=table))
+    before = pictures(tmp_path / "set")
+    rewritten(
+        table,
+        [{**ROWS[0], "num_inference_steps": 9}, {**ROWS[1], "prompt": "cat"}, ROWS[2]],
+    )
+    generate(config(model, tmp_path / "set", dataset=table))
+    assert len(loads) == 4
+    assert before.items() <= pictures(tmp_path / "set").items()
+    assert [row["num_inference_steps"] for row in made(tmp_path / "set")] == [
+        "9",
+        "1",
+        "2",
+    ]
+
+
+def test_other_settings_are_refused_naming_the_difference(
+    model: Path, table: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "set"
+    generate(config(model, folder, dataset=table))
+    for changes, words in (
+        ({"num_inference_steps": 4}, "num_inference_steps: there 3, this run 4"),
+        ({"guidance_scale": 2.0}, "guidance_scale: there None, this run 2.0"),
+        (
+            {"height": 8, "width": 8},
+            "height: there 16, this run 8; width: there 16, this run 8",
+        ),
+    ):
+        with pytest.raises(StateError, match="was made by other settings") as caught:
+            generate(config(model, folder, dataset=table, **changes))
+        assert caught.value.help_lines[0] == words
+    write(tmp_path / "other", seed=1)
+    with pytest.raises(
+        StateError,
+        match=r"files of dit: there .*; files of text_encoder: .*; files of vae: ",
+    ):
+        generate(config(tmp_path / "other", folder, dataset=table))
+    lora = train(
+        tmp_path,
+        model_paths=json.dumps(list(weights_of(model).values())),
+        max_steps=1,
+        **data(tmp_path),
+    )
+    with pytest.raises(StateError, match="LoRA: there "):
+        generate(
+            config(
+                model,
+                folder,
+                dataset=table,
+                lora=(LoraFile(lora / "step-1.safetensors"),),
+            )
+        )
+
+
+def data(folder: Path) -> dict[str, Any]:
+    (folder / "pictures").mkdir()
+    Image.new("RGB", (16, 16)).save(folder / "pictures/a.png")
+    (folder / "pictures/metadata.csv").write_text("image,prompt\na.png,dog\n")
+    return {"dataset_base_path": folder / "pictures", "save_steps": 1}
+
+
+def test_what_is_made_is_a_data_set_for_distillation(
+    model: Path, table: Path, tmp_path: Path
+) -> None:
+    generate(config(model, tmp_path / "set", dataset=table))
+    files = json.dumps(list(weights_of(model).values()))
+    given = {
+        "model_paths": files,
+        "dataset_base_path": tmp_path / "set",
+        "output_path": tmp_path / "out",
+    }
+    train(tmp_path, task=DIRECT_DISTILL.name, max_steps=2, **given)
+    assert (tmp_path / "out/loss.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ([{"prompt": "dog"}], "has no column 'seed'"),
+        (
+            [{"prompt": "dog", "seed": 1}, {"prompt": "dog", "seed": ""}],
+            "seed: is blank, in 1 rows",
+        ),
+        ([{"prompt": "dog", "seed": "one"}], "'one' is not an integer"),
+        (
+            [{"prompt": "dog", "seed": 1, "rand_device": "mps"}],
+            "noise of device 'mps' cannot be drawn here",
+        ),
+        (
+            [{"prompt": "dog", "seed": 1, "image": "a.png"}],
+            "has a column 'image', which is what is made",
+        ),
+        ([{"seed": 1}], "needs prompt_emb, and there is no column 'prompt'"),
+        (
+            [{"prompt": "dog", "seed": 1, "height": 16}],
+            "--height: is also a column of ",
+        ),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused_before_anything_is_loaded_or_written(
+    rows: list[dict[str, Any]], what: str, model: Path, tmp_path: Path
+) -> None:
+    flags = {"height": 16, "width": 16} if "height" in rows[0] else {}
+    given = config(
+        model, tmp_path / "set", dataset=rewritten(tmp_path / "bad.json", rows), **flags
+    )
+    with pytest.raises(UsageError, match=what):
+        generate(given)
+    assert not (tmp_path / "set/generated.json").exists()
+
+
+def test_a_folder_with_a_data_set_of_the_users_is_left_as_it_is(
+    model: Path, table: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/metadata.csv").write_text("image,prompt\n")
+    with pytest.raises(UsageError, match="holds a data set that was not made here"):
+        generate(config(model, tmp_path / "set", dataset=table))
+    assert (tmp_path / "set/metadata.csv").read_text() == "image,prompt\n"
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "prompts.json"])
+def test_the_folder_of_the_table_is_no_place_for_what_is_made(
+    name: str, model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "set" / name
+    path.parent.mkdir()
+    path.write_text(
+        "prompt,seed\ndog,1\n" if path.suffix == ".csv" else json.dumps(ROWS)
+    )
+    with pytest.raises(
+        UsageError, match=f"--output: .*set holds {name}, the table itself"
+    ):
+        generate(config(model, tmp_path / "other/../set", dataset=path))
+    assert [one.name for one in path.parent.iterdir()] == [name]
+
+
+def test_a_folder_is_bound_by_settings_once_something_was_made_by_them(
+    model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "set"
+    for name in (
+        "dstrain.pipeline.pipeline.load_components",
+        "dstrain.pipeline.pipeline.Pipeline.__call__",
+    ):  # while loading; the first picture
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(name, stopping)
+            generate(config(model, folder, dataset=table))
+        assert (folder / "generated.json").exists() == name.endswith("__call__")
+    generate(config(model, folder, dataset=table, num_inference_steps=2))
+    assert len(made(folder)) == 3
+    (folder / "metadata.csv").unlink()
+    with pytest.raises(StateError, match="was made by other settings"):
+        generate(config(model, folder, dataset=table))
+
+
+def stopping(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b"[]"])
+def test_damaged_settings_are_named_and_nothing_is_made(
+    damage: bytes, model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
+) -> None:
+    generate(config(model, tmp_path / "set", dataset=table))
+    (tmp_path / "set/generated.json").write_bytes(damage)
+    with pytest.raises(StateError, match=r"generated\.json: is damaged"):
+        generate(config(model, tmp_path / "set", dataset=table, num_inference_steps=9))
+    assert len(loads) == 3
+
+
+@pytest.mark.parametrize(
+    ("scale", "unread"), [(None, ["negative_prompt", "promt"]), (2.0, ["promt"])]
+)
+def test_columns_that_neither_inference_nor_distillation_reads_are_named(
+    scale: float | None,
+    unread: list[str],
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {
+        "prompt": "dog",
+        "seed": 1,
+        "cfg_scale": 1,
+        "num_inference_steps": 2,
+        "negative_prompt": "",
+        "promt": "cat",
+    }
+    table = rewritten(tmp_path / "prompts.json", [row])
+    generate(config(model, tmp_path / "set", dataset=table, guidance_scale=scale))
+    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert [line.partition(": column ")[2].partition(" ")[0] for line in told] == [
+        repr(name) for name in unread
+    ]
+    assert all(line.startswith(f"dstrain: warning: {table}: ") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("flags", "where"),
+    [
+        ({"negative_prompt": "blurry"}, "--negative_prompt"),
+        ({"num_frames": 5}, "--num_frames"),
+        ({"input": (NamedInput("prompt", "cat"),)}, "--input prompt"),
+    ],
+)
+def test_flags_that_no_row_uses_or_that_are_columns_are_refused(
+    flags: dict[str, Any], where: str, model: Path, table: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        generate(config(model, tmp_path / "set", dataset=table, **flags))
+    assert refused.value.where == where
+    assert not (tmp_path / "set/generated.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"prompt": "a cat"}, "--prompt"),
+        ({"seed": 7}, "--seed"),
+        ({"dataset": None}, "--prompt"),
+    ],
+)
+def test_prompt_and_table_exclude_each_other(
+    changes: dict[str, Any], where: str, model: Path, table: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        generate(config(model, tmp_path / "set", **{"dataset": table, **changes}))
+    assert caught.value.where == where
+
+
+def test_two_runs_do_not_fill_one_folder(
+    model: Path, table: Path, tmp_path: Path
+) -> None:
+    from dstrain.storage.files import lock
+
+    with (
+        lock(tmp_path / "set"),
+        pytest.raises(StateError, match=f"is in use by process {os.getpid()}"),
+    ):
+        generate_dataset(config(model, tmp_path / "set", dataset=table), table)
+
+
+def test_flags_give_what_all_rows_share(model: Path, tmp_path: Path) -> None:
+    table = rewritten(tmp_path / "seeds.json", [{"seed": 1}, {"seed": 2}])
+    given = (NamedInput("prompt", "cat"),)
+    generate(
+        config(model, tmp_path / "set", dataset=table, input=given, height=8, width=24)
+    )
+    generate(
+        config(model, tmp_path / "one.png", prompt="cat", seed=2, height=8, width=24)
+    )
+    assert equal(
+        tmp_path / "one.png", tmp_path / "set" / made(tmp_path / "set")[1]["image"]
+    )

@@ -1,0 +1,140 @@
+"""Inputs of inference given as text become the values that units read; what is no such
+value is refused by name.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dstrain.config.fields import NamedInput, parse_input
+from dstrain.config.schema import GenerateConfig
+from dstrain.errors import UsageError
+from dstrain.generation.inputs import inputs_given, names_given
+from dstrain.graph.inputs import Column, Given, Setting
+from PIL import Image
+
+from tests.support.family import build
+
+WIRING = replace(
+    build("base"),
+    inputs={
+        **build("base").inputs,
+        "edit_image": Column("edit_image", "picture", multiple=16),
+        "references": Column("references", "pictures"),
+        "first": Column(
+            "video",
+            "picture",
+            pick="first",
+            multiple=16,
+            frames=4,
+            fps=16.0,
+            extra=True,
+        ),
+        "strength": Given("number"),
+        "area": Setting(1024),
+    },
+)
+
+
+def given(*texts: str, **flags: Any) -> dict[str, Any]:
+    config = GenerateConfig(
+        model="tiny",
+        toy=True,
+        output=Path("x.png"),
+        input=tuple(map(parse_input, texts)),
+        **{"prompt": "dog", **flags},
+    )
+    assert set(names_given(config)) >= {"prompt"}
+    return inputs_given(config, WIRING)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (21, 37, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a b.png")
+    return tmp_path / "a b.png"
+
+
+def test_flags_and_named_inputs_are_given_together() -> None:
+    values = given("strength=0.5", "area=64", height=16, width=32)
+    assert values == {
+        "prompt": "dog",
+        "height": 16,
+        "width": 32,
+        "strength": 0.5,
+        "area": 64,
+    }
+    assert isinstance(values["area"], int)
+
+
+@pytest.mark.parametrize("name", ["edit_image", "edit-image", "first"])
+def test_a_picture_is_read_as_it_is_from_a_relative_or_absolute_path(
+    name: str, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(picture.parent)
+    for text in (str(picture), "a b.png"):
+        value = given(f"{name}={text}", height=16, width=16)[name.replace("-", "_")]
+        assert np.array_equal(np.asarray(value), np.asarray(Image.open(picture)))
+
+
+def test_a_list_is_the_input_repeated_and_one_is_a_list_too(picture: Path) -> None:
+    assert [
+        len(given(*[f"references={picture}"] * count)["references"]) for count in (1, 3)
+    ] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (("strenth=1",), "has no input 'strenth'; did you mean 'strength'"),
+        (("strength=strong",), "strength: 'strong' is not a finite number"),
+        (("area=1.5",), "area: '1.5' is not an integer"),
+        (("strength=1", "strength=2"), "strength is one value, and is given 2 times"),
+        (("edit_image=nothing.png",), "edit_image: no such file"),
+        (("prompt=cat",), "prompt is also given as --prompt"),
+        (("strength= ",), "--input: strength is blank"),
+        (("area=",), "--input: area is blank"),
+        (("edit_image=",), "--input: edit_image is blank"),
+        (("references=",), "--input: references is blank"),
+    ],
+)
+def test_what_is_no_such_value_is_refused_by_name(
+    texts: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        given(*texts)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("num_frames", 5), ("negative_prompt", "blurry")]
+)
+def test_the_flag_of_an_input_that_the_variant_does_not_have_is_refused(
+    flag: str, value: Any
+) -> None:
+    inputs = {
+        name: source
+        for name, source in WIRING.inputs.items()
+        if name != "negative_prompt"
+    }
+    wiring = replace(WIRING, inputs=inputs, per_side={}, defaults={})
+    wanted = GenerateConfig(
+        model="tiny", toy=True, output=Path("x.png"), prompt="dog", **{flag: value}
+    )
+    with pytest.raises(
+        UsageError, match=f"--{flag}: would do nothing: variant base has no such input"
+    ):
+        inputs_given(wanted, wiring)
+
+
+@pytest.mark.parametrize("text", ["edit_image", "=x.png", ""])
+def test_an_input_without_name_or_value_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="want NAME=VALUE"):
+        parse_input(text)
+
+
+def test_a_value_may_contain_the_sign_and_be_empty() -> None:
+    assert parse_input("a=b=c") == NamedInput("a", "b=c")
+    assert parse_input("a=") == NamedInput("a", "")

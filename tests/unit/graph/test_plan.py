@@ -1,0 +1,510 @@
+"""The plan: who runs in which stage, what each stage loads, what crosses, and what is
+refused before loading.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, TypedDict
+
+import pytest
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column, Given, Size
+from dstrain.graph.plan import Plan, Step, make_plan
+from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.spec import Expert, Wiring
+from dstrain.graph.task import Task
+from dstrain.graph.unit import Signature, Unit
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from PIL.Image import Image
+from torch import Tensor
+
+
+class Text(TypedDict):
+    text_emb: Tensor
+
+
+class Hint(TypedDict):
+    hint_emb: Tensor
+
+
+class Prompt(TypedDict):
+    prompt_emb: Tensor
+
+
+class Latents(TypedDict):
+    input_latents: Tensor
+
+
+class Jitter(TypedDict):
+    jittered: Tensor
+
+
+class Ids(TypedDict):
+    ids: Tensor
+
+
+class Unread(TypedDict):
+    unread: Tensor
+
+
+# The bodies of these are never called.
+def encode_text(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Text: ...
+def encode_hint(hint: Image, *, hint_encoder: Any) -> Hint: ...
+def join_prompt(text_emb: Tensor, hint_emb: Tensor | None = None) -> Prompt: ...
+def encode_picture(input_image: Image, *, vae: Any) -> Latents: ...
+def jitter(input_latents: Tensor, *, rng: Any) -> Jitter: ...
+def make_ids(height: int, *, dit_config: Any) -> Ids: ...
+def idle_encode(input_image: Image, *, big: Any) -> Unread: ...
+def predict(
+    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, ids: Tensor, *, dit: Any
+) -> Tensor: ...
+def shape(height: int) -> tuple[int, ...]: ...
+def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
+def loss(predict: Any, input_latents: Tensor, *, schedule: Any, rng: Any) -> Tensor: ...
+def jitter_loss(predict: Any, jittered: Tensor) -> Tensor: ...
+def teacher_loss(predict: Any, input_latents: Tensor, *, teacher: Any) -> Tensor: ...
+def seeded_loss(predict: Any, input_latents: Tensor, seed: int) -> Tensor: ...
+def hold(latents: Tensor, timestep: Tensor, hint_emb: Tensor | None = None) -> Any: ...
+
+
+TASK = Task.of("sft", loss)
+GUIDED = Task.of("guided", loss, ("positive", "negative"))
+WIRING = Wiring(
+    family="toy",
+    variant="base",
+    components=("dit", "text_encoder", "tokenizer", "vae", "hint_encoder", "big"),
+    units=tuple(
+        Unit.of(f)
+        for f in (
+            encode_text,
+            encode_hint,
+            join_prompt,
+            encode_picture,
+            jitter,
+            make_ids,
+            idle_encode,
+        )
+    ),
+    model_fn=Signature.of(predict, ("noisy", "timestep")),
+    decoders=(),
+    inputs={
+        "prompt": Column("prompt"),
+        "negative_prompt": Column("negative_prompt"),
+        "input_image": Column("image", "picture"),
+        "hint": Column("hint_image", "picture"),
+        "height": Size("input_image", "height"),
+        "seed": Column("seed", "integer"),
+        "scale": Given(),
+    },
+    schedule=FlowMatchSchedule(shift=3.0),
+    latent_shape=Signature.of(shape),
+    guide=guide,
+    per_side={"prompt": "negative_prompt"},
+)
+INPUTS = frozenset({"prompt", "input_image", "height"})
+
+
+def names(steps: tuple[Step, ...]) -> list[str]:
+    return [step.unit.name for step in steps]
+
+
+def plan(
+    *trainables: str,
+    inputs: frozenset[str] = INPUTS,
+    task: Task = TASK,
+    wiring: Wiring = WIRING,
+) -> Plan:
+    return make_plan(wiring, inputs, task, trainables)
+
+
+# Stages.
+
+
+def test_what_borrows_nothing_trained_is_frozen() -> None:
+    made = plan("dit")
+    assert names(made.frozen) == [
+        "encode_text",
+        "join_prompt",
+        "encode_picture",
+        "make_ids",
+    ]
+    assert made.live == ()
+    assert made.crossing == ("ids", "input_latents", "prompt_emb")
+
+
+def test_a_unit_that_borrows_the_trained_component_is_live_and_so_is_whoever_reads_it() -> (
+    None
+):
+    made = plan("text_encoder")
+    assert names(made.frozen) == ["encode_picture", "make_ids"]
+    assert names(made.live) == ["encode_text", "join_prompt"]
+    assert made.crossing == ("ids", "input_latents", "prompt")
+    assert made.crossing_kinds == {
+        "ids": "tensor",
+        "input_latents": "tensor",
+        "prompt": "str",
+    }
+
+
+def test_borrowing_rng_makes_a_unit_live() -> None:
+    made = plan("dit", task=Task.of("jitter", jitter_loss))
+    assert names(made.live) == ["jitter"]
+    assert "input_latents" in made.crossing
+    assert "jittered" not in made.crossing
+
+
+def test_borrowing_a_configuration_does_not_make_a_unit_live_nor_load_the_weights() -> (
+    None
+):
+    made = plan("dit")
+    assert "make_ids" in names(made.frozen)
+    assert made.configs["data_process"] == ("dit",)
+    assert "dit" not in made.components["data_process"]
+
+
+def test_components_follow_from_what_is_borrowed() -> None:
+    made = plan("dit")
+    assert made.components["data_process"] == ("text_encoder", "tokenizer", "vae")
+    assert made.components["train"] == ("dit",)
+    assert made.components[""] == ("dit", "text_encoder", "tokenizer", "vae")
+    assert (made.configs["train"], made.configs[""]) == ((), ())
+
+
+def test_idle_units_never_run_in_any_task_nor_load_anything() -> None:
+    for task in (TASK, GUIDED):
+        made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=task)
+        assert set(made.idle) == {"jitter", "idle_encode"}
+        assert not {"jitter", "idle_encode"} & {*names(made.frozen), *names(made.live)}
+        assert "big" not in made.components[""]
+
+
+def test_dotted_trainables_count_as_their_component() -> None:
+    assert plan("text_encoder.layers.3", "text_encoder.layers.4") == plan(
+        "text_encoder"
+    )
+
+
+def test_what_hold_reads_crosses() -> None:
+    wiring = replace(WIRING, hold=Signature.of(hold, ("latents", "timestep")))
+    assert "hint_emb" in plan("dit", inputs=INPUTS | {"hint"}, wiring=wiring).crossing
+    assert "hint_emb" not in plan("dit", wiring=wiring).crossing
+
+
+def test_the_plan_is_the_same_for_any_order_of_inputs_and_calls_no_unit() -> None:
+    assert plan("dit", inputs=frozenset(sorted(INPUTS, reverse=True))) == plan("dit")
+
+
+# Absent values.
+
+
+def test_an_absent_optional_value_is_not_read() -> None:
+    step = next(step for step in plan("dit").frozen if step.unit.name == "join_prompt")
+    assert dict(step.reads) == {"text_emb": "text_emb"}
+    step = next(
+        step
+        for step in plan("dit", inputs=INPUTS | {"hint"}).frozen
+        if step.unit.name == "join_prompt"
+    )
+    assert dict(step.reads) == {"text_emb": "text_emb", "hint_emb": "hint_emb"}
+
+
+def test_skips_are_kept_with_their_reason_and_cascade_through_required_reads_only() -> (
+    None
+):
+    with pytest.raises(UsageError):
+        plan("dit", inputs=frozenset({"prompt", "height"}))
+    made = plan(
+        "dit",
+        inputs=frozenset({"prompt", "height"}),
+        task=Task.of("promptly", lambda predict: None),
+    )
+    assert made.skipped["encode_picture"] == "absent: input_image"
+    assert (
+        made.skipped["jitter"]
+        == "absent: input_latents (unit encode_picture is skipped)"
+    )
+    assert "encode_hint" in made.skipped
+    assert "join_prompt" not in made.skipped
+
+
+def test_an_absent_required_input_is_refused_naming_reader_column_and_skipped_unit() -> (
+    None
+):
+    with pytest.raises(UsageError) as caught:
+        plan("dit", inputs=frozenset({"input_image", "height"}))
+    text = str(caught.value)
+    assert "predict" in text
+    assert "'prompt'" in text
+    assert "join_prompt" in text
+    with pytest.raises(UsageError, match="column 'image'"):
+        plan("dit", inputs=frozenset({"prompt", "height"}))
+
+
+def test_an_absent_input_is_named_once() -> None:
+    class Both(TypedDict):
+        both: Tensor
+
+    def blend(input_latents: Tensor, unread: Tensor) -> Both: ...
+    def blend_loss(predict: Any, both: Tensor) -> Tensor: ...
+
+    wiring = replace(WIRING, units=(*WIRING.units, Unit.of(blend)))
+    with pytest.raises(UsageError) as caught:
+        plan(
+            "dit",
+            inputs=frozenset({"prompt", "height"}),
+            wiring=wiring,
+            task=Task.of("blend", blend_loss),
+        )
+    assert str(caught.value).count("column 'image'") == 1
+
+
+# Trainables.
+
+
+def test_an_unknown_trainable_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="did you mean 'text_encoder'"):
+        plan("text_encodr")
+
+
+def test_training_what_no_step_uses_is_refused_naming_what_a_step_uses() -> None:
+    with pytest.raises(UsageError, match="hint_encoder is to be trained") as caught:
+        plan("dit", "hint_encoder")
+    assert "dit" in caught.value.help_lines[0]
+
+
+# Sides.
+
+
+def test_the_negative_side_is_computed_only_if_the_task_needs_it() -> None:
+    inputs = INPUTS | {"negative_prompt"}
+    assert not [
+        key for key in plan("dit", inputs=inputs).crossing if key.startswith("negative")
+    ]
+    made = plan("dit", inputs=inputs, task=GUIDED)
+    assert {"prompt_emb", "negative.prompt_emb"} <= set(made.crossing)
+
+
+def test_units_run_once_per_side_only_where_a_value_differs_by_side() -> None:
+    made = plan("dit", inputs=INPUTS | {"negative_prompt", "hint"}, task=GUIDED)
+    assert names(made.frozen) == [
+        *[
+            "encode_text",
+            "encode_text",
+            "encode_hint",
+            "join_prompt",
+            "join_prompt",
+            "encode_picture",
+            "make_ids",
+        ]
+    ]
+    joins = [step for step in made.frozen if step.unit.name == "join_prompt"]
+    assert [dict(step.reads) for step in joins] == [
+        {"text_emb": "text_emb", "hint_emb": "hint_emb"},
+        {"text_emb": "negative.text_emb", "hint_emb": "hint_emb"},
+    ]
+    assert [dict(step.makes) for step in joins] == [
+        {"prompt_emb": "prompt_emb"},
+        {"prompt_emb": "negative.prompt_emb"},
+    ]
+
+
+def test_the_inputs_of_both_sides_cross_when_the_encoder_is_trained() -> None:
+    made = plan("text_encoder", inputs=INPUTS | {"negative_prompt"}, task=GUIDED)
+    assert {"prompt", "negative_prompt"} <= set(made.crossing)
+    assert made.crossing_kinds["negative_prompt"] == "str"
+
+
+def test_borrowing_side_makes_what_a_unit_makes_per_side() -> None:
+    def make_sided_ids(height: int, *, side: str) -> Ids: ...
+
+    units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
+    wiring = replace(WIRING, units=(*units, Unit.of(make_sided_ids)))
+    made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=GUIDED, wiring=wiring)
+    assert {"ids", "negative.ids"} <= set(made.crossing)
+
+
+def test_an_absent_negative_input_is_refused_when_the_task_needs_that_side() -> None:
+    with pytest.raises(UsageError, match="negative_prompt"):
+        plan("dit", task=GUIDED)
+
+
+# Losses.
+
+
+def test_what_only_the_loss_reads_crosses() -> None:
+    made = plan("dit", inputs=INPUTS | {"seed"}, task=Task.of("seeded", seeded_loss))
+    assert made.crossing_kinds["seed"] == "int"
+    with pytest.raises(UsageError, match="seeded_loss needs seed"):
+        plan("dit", task=Task.of("seeded", seeded_loss))
+
+
+def test_a_loss_that_borrows_what_is_no_component_is_refused() -> None:
+    with pytest.raises(UsageError, match="teacher"):
+        plan("dit", task=Task.of("taught", teacher_loss))
+
+
+def test_a_component_that_only_the_loss_borrows_is_loaded_in_stage_2() -> None:
+    wiring = replace(WIRING, components=(*WIRING.components, "teacher"))
+    made = plan("dit", task=Task.of("taught", teacher_loss), wiring=wiring)
+    assert made.components["train"] == ("dit", "teacher")
+
+
+def test_the_kind_of_an_input_is_said_as_that_of_a_made_value() -> None:
+    def embed(hints: list[Image], *, dit: Any) -> Ids: ...
+
+    units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
+    inputs = {**WIRING.inputs, "hints": Column("hints", "pictures")}
+    wiring = replace(WIRING, units=(*units, Unit.of(embed)), inputs=inputs)
+    assert (
+        plan("dit", inputs=INPUTS | {"hints"}, wiring=wiring).crossing_kinds["hints"]
+        == "list[picture]"
+    )
+
+
+# Experts.
+
+
+EXPERTS = replace(
+    WIRING,
+    components=(*WIRING.components, "dit2"),
+    expert=Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)}),
+)
+
+
+def test_the_expert_that_is_trained_is_the_one_that_is_loaded() -> None:
+    first, second = plan("dit", wiring=EXPERTS), plan("dit2", wiring=EXPERTS)
+    assert (first.components["train"], second.components["train"]) == (
+        ("dit",),
+        ("dit2",),
+    )
+    assert (first.frozen, first.crossing) == (second.frozen, second.crossing)
+
+
+def test_training_something_else_loads_every_expert() -> None:
+    assert plan("text_encoder", wiring=EXPERTS).components["train"] == (
+        "dit",
+        "text_encoder",
+        "tokenizer",
+        "dit2",
+    )
+
+
+def test_a_unit_that_borrows_the_role_is_live_whichever_expert_is_trained() -> None:
+    def embed_size(height: int, *, dit: Any) -> Ids: ...
+
+    units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
+    wiring = replace(EXPERTS, units=(*units, Unit.of(embed_size)))
+    assert (
+        names(plan("dit", wiring=wiring).live)
+        == names(plan("dit2", wiring=wiring).live)
+        == ["embed_size"]
+    )
+
+
+# The law, on random graphs: bodies are tuples of what was read, so equal results mean
+# equal programs.
+
+
+def node(name: str, reads: Mapping[str, bool], borrows: tuple[str, ...]) -> Unit:
+    def body(**arguments: Any) -> dict[str, Any]:
+        return {name: (name, *sorted(arguments.items()))}
+
+    makes = MappingProxyType({name: "str"})
+    return Unit(f"unit_{name}", body, MappingProxyType(dict(reads)), borrows, makes)
+
+
+@st.composite
+def graphs(
+    draw: Callable[..., Any],
+) -> tuple[Wiring, Task, frozenset[str], tuple[str, ...]]:
+    inputs = ["a", "b", "c", "not_a"]
+    components = ("m", "n", "o")
+    known, units = ["a", "b", "c"], []
+    for i in range(draw(st.integers(2, 7))):
+        reads = draw(st.dictionaries(st.sampled_from(known), st.booleans(), max_size=3))
+        borrows = tuple(
+            draw(
+                st.sets(
+                    st.sampled_from([*components, "rng", "m_config", "side"]),
+                    max_size=2,
+                )
+            )
+        )
+        units.append(node(f"v{i}", reads, tuple(sorted(borrows))))
+        known.append(f"v{i}")
+    reads = draw(st.dictionaries(st.sampled_from(known), st.booleans(), max_size=3))
+    wiring = replace(
+        WIRING,
+        components=components,
+        units=tuple(units),
+        model_fn=Signature(
+            "predict", print, MappingProxyType(reads | {known[-1]: False}), ("m",)
+        ),
+        inputs={name: Column(name) for name in inputs},
+        latent_shape=Signature("shape", print),
+        per_side={"a": "not_a"},
+    )
+    loss_reads = draw(
+        st.dictionaries(st.sampled_from(known), st.booleans(), max_size=2)
+    )
+    sides = draw(st.sampled_from([("positive",), ("positive", "negative")]))
+    task = Task("random", Signature("loss", print, MappingProxyType(loss_reads)), sides)
+    present = frozenset(draw(st.sets(st.sampled_from(["b", "c"]))) | {"a", "not_a"})
+    try:
+        used = make_plan(wiring, present, task, ()).components[""]
+    except UsageError:
+        reject()
+    return wiring, task, present, tuple(sorted(draw(st.sets(st.sampled_from(used)))))
+
+
+def execute(steps: tuple[Step, ...], values: dict[str, Any]) -> dict[str, Any]:
+    for step in steps:
+        reads = {name: values[key] for name, key in step.reads.items()}
+        made = step.unit.run(
+            reads, {name: (name, step.side) for name in step.unit.borrows}
+        )
+        values |= {step.makes[name]: value for name, value in made.items()}
+    return values
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+)
+@given(graphs())
+def test_law_staged_is_unsplit_and_nothing_live_could_have_been_frozen(
+    graph: tuple[Wiring, Task, frozenset[str], tuple[str, ...]],
+) -> None:
+    wiring, task, present, trained = graph
+    made = make_plan(wiring, present, task, trained)
+    start = {name: f"<{name}>" for name in present}
+    stage_1 = execute(made.frozen, dict(start))
+    stage_2 = execute(made.live, {key: stage_1[key] for key in made.crossing})
+    order = {unit.name: i for i, unit in enumerate(wiring.units)}
+    whole = execute(
+        tuple(
+            sorted((*made.frozen, *made.live), key=lambda step: order[step.unit.name])
+        ),
+        dict(start),
+    )
+    wanted = {
+        name for name in (*wiring.model_fn.reads, *task.loss.reads) if name in whole
+    }
+    assert {name: stage_2[name] for name in wanted} == {
+        name: whole[name] for name in wanted
+    }
+    _assert_stages_are_right(made, trained)
+
+
+def _assert_stages_are_right(made: Plan, trained: tuple[str, ...]) -> None:
+    live_makes = {key for step in made.live for key in step.makes.values()}
+    for step in made.live:
+        assert {"rng", *trained} & set(step.unit.borrows) or live_makes & set(
+            step.reads.values()
+        ), step.unit.name
+    for step in made.frozen:
+        assert not {"rng", *trained} & set(step.unit.borrows), step.unit.name
+        assert not live_makes & set(step.reads.values()), step.unit.name
+    assert not set(made.components["data_process"]) & set(trained)
+    assert not live_makes & set(made.crossing)

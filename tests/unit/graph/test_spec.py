@@ -1,0 +1,183 @@
+"""A wiring whose names do not fit is refused when it is built, naming the places that
+disagree.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import pytest
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column, Size, Source
+from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.spec import GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Expert, Wiring
+from dstrain.graph.unit import Signature, Unit
+from torch import Tensor
+
+
+class Prompt(TypedDict):
+    prompt_emb: Tensor
+
+
+class Joined(TypedDict):
+    joined: Tensor
+
+
+class Latents(TypedDict):
+    input_latents: Tensor
+
+
+class Overwritten(TypedDict):
+    input_image: Tensor
+
+
+def encode_prompt(prompt: str, *, text_encoder: Any) -> Prompt: ...
+def encode_again(prompt: str, *, text_encoder: Any) -> Prompt: ...
+def encode_picture(input_image: Any, *, vae: Any) -> Latents: ...
+def join(prompt_emb: Tensor, input_latents: Tensor | None = None) -> Joined: ...
+def misspells(promt: str) -> Joined: ...
+def borrows_unknown(prompt: str, *, text_encoders: Any) -> Joined: ...
+def overwrites(prompt: str) -> Overwritten: ...
+def ambient(
+    prompt: str, *, device: Any, dtype: Any, rng: Any, side: str, dit_config: Any
+) -> Joined: ...
+def predict(
+    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
+) -> Tensor: ...
+def predict_more(
+    noisy: Tensor, timestep: Tensor, prompt_embs: Tensor, *, dit: Any
+) -> Tensor: ...
+def shape() -> tuple[int, ...]: ...
+def hold(latents: Tensor, timestep: Tensor, first_latents: Tensor) -> Any: ...
+def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
+
+
+INPUTS: dict[str, Source] = {
+    "prompt": Column("prompt"),
+    "negative_prompt": Column("negative_prompt"),
+    "input_image": Column("image", "picture"),
+}
+
+
+def build(*functions: Callable[..., Any], **changes: Any) -> Wiring:
+    """A toy variant of these units; `changes` replace fields of the wiring."""
+    fields: dict[str, Any] = {
+        "family": "toy",
+        "variant": "base",
+        "components": ("dit", "text_encoder", "vae"),
+        "units": tuple(Unit.of(function) for function in functions),
+        "model_fn": Signature.of(predict, GIVEN_TO_MODEL_FN),
+        "decoders": (),
+        "inputs": INPUTS,
+        "schedule": FlowMatchSchedule(shift=3.0),
+        "latent_shape": Signature.of(shape),
+        "guide": guide,
+    }
+    return Wiring(**(fields | changes))
+
+
+def refusal(*functions: Callable[..., Any], **changes: Any) -> str:
+    """The message with which a wiring is refused."""
+    with pytest.raises(UsageError) as caught:
+        build(*functions, **changes)
+    return str(caught.value)
+
+
+def test_a_wiring_whose_names_fit_is_built() -> None:
+    assert set(build(encode_prompt, encode_picture, join).makers) == {
+        "prompt_emb",
+        "input_latents",
+        "joined",
+    }
+
+
+def test_a_second_maker_is_refused_naming_both_units_and_the_value() -> None:
+    text = refusal(encode_prompt, encode_again)
+    assert all(word in text for word in ("encode_prompt", "encode_again", "prompt_emb"))
+
+
+def test_a_name_is_an_input_or_made_never_both() -> None:
+    text = refusal(encode_prompt, overwrites)
+    assert "overwrites" in text
+    assert "input_image" in text
+
+
+def test_a_read_before_its_maker_is_refused_even_if_optional() -> None:
+    text = refusal(encode_prompt, join, encode_picture)
+    assert "join" in text
+    assert "input_latents" in text
+    assert "order" in text
+
+
+def test_reading_an_unknown_name_is_refused_with_the_nearest() -> None:
+    text = refusal(encode_prompt, misspells)
+    assert "misspells" in text
+    assert "did you mean 'prompt'" in text
+
+
+def test_borrowing_an_unknown_component_is_refused_with_the_nearest() -> None:
+    text = refusal(encode_prompt, borrows_unknown)
+    assert "borrows_unknown" in text
+    assert "did you mean 'text_encoder'" in text
+
+
+def test_ambient_names_and_configurations_may_be_borrowed() -> None:
+    assert build(encode_prompt, ambient)
+
+
+def test_model_fn_and_hold_read_only_what_is_known() -> None:
+    assert "prompt_embs" in refusal(
+        encode_prompt, model_fn=Signature.of(predict_more, GIVEN_TO_MODEL_FN)
+    )
+    assert "first_latents" in refusal(
+        encode_prompt, hold=Signature.of(hold, GIVEN_TO_HOLD)
+    )
+
+
+def test_per_side_names_inputs() -> None:
+    assert "unprompt" in refusal(encode_prompt, per_side={"prompt": "unprompt"})
+
+
+def test_padded_names_known_values() -> None:
+    assert "prompt_embs" in refusal(encode_prompt, padded={"prompt_embs": 1})
+
+
+def test_the_role_of_experts_may_be_borrowed_though_no_component_has_that_name() -> (
+    None
+):
+    expert = Expert("dit", {"high": (875, 1000), "low": (0, 875)})
+    assert build(
+        encode_prompt, components=("high", "low", "text_encoder", "vae"), expert=expert
+    )
+
+
+def test_what_is_made_from_a_per_side_value_is_per_side() -> None:
+    wiring = build(
+        encode_prompt, encode_picture, join, per_side={"prompt": "negative_prompt"}
+    )
+    assert wiring.sided == {"prompt", "prompt_emb", "joined"}
+
+
+def test_two_units_of_one_name_are_refused() -> None:
+    def encode_picture(prompt: str) -> Joined: ...
+
+    assert "encode_picture" in refusal(
+        encode_prompt, globals()["encode_picture"], encode_picture
+    )
+
+
+def test_a_size_is_measured_on_a_known_input() -> None:
+    assert "video" in refusal(
+        encode_prompt, inputs={**INPUTS, "height": Size("video", "height")}
+    )
+
+
+def test_the_parts_of_an_expert_are_components() -> None:
+    assert "low" in refusal(
+        encode_prompt, expert=Expert("dit", {"dit": (875, 1000), "low": (0, 875)})
+    )
+
+
+def test_a_component_is_not_called_like_an_ambient_name() -> None:
+    assert "rng" in refusal(
+        encode_prompt, components=("dit", "text_encoder", "vae", "rng")
+    )

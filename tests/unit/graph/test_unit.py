@@ -1,0 +1,216 @@
+"""A unit's signature is its declaration, and what it makes is what it promised."""
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import pytest
+import torch
+from dstrain.errors import UsageError
+from dstrain.graph.unit import Signature, Unit, component_of
+from dstrain.graph.values import Frames
+from PIL.Image import Image
+from torch import Tensor
+
+
+class Prompt(TypedDict):
+    emb: Tensor
+    mask: Tensor | None
+
+
+class Record(TypedDict):
+    latents: Tensor
+    mode: int
+
+
+class Kinds(TypedDict):
+    tensor: Tensor
+    text: str
+    count: int
+    scale: float
+    flag: bool
+    nothing: None
+    picture: Image
+    frames: Frames
+    maybe: Image | None
+    several: list[Tensor]
+    records: list[Record]
+
+
+class Unstorable(TypedDict):
+    thing: dict[str, Any]
+
+
+def encode(
+    prompt: str, picture: Image | None = None, *, text_encoder: Any, tokenizer: Any
+) -> Prompt:
+    return {"emb": torch.ones(1), "mask": None}
+
+
+def test_reads_borrows_and_makes_are_the_signature() -> None:
+    unit = Unit.of(encode, version=3)
+    assert (unit.name, unit.version) == ("encode", 3)
+    assert dict(unit.reads) == {"prompt": True, "picture": False}
+    assert unit.required == ("prompt",)
+    assert unit.borrows == ("text_encoder", "tokenizer")
+    assert dict(unit.makes) == {"emb": "tensor", "mask": "tensor | none"}
+
+
+def test_every_storable_kind_is_named() -> None:
+    def unit() -> Kinds: ...
+
+    assert dict(Unit.of(unit).makes) == {
+        "tensor": "tensor",
+        "text": "str",
+        "count": "int",
+        "scale": "float",
+        "flag": "bool",
+        "nothing": "none",
+        "picture": "picture",
+        "frames": "frames",
+        "maybe": "picture | none",
+        "several": "list[tensor]",
+        "records": "list[{latents: tensor, mode: int}]",
+    }
+
+
+def star(*values: int) -> Prompt: ...
+def stars(**values: int) -> Prompt: ...
+def positional(value: int, /) -> Prompt: ...
+def borrowed_default(value: int, *, vae: Any = None) -> Prompt: ...
+def unstorable(value: int) -> Unstorable: ...
+def untyped(value: int): ...  # noqa: ANN201  # what is tested is that it says nothing of what it returns
+def plain_dict(value: int) -> dict[str, Tensor]: ...
+def overwrites(emb: Tensor) -> Prompt: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"),
+    [
+        (star, "values"),
+        (stars, "values"),
+        (positional, "value"),
+        (borrowed_default, "vae"),
+        (unstorable, "thing"),
+        (untyped, "TypedDict"),
+        (plain_dict, "TypedDict"),
+        (overwrites, "emb"),
+    ],
+)
+def test_incomplete_declaration_is_refused_naming_function_and_fault(
+    function: Callable[..., Any], fault: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        Unit.of(function)
+    assert function.__name__ in str(caught.value)
+    assert fault in str(caught.value)
+
+
+def test_given_parameters_are_not_reads() -> None:
+    def predict(
+        noisy: Tensor, timestep: Tensor, emb: Tensor, *, dit: Any
+    ) -> Tensor: ...
+
+    assert dict(Signature.of(predict, given=("noisy", "timestep")).reads) == {
+        "emb": True
+    }
+
+
+def test_unit_runs_on_plain_values_and_a_fake() -> None:
+    assert (
+        Unit.of(encode).run({"prompt": "a"}, {"text_encoder": None, "tokenizer": None})[
+            "mask"
+        ]
+        is None
+    )
+
+
+def test_absent_optional_read_takes_the_default_and_unread_values_are_not_passed() -> (
+    None
+):
+    class Seen(TypedDict):
+        seen: str
+
+    def unit(prompt: str, extra: str = "default") -> Seen:
+        return {"seen": f"{prompt} {extra}"}
+
+    assert Unit.of(unit).run({"prompt": "a", "other": 1}, {}) == {"seen": "a default"}
+    assert Unit.of(unit).run({"prompt": "a", "extra": "b"}, {}) == {"seen": "a b"}
+
+
+@pytest.mark.parametrize("made", [{"emb": 1}, {"emb": 1, "mask": 2, "more": 3}, {}])
+def test_promised_and_made_must_be_the_same_set(made: dict[str, Any]) -> None:
+    def drifts() -> Prompt:
+        return made
+
+    with pytest.raises(UsageError, match="drifts"):
+        Unit.of(drifts).run({}, {})
+
+
+def kept_bytes(value: Tensor) -> int:
+    return value.untyped_storage().nbytes()
+
+
+def test_what_a_unit_makes_keeps_no_more_storage_than_it_shows() -> None:
+    class Views(TypedDict):
+        part: Tensor
+        parts: list[Tensor]
+        turned: Tensor
+
+    whole = torch.arange(100.0)
+
+    def slices() -> Views:
+        return {
+            "part": whole[:3],
+            "parts": [whole[3:5]],
+            "turned": whole.view(10, 10).t(),
+        }
+
+    made = Unit.of(slices).run({}, {})
+    assert kept_bytes(made["part"]) == 12
+    assert kept_bytes(made["parts"][0]) == 8
+    assert made["turned"].is_contiguous()
+    assert torch.equal(made["turned"], whole.view(10, 10).t())
+
+
+def test_frames_keep_no_more_storage_than_they_show() -> None:
+    class Cut(TypedDict):
+        frames: Frames
+
+    def cut() -> Cut:
+        return {"frames": Frames(torch.zeros(10, 2, 2, 3, dtype=torch.uint8)[:1], 8.0)}
+
+    assert kept_bytes(Unit.of(cut).run({}, {})["frames"].pixels) == 12
+
+
+def test_no_two_made_tensors_share_storage() -> None:
+    class Twins(TypedDict):
+        first: Tensor
+        second: Tensor
+
+    def twins(value: Tensor) -> Twins:
+        return {"first": value, "second": value.view(-1)}
+
+    value = torch.ones(4)
+    made = Unit.of(twins).run({"value": value}, {})
+    pointers = {
+        tensor.untyped_storage().data_ptr() for tensor in (value, *made.values())
+    }
+    assert len(pointers) == 3
+
+
+def test_a_clone_keeps_the_gradient() -> None:
+    weight = torch.ones(4, requires_grad=True)
+
+    class Part(TypedDict):
+        part: Tensor
+
+    def live() -> Part:
+        return {"part": (weight * 2)[:2]}
+
+    Unit.of(live).run({}, {})["part"].sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2, 2, 0, 0]
+
+
+def test_configuration_belongs_to_its_component() -> None:
+    assert (component_of("dit_config"), component_of("vae")) == ("dit", "vae")

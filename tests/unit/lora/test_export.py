@@ -1,0 +1,359 @@
+"""`dstrain export`: a LoRA or a checkpoint in another program's names, whole or not at
+all, and back again.
+"""
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dstrain.lora.export
+import pytest
+import torch
+from dstrain.cli.main import main
+from dstrain.config.fields import parse_alpha
+from dstrain.errors import StateError, UsageError
+from dstrain.lora.export import export
+from dstrain.lora.layers import LoraSpec
+from dstrain.lora.reader import read_lora
+from dstrain.models.components import Files
+from dstrain.models.configs import Sought, find_configuration
+from dstrain.registry.family import ModelRecord
+from dstrain.storage.safetensors import SEAL, check_file, read_tensors
+from safetensors.torch import load_file, save_file
+
+from tests.support.family import weights_of
+from tests.support.lora_family import (
+    COMPONENTS,
+    DIT,
+    MODEL,
+    ORIGINAL,
+    SHAPES,
+    SPEC,
+    network,
+    ours,
+    output,
+    read,
+    same,
+    with_alpha,
+    written,
+)
+from tests.support.runs import project, train
+
+CONFIG = {"component": "dit", "config": json.dumps({"width": 6})}
+PROGRAMS = ("diffusers", "comfyui", "kohya", "reference")
+
+
+@pytest.fixture(autouse=True)
+def family(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = dstrain.lora.export.load_record
+
+    def load(name: str, left_out: Collection[str] = ()) -> ModelRecord:
+        return MODEL if name == "fused" else known(name, left_out)
+
+    monkeypatch.setattr(dstrain.lora.export, "load_record", load)
+
+
+@pytest.mark.parametrize("first", PROGRAMS)
+@pytest.mark.parametrize("second", PROGRAMS)
+def test_from_any_program_to_any_other_and_back(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    path, _ = ours(tmp_path, **CONFIG)
+    for number, program in enumerate((first, second, "diffusers")):
+        path, before = tmp_path / f"{number}.safetensors", path
+        export(before, path, program)
+    original = read(tmp_path / "ours.safetensors")
+    if "reference" not in (first, second):
+        assert same(read(path).layers, original.layers)
+        assert read_tensors(path)[1].keys() == original.header.keys()
+        assert json.loads(original.header["lora_adapter_metadata"]) == json.loads(
+            read_tensors(path)[1]["lora_adapter_metadata"]
+        )
+    for name, layer in read(path).layers.items():
+        wanted = original.layers[name]
+        effect = wanted.alpha / wanted.rank * wanted.up @ wanted.down
+        assert torch.allclose(
+            layer.alpha / layer.rank * layer.up @ layer.down, effect, atol=1e-6
+        )
+
+
+def test_the_header_is_kept_and_sealed_anew(tmp_path: Path) -> None:
+    path, _ = ours(tmp_path, **CONFIG, step="7")
+    words = export(path, tmp_path / "x.safetensors", "comfyui")
+    assert (
+        words
+        == "LoRA on 12 layers of dit, in comfyui's names, 24 keys; the first is diffusion_model.double.0.proj.alpha"
+    )
+    header = check_file(tmp_path / "x.safetensors")
+    before = read_tensors(path)[1]
+    assert "lora_adapter_metadata" not in header
+    assert {k: v for k, v in header.items() if k != SEAL} == {
+        k: v for k, v in before.items() if k not in (SEAL, "lora_adapter_metadata")
+    }
+
+
+def test_a_file_without_a_header_needs_the_family_and_a_published_configuration(
+    tmp_path: Path,
+) -> None:
+    bare = written(
+        tmp_path / "bare.safetensors", with_alpha(load_file(ours(tmp_path)[0]))
+    )
+    with pytest.raises(
+        UsageError,
+        match=r"--model: is required: the header of .*bare\.safetensors names no family",
+    ):
+        export(bare, tmp_path / "x.safetensors", "kohya")
+    export(bare, tmp_path / "x.safetensors", "kohya", "fused")
+    assert same(read(tmp_path / "x.safetensors").layers, read(bare).layers)
+    with pytest.raises(StateError, match="is of family fused, and --model is other"):
+        export(tmp_path / "x.safetensors", tmp_path / "y.safetensors", "kohya", "other")
+
+
+@pytest.mark.parametrize(("told", "ratio"), [("rank", 1.0), (6.0, 1.5)])
+def test_an_alpha_that_a_file_does_not_say_can_be_told(
+    told: Any, ratio: float, tmp_path: Path
+) -> None:
+    path, _ = ours(tmp_path)
+    lost = written(tmp_path / "lost.safetensors", load_file(path))
+    with pytest.raises(
+        StateError,
+        match=r"rank and alpha are unknown(.|\n)*dstrain export --alpha rank --format",
+    ):
+        export(lost, tmp_path / "x.safetensors", "diffusers", "fused")
+    export(lost, tmp_path / "x.safetensors", "diffusers", "fused", alpha=told)
+    made = read(tmp_path / "x.safetensors").layers
+    assert {layer.alpha / layer.rank for layer in made.values()} == {ratio}
+    assert made.keys() == read(path).layers.keys()
+    with pytest.raises(
+        UsageError, match=r"--alpha: would do nothing: .* says its alpha itself"
+    ):
+        export(path, tmp_path / "y.safetensors", "diffusers", "fused", alpha=told)
+    with pytest.raises(UsageError, match=r"--alpha: would do nothing: .* is no LoRA"):
+        export(written(tmp_path / "w.safetensors", {"a": torch.ones(1)}), tmp_path / "y", "diffusers", "fused",
+               alpha=told)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "ranks"])
+def test_an_alpha_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--alpha: want a number above 0, or rank"):
+        parse_alpha(text)
+
+
+def test_networks_are_built_only_where_a_file_has_layers_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    shapes = dstrain.lora.export._shapes
+    monkeypatch.setattr(
+        dstrain.lora.export,
+        "_shapes",
+        lambda c, content: built.append(c.name) or shapes(c, content),
+    )
+    export(ours(tmp_path, **CONFIG)[0], tmp_path / "x.safetensors", "comfyui")
+    assert built == ["dit"]
+
+
+def test_a_component_that_a_plain_function_loads_says_how_it_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = [
+        replace(component, load=lambda *given: DIT.load(*given))
+        for component in COMPONENTS
+    ]
+    path = ours(tmp_path, **CONFIG)[0]
+    monkeypatch.setattr(
+        "tests.support.lora_family.COMPONENTS", (*plain[:2], COMPONENTS[2])
+    )
+    with pytest.raises(
+        UsageError,
+        match=r"plugin fused: nothing tells the shapes of dit, as .*\n  give Component\(build",
+    ):
+        export(path, tmp_path / "x.safetensors", "kohya")
+    monkeypatch.setattr(
+        "tests.support.lora_family.COMPONENTS",
+        [replace(component, build=DIT.build) for component in plain],
+    )
+    export(path, tmp_path / "x.safetensors", "kohya")
+    assert same(read(tmp_path / "x.safetensors").layers, read(path).layers)
+
+
+def test_our_file_in_the_references_names_needs_no_guess(tmp_path: Path) -> None:
+    export(ours(tmp_path, **CONFIG)[0], tmp_path / "x.safetensors", "reference")
+    lora = read(tmp_path / "x.safetensors")
+    assert not lora.notes
+    assert lora.header["alpha"] == "4.0"
+
+
+def test_an_expert_is_the_one_its_header_names(tmp_path: Path) -> None:
+    path, _ = ours(tmp_path)
+    tensors, header = (
+        load_file(path),
+        {"family": "fused", "component": "dit2", "config": CONFIG["config"]},
+    )
+    export(
+        written(tmp_path / "two.safetensors", with_alpha(tensors), header),
+        tmp_path / "x.safetensors",
+        "comfyui",
+    )
+    (lora,) = read_lora(
+        tmp_path / "x.safetensors", MODEL, {"dit": SHAPES, "dit2": SHAPES}
+    )
+    assert lora.component == "dit2"
+
+
+def test_a_program_without_names_for_a_component_is_refused(tmp_path: Path) -> None:
+    tensors = {"text_encoder.layers.0.q_proj.lora_A.weight": torch.ones(1, 6),
+               "text_encoder.layers.0.q_proj.lora_B.weight": torch.ones(6, 1)}  # fmt: skip
+    path = written(tmp_path / "e.safetensors", with_alpha(tensors), {"family": "fused"})
+    with pytest.raises(
+        UsageError, match="--format: comfyui has no names for LoRA on text_encoder"
+    ):
+        export(path, tmp_path / "x.safetensors", "comfyui")
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
+    path, _ = ours(tmp_path, **CONFIG)
+    there = tmp_path / "there.safetensors"
+    there.write_text("mine")
+    with pytest.raises(
+        UsageError, match=r"exists; what is there is left as it is\n  give --overwrite"
+    ):
+        export(path, there, "kohya")
+    assert there.read_text() == "mine"
+    broken = written(
+        tmp_path / "broken.safetensors",
+        {"transformer.x.lora_A.weight": torch.ones(1)},
+        {"family": "fused"},
+    )
+    with pytest.raises(StateError):
+        export(broken, there, "kohya", overwrite=True)
+    assert there.read_text() == "mine"
+    export(path, there, "kohya", overwrite=True)
+    assert "lora_unet_double_0_proj.alpha" in load_file(there)
+    with pytest.raises(UsageError, match="is INPUT itself"):
+        export(path, path, "kohya", overwrite=True)
+    with pytest.raises(UsageError, match="is a folder"):
+        export(path, tmp_path, "kohya", overwrite=True)
+    with pytest.raises(StateError, match=r"nowhere.*cannot be read"):
+        export(tmp_path / "nowhere", there, "kohya")
+
+
+def test_the_weights_of_a_component_get_the_original_names_and_back(
+    tmp_path: Path,
+) -> None:
+    state = network().state_dict()
+    save_file(state, tmp_path / "full.safetensors", {"family": "fused", **CONFIG})
+    words = export(tmp_path / "full.safetensors", tmp_path / "x.safetensors", "comfyui")
+    assert words.startswith("26 weights of dit, in comfyui's names, 18 keys")
+    there = load_file(tmp_path / "x.safetensors")
+    assert torch.equal(
+        there["double.1.qkv.weight"][6:12], state["blocks.1.attn.to_k.weight"]
+    )
+    assert torch.equal(there["final.mod.bias"], state["norm_out.linear.bias"].roll(6))
+    assert read_tensors(tmp_path / "x.safetensors")[1]["config"] == CONFIG["config"]
+    files = Files((tmp_path / "x.safetensors",), layout=ORIGINAL)
+    loaded = DIT.load(files, DIT.configure({"width": 6}), torch.float32)
+    assert torch.equal(output(loaded), output(network()))
+    export(tmp_path / "x.safetensors", tmp_path / "y.safetensors", "diffusers")
+    again = load_file(tmp_path / "y.safetensors")
+    assert again.keys() == state.keys()
+    assert find_configuration(Sought(COMPONENTS[0], files)) == {"width": 6}
+    assert all(torch.equal(again[name], value) for name, value in state.items())
+    with pytest.raises(UsageError, match="kohya names LoRA files"):
+        export(tmp_path / "full.safetensors", tmp_path / "z.safetensors", "kohya")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_exported_file_gives_the_same_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = project(tmp_path)
+    lora = (
+        train(here, max_steps=2, learning_rate=0.1, lora_alpha=3.0)
+        / "step-2.safetensors"
+    )
+    models = json.dumps(list(weights_of(here / "model").values()))
+
+    def picture(*loras: Path) -> bytes:
+        given = [word for path in loras for word in ("--lora", str(path))]
+        name = str(tmp_path / f"{len(list(tmp_path.iterdir()))}.png")
+        words = [
+            "generate",
+            "--model",
+            "tiny",
+            "--model_paths",
+            models,
+            "--prompt",
+            "dog",
+            *given,
+            "--output",
+            name,
+        ]
+        assert main(words) == 0
+        return Path(name).read_bytes()
+
+    wanted = picture(lora)
+    assert wanted != picture()
+    for program in PROGRAMS:
+        out = tmp_path / f"{program}.safetensors"
+        capsys.readouterr()
+        assert main(["export", "--format", program, str(lora), str(out)]) == 0
+        assert capsys.readouterr().out.startswith(
+            f"wrote {out}: LoRA on 4 layers of dit, in {program}'s names, "
+        )
+        assert picture(out) == wanted
+    assert main(["export", "--format", "kohya", str(lora), str(out)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (
+        main(
+            [
+                "generate",
+                "--model",
+                "tiny",
+                "--toy",
+                "--prompt",
+                "x",
+                "--output",
+                "x.png",
+                "--lora",
+                f"{lora}:abc",
+            ]
+        )
+        == 2
+    )
+    assert "'abc' after" in capsys.readouterr().err
+
+
+def test_the_toy_of_diffusers_loader_acts_the_same(tmp_path: Path) -> None:
+    from diffusers.configuration_utils import ConfigMixin, register_to_config
+    from diffusers.loaders import PeftAdapterMixin
+    from diffusers.models.modeling_utils import ModelMixin
+
+    from tests.support.lora_family import Net
+
+    class Toy(ModelMixin, ConfigMixin, PeftAdapterMixin):
+        @register_to_config
+        def __init__(self, width: int = 6) -> None:
+            super().__init__()
+            self.net = Net(width)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.net(x)
+
+    path, module = ours(tmp_path, LoraSpec("dit", SPEC.targets, 4, 6.0), **CONFIG)
+    export(path, tmp_path / "kohya.safetensors", "kohya")
+    export(tmp_path / "kohya.safetensors", tmp_path / "back.safetensors", "diffusers")
+    for file in (path, tmp_path / "back.safetensors"):
+        tensors, header = read_tensors(file)
+        named = {
+            key.replace("transformer.", "transformer.net."): value
+            for key, value in tensors.items()
+        }
+        toy = Toy()
+        toy.net.load_state_dict(network().state_dict())
+        metadata = json.loads(header["lora_adapter_metadata"])
+        toy.load_lora_adapter(named, prefix="transformer", metadata=metadata)
+        assert torch.allclose(output(toy), output(module), atol=1e-6)

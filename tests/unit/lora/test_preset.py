@@ -1,0 +1,290 @@
+"""Differential LoRA training: a preset LoRA is part of the weights, in each stage, in
+keys, and in what is printed.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from dstrain.cli.main import main
+from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.graph.spec import Expert, Wiring
+from dstrain.lora.export import export
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run
+from dstrain.storage.hashing import sha256
+from safetensors.torch import load_file, save_file
+
+from tests.support import family
+from tests.support.family import MODEL
+from tests.support.runs import config, files, job, project, same, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    return project(tmp_path)
+
+
+def preset_for(here: Path, component: str, folder: Path) -> Path:
+    """A LoRA of which no weight is zero, as a run saves it."""
+    out = train(
+        here,
+        output_path=folder,
+        lora_base_model=component,
+        max_steps=1,
+        learning_rate=0.3,
+        lora_alpha=4.0,
+    )
+    (path,) = out.glob("*.safetensors")
+    return path
+
+
+def losses(folder: Path) -> list[str]:
+    return [
+        line.split(",")[2]
+        for line in (folder / "loss.csv").read_text().splitlines()[1:]
+    ]
+
+
+def test_the_weights_trained_on_are_those_with_the_preset(
+    here: Path, tmp_path: Path
+) -> None:
+    path = preset_for(here, "dit", tmp_path / "first")
+    plain, merged = job(config(here)), job(config(here, preset_lora_path=path))
+    weight, other = (
+        one.module.pipeline.components["dit"].blocks[0].to_out.base_layer.weight
+        for one in (plain, merged)
+    )
+    tensors = load_file(path)
+    a, b = (tensors[f"transformer.blocks.0.to_out.lora_{x}.weight"] for x in "AB")
+    assert torch.equal(other, weight + 4.0 / 2 * (b @ a))
+    assert not torch.equal(other, weight)
+    state = {
+        name: p
+        for name, p in merged.module.trained.parameters.items()
+        if "lora_B" in name
+    }
+    assert state
+    assert not any(p.any() for p in state.values())
+
+
+def test_it_takes_a_preset_in_any_naming(here: Path, tmp_path: Path) -> None:
+    path = preset_for(here, "dit", tmp_path / "first")
+    export(path, tmp_path / "kohya.safetensors", "kohya")
+    one = train(here, output_path=tmp_path / "a", max_steps=2, preset_lora_path=path)
+    other = train(
+        here,
+        output_path=tmp_path / "b",
+        max_steps=2,
+        preset_lora_path=tmp_path / "kohya.safetensors",
+    )
+    without = train(here, output_path=tmp_path / "c", max_steps=2)
+    assert losses(one) == losses(other)
+    assert losses(one) != losses(without)
+    assert same(files(one), files(other))
+
+
+@pytest.mark.parametrize("component", ["dit", "text_encoder"])
+def test_both_stages_train_the_same_as_one(
+    component: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = preset_for(here, component, tmp_path / "first")
+    capsys.readouterr()
+    flags: dict[str, Any] = {"preset_lora_path": path, "max_steps": 3}
+    whole = train(here, output_path=tmp_path / "whole", **flags)
+    store = {"feature_cache": tmp_path / "store"}
+    assert f"preset {path} merged into {component}\n" in capsys.readouterr().err
+    run(config(here, task="sft:data_process", **store, **flags))
+    parts = train(
+        here, output_path=tmp_path / "parts", task="sft:train", **store, **flags
+    )
+    assert (
+        capsys.readouterr().err.count(f"preset {path} merged into {component}\n") == 1
+    )  # in the stage that loads it
+    assert same(files(whole), files(parts))
+    assert losses(whole) == losses(parts)
+    assert losses(whole) != losses(
+        train(here, output_path=tmp_path / "without", max_steps=3)
+    )
+
+
+def test_a_store_made_with_another_preset_in_an_encoder_is_told_apart(
+    here: Path, tmp_path: Path
+) -> None:
+    path = preset_for(here, "text_encoder", tmp_path / "first")
+    dit = preset_for(here, "dit", tmp_path / "second")
+    store = {"feature_cache": tmp_path / "store", "max_steps": 1}
+    run(config(here, task="sft:data_process", **store))
+    before = sum(1 for _ in (tmp_path / "store").rglob("*.safetensors"))
+    with pytest.raises(
+        StateError, match=r"holds no plan for this run\n.*--preset_lora_path"
+    ):
+        train(here, task="sft:train", preset_lora_path=path, **store)
+    run(config(here, task="sft:data_process", preset_lora_path=path, **store))
+    assert sum(1 for _ in (tmp_path / "store").rglob("*.safetensors")) > before
+    train(
+        here,
+        task="sft:train",
+        output_path=tmp_path / "a",
+        preset_lora_path=path,
+        **store,
+    )
+    train(
+        here,
+        task="sft:train",
+        output_path=tmp_path / "b",
+        preset_lora_path=dit,
+        **store,
+    )  # no stored value has it
+    other = tmp_path / "other"
+    run(
+        config(
+            here, task="sft:data_process", preset_lora_path=path, feature_cache=other
+        )
+    )
+    with pytest.raises(StateError) as caught:
+        train(here, task="sft:train", feature_cache=other)
+    assert caught.value.help_lines == (
+        f"--preset_lora_path: store {sha256(path)} in text_encoder, this run nothing",
+        "give the flags it was filled with, or fill it: the same command with --task sft:data_process",
+    )
+
+
+def test_a_continuation_has_the_same_preset(here: Path, tmp_path: Path) -> None:
+    path = preset_for(here, "dit", tmp_path / "first")
+    train(here, preset_lora_path=path, max_steps=1)
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes(path.read_bytes())
+    train(here, preset_lora_path=moved, max_steps=2, resume="auto")
+    with pytest.raises(StateError, match="the saved run had other settings"):
+        train(here, max_steps=3, resume="auto")
+
+
+def test_the_printed_command_includes_it(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = preset_for(here, "dit", tmp_path / "first")
+    capsys.readouterr()
+    train(here, preset_lora_path=path, max_steps=1)
+    words = capsys.readouterr().err
+    assert f"--lora {path} --lora {here / 'out/step-1.safetensors'}" in words
+    full = {"trainable_models": "dit", "output_path": tmp_path / "full", "max_steps": 1}
+    train(here, preset_lora_path=path, **full)
+    assert "--lora" not in capsys.readouterr().err  # in the saved weights already
+
+
+def test_the_recipe_of_what_is_trained_names_it(here: Path, tmp_path: Path) -> None:
+    from dstrain.storage.hashing import sha256
+    from dstrain.storage.safetensors import read_tensors
+
+    path = preset_for(here, "dit", tmp_path / "first")
+    train(here, preset_lora_path=path, max_steps=1)
+    _, header = read_tensors(here / "out/step-1.safetensors")
+    assert json.loads(header["recipe"])["preset_lora"] == sha256(path)
+
+
+def bare(path: Path, folder: Path) -> Path:
+    """The reference's names without a prefix: they do not say the component."""
+    tensors = {
+        key.partition(".")[2].replace(".weight", ".default.weight"): v
+        for key, v in load_file(path).items()
+    }
+    save_file(tensors, folder / "bare.safetensors")
+    return folder / "bare.safetensors"
+
+
+def test_what_does_not_say_its_component_is_asked_for(
+    here: Path, tmp_path: Path
+) -> None:
+    path = bare(preset_for(here, "dit", tmp_path / "first"), tmp_path)
+    with pytest.raises(
+        UsageError,
+        match=r"--preset_lora_model: is required: .* may be of dit or text_encoder",
+    ):
+        resolve(config(here, preset_lora_path=path))
+    assert (
+        resolve(config(here, preset_lora_path=path, preset_lora_model="dit")).preset
+        is not None
+    )
+
+
+@pytest.mark.parametrize(("flags", "match"), [
+    ({"preset_lora_model": "dit"}, "--preset_lora_model: would do nothing without --preset_lora_path"),
+    ({"preset_lora_path": "FILE", "preset_lora_model": "dti"}, "has no component 'dti'.*did you mean 'dit'"),
+    ({"preset_lora_path": "FILE", "preset_lora_model": "text_encoder"}, "is a LoRA of dit, and not of text_"),
+    ({"preset_lora_path": "nowhere"}, "nowhere: no such LoRA file"),
+    ({"preset_lora_path": "."}, ".: is a folder"),
+])  # fmt: skip
+def test_what_cannot_be_merged_is_refused(
+    flags: dict[str, str], match: str, here: Path, tmp_path: Path
+) -> None:
+    path = preset_for(here, "dit", tmp_path / "first")
+    given: dict[str, Any] = {
+        n: path if v == "FILE" else Path(v) if "path" in n else v
+        for n, v in flags.items()
+    }
+    with pytest.raises(DstrainError, match=match):
+        train(here, **given)
+    assert not (here / "out/loss.csv").exists()
+
+
+@pytest.mark.parametrize("stage", ["", ":data_process", ":train"])
+def test_a_preset_of_what_no_stage_loads_is_refused_unless_a_preview_does(
+    stage: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: dict[str, Any] = {
+        "preset_lora_path": preset_for(here, "dit", tmp_path / "first"),
+        "task": f"sft{stage}",
+    }
+    plain = family.build
+    expert = Expert(
+        "denoiser", MappingProxyType({"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)})
+    )
+
+    def build(variant: str) -> Wiring:
+        wiring = plain(variant)
+        predict = replace(wiring.model_fn, borrows=("denoiser",))
+        return replace(
+            wiring,
+            components=(*wiring.components, "dit2"),
+            model_fn=predict,
+            expert=expert,
+        )
+
+    monkeypatch.setattr(family, "build", build)
+    with pytest.raises(
+        UsageError,
+        match=r"--preset_lora_path: would do nothing: .* is for dit, .*\n  it loads .*dit2",
+    ):
+        resolve(
+            config(here, lora_base_model="dit2", lora_target_modules="to_q", **flags)
+        )
+    for also in (
+        {"lora_base_model": "dit"},
+        {"lora_base_model": "dit2", "preview_prompt": ("dog",)},
+    ):
+        assert (
+            resolve(config(here, lora_target_modules="to_q", **also, **flags)).preset
+            is not None
+        )
+
+
+def test_a_preset_of_another_family_is_refused(here: Path, tmp_path: Path) -> None:
+    save_file(
+        load_file(preset_for(here, "dit", tmp_path / "first")),
+        tmp_path / "x.safetensors",
+        {"family": "other"},
+    )
+    with pytest.raises(StateError, match="is a LoRA for other, and this is tiny"):
+        train(here, preset_lora_path=tmp_path / "x.safetensors")
+    assert (
+        main(["--model", "tiny", "--toy", "--dry_run", "--preset_lora_path", "nowhere"])
+        == 0
+    )
+    assert MODEL.default_trainable == "dit"

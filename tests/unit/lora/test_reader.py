@@ -1,0 +1,359 @@
+"""LoRA files of every naming are recognised, used to the last key, and acted on
+exactly.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from dstrain.errors import StateError
+from dstrain.lora.export import fused
+from dstrain.lora.layers import LoraLayer, LoraSpec, add_layers, save_lora
+from dstrain.lora.names import scheme
+from dstrain.lora.reader import read_lora, unfused
+from safetensors.torch import load_file
+
+from tests.support.lora_family import (
+    ENCODER_SHAPES,
+    MODEL,
+    ORIGINAL,
+    SHAPES,
+    SPEC,
+    Change,
+    Encoder,
+    Header,
+    adapter,
+    default_names,
+    down_up,
+    folded,
+    in_names_of,
+    network,
+    ours,
+    output,
+    prefixed,
+    read,
+    same,
+    trained,
+    with_alpha,
+    written,
+)  # fmt: skip
+
+# Every naming, as its program writes it.
+
+
+class Naming(NamedTuple):
+    """program, a layer of the first block as it names it, and the ends of its keys."""
+
+    program: str
+    layer: str
+    ends: tuple[str, ...]
+
+
+NAMINGS = (
+    Naming(
+        "diffusers",
+        "transformer.blocks.0.attn.to_out.0",
+        ("lora_A.weight", "lora_B.weight"),
+    ),
+    Naming(
+        "comfyui",
+        "diffusion_model.double.0.proj",
+        ("alpha", "lora_down.weight", "lora_up.weight"),
+    ),
+    Naming(
+        "kohya",
+        "lora_unet_double_0_proj",
+        ("alpha", "lora_down.weight", "lora_up.weight"),
+    ),
+    Naming(
+        "reference", "layers.0.o", ("lora_A.default.weight", "lora_B.default.weight")
+    ),
+)
+
+
+@pytest.mark.parametrize("naming", NAMINGS, ids=lambda naming: naming.program)
+@pytest.mark.parametrize(("rank", "alpha"), [(4, 4.0), (4, 6.0), (2, 8.0), (3, 0.7)])
+def test_a_file_in_any_naming_acts_as_what_was_trained(
+    naming: Naming, rank: int, alpha: float, tmp_path: Path
+) -> None:
+    spec = LoraSpec("dit", SPEC.targets, rank, alpha)
+    path, module = ours(tmp_path, spec)
+    tensors = in_names_of(naming.program, tmp_path, spec)
+    assert sorted(key for key in tensors if key.startswith(f"{naming.layer}.")) == [
+        f"{naming.layer}.{end}" for end in naming.ends
+    ]
+    header = json.dumps({"transformer.r": rank, "transformer.lora_alpha": alpha})
+    again = read(written(tmp_path / "x.safetensors", tensors,
+                         {"lora_adapter_metadata": header} if naming.program == "diffusers" else None))  # fmt: skip
+    plain = network()
+    add_layers(plain, again.layers)
+    assert torch.allclose(output(plain), output(module), atol=1e-5)
+    assert not torch.allclose(output(plain), output(network()), atol=1e-2)
+    if alpha != 0.7 and naming.program != "reference":
+        assert same(
+            again.layers, read(path).layers
+        )  # the reference has no alpha, so that lora_B is another there
+
+
+def test_fused_layers_have_three_times_the_rank_and_come_back_bit_for_bit(
+    tmp_path: Path,
+) -> None:
+    layers = read(ours(tmp_path)[0]).layers
+    places = scheme(ORIGINAL, SHAPES)["double.0.qkv"]
+    one = fused(layers, places)
+    assert (one.rank, one.alpha, tuple(one.up.shape)) == (12, 18.0, (18, 12))
+    assert same(
+        unfused(one, places),
+        {f"blocks.0.attn.to_{x}": layers[f"blocks.0.attn.to_{x}"] for x in "qkv"},
+    )
+
+
+@pytest.mark.parametrize(
+    "targets", [("to_q",), ("to_k", "to_v"), ("0.attn.to_v", "1.attn.to_q")]
+)
+def test_parts_of_a_fused_layer_without_lora_are_zero_rows(
+    targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    spec = LoraSpec("dit", targets, 4, 6.0)
+    path, _ = ours(tmp_path, spec)
+    tensors = in_names_of("comfyui", tmp_path, spec)
+    ranks = {len(tensors[key]) for key in tensors if key.endswith("down.weight")}
+    assert ranks == {8 if targets == ("to_k", "to_v") else 4}
+    again = read(written(tmp_path / "x.safetensors", tensors))
+    assert same(again.layers, read(path).layers)
+
+
+def test_a_fused_layer_of_another_program_is_split_exactly(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    down, up = torch.randn(2, 6, generator=draw), torch.randn(18, 2, generator=draw)
+    tensors = {
+        "lora_unet_double_1_qkv.lora_down.weight": down,
+        "lora_unet_double_1_qkv.lora_up.weight": up,
+    }
+    tensors["lora_unet_double_1_qkv.alpha"] = torch.tensor(3.0)
+    layers = read(written(tmp_path / "x.safetensors", tensors)).layers
+    assert list(layers) == [f"blocks.1.attn.to_{x}" for x in "qkv"]
+    for i, layer in enumerate(layers.values()):
+        assert torch.equal(layer.down, down)
+        assert torch.equal(layer.up, up[6 * i : 6 * i + 6])
+        assert layer.alpha == 3.0
+
+
+def test_parts_of_unlike_strength_are_fused_exactly() -> None:
+    draw = torch.Generator().manual_seed(0)
+    names = [f"blocks.0.attn.to_{x}" for x in "qkv"]
+    layers = {
+        name: LoraLayer(
+            torch.randn(rank, 6, generator=draw),
+            torch.randn(6, rank, generator=draw),
+            alpha,
+        )
+        for name, rank, alpha in zip(names, (2, 2, 4), (2.0, 3.0, 1.0), strict=True)
+    }
+    one = fused(layers, scheme(ORIGINAL, SHAPES)["double.0.qkv"])
+    assert (one.rank, one.alpha) == (8, 8.0)
+    wanted = torch.cat(
+        [layer.alpha / layer.rank * layer.up @ layer.down for layer in layers.values()]
+    )
+    assert torch.allclose(one.alpha / one.rank * one.up @ one.down, wanted, atol=1e-6)
+
+
+# What other programs and people make of such files.
+
+
+def older(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Keys of earlier versions of diffusers."""
+    return {
+        key.replace(".lora_", ".lora."): value
+        for key, value in with_alpha(down_up(tensors)).items()
+    }
+
+
+ACCEPTED: tuple[tuple[str, Change, Header], ...] = (
+    ("alpha keys, no header", with_alpha, {}),
+    ("alpha keys and the header", with_alpha, adapter()),
+    ("alpha as whole numbers", lambda t: {k: v.long() if "alpha" in k else v for k, v in with_alpha(t).items()}, {}),
+    ("lora_down and lora_up in diffusers' names", lambda t: with_alpha(down_up(t)), {}),
+    ("diffusers' older lora.down", older, {}),
+    ("ComfyUI's prefix, diffusers' names", lambda t: with_alpha(prefixed(t, "diffusion_model.")), {}),
+    ("a checkpoint's prefix", lambda t: with_alpha(prefixed(t, "model.diffusion_model.")), {}),
+    ("no prefix", lambda t: with_alpha(prefixed(t, "")), {}),
+    ("peft's prefix", lambda t: with_alpha(prefixed(t, "base_model.model.")), {}),
+    ("peft's prefix before diffusers'", lambda t: with_alpha(prefixed(t, "base_model.model.transformer.")), {}),
+    ("the reference's names", lambda t: prefixed(default_names(folded(t)), ""), {}),
+    ("the reference's with its prefix", lambda t: prefixed(default_names(folded(t)), "pipe.dit."), {}),
+    ("kohya with diffusers' names",
+     lambda t: {k.replace("transformer.", "lora_unet_").replace(".", "_", k.count(".") - 3 + (".alpha" in k)): v
+                for k, v in with_alpha(down_up(t)).items()}, {}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "header"),
+    [row[1:] for row in ACCEPTED],
+    ids=[row[0] for row in ACCEPTED],
+)
+def test_the_same_layers_in_other_words_act_the_same(
+    change: Change, header: Header, tmp_path: Path
+) -> None:
+    path, module = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    changed = written(tmp_path / "x.safetensors", change(load_file(path)), header)
+    plain = network()
+    add_layers(plain, read(changed).layers)
+    assert torch.allclose(output(plain), output(module), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_files_of_half_precision_are_computed_in_fp32(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    path, _ = ours(tmp_path)
+    halves = {key: value.to(dtype) for key, value in load_file(path).items()}
+    module = network()
+    add_layers(
+        module, read(written(tmp_path / "x.safetensors", with_alpha(halves))).layers
+    )
+    assert {p.dtype for name, p in module.named_parameters() if "lora_" in name} == {
+        torch.float32
+    }
+
+
+def test_peft_keeps_rank_and_alpha_in_a_file_beside_it(tmp_path: Path) -> None:
+    path, module = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    bare = prefixed(load_file(path), "base_model.model.")
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"r": 4, "lora_alpha": 6, "target_modules": ["to_q"]})
+    )
+    plain = network()
+    add_layers(
+        plain, read(written(tmp_path / "adapter_model.safetensors", bare)).layers
+    )
+    assert torch.equal(output(plain), output(module))
+
+
+def test_patterns_of_rank_and_alpha_are_followed(tmp_path: Path) -> None:
+    path, _ = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    tensors = load_file(path)
+    key = "transformer.blocks.0.attn.to_q.lora_A.weight"
+    tensors[key] = tensors[key][:2]
+    key = "transformer.blocks.0.attn.to_q.lora_B.weight"
+    tensors[key] = tensors[key][:, :2]
+    header = adapter(
+        rank_pattern={"blocks.0.attn.to_q": 2}, alpha_pattern={"1.attn.to_q": 5}
+    )
+    layers = read(written(tmp_path / "x.safetensors", tensors, header)).layers
+    assert [(layer.rank, layer.alpha) for layer in layers.values()] == [
+        (2, 6.0),
+        (4, 5.0),
+    ]
+
+
+def test_the_reference_has_no_alpha_and_that_is_said(tmp_path: Path) -> None:
+    tensors = default_names(prefixed(load_file(ours(tmp_path)[0]), "pipe.dit."))
+    lora = read(written(tmp_path / "x.safetensors", tensors))
+    assert {layer.alpha for layer in lora.layers.values()} == {4.0}
+    assert [note.partition(": ")[2][:27] for note in lora.notes] == [
+        "says no alpha; taken as the"
+    ]
+    assert not read(ours(tmp_path)[0]).notes
+
+
+def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
+    encoder = LoraSpec("text_encoder", ("q_proj",), 2, 2.0)
+    save_lora(
+        tmp_path / "e.safetensors",
+        trained(encoder, Encoder),
+        encoder,
+        "text_encoder",
+        {},
+    )
+    tensors = with_alpha(down_up(load_file(tmp_path / "e.safetensors")))
+    te = {
+        key.replace("text_encoder.layers.0.", "lora_te1_layers_0_"): value
+        for key, value in tensors.items()
+    }
+    both = written(tmp_path / "x.safetensors", {**in_names_of("kohya", tmp_path), **te})
+    found = read_lora(both, MODEL, {"dit": SHAPES, "text_encoder": ENCODER_SHAPES})
+    assert {lora.component: len(lora.layers) for lora in found} == {
+        "dit": 12,
+        "text_encoder": 1,
+    }
+    with pytest.raises(
+        StateError,
+        match=r"has 1 layers of text_encoder, which is not here\n.*lora_te1_layers_0_q_proj",
+    ):
+        read(both)
+
+
+def test_twins_are_told_apart_by_the_header_or_by_what_is_asked(tmp_path: Path) -> None:
+    two = {"dit": SHAPES, "dit2": SHAPES}
+    tensors = load_file(ours(tmp_path)[0])
+    bare = written(tmp_path / "x.safetensors", with_alpha(tensors))
+    with pytest.raises(
+        StateError,
+        match="fits dit and dit2, and its header does not say which it is of",
+    ):
+        read(bare, **two)
+    assert read_lora(bare, MODEL, two, into="dit2")[0].component == "dit2"
+    named = written(
+        tmp_path / "y.safetensors", with_alpha(tensors), {"component": "dit2"}
+    )
+    assert read(named, **two).component == "dit2"
+    with pytest.raises(StateError, match="is a LoRA of dit2, and not of dit"):
+        read_lora(named, MODEL, two, into="dit")
+    with pytest.raises(StateError, match="has 12 layers of dit2, which is not here"):
+        read(named)
+    pipe = default_names(prefixed(tensors, "pipe.dit2."))
+    assert read(written(tmp_path / "z.safetensors", pipe), **two).component == "dit2"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bias": "none"},
+        {"use_dora": False},
+        {"peft_version": "0.1"},
+        {"peft_type": "LORA"},
+    ],
+)
+def test_fields_of_the_header_that_change_nothing_are_accepted(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    path, _ = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    read(written(tmp_path / "x.safetensors", load_file(path), adapter(**fields)))
+
+
+def test_our_own_header_tells_half_a_file_in_every_naming(tmp_path: Path) -> None:
+    header = {"component": "dit", "targets": "to_out.0,to_q"}
+    tensors = in_names_of(
+        "kohya", tmp_path, LoraSpec("dit", ("to_q", "to_out.0"), 4, 6.0)
+    )
+    read(written(tmp_path / "x.safetensors", tensors, header))
+    half = {key: value for key, value in tensors.items() if "double_1_proj" not in key}
+    with pytest.raises(
+        StateError,
+        match=r"1 layers that its header names as targets.*\n.*blocks\.1\.attn\.to_out\.0",
+    ):
+        read(written(tmp_path / "x.safetensors", half, header))
+    spare = {"dit": {"blocks.1.attn.to_out.0"}}
+    assert (
+        len(
+            read_lora(tmp_path / "x.safetensors", MODEL, {"dit": SHAPES}, spare=spare)[
+                0
+            ].layers
+        )
+        == 3
+    )
+
+
+def test_names_that_can_be_told_in_two_ways_are_refused(tmp_path: Path) -> None:
+    own = {"proj_in.weight": (6, 6), "img_in.weight": (6, 6)}
+    tensors = {
+        "transformer.img_in.lora_A.weight": torch.ones(1, 6),
+        "transformer.img_in.lora_B.weight": torch.ones(6, 1),
+    }
+    path = written(tmp_path / "x.safetensors", with_alpha(tensors))
+    with pytest.raises(StateError, match="can be told in two ways"):
+        read(path, dit=own)

@@ -1,0 +1,109 @@
+"""What loads silently wrong, or silently not at all, elsewhere: refused here by the
+name of its cause.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from dstrain.errors import StateError
+from dstrain.lora.layers import LoraSpec
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.support.lora_family import (
+    Change,
+    Header,
+    adapter,
+    ours,
+    read,
+    with_alpha,
+    written,
+)
+
+
+def renamed(old: str, new: str) -> Change:
+    return lambda tensors: {
+        key.replace(old, new): value for key, value in tensors.items()
+    }
+
+
+def plus(**more: Tensor) -> Change:
+    return lambda tensors: (
+        tensors
+        | {
+            f"transformer.blocks.0.attn.to_q.{key}": value
+            for key, value in more.items()
+        }
+    )
+
+
+def without(part: str) -> Change:
+    return lambda tensors: {
+        key: value for key, value in tensors.items() if part not in key
+    }
+
+
+ONE = torch.ones(1)
+META = "lora_adapter_metadata"
+MIXED = "diffusion_model.blocks.1"
+REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
+    ("alpha lost", dict, {}, "has neither .* nor 'lora_adapter_metadata' in its header, so rank and alpha are unk"),
+    ("alpha lost, no prefix", renamed("transformer.", ""), {}, "so rank and alpha are unknown"),
+    ("alpha lost, peft", renamed("transformer.", "base_model.model."), {}, "adapter_config.json beside it, so rank"),
+    ("alpha of one layer lost", lambda t: without("1.attn.to_q.alpha")(with_alpha(t)), {}, "1 of 2 layers have an al"),
+    ("alpha twice, unlike", lambda t: with_alpha(t, 3.0), adapter(), "says rank 4 and alpha 6 .* and alpha 3"),
+    ("alpha is no number", lambda t: with_alpha(t, float("nan")), {}, "alpha is no number"),
+    ("alpha is several", lambda t: {k: v.repeat(2) if "al" in k else v for k, v in with_alpha(t).items()}, {}, "no nu"),
+    ("numbers that are none", lambda t: {k: v / 0 for k, v in t.items()}, adapter(), "numbers are not all finite"),
+    ("whole numbers", lambda t: {k: v.int() for k, v in t.items()}, adapter(), "numbers are not all finite"),
+    ("an infinite alpha", dict, adapter(lora_alpha=float("inf")), "tells no rank and alpha"),
+    ("a header too deep", dict, {META: "[" * 100_000}, "tells no rank and alpha"),
+    ("rank unlike the header's", dict, adapter(r=8), "says rank 8 and alpha 6 of blocks.* has rank 4"),
+    ("half a file by its header", without("blocks.1"), adapter(), r"1 layers that its header.*\n.*blocks\.1\.attn"),
+    ("half a pair", without("1.attn.to_q.lora_B"), adapter(), r"1 of 2 layers lack a matrix\n.*to_q has only A"),
+    ("an unknown prefix", renamed("transformer.", "unet."), adapter(), r"2 of its 2 layers are in no naming of dit"),
+    ("an unknown layer", renamed("to_q", "to_w"), adapter(), r"transformer\.blocks\.0\.attn\.to_w.*\n.*known: diff"),
+    ("one block too many", renamed("blocks.1", "blocks.9"), adapter(), r"1 of its 2 layers.*\n.*blocks\.9"),
+    ("peft that matches nothing", lambda t: with_alpha(renamed("transf", "base_model.model.unet")(t)), {}, "in no nam"),
+    ("two namings in one", lambda t: with_alpha(renamed("transformer.blocks.1", MIXED)(t)), {}, "in two ways"),
+    ("DoRA", plus(dora_scale=ONE), adapter(), "holds DoRA, which is not supported"),
+    ("DoRA of peft", plus(lora_magnitude_vector=ONE), adapter(), "holds DoRA"),
+    ("LoHa", plus(hada_w1_a=ONE), adapter(), "holds LoHa"),
+    ("LoKr", plus(lokr_w1=ONE), adapter(), "holds LoKr"),
+    ("a whole difference", plus(diff=ONE), adapter(), "holds differences of whole weights"),
+    ("a bias's difference", plus(diff_b=ONE), adapter(), "holds differences of biases"),
+    ("Tucker", lambda t: t | {"transformer.blocks.0.attn.to_q.lora_mid.weight": ONE}, adapter(), "holds LoCon"),
+    ("biases", lambda t: t | {"transformer.blocks.0.attn.to_q.lora_B.bias": ONE}, adapter(), "holds LoRA with biases"),
+    ("something else", plus(other=ONE), adapter(), "1 of its keys are of no LoRA layer; the first is transf"),
+    ("no LoRA", lambda t: {"blocks.0.attn.to_q.weight": ONE}, {}, "is no LoRA: no key is of a LoRA layer"),
+    ("nothing", lambda t: {}, {"a": "b"}, "is no LoRA: .*it has none"),
+    ("another shape", lambda t: {k: torch.ones(4, 7) if "lora_A" in k else v for k, v in t.items()}, adapter(),
+     r"does not fit dit: blocks\.0\.attn\.to_q has matrices of shapes \(4, 7\) and \(6, 4\), for .*\(6, 6\)"),
+    ("another family", dict, {**adapter(), "family": "other"}, "is a LoRA for other, and this is fused"),
+    ("rslora", dict, adapter(use_rslora=True), "needs use_rslora, which is not supported"),
+    ("DoRA in the header", dict, adapter(use_dora=True), "needs use_dora, which is not supported"),
+    ("bias in the header", dict, adapter(bias="all"), "needs bias, which is not supported"),
+    ("something new in the header", dict, adapter(something=1), "needs something, which is not supported"),
+    ("a header that is no JSON", dict, {META: "no"}, "tells no rank and alpha of 'transformer.'"),
+    ("a header that is a list", dict, {META: "[]"}, "tells no rank and alpha"),
+    ("a header without rank", dict, {META: '{"transformer.lora_alpha": 4}'}, "tells no rank and alpha"),
+    ("a header of rank 0", dict, adapter(r=0), "tells no rank and alpha"),
+    ("a header of another prefix", dict, {META: '{"unet.r": 4, "unet.lora_alpha": 1}'}, "tells no rank"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "header", "match"),
+    [row[1:] for row in REFUSED],
+    ids=[row[0] for row in REFUSED],
+)
+def test_what_would_be_silently_wrong_is_refused_by_name(
+    change: Change, header: Header, match: str, tmp_path: Path
+) -> None:
+    path, _ = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    changed = written(tmp_path / "x.safetensors", change(load_file(path)), header)
+    with pytest.raises(StateError, match=match) as caught:
+        read(changed)
+    assert str(caught.value).startswith(f"dstrain: error: {changed}: ")
+    assert len(caught.value.help_lines) <= 3

@@ -1,0 +1,314 @@
+"""Whatever a hub, a disk or a line does: one error that says so, no half file under its
+own name, and it goes on.
+"""
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+from dstrain.config.schema import Hub
+from dstrain.errors import DstrainError, StateError, SystemFault
+from dstrain.models.hub import STAGING, Origin, fetch
+from dstrain.storage.hashing import sha256
+
+from tests.support.hub_server import Faults, serving, use
+from tests.support.hub_server import Hub as Server
+
+TINY, PATTERN, LARGE = (
+    "Tiny/Tiny",
+    "transformer/*.safetensors",
+    "transformer/b.safetensors",
+)
+NAMES = ["transformer/a.safetensors", LARGE]
+SIZE = 300_000
+
+
+class Case(NamedTuple):
+    """What goes wrong, and what is said; `goes_on`: what was fetched of the file is not
+    fetched again.
+    """
+
+    name: str
+    faults: Faults
+    error: type[DstrainError] | None
+    says: str = ""
+    goes_on: bool = False
+
+
+CASES = (
+    Case("cut once", Faults(LARGE, 1, cut_at=100_000), None, goes_on=True),
+    Case(
+        "cut always",
+        Faults(LARGE, cut_at=100_000),
+        SystemFault,
+        "cannot be fetched from .*: .*b.safetensors",
+        True,
+    ),
+    Case("cut once, no ranges", Faults(LARGE, 1, cut_at=100_000, no_range=True), None),
+    Case(
+        "cut always, no ranges",
+        Faults(LARGE, cut_at=100_000, no_range=True),
+        SystemFault,
+        "cannot be fetched from",
+    ),
+    Case(
+        "wrong bytes",
+        Faults(LARGE, wrong=True),
+        SystemFault,
+        "did not give what it lists: .*b.safetensors",
+    ),
+    Case(
+        "wrong bytes of a small file",
+        Faults("config.json", wrong=True),
+        SystemFault,
+        "did not give what it lists",
+    ),
+    Case(
+        "too short",
+        Faults(LARGE, short=True),
+        SystemFault,
+        r"(did not give what it lists|cannot be fetched): |size",
+    ),
+    Case("slow", Faults(LARGE, delay=0.7), SystemFault, "cannot be fetched from"),
+    Case("slow once", Faults(LARGE, 1, delay=0.7), None),
+    Case(
+        "listed and not there", Faults(LARGE, status=404), SystemFault, "b.safetensors"
+    ),
+    Case(
+        "file refused",
+        Faults(LARGE, status=403),
+        SystemFault,
+        "does not allow it: .*b.safetensors",
+    ),
+    Case(
+        "server error", Faults(LARGE, status=500), SystemFault, "cannot be fetched from"
+    ),
+    Case("server error once", Faults(LARGE, 1, status=500), None),
+    Case("busy once", Faults(LARGE, 1, status=503), None),
+    Case(
+        "list refused",
+        Faults(listing=True, status=403),
+        SystemFault,
+        "does not allow it",
+    ),
+    Case(
+        "access token needed",
+        Faults(listing=True, status=401),
+        SystemFault,
+        "does not allow it",
+    ),
+    Case(
+        "no such model",
+        Faults(listing=True, status=404),
+        StateError,
+        "has no such model",
+    ),
+    Case(
+        "list server error",
+        Faults(listing=True, status=500),
+        SystemFault,
+        "cannot be fetched from",
+    ),
+    Case("list server error once", Faults(times=1, listing=True, status=500), None),
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A hub with two files of weights and their configuration; both clients wait half a
+    second at most.
+    """
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "published/transformer"
+    folder.mkdir(parents=True)
+    for name in NAMES:
+        (tmp_path / "published" / name).write_bytes(os.urandom(SIZE))
+    (folder / "config.json").write_text('{"width": 8}')
+    for module, name in (
+        ("_download", "DOWNLOAD_MIN_BYTES_PER_SECOND"),
+        ("_legacy_api", "DOWNLOAD_TIMEOUT"),
+    ):
+        monkeypatch.setattr(f"modelscope_hub.{module}.{name}", 0.4)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.4)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
+    with serving() as running:
+        running.add(TINY, tmp_path / "published")
+        use(monkeypatch, running.url, tmp_path)
+        yield running
+
+
+@pytest.fixture(params=["modelscope", "huggingface"])
+def origin(request: pytest.FixtureRequest) -> Origin:
+    hub: Hub = request.param
+    return Origin(TINY, hub=hub)
+
+
+def check_nothing_is_half() -> None:
+    """Every file that has its own name is the published one."""
+    folder = Path("models") / TINY
+    for path in folder.rglob("*") if folder.exists() else ():
+        inside = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in inside.parts):
+            assert sha256(path) == sha256(Path("published") / inside), inside
+
+
+def check_it_goes_on(server: Server, origin: Origin) -> None:
+    """With the fault gone, the same command ends well, and leaves nothing behind."""
+    server.faults = Faults()
+    server.forget()
+    assert fetch(origin, PATTERN) == NAMES
+    check_nothing_is_half()
+    folder = Path("models") / TINY
+    assert {path.name for path in folder.iterdir()} == {
+        ".fetched.json",
+        ".lock",
+        "transformer",
+    }
+    assert {path.name for path in (folder / "transformer").iterdir()} == {
+        "a.safetensors",
+        "b.safetensors",
+        "config.json",
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_fault_of_a_hub_is_survived_or_told_and_leaves_nothing_half(
+    case: Case, server: Server, origin: Origin, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.faults = case.faults
+    if case.error is None:
+        assert fetch(origin, PATTERN) == NAMES
+        assert server.ranges == (["bytes=100000-"] if case.goes_on else server.ranges)
+    else:
+        with pytest.raises(case.error, match=case.says) as caught:
+            fetch(origin, PATTERN)
+        assert str(caught.value).startswith(
+            f"dstrain: error: {TINY}: {origin.hub} " if "allow" in case.says else ""
+        )
+        assert len(str(caught.value).splitlines()) <= 4
+        assert "Traceback" not in capfd.readouterr().err
+    check_nothing_is_half()
+    check_it_goes_on(server, origin)
+    if case.goes_on and case.error:
+        assert server.ranges == ["bytes=100000-"]
+        assert server.fetched == [LARGE]
+
+
+def test_a_hub_that_is_not_there_is_told(
+    origin: Origin, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{free.getsockname()[1]}"
+    for name in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
+        monkeypatch.setenv(name, nowhere)
+    with pytest.raises(
+        SystemFault, match=rf"cannot be fetched from {origin.hub} \({nowhere}\)"
+    ) as caught:
+        fetch(origin, PATTERN)
+    assert (
+        f"put its files below {Path('models').resolve()}/{TINY}, or try --hub"
+        in str(caught.value)
+    )
+    assert not Path("models/Tiny").exists()
+
+
+def test_a_full_disk_is_told_with_its_path(origin: Origin, server: Server) -> None:
+    for name in NAMES:
+        staged = Path(
+            "models",
+            TINY,
+            STAGING,
+            sha256(Path("published") / name),
+            f"{name}.incomplete",
+        )
+        staged.parent.mkdir(parents=True)
+        staged.symlink_to("/dev/full")
+    with pytest.raises(
+        SystemFault,
+        match=rf"models/{TINY}: cannot be written: {os.strerror(errno.ENOSPC)}",
+    ) as caught:
+        fetch(origin, PATTERN)
+    assert "what was fetched is kept: make room" in str(caught.value)
+    check_nothing_is_half()
+    for path in Path("models", TINY, STAGING).rglob("*.incomplete"):
+        path.unlink()
+    check_it_goes_on(server, origin)
+
+
+def test_too_little_room_is_told_before_anything_is_fetched(
+    origin: Origin, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "dstrain.models.hub.shutil.disk_usage", lambda _: SimpleNamespace(free=SIZE)
+    )
+    with pytest.raises(
+        SystemFault,
+        match=rf"models/{TINY}: 600,012 bytes are to be fetched, and 300,000 are free",
+    ):
+        fetch(origin, PATTERN)
+    assert server.fetched == []
+
+
+def test_room_is_asked_for_what_an_interrupted_fetch_has_not_yet(
+    origin: Origin, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.faults = Faults(LARGE, cut_at=100_000)
+    with pytest.raises(SystemFault, match="cannot be fetched"):
+        fetch(origin, PATTERN)
+    monkeypatch.setattr(
+        "dstrain.models.hub.shutil.disk_usage",
+        lambda _: SimpleNamespace(free=SIZE - 100_001),
+    )
+    with pytest.raises(
+        SystemFault, match=r": 200,000 bytes are to be fetched, and 199,999 are free"
+    ):
+        fetch(origin, PATTERN)
+    monkeypatch.setattr(
+        "dstrain.models.hub.shutil.disk_usage",
+        lambda _: SimpleNamespace(free=SIZE - 100_000),
+    )
+    check_it_goes_on(server, origin)
+
+
+def test_what_was_left_half_of_another_content_is_no_part_of_this_one(
+    origin: Origin, server: Server
+) -> None:
+    server.faults = Faults(LARGE, cut_at=100_000)
+    with pytest.raises(SystemFault, match="cannot be fetched"):
+        fetch(origin, PATTERN)
+    (Path("published") / LARGE).write_bytes(os.urandom(SIZE))
+    server.add(TINY, Path("published"))  # under the same name
+    check_it_goes_on(server, origin)
+    assert server.ranges == []
+
+
+def test_a_run_that_died_between_two_files_is_gone_on_with(
+    origin: Origin, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = os.fork()
+    if child == 0:
+        server.faults = Faults()
+        moved = Path.replace
+
+        def die(self: Path, target: Path) -> Path:
+            if self.name == "b.safetensors":
+                os._exit(9)
+            return moved(self, target)
+
+        monkeypatch.setattr(Path, "replace", die)
+        fetch(origin, PATTERN)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert (Path("models") / TINY / NAMES[0]).exists()
+    with monkeypatch.context() as offline:
+        offline.setenv("DSTRAIN_SKIP_DOWNLOAD", "True")
+        with pytest.raises(StateError, match="not all files are here"):
+            fetch(origin, PATTERN)
+    check_it_goes_on(server, origin)
+    assert NAMES[0] not in server.fetched

@@ -1,0 +1,157 @@
+"""The record beside fetched files: what it tells, when a file is not what was fetched,
+and which files are chosen.
+"""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from dstrain.config.schema import Hub
+from dstrain.errors import StateError
+from dstrain.models.hub import Origin, fetch
+from dstrain.models.hub_record import RECORD, Record, note_marks, select
+from dstrain.models.locate import ModelConfig
+from dstrain.storage.files import lock
+from dstrain.storage.hashing import file_mark, sha256
+
+from tests.support.hub_server import SHARDS, TINY, commit
+from tests.support.hub_server import Hub as Server
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def test_a_record_tells_repository_revision_commit_size_and_sha256_of_each_file(
+    server: Server, hub: Hub
+) -> None:
+    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    record = Record.read(Path("models") / TINY)
+    assert record is not None
+    assert (record.model_id, record.hub) == (TINY, hub)
+    usual = {
+        "modelscope": ("master", ""),
+        "huggingface": ("main", commit(server.models[TINY]["main"])),
+    }
+    assert (record.revision, record.commit) == usual[hub]
+    assert set(record.kept) == {*SHARDS, "transformer/config.json", "model_index.json"}
+
+    for name, kept in record.kept.items():
+        path = Path("models") / TINY / name
+        assert (kept.mark, kept.sha256) == (file_mark(path), sha256(path))
+
+
+def test_marks_are_noted_only_where_no_other_process_has_the_folder_or_wrote_the_record(
+    server: Server, hub: Hub
+) -> None:
+    folder = Path("models") / TINY
+    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    read = Record.read(folder)
+    assert read is not None
+    for name in SHARDS:
+        os.utime(folder / name)
+    with lock(folder):
+        note_marks(read, SHARDS, folder)
+    assert Record.read(folder) == read
+    fetch(
+        Origin(TINY, hub=hub), "vae/*.safetensors"
+    )  # by another process, after the record was read
+    note_marks(read, SHARDS, folder)
+    after = Record.read(folder)
+    assert after is not None
+    assert "vae/model-1-of-1.safetensors" in after.kept
+    note_marks(after, SHARDS, folder)
+    assert Record.read(folder) != after
+
+
+@pytest.mark.parametrize("restored", [False, True], ids=["later", "time_restored"])
+def test_a_file_that_was_changed_is_named_and_not_written_over(
+    restored: bool, server: Server, hub: Hub
+) -> None:
+    origin, path = Origin(TINY, hub=hub), Path("models") / TINY / SHARDS[0]
+    fetch(origin, "transformer/*.safetensors")
+    content, before = bytearray(path.read_bytes()), path.stat()
+    content[-1] ^= 1
+    time.sleep(0.05)  # longer than the clock of file systems stands still
+    path.write_bytes(content)
+    if restored:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(
+        StateError, match=rf"{SHARDS[0]}: is not what was fetched: its sha256"
+    ):
+        fetch(origin, "transformer/*.safetensors")
+    assert path.read_bytes() == content
+
+
+def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whole(
+    server: Server, hub: Hub
+) -> None:
+    origin, folder = Origin(TINY, hub=hub), Path("models") / TINY
+    shutil.copytree("published", folder)
+    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    assert server.requests == []
+    (folder / SHARDS[1]).unlink()
+    with pytest.raises(
+        StateError,
+        match=r"1 shards are missing, such as transformer/model-2-of-2\.safetensors",
+    ):
+        ModelConfig(None, TINY, "transformer/*.safetensors").files()
+    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    assert server.fetched == [
+        SHARDS[1]
+    ]  # what was here is what the hub lists, so it is recorded
+    (folder / RECORD).unlink()
+    (folder / SHARDS[1]).unlink()
+    (folder / SHARDS[0]).write_bytes(b"my own")
+    with pytest.raises(StateError, match="is here, and is not the file that"):
+        fetch(origin, "transformer/*.safetensors")
+    assert (folder / SHARDS[0]).read_bytes() == b"my own"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("*.safetensors", ["a.safetensors"]),
+        ("x/", ["x/a.json", "x/y/b.safetensors"]),
+        ("x/*", ["x/a.json"]),
+        ("x/*.py", ["x/code.py"]),
+        ("x/w.bin", ["x/w.bin"]),
+        ("**/*.safetensors", ["a.safetensors", "x/y/b.safetensors"]),
+        ("x/**/b.*", ["x/y/b.safetensors"]),
+        ("x/[ab].json", ["x/a.json"]),
+        ("*", ["a.safetensors"]),
+        ("../a.safetensors", []),
+    ],
+)
+def test_patterns_stay_in_a_folder_and_leave_code_out_unless_they_name_it(
+    pattern: str, wanted: list[str]
+) -> None:
+    files = [
+        "a.safetensors",
+        "b.pth",
+        "x/a.json",
+        "x/code.py",
+        "x/w.bin",
+        "x/y/b.safetensors",
+        ".gitattributes",
+    ]
+    assert select(files, pattern) == wanted
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"format": 2}',
+        b'{"format": 1, "tree": {"a": {}}, "kept": {}}',
+    ],
+)
+def test_a_damaged_record_is_named(damage: bytes, server: Server) -> None:
+    fetch(Origin(TINY), "vae/*.safetensors")
+    path = Path("models") / TINY / RECORD
+    path.write_bytes(damage)
+    with pytest.raises(StateError, match=rf"{RECORD}: cannot be read"):
+        fetch(Origin(TINY), "vae/*.safetensors")
+    assert path.read_bytes() == damage

@@ -1,0 +1,285 @@
+"""A pipeline runs the units of a plan and calls model_fn with the conditions of one
+side.
+"""
+
+from dataclasses import replace
+from typing import Any, TypedDict
+
+import pytest
+import torch
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column
+from dstrain.graph.plan import make_plan
+from dstrain.graph.schedule import FlowMatchSchedule, Held
+from dstrain.graph.spec import GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Expert, Wiring
+from dstrain.graph.task import Task
+from dstrain.graph.unit import Signature, Unit
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.training.losses import SFT
+from torch import Tensor
+
+
+class Prompt(TypedDict):
+    prompt_emb: Tensor
+
+
+class Latents(TypedDict):
+    input_latents: Tensor
+
+
+class Sided(TypedDict):
+    label: str
+
+
+def encode_prompt(prompt: str, *, text_encoder: Any, dtype: torch.dtype) -> Prompt:
+    return {"prompt_emb": text_encoder(prompt).to(dtype)}
+
+
+def encode_number(number: int, *, vae: Any, dit_config: Any) -> Latents:
+    return {"input_latents": vae(number) * dit_config["patch"]}
+
+
+def label_side(prompt: str, *, side: str) -> Sided:
+    return {"label": f"{side} {prompt}"}
+
+
+def predict(
+    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, scale: int = 1, *, dit: Any
+) -> Tensor:
+    return dit(noisy) + prompt_emb * scale
+
+
+def shape() -> tuple[int, ...]:
+    return (1, 4)
+
+
+def hold(
+    latents: Tensor, timestep: Tensor, noise: Tensor, input_latents: Tensor
+) -> Held:
+    return Held(input_latents, timestep * 0)
+
+
+def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+    return negative + scale * (positive - negative)
+
+
+WIRING = Wiring(
+    family="toy",
+    variant="base",
+    components=("dit", "text_encoder", "vae"),
+    units=(Unit.of(encode_prompt), Unit.of(encode_number), Unit.of(label_side)),
+    model_fn=Signature.of(predict, GIVEN_TO_MODEL_FN),
+    decoders=(),
+    inputs={
+        "prompt": Column("prompt"),
+        "negative_prompt": Column("negative_prompt"),
+        "number": Column("number", "integer"),
+        "scale": Column("scale", "integer"),
+    },
+    schedule=FlowMatchSchedule(shift=3.0),
+    latent_shape=Signature.of(shape),
+    guide=guide,
+    per_side={"prompt": "negative_prompt"},
+)
+RECORD: Any = None
+COMPONENTS = {
+    "dit": lambda noisy: noisy * 2,
+    "text_encoder": lambda prompt: torch.full((1, 4), float(len(prompt))),
+    "vae": lambda number: torch.full((1, 4), float(number)),
+}
+VALUES = {"prompt": "four", "negative_prompt": "", "number": 3}
+GUIDED = Task.of(
+    "guided", lambda predict, input_latents, label: None, ("positive", "negative")
+)
+
+
+def pipeline(wiring: Wiring = WIRING, **components: Any) -> Pipeline:
+    return Pipeline(
+        wiring, RECORD, dict(components or COMPONENTS), {"dit": {"patch": 10}}
+    )
+
+
+def ready(pipe: Pipeline, task: Task = GUIDED) -> dict[str, Any]:
+    values: dict[str, Any] = dict(VALUES)
+    plan = make_plan(pipe.wiring, frozenset(VALUES), task, ())
+    pipe.run((*plan.frozen, *plan.live), values)
+    return values
+
+
+def test_units_add_what_they_make_to_the_table_per_side() -> None:
+    values = ready(pipeline())
+    assert values["prompt_emb"].tolist() == [[4.0] * 4]
+    assert values["negative.prompt_emb"].tolist() == [[0.0] * 4]
+    assert values["input_latents"].tolist() == [[30.0] * 4]
+    assert (values["label"], values["negative.label"]) == ("positive four", "negative ")
+
+
+def test_units_leave_what_they_read_as_it_was() -> None:
+    values = ready(pipeline())
+    assert {name: values[name] for name in VALUES} == VALUES
+
+
+def test_model_fn_gets_the_conditions_of_the_side_asked_for() -> None:
+    pipe = pipeline()
+    values = ready(pipe)
+    noisy, timestep = torch.ones(1, 4), torch.tensor([500.0])
+    assert pipe.predict(values, noisy, timestep).tolist() == [[6.0] * 4]
+    assert pipe.predict(values, noisy, timestep, "negative").tolist() == [[2.0] * 4]
+    assert pipe.predict(values | {"scale": 2}, noisy, timestep).tolist() == [[10.0] * 4]
+
+
+def test_a_component_that_is_not_loaded_is_named() -> None:
+    with pytest.raises(UsageError, match="vae is not loaded"):
+        ready(
+            pipeline(
+                **{name: part for name, part in COMPONENTS.items() if name != "vae"}
+            )
+        )
+
+
+def test_a_configuration_is_lent_without_its_component() -> None:
+    pipe = pipeline(
+        **{name: part for name, part in COMPONENTS.items() if name != "dit"}
+    )
+    assert ready(pipe)["input_latents"].tolist() == [[30.0] * 4]
+
+
+def test_without_hold_nothing_is_held() -> None:
+    latents, timestep = torch.ones(1, 4), torch.tensor([500.0])
+    held = pipeline().hold({})(latents, timestep, latents)
+    assert held.latents is latents
+    assert held.timestep is timestep
+    assert held.mask is None
+
+
+def test_hold_reads_the_values_it_names() -> None:
+    pipe = pipeline(replace(WIRING, hold=Signature.of(hold, GIVEN_TO_HOLD)))
+    held = pipe.hold(ready(pipe, SFT))(
+        torch.ones(1, 4), torch.tensor([500.0]), torch.zeros(1, 4)
+    )
+    assert held.latents.tolist() == [[30.0] * 4]
+    assert held.timestep.tolist() == [0.0]
+
+
+def experts(model_fn: Any = predict) -> Pipeline:
+    parts = COMPONENTS | {"dit2": lambda noisy: noisy * 3}
+    expert = Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})
+    wiring = replace(
+        WIRING,
+        components=(*WIRING.components, "dit2"),
+        expert=expert,
+        model_fn=Signature.of(model_fn, GIVEN_TO_MODEL_FN),
+    )
+    return pipeline(wiring, **parts)
+
+
+def test_the_expert_is_chosen_by_the_timestep() -> None:
+    values = {"prompt_emb": torch.zeros(1, 4)}
+    assert experts().predict(
+        values, torch.ones(1, 4), torch.tensor([875.0])
+    ).tolist() == [[2.0] * 4]
+    assert experts().predict(
+        values, torch.ones(1, 4), torch.tensor([874.0])
+    ).tolist() == [[3.0] * 4]
+
+
+def test_each_sample_of_a_batch_is_predicted_by_the_expert_for_its_timestep() -> None:
+    seen: list[tuple[float, ...]] = []
+
+    def predict_all(
+        noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
+    ) -> Tensor:
+        seen.append(
+            tuple(
+                timestep.flatten(1).amax(1).tolist()
+                if timestep.ndim > 1
+                else timestep.tolist()
+            )
+        )
+        return dit(noisy) + prompt_emb
+
+    values = {"prompt_emb": torch.tensor([[10.0], [20.0], [30.0]])}
+    noisy = torch.tensor([[1.0], [2.0], [3.0]])
+    made = experts(predict_all).predict(
+        values, noisy, torch.tensor([900.0, 100.0, 880.0])
+    )
+    assert made.tolist() == [[12.0], [26.0], [36.0]]
+    assert seen == [(900.0, 880.0), (100.0,)]
+    one = experts(predict_all).predict(
+        values, noisy, torch.tensor([[0.0, 900.0], [0.0, 100.0], [880.0, 0.0]])
+    )
+    assert torch.equal(one, made)
+
+
+def test_the_only_expert_loaded_serves_every_timestep() -> None:
+    pipe = experts()
+    del pipe.components["dit"]
+    values = {"prompt_emb": torch.zeros(1, 4)}
+    assert pipe.predict(values, torch.ones(1, 4), torch.tensor([999.0])).tolist() == [
+        [3.0] * 4
+    ]
+
+
+def test_model_fn_beside_experts_may_borrow_ambient_names() -> None:
+    def predict_in_dtype(
+        noisy: Tensor,
+        timestep: Tensor,
+        prompt_emb: Tensor,
+        *,
+        dit: Any,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        return dit(noisy).to(dtype)
+
+    values = {"prompt_emb": torch.zeros(1, 4)}
+    assert (
+        experts(predict_in_dtype)
+        .predict(values, torch.ones(1, 4), torch.tensor([1.0]))
+        .dtype
+        == torch.float32
+    )
+
+
+def test_a_component_named_like_the_role_is_not_taken_for_an_expert() -> None:
+    def predict_beside(
+        noisy: Tensor,
+        timestep: Tensor,
+        prompt_emb: Tensor,
+        *,
+        dit: Any,
+        dit_adapter: Any,
+    ) -> Tensor:
+        return dit(noisy) + dit_adapter
+
+    pipe = experts()
+    wiring = replace(
+        pipe.wiring,
+        components=(*pipe.wiring.components, "dit_adapter"),
+        model_fn=Signature.of(predict_beside, GIVEN_TO_MODEL_FN),
+    )
+    pipe = Pipeline(wiring, RECORD, pipe.components | {"dit_adapter": 1.0})
+    made = pipe.predict(
+        {"prompt_emb": torch.zeros(1, 4)}, torch.ones(1, 4), torch.tensor([1.0])
+    )
+    assert made.tolist() == [[4.0] * 4]
+
+
+def test_model_fn_is_lent_the_side_it_is_called_for() -> None:
+    def predict_side(
+        noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any, side: str
+    ) -> Tensor:
+        return noisy if side == "positive" else -noisy
+
+    pipe = pipeline(
+        replace(WIRING, model_fn=Signature.of(predict_side, GIVEN_TO_MODEL_FN))
+    )
+    made = pipe.predict(ready(pipe), torch.ones(1, 4), torch.tensor([1.0]), "negative")
+    assert made.tolist() == [[-1.0] * 4]
+
+
+def test_frozen_values_are_not_cast_or_moved_by_running_units() -> None:
+    pipe = pipeline()
+    pipe.dtype = torch.float64
+    values = ready(pipe)
+    assert values["prompt_emb"].dtype == torch.float64
+    assert values["input_latents"].dtype == torch.float32

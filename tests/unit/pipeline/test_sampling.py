@@ -1,0 +1,287 @@
+"""Inference: Euler's rule on the family's schedule, with its hold and guidance."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+import torch
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Given
+from dstrain.graph.plan import make_plan, side_name
+from dstrain.graph.schedule import Held
+from dstrain.graph.spec import GIVEN_TO_HOLD
+from dstrain.graph.unit import Signature, Unit
+from dstrain.models.locate import ModelConfig
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.sampling import generate_task, planned
+from dstrain.randomness import Rng
+from torch import Tensor
+
+from tests.support.family import build, encode_prompt, weights_of, write
+
+
+class Plain(TypedDict):
+    plain_emb: Tensor
+    prompt_mask: Tensor
+
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write(folder)
+    return folder
+
+
+@pytest.fixture
+def pipe(model: Path) -> Pipeline:
+    return Pipeline.from_pretrained(
+        "tiny", [ModelConfig(path=paths) for paths in weights_of(model).values()]
+    )
+
+
+def collected(pipe: Pipeline, **arguments: Any) -> tuple[list[Tensor], Any]:
+    """The latents after each step, and the picture."""
+    seen: list[Tensor] = []
+    picture = pipe(
+        **arguments, on_step=lambda i, latents: seen.append(latents.clone()) or None
+    )
+    return seen, picture
+
+
+@torch.no_grad()
+def by_hand(
+    pipe: Pipeline,
+    noise: Tensor,
+    steps: int,
+    prompt: str,
+    negative: str | None,
+    scale: float,
+) -> list[Tensor]:
+    parts = {
+        "text_encoder": pipe.components["text_encoder"],
+        "tokenizer": pipe.components["tokenizer"],
+    }
+    sigmas = pipe.wiring.schedule.sigmas(steps, noise[0, 0].numel())
+    seen, latents = [], noise
+    for now, then in pairwise(sigmas):
+
+        def call(text: str, now: float = now, latents: Tensor = latents) -> Tensor:
+            made = encode_prompt(text, **parts)
+            moment = (now * 1000).view(1)
+            out: Tensor = pipe.components["dit"](
+                latents, moment, made["prompt_emb"], made["prompt_mask"]
+            )
+            return out
+
+        prediction = call(prompt)
+        if negative is not None:
+            prediction = call(negative) + scale * (prediction - call(negative))
+        latents = latents + (then - now) * prediction
+        seen.append(latents)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("flags", "negative", "scale"),
+    [
+        ({}, None, 1.0),
+        ({"guidance_scale": 1.0, "negative_prompt": "bad"}, None, 1.0),
+        ({"guidance_scale": 3.0, "negative_prompt": "bad"}, "bad", 3.0),
+        ({"guidance_scale": 3.0}, "", 3.0),
+    ],
+)
+def test_steps_are_those_of_euler_with_guidance_only_where_it_was_asked_for(
+    flags: dict[str, Any], negative: str | None, scale: float, pipe: Pipeline
+) -> None:
+    noise = torch.randn(1, 4, 2, 3, generator=torch.Generator().manual_seed(0))
+    seen, picture = collected(
+        pipe,
+        prompt="dog",
+        height=16,
+        width=24,
+        num_inference_steps=5,
+        latents=noise,
+        **flags,
+    )
+    wanted = by_hand(pipe, noise, 5, "dog", negative, scale)
+    assert len(seen) == 5
+    assert all(
+        torch.equal(ours, theirs) for ours, theirs in zip(seen, wanted, strict=True)
+    )
+    assert (picture.size, picture.mode) == ((24, 16), "RGB")
+
+
+@pytest.mark.parametrize(("scale", "calls"), [(0.5, 3), (1.0, 3), (1.5, 6)])
+def test_the_negative_side_is_computed_only_with_guidance(
+    scale: float, calls: int, pipe: Pipeline
+) -> None:
+    counted: list[int] = []
+    encoded: list[int] = []
+    pipe.components["dit"].register_forward_hook(lambda *_: counted.append(1))
+    pipe.components["text_encoder"].register_forward_hook(lambda *_: encoded.append(1))
+    pipe(
+        prompt="dog", negative_prompt="cat", guidance_scale=scale, num_inference_steps=3
+    )
+    assert (len(counted), len(encoded)) == (calls, calls // 3)
+
+
+def test_the_seed_alone_decides_the_noise_and_what_is_not_given_is_the_familys(
+    pipe: Pipeline,
+) -> None:
+    one, again, other = (collected(pipe, prompt="dog", seed=seed) for seed in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(one[0], again[0], strict=True))
+    assert len(one[0]) == pipe.wiring.defaults["num_inference_steps"]
+    assert one[0][0].shape == (1, 4, 2, 2)
+    assert not torch.equal(one[0][-1], other[0][-1])
+    noise = torch.randn((1, 4, 2, 2), generator=torch.Generator().manual_seed(3))
+    assert torch.equal(collected(pipe, prompt="dog", latents=noise)[0][-1], one[0][-1])
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest(pipe: Pipeline) -> None:
+    with pytest.raises(
+        UsageError, match=r"pipe\(\): takes no argument 'promt'; did you mean 'prompt'"
+    ):
+        pipe(promt="dog")
+    with pytest.raises(UsageError, match="needs prompt_emb"):
+        pipe()
+
+
+def test_generation_needs_what_the_latents_shape_and_the_decoders_read(
+    pipe: Pipeline,
+) -> None:
+    task = generate_task(pipe.wiring, guided=True)
+    assert task.sides == ("positive", "negative")
+    assert task.loss.reads == {"height": True, "width": True}
+    assert task.loss.borrows == ("vae",)
+    plan = make_plan(
+        pipe.wiring, frozenset({"prompt", "negative_prompt", "height", "width"}), task
+    )
+    assert {step.unit.name for step in plan.frozen} == {"encode_prompt"}
+    assert side_name("prompt_emb", "negative") in plan.in_step
+    assert generate_task(pipe.wiring, guided=False).sides == ("positive",)
+
+
+def test_what_is_held_is_held_at_every_step_and_at_the_end(pipe: Pipeline) -> None:
+    """The first row of the latents is given; it is noised as the step asks and clean at
+    last.
+    """
+    first = torch.full((1, 4, 1, 2), 0.5)
+    calls: list[float] = []
+
+    def hold(latents: Tensor, timestep: Tensor, noise: Tensor, height: int) -> Held:
+        level = (timestep / 1000).view(-1, 1, 1, 1)
+        calls.append(float(timestep))
+        kept = (1 - level) * first + level * noise[:, :, :1]
+        return Held(torch.cat([kept, latents[:, :, 1:]], 2), timestep)
+
+    pipe.wiring = replace(pipe.wiring, hold=Signature.of(hold, GIVEN_TO_HOLD))
+    decoded: list[Tensor] = []
+    decoder = pipe.wiring.decoders[0]
+
+    def look(latents: Tensor, *, vae: Any) -> Any:
+        decoded.append(latents)
+        return decoder.function(latents, vae=vae)
+
+    pipe.wiring = replace(pipe.wiring, decoders=(replace(decoder, function=look),))
+    seen: list[tuple[Tensor, Tensor]] = []
+    pipe.components["dit"].register_forward_hook(
+        lambda _, given, made: seen.append((given[0], made))
+    )
+    latents, _ = collected(pipe, prompt="dog", num_inference_steps=3)
+    sigmas = pipe.wiring.schedule.sigmas(3, 4)
+    for i, (noisy, prediction) in enumerate(seen):
+        assert torch.equal(latents[i], noisy + (sigmas[i + 1] - sigmas[i]) * prediction)
+    assert torch.equal(decoded[0][:, :, :1], first)
+    assert len(calls) == 4
+    assert calls[0] == 1000.0
+    assert calls[-1] == 0.0
+
+
+def test_inference_keeps_no_gradients(pipe: Pipeline) -> None:
+    pipe.components["dit"].requires_grad_(True)
+    seen, _ = collected(pipe, prompt="dog", num_inference_steps=1)
+    assert not seen[0].requires_grad
+
+
+def in_steps(pipe: Pipeline, **arguments: Any) -> Tensor:
+    """The last latents of a short inference."""
+    return collected(pipe, prompt="dog", num_inference_steps=2, **arguments)[0][-1]
+
+
+def test_a_scale_that_is_asked_for_guides_though_no_negative_prompt_is_known(
+    pipe: Pipeline,
+) -> None:
+    blank = in_steps(pipe, guidance_scale=3.0, negative_prompt="")
+    known = {
+        name: value
+        for name, value in pipe.wiring.defaults.items()
+        if name != "negative_prompt"
+    }
+    pipe.wiring = replace(pipe.wiring, defaults=known)
+    assert torch.equal(in_steps(pipe, guidance_scale=3.0), blank)
+    plain = in_steps(pipe)
+    assert not torch.equal(plain, blank)
+    assert torch.equal(in_steps(pipe, guidance_scale=3.0, negative_prompt=None), plain)
+    pipe.wiring = replace(pipe.wiring, defaults={**known, "guidance_scale": 3.0})
+    assert torch.equal(in_steps(pipe), plain)
+
+
+def test_a_negative_side_that_no_text_can_be_is_refused_where_it_is_absent() -> None:
+    wiring = replace(
+        build("base"),
+        inputs={**build("base").inputs, "worse_image": Given("picture")},
+        per_side={"prompt": "negative_prompt", "input_image": "worse_image"},
+    )
+    with pytest.raises(
+        UsageError, match="guidance_scale: above 1 needs input 'worse_image'"
+    ):
+        planned(
+            wiring, {"prompt": "dog", "input_image": "a picture", "guidance_scale": 2.0}
+        )
+    assert planned(wiring, {"prompt": "dog", "guidance_scale": 2.0}).plan.sides == (
+        "positive",
+        "negative",
+    )
+
+
+class Jitter(TypedDict):
+    prompt_emb: Tensor
+
+
+def test_a_unit_that_draws_random_numbers_runs_in_inference_and_the_seed_decides_them(
+    pipe: Pipeline,
+) -> None:
+    drawn: list[Tensor] = []
+
+    def jitter(plain_emb: Tensor, *, rng: Rng) -> Jitter:
+        drawn.append(rng.normal("jitter", plain_emb.shape[1:]))
+        return {"prompt_emb": plain_emb + drawn[-1]}
+
+    first = pipe.wiring.units[
+        [unit.name for unit in pipe.wiring.units].index("encode_prompt")
+    ]
+
+    def encode_plain(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Plain:
+        made = first.function(prompt, text_encoder=text_encoder, tokenizer=tokenizer)
+        return {"plain_emb": made["prompt_emb"], "prompt_mask": made["prompt_mask"]}
+
+    others = tuple(unit for unit in pipe.wiring.units if unit is not first)
+    pipe.wiring = replace(
+        pipe.wiring, units=(Unit.of(encode_plain), Unit.of(jitter), *others)
+    )
+    for seed in (1, 1, 2):
+        pipe(
+            prompt="dog",
+            height=16,
+            width=16,
+            num_inference_steps=1,
+            guidance_scale=1.0,
+            seed=seed,
+        )
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])

@@ -1,0 +1,390 @@
+"""The variant is told by what is given, in a fixed order; several left are named;
+settings follow flags and --toy.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+from dstrain.config.schema import TrainConfig
+from dstrain.errors import UsageError
+from dstrain.graph.inputs import Column, Setting, at_least
+from dstrain.graph.plan import make_plan
+from dstrain.graph.spec import Expert, Wiring
+from dstrain.lora.layers import Trainables
+from dstrain.models.components import Component
+from dstrain.models.locate import ModelConfig
+from dstrain.pipeline.variants import (
+    Hints,
+    choose_variant,
+    fitting_columns,
+    fitting_inputs,
+    settled,
+)
+from dstrain.registry.family import Option
+from dstrain.runs.resolve import resolve, role_played
+from dstrain.runs.runner import run
+from dstrain.runs.setup import advice_on_lists
+from dstrain.training.losses import SFT
+
+from tests.support.family import MODEL, build, weights_of
+from tests.support.runs import project
+
+COLUMNS = MappingProxyType(
+    {"base": ("image", "prompt"), "other": ("image", "prompt", "mood")}
+)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.mark.parametrize(
+    ("cell", "kinds", "advice"),
+    [
+        (
+            ["a.png"],
+            ("picture", "pictures"),
+            "one file from column 'image'; several are read by --variant other",
+        ),
+        ('["a.png"]', ("picture", "picture"), "one file from column 'image'"),
+        (["a.png"], ("pictures", "picture"), ""),
+        ("a.png", ("picture", "pictures"), ""),
+    ],
+)
+def test_a_list_where_one_file_is_read_tells_the_variants_that_read_several(
+    cell: str | list[str], kinds: tuple[Any, Any], advice: str, tmp_path: Path
+) -> None:
+    (tmp_path / "metadata.json").write_text(
+        json.dumps([{"image": cell, "prompt": "a"}])
+    )
+    by_name = {
+        name: replace(
+            build(name),
+            inputs={**build(name).inputs, "input_image": Column("image", kind)},
+        )
+        for name, kind in zip(("base", "other"), kinds, strict=True)
+    }
+    record: Any = SimpleNamespace(
+        variants=tuple(by_name), load=lambda _: by_name.__getitem__
+    )
+    found = advice_on_lists(tmp_path / "metadata.json", record, by_name["base"])
+    assert found == ([f"variant base reads {advice}"] if advice else [])
+
+
+def test_the_name_given_wins_over_everything() -> None:
+    hints = Hints(
+        (ModelConfig(model_id="Tiny/Other-1", origin_file_pattern="x"),),
+        fitting_columns(("image",), ()),
+    )
+    assert choose_variant(MODEL, "base", hints) == "base"
+    with pytest.raises(UsageError, match=r"no variant 'othr'.*did you mean 'other'"):
+        choose_variant(MODEL, "othr", hints)
+
+
+@pytest.mark.parametrize(
+    ("models", "variant"),
+    [
+        ((("Tiny/Other-1", "transformer/*.safetensors"),), "other"),
+        ((("Tiny/Other-1", "single-file.safetensors"),), "other"),
+        # The denoiser's id counts before all; those of encoders, which variants share,
+        # come last.
+        (
+            (
+                ("Unknown/Id", "transformer/*.safetensors"),
+                ("Tiny/Other-1", "vae/*.safetensors"),
+            ),
+            "base",
+        ),
+    ],
+)
+def test_the_denoisers_model_id_tells_the_variant(
+    models: tuple[tuple[str, str], ...], variant: str
+) -> None:
+    configs = tuple(ModelConfig(None, *pair) for pair in models)
+    assert (
+        choose_variant(
+            MODEL, None, Hints(configs, fitting_columns(COLUMNS["base"], ()))
+        )
+        == variant
+    )
+
+
+@pytest.mark.parametrize("variant", ["base", "other"])
+def test_columns_tell_the_variant_that_uses_most_of_them_and_lacks_least(
+    variant: str,
+) -> None:
+    assert (
+        choose_variant(MODEL, None, Hints((), fitting_columns(COLUMNS[variant], ())))
+        == variant
+    )
+
+
+def test_an_extra_input_is_known_to_the_variant() -> None:
+    fits = fitting_columns(COLUMNS["other"], ("mood",))
+    assert fits(build("base")) is None
+    assert fits(build("other")) == (3, 0)
+
+
+def test_a_variant_that_lacks_what_its_denoiser_needs_does_not_fit() -> None:
+    assert fitting_columns(("image",), ())(build("base")) is None
+    assert fitting_inputs(("mood",))(build("other")) is None
+    assert fitting_inputs(("prompt", "mood"))(build("other")) == (2, 0)
+
+
+def test_the_denoisers_configuration_decides_where_nothing_else_does(
+    here: Path, tmp_path: Path
+) -> None:
+    shards = ModelConfig(path=weights_of(here / "model")["dit"])
+    assert choose_variant(MODEL, None, Hints((shards,))) == "base"
+    shallow = tmp_path / "transformer"
+    shallow.mkdir()
+    for path in shards.path or ():
+        (shallow / Path(path).name).symlink_to(path)
+    content = json.loads(
+        (Path(weights_of(here / "model")["dit"][0]).parent / "config.json").read_text()
+    )
+    (shallow / "config.json").write_text(json.dumps({**content, "depth": 1}))
+    assert (
+        choose_variant(
+            MODEL,
+            None,
+            Hints((ModelConfig(path=[str(p) for p in shallow.glob("*.s*")]),)),
+        )
+        == "other"
+    )
+
+
+def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
+    """One of an original repository has no folder: it may be the denoiser's, or a VAE
+    that several variants share.
+    """
+    record = replace(
+        MODEL,
+        variants_for="",
+        model_ids={"base": ("Tiny/Base",), "other": ("Tiny/Other",)},
+    )
+    shared = ModelConfig(None, "Tiny/Base", "vae.pth")
+    for own in ("transformer/*.safetensors", "denoiser.safetensors"):
+        files = [shared, ModelConfig(None, "Tiny/Other", own)]
+        for models in (files, files[::-1]):
+            if own.startswith("transformer"):
+                assert choose_variant(record, None, Hints(models)) == "other"
+                continue
+            with pytest.raises(UsageError, match="--variant: could be base, other"):
+                choose_variant(record, None, Hints(models))
+            assert (
+                choose_variant(
+                    record, None, Hints(models, fitting_columns(COLUMNS["other"], ()))
+                )
+                == "other"
+            )
+
+
+def test_a_column_whose_files_are_not_loaded_is_no_hint() -> None:
+    wiring = replace(
+        build("base"),
+        inputs={**build("base").inputs, "mask": Column("mask", "picture")},
+    )
+    columns = ("image", "prompt", "mask")
+    assert fitting_columns(columns, ())(wiring) == (3, 0)
+    assert fitting_columns(columns, (), ("image",))(wiring) == (2, 0)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_extra_input_that_no_variant_knows_is_named(here: Path) -> None:
+    flags: dict[str, Any] = {
+        "model": "tiny",
+        "toy": True,
+        "dataset_base_path": here / "data",
+    }
+    with pytest.raises(
+        UsageError,
+        match="--extra_inputs: no variant of tiny reads 'moood'; did you mean 'mood'",
+    ):
+        resolve(TrainConfig(extra_inputs="moood", **flags))
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("flags", [{"num_frames": 5}, {"frame_sampling": "chunk"}])
+def test_flags_for_videos_are_refused_where_there_are_none(
+    flags: dict[str, Any], here: Path
+) -> None:
+    with pytest.raises(
+        UsageError, match="would do nothing: variant base reads no videos"
+    ):
+        resolve(
+            TrainConfig(
+                model="tiny", toy=True, dataset_base_path=here / "data", **flags
+            )
+        )
+
+
+def test_an_encoders_id_decides_only_between_what_everything_else_leaves() -> None:
+    silent = replace(MODEL, variants_for="")
+    encoder = (ModelConfig(None, "Tiny/Other-1", "vae/*.safetensors"),)
+    assert choose_variant(silent, None, Hints(encoder)) == "other"
+    assert (
+        choose_variant(
+            silent, None, Hints(encoder, fitting_columns(COLUMNS["base"], ()))
+        )
+        == "base"
+    )
+
+
+def test_several_that_are_left_are_named_unless_either_will_do(here: Path) -> None:
+    silent = replace(MODEL, variants_for="")
+    shards = (ModelConfig(path=weights_of(here / "model")["dit"]),)
+    with pytest.raises(UsageError, match="--variant: could be base, other; say which"):
+        choose_variant(silent, None, Hints(shards))
+    assert choose_variant(silent, None, Hints(shards, either=True)) == "base"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_stage_2_takes_the_variant_of_its_store(here: Path, tmp_path: Path) -> None:
+    rows = json.loads((here / "data/metadata.json").read_text())
+    data = tmp_path / "data"
+    data.mkdir()
+    for row in rows:
+        shutil.copy(here / "data" / row["image"], data)
+    (data / "metadata.json").write_text(
+        json.dumps([{**row, "mood": "calm"} for row in rows])
+    )
+    common: dict[str, Any] = {
+        "model": "tiny",
+        "toy": True,
+        "feature_cache": tmp_path / "cache",
+    }
+    run(TrainConfig(task="sft:data_process", dataset_base_path=data, **common))
+    assert (
+        resolve(
+            TrainConfig(task="sft:train", output_path=tmp_path, **common)
+        ).wiring.variant
+        == "other"
+    )
+
+
+def having(**settings: Setting) -> Wiring:
+    wiring = build("base")
+    return replace(wiring, inputs={**wiring.inputs, **settings})
+
+
+@pytest.mark.parametrize(
+    ("options", "toy", "value"),
+    [
+        ({}, False, 1024),
+        ({}, True, 32),
+        ({"area": "64"}, True, 64),
+        ({"area": "64"}, False, 64),
+    ],
+)
+def test_a_setting_is_the_flags_else_the_toys_else_the_variants(
+    options: Mapping[str, str], toy: bool, value: int
+) -> None:
+    config = TrainConfig(model="tiny", toy=toy, family_options=options)
+    assert (
+        settled(having(area=Setting(1024, toy=32)), MODEL, config)
+        .settings["area"]
+        .value
+        == value
+    )
+
+
+def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
+    record = replace(
+        MODEL,
+        options=(*MODEL.options, Option("deep", "Depth.", "dit", "deep", ("other",))),
+    )
+    config = TrainConfig(model="tiny", family_options={"deep": "True"})
+    assert settled(build("other"), record, config).variant == "other"
+    with pytest.raises(UsageError, match="--deep: would do nothing: it is for other"):
+        settled(build("base"), record, config)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("big", "'big' is not an integer"),
+        ("1.5", "'1.5' is not an integer"),
+        ("1_000", "'1_000' is not an integer"),
+        ("0", "want 1 or more, got 0"),
+        ("-1", "want 1 or more, got -1"),
+        (" ", "is blank"),
+    ],
+)
+def test_text_that_is_no_such_setting_or_out_of_its_range_is_refused(
+    text: str, said: str
+) -> None:
+    config = TrainConfig(model="tiny", family_options={"area": text})
+    with pytest.raises(UsageError, match=f"--area: {said}"):
+        settled(having(area=Setting(1024, check=at_least(1))), MODEL, config)
+
+
+def test_a_setting_keeps_its_check_when_it_is_changed() -> None:
+    config = TrainConfig(model="tiny", toy=True)
+    setting = Setting(1024, toy=32, check=at_least(1))
+    assert settled(having(area=setting), MODEL, config).settings["area"] == replace(
+        setting, value=32
+    )
+    assert [Setting(value).kind for value in ("a", 1, 1.5)] == [
+        "text",
+        "integer",
+        "number",
+    ]
+
+
+def test_the_flag_of_a_setting_that_the_variant_lacks_is_refused() -> None:
+    record = replace(MODEL, options=(*MODEL.options, Option("area", "Area.")))
+    config = TrainConfig(
+        model="tiny", family_options={"area": "64", "tokenizer_path": "x"}
+    )
+    assert (
+        settled(having(area=Setting(1024)), record, config).settings["area"].value == 64
+    )
+    with pytest.raises(
+        UsageError, match="--area: would do nothing: variant base has no such setting"
+    ):
+        settled(build("base"), record, config)
+
+
+@pytest.mark.parametrize(
+    ("folders", "asked", "trained"),
+    [
+        (("low_noise",), "dit", "dit2"),
+        (("low_noise",), "dit.blocks.1", "dit2.blocks.1"),
+        (("transformer",), "dit", "dit"),
+        (("transformer", "low_noise"), "dit", "dit"),
+        (("low_noise",), "vae", "vae"),
+    ],
+)
+def test_the_experts_role_is_played_by_the_part_whose_files_are_given(
+    folders: tuple[str, ...], asked: str, trained: str
+) -> None:
+    places = {"dit": "transformer", "dit2": "low_noise"}
+    parts = tuple(
+        Component(name, (folder,), lambda *_: None) for name, folder in places.items()
+    )
+    record: Any = SimpleNamespace(load=lambda part: parts)
+    wiring: Any = SimpleNamespace(
+        expert=Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})
+    )
+    models = tuple(
+        ModelConfig(None, "Some/Id", f"{folder}/*.safetensors") for folder in folders
+    )
+    assert role_played(Trainables((asked,)), wiring, record, models).full == (trained,)
+
+
+def test_every_plan_has_the_settings() -> None:
+    wiring = having(area=Setting(1024))
+    assert (
+        "area"
+        in make_plan(
+            wiring, frozenset({"prompt", "input_image", "height", "width"}), SFT
+        ).inputs
+    )

@@ -1,0 +1,194 @@
+"""Plugins are found by metadata, loaded one at a time, and a broken one harms nothing
+else.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from dstrain.cli.inspection import inspect_all
+from dstrain.errors import UsageError
+from dstrain.registry.discovery import (
+    Installed,
+    installed,
+    load_record,
+    refuse_unknown,
+    variant_of,
+)
+from dstrain.registry.hooks import load_extensions
+
+Install = Callable[..., Path]
+Source = Callable[..., str]
+
+
+def test_installed_reads_metadata_and_imports_nothing(fake_plugin: Install) -> None:
+    fake_plugin(
+        "plugin-faky",
+        {"faky": "faky_record:MODEL"},
+        {"faky_record": "raise RuntimeError('imported')"},
+    )
+    assert Installed("faky", "plugin-faky", "1.0", "faky_record:MODEL") in installed()
+    assert "faky_record" not in sys.modules
+
+
+def test_a_record_is_loaded_by_name(
+    fake_plugin: Install, record_source: Source
+) -> None:
+    fake_plugin(
+        "plugin-faky",
+        {"faky": "faky_record:MODEL"},
+        {"faky_record": record_source("faky")},
+    )
+    assert load_record("faky").variants == ("base", "edit")
+
+
+@pytest.mark.parametrize("written", ["fa", "faky_imge", "Faky-Image", "faky"])
+def test_an_unknown_name_gets_the_installed_ones_and_the_nearest(
+    fake_plugin: Install, written: str
+) -> None:
+    fake_plugin("plugin-faky", {"faky_image": "faky_record:MODEL"}, {})
+    with pytest.raises(UsageError) as caught:
+        load_record(written)
+    first = str(caught.value)
+    assert first.startswith(
+        f"dstrain: error: --model: no model named {written!r}; installed: faky_image"
+    )
+    assert first.endswith("; did you mean 'faky_image'?")
+    assert caught.value.exit_code == 2
+
+
+def test_two_distributions_with_one_name_are_refused_naming_both(
+    fake_plugin: Install, record_source: Source
+) -> None:
+    fake_plugin(
+        "plugin-one",
+        {"faky": "faky_one:MODEL"},
+        {"faky_one": record_source("faky", variants="('one',)")},
+    )
+    fake_plugin("plugin-two", {"faky": "faky_two:MODEL", "other": "faky_other:MODEL"},
+                {"faky_two": record_source("faky"), "faky_other": record_source("other")}, version="2.5")  # fmt: skip
+    with pytest.raises(
+        UsageError, match=r"'faky' is offered by plugin-one 1\.0 and by plugin-two 2\.5"
+    ):
+        load_record("faky")
+    assert load_record("other").name == "other"
+    assert load_record("faky", ("plugin-two",)).variants == ("one",)
+    with pytest.raises(UsageError, match="no model named 'faky'"):
+        load_record("faky", ("faky",))
+    reasons = {
+        f.plugin.distribution: f.reason
+        for f in inspect_all()
+        if f.plugin.name == "faky"
+    }
+    assert set(reasons) == {"plugin-one", "plugin-two"}
+    assert all(
+        "plugin-one 1.0 and by plugin-two 2.5" in reason for reason in reasons.values()
+    )
+
+
+def test_a_plugin_to_leave_out_must_be_there(fake_plugin: Install) -> None:
+    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {})
+    refuse_unknown(("faky", "plugin-faky"))
+    with pytest.raises(
+        UsageError, match=r"no plugin named 'fakky'.*did you mean 'faky'"
+    ):
+        refuse_unknown(("fakky",))
+
+
+def test_a_variant_is_the_first_or_the_one_named(
+    fake_plugin: Install, record_source: Source
+) -> None:
+    fake_plugin(
+        "plugin-faky",
+        {"faky": "faky_record:MODEL"},
+        {"faky_record": record_source("faky")},
+    )
+    record = load_record("faky")
+    assert (variant_of(record, None), variant_of(record, "edit")) == ("base", "edit")
+    with pytest.raises(
+        UsageError,
+        match="faky has no variant 'edti'; variants: base, edit; did you mean 'edit'",
+    ):
+        variant_of(record, "edti")
+
+
+HOOKS = """
+from types import SimpleNamespace
+from dstrain.registry.hooks import hookimpl
+SEEN = []
+@hookimpl
+def dstrain_tasks():
+    return (SimpleNamespace(name="a task"),)
+@hookimpl
+def dstrain_step_end(step, numbers):
+    SEEN.append((step, numbers["loss"]))
+"""
+
+
+def test_hooks_are_answered_and_a_broken_plugin_is_told_of(
+    fake_plugin: Install,
+) -> None:
+    wrong = "from dstrain.registry.hooks import hookimpl\n@hookimpl\ndef dstrain_tusks(): return ()"
+    more = "from dstrain.registry.hooks import hookimpl\n@hookimpl\ndef dstrain_step_end(step, nonsense): pass"
+    for name, source in {
+        "good": HOOKS,
+        "gone": "import not_there_at_all",
+        "wrong": wrong,
+        "more": more,
+    }.items():
+        fake_plugin(
+            f"extra-{name}",
+            {name: f"extra_{name}"},
+            {f"extra_{name}": source},
+            group="dstrain",
+        )
+    extensions = load_extensions()
+    assert dict(extensions.offered("dstrain_tasks", SimpleNamespace, ()).items) == {
+        "a task": SimpleNamespace(name="a task")
+    }
+    assert extensions.step_end(3, {"loss": 0.5}) == ()
+    assert sys.modules["extra_good"].SEEN == [(3, 0.5)]
+    told = sorted(reason for reason in extensions.broken if "extra-" in reason)
+    assert [reason.split(":")[0] for reason in told] == [
+        f"plugin extra-{n} 1.0" for n in ("gone", "more", "wrong")
+    ]
+    assert (
+        "dstrain_tusks" in told[2]
+        and "nonsense" in told[1]
+        and "not_there_at_all" in told[0]
+    )
+    assert (
+        not load_extensions(("good",))
+        .offered("dstrain_tasks", SimpleNamespace, ())
+        .items
+    )
+
+
+def test_a_hook_plugin_name_offered_twice_is_refused(fake_plugin: Install) -> None:
+    for name in ("one", "two"):
+        fake_plugin(
+            f"extra-{name}",
+            {"twice": f"extra_{name}"},
+            {f"extra_{name}": HOOKS},
+            group="dstrain",
+        )
+    extensions = load_extensions()
+    assert not extensions.offered("dstrain_tasks", SimpleNamespace, ()).items
+    assert all(
+        "offered by extra-one 1.0 and by extra-two 1.0" in reason
+        for reason in extensions.broken
+    )
+
+
+def test_finding_plugins_needs_no_torch() -> None:
+    code = (
+        "import sys, dstrain.registry.discovery, dstrain.registry.hooks; "
+        "import dstrain.config.schema; print({'torch', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,412 @@
+"""The files of a run in its output folder: how many are kept, and that nothing of the
+user's is removed.
+"""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from dstrain.config.validation import validate
+from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
+from dstrain.runs.checkpoints.directory import (
+    CONFIG,
+    LOG,
+    SAME_LOG,
+    SET_ASIDE,
+    WEIGHTS,
+    WeightsFiles,
+    own,
+    put_back,
+    take_away,
+    traces,
+)
+from dstrain.runs.checkpoints.state import newest_state, states
+from dstrain.runs.runner import run
+from dstrain.runs.skipped_rows import LIST
+from dstrain.storage.files import remove_leftovers
+
+from tests.support.runs import config, log, project, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its bytes, but the lock."""
+    paths = (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    )
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def left(folder: Path) -> list[str]:
+    """The names of weights files and states in an output folder."""
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.name.startswith(("state-", "step-", "epoch-"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (
+            None,
+            [
+                "state-5",
+                "state-6",
+                *(f"step-{step}.safetensors" for step in range(1, 7)),
+            ],
+        ),
+        (1, ["state-6", "step-6.safetensors"]),
+        (
+            3,
+            [
+                "state-4",
+                "state-5",
+                "state-6",
+                *(f"step-{step}.safetensors" for step in (4, 5, 6)),
+            ],
+        ),
+        (
+            9,
+            [
+                *(f"state-{step}" for step in range(1, 7)),
+                *(f"step-{step}.safetensors" for step in range(1, 7)),
+            ],
+        ),
+    ],
+)
+def test_so_many_checkpoints_are_kept(
+    keep: int | None, kept: list[str], here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=6, save_steps=1, keep_checkpoints=keep)
+    assert left(tmp_path) == kept
+    assert [f"{name}" for name in WeightsFiles.of(tmp_path).steps] == [
+        name for name in kept if "safe" in name
+    ]
+
+
+def test_all_components_of_a_step_are_one_checkpoint(
+    here: Path, tmp_path: Path
+) -> None:
+    flags = {
+        "trainable_models": "dit,text_encoder",
+        "save_steps": 1,
+        "keep_checkpoints": 2,
+    }
+    train(here, output_path=tmp_path, max_steps=3, **flags)
+    names = [
+        f"step-{step}.{part}.safetensors"
+        for step in (2, 3)
+        for part in ("dit", "text_encoder")
+    ]
+    assert left(tmp_path) == ["state-2", "state-3", *names]
+
+
+def test_a_weights_file_that_the_run_did_not_write_is_never_pruned(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=2, save_steps=1, keep_checkpoints=1)
+    for name in ("step-1.safetensors", "epoch-7.safetensors", "mine.safetensors"):
+        (tmp_path / name).write_bytes(b"mine")
+    train(
+        here,
+        output_path=tmp_path,
+        max_steps=4,
+        save_steps=1,
+        keep_checkpoints=1,
+        resume="auto",
+    )
+    assert [
+        (tmp_path / name).read_bytes()
+        for name in ("step-1.safetensors", "epoch-7.safetensors")
+    ] == [b"mine"] * 2
+    assert "step-4.safetensors" in left(tmp_path)
+    assert "step-3.safetensors" not in left(tmp_path)
+
+
+def test_a_resumed_run_prunes_what_the_first_part_kept(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=3, save_steps=1)
+    train(
+        here,
+        output_path=tmp_path,
+        max_steps=4,
+        save_steps=1,
+        keep_checkpoints=2,
+        resume="auto",
+    )
+    assert left(tmp_path) == [
+        "state-3",
+        "state-4",
+        "step-3.safetensors",
+        "step-4.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("keep", [None, 1, 2])
+def test_a_damaged_state_never_takes_the_place_of_the_one_a_run_goes_on_from(
+    keep: int | None, here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=6, save_steps=2)
+    damaged = tmp_path / "state-6/trainable.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    train(here, output_path=tmp_path, max_steps=4, keep_checkpoints=keep, resume="auto")
+    assert newest_state(tmp_path).name == "state-4"
+    train(here, output_path=tmp_path, max_steps=5, keep_checkpoints=keep, resume="auto")
+    assert newest_state(tmp_path).name == "state-5"
+    assert ("state-4" in left(tmp_path)) == (keep != 1)
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["", "{", '{"a": 1}', "[1]", '[["../data/0.safetensors", 1]]', '[["x", "y"]]'],
+)
+def test_a_record_that_is_none_lists_nothing(record: str, tmp_path: Path) -> None:
+    (tmp_path / WEIGHTS).write_text(record)
+    assert WeightsFiles.of(tmp_path).steps == {}
+
+
+def test_the_file_written_last_is_never_pruned_whatever_its_step(
+    tmp_path: Path,
+) -> None:
+    record = WeightsFiles.of(tmp_path)
+    for name, step in (
+        ("step-2.safetensors", 2),
+        ("step-9.safetensors", 9),
+        ("step-5.safetensors", 5),
+    ):
+        record.add([name], step)
+        (tmp_path / name).write_bytes(b"")
+    WeightsFiles.of(tmp_path).prune(1)
+    assert left(tmp_path) == ["step-5.safetensors"]
+
+
+def test_overwriting_removes_the_run_and_nothing_else(
+    here: Path, tmp_path: Path
+) -> None:
+    out = train(here, output_path=tmp_path / "out", max_steps=4, save_steps=1)
+    users = {
+        "notes.txt": b"mine", "best.safetensors": b"mine", "previews/cat.png": b"mine", "state-of-mind/x": b"mine",
+        "step-2.bak.txt": b"mine",
+    }  # fmt: skip
+    for name, content in users.items():
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_bytes(content)
+    (out / "previews/step-000002-0.png").write_bytes(b"ours")
+    train(here, output_path=out, max_steps=2, seed=7, overwrite=True)
+    fresh = train(here, output_path=tmp_path / "fresh", max_steps=2, seed=7)
+    ours, wanted = tree(out), tree(fresh)
+    assert {name: ours.pop(name, None) for name in users} == users
+    for files in (ours, wanted):
+        assert {
+            files.pop(name) is not None
+            for name in ("config.json", "loss.csv", "loss.jsonl")
+        } == {True}
+    assert ours == wanted
+    assert [row["step"] for row in log(out)] == [1, 2]
+
+
+def test_overwriting_removes_the_list_of_rows_that_the_run_left_out(
+    tmp_path: Path,
+) -> None:
+    folder = project(tmp_path)
+    picture = (folder / "data/1.png").read_bytes()
+    (folder / "data/1.png").write_bytes(b"no picture")
+    out = train(folder, max_steps=1, on_bad_sample="skip")
+    assert out / LIST in own(out)
+    (folder / "data/1.png").write_bytes(picture)
+    run(
+        config(
+            folder,
+            task="sft:data_process",
+            feature_cache=folder / "cache",
+            output_path=None,
+        )
+    )
+    train(
+        folder,
+        max_steps=1,
+        task="sft:train",
+        feature_cache=folder / "cache",
+        overwrite=True,
+    )
+    assert not (out / LIST).exists()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"model_paths": '["nothing.safetensors"]'},
+        {"dataset_metadata_path": Path("nothing.json")},
+        {"learning_rate": 0.0},
+        {"lora_target_modules": "nothing"},
+    ],
+    ids=["model files", "data set", "flag", "layers"],
+)
+def test_a_run_is_not_overwritten_by_one_that_cannot_begin(
+    fault: dict[str, Any], here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    before = tree(tmp_path)
+    with pytest.raises((UsageError, StateError)):
+        train(here, output_path=tmp_path, max_steps=1, overwrite=True, **fault)
+    assert tree(tmp_path) == before
+
+
+def test_weights_of_unknown_origin_are_not_overwritten(
+    here: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "step-1.safetensors").write_bytes(b"mine")
+    for flags in ({"overwrite": True}, {}):
+        with pytest.raises(StateError, match=r"holds .*step-1\.safetensors"):
+            train(here, output_path=tmp_path, max_steps=1, **flags)
+    assert (tmp_path / "step-1.safetensors").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("gone", ["state-*", "step-*", "loss.csv"])
+def test_what_is_left_of_a_run_is_not_overwritten_by_accident(
+    gone: str, here: Path, tmp_path: Path
+) -> None:
+    out = train(here, output_path=tmp_path / "out", max_steps=1)
+    for path in out.glob(gone):
+        path.rename(tmp_path / path.name)
+    with pytest.raises(StateError, match="holds a run already") as caught:
+        train(here, output_path=out, max_steps=1)
+    assert ("--resume" in caught.value.help_lines[0]) == bool(states(out))
+
+
+def test_a_run_that_is_taken_away_halfway_is_put_back(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=2, save_steps=1)
+    before = tree(tmp_path)
+    (tmp_path / SET_ASIDE).mkdir()
+    for path in own(tmp_path)[:3]:
+        path.rename(tmp_path / SET_ASIDE / path.name)
+    assert traces(tmp_path)
+    with pytest.raises(StateError, match="holds a run already"):
+        train(here, output_path=tmp_path, max_steps=2)
+    put_back(tmp_path)
+    assert tree(tmp_path) == before
+    take_away(tmp_path)
+    remove_leftovers(tmp_path)
+    assert tree(tmp_path) == {}
+    assert traces(tmp_path) == []
+
+
+USERS = {
+    "a model's": (CONFIG, '{"_class_name": "X", "_diffusers_version": "0.1"}'), "no JSON": (CONFIG, "mine"),
+    "log": (LOG, "epoch,loss\n0,1\n1,2\n"), "lines": (SAME_LOG, '{"loss": 1}\n'), "list": (LIST, "[]"),
+    "weights": (WEIGHTS, '{"dit": 0.5}'), "damaged": (WEIGHTS, '[["step-1'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", USERS)
+def test_a_file_of_the_users_that_has_the_name_of_a_record_is_never_replaced(
+    kind: str, here: Path, tmp_path: Path
+) -> None:
+    name, text = USERS[kind]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text(text)
+    for flags in ({}, {"overwrite": True}):
+        with pytest.raises(
+            StateError, match=f"holds {name}, which no run wrote"
+        ) as caught:
+            train(here, output_path=tmp_path / "out", max_steps=1, **flags)
+        assert "another --output_path" in caught.value.help_lines[0]
+        assert tree(tmp_path / "out") == {name: text.encode()}
+    train(here, output_path=tmp_path / "run", max_steps=1)
+    (tmp_path / "run" / name).write_text(text)
+    with pytest.raises(StateError, match=f"holds {name}, which no run wrote"):
+        train(here, output_path=tmp_path / "run", max_steps=2, resume="auto")
+
+
+def test_a_folder_in_the_way_is_refused_before_any_file_is_decoded(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    before = tree(tmp_path)
+    monkeypatch.setattr(
+        "dstrain.data.decoding.load_cell", lambda cell: pytest.fail("decoded")
+    )
+    with pytest.raises(StateError, match="holds a run already"):
+        train(here, output_path=tmp_path, max_steps=1, on_bad_sample="skip")
+    assert tree(tmp_path) == before
+
+
+def fourth_raises(error: BaseException) -> Callable[[Path, Path], Path]:
+    """A `Path.rename` whose fourth call ends so."""
+    rename, calls = Path.rename, count(1)
+
+    def renamed(path: Path, target: Path) -> Path:
+        if next(calls) == 4:
+            raise error
+        return rename(path, target)
+
+    return renamed
+
+
+def test_ctrl_c_while_a_run_is_taken_away_changes_nothing_and_after_it_says_so(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(here, output_path=tmp_path, max_steps=2, save_steps=1)
+    before = tree(tmp_path)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Interrupted, match="nothing there was changed"),
+    ):
+        patch.setattr(Path, "rename", fourth_raises(KeyboardInterrupt()))
+        train(here, output_path=tmp_path, max_steps=1, overwrite=True)
+    assert tree(tmp_path) == before
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Interrupted, match="interrupted before the first save"),
+    ):
+        patch.setattr(
+            "dstrain.runs.checkpoints.outputs.write_resolved",
+            Mock(side_effect=KeyboardInterrupt),
+        )
+        train(here, output_path=tmp_path, max_steps=1, overwrite=True)
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"resume": "auto", "overwrite": True},
+        {"resume": "auto", "resume_from_checkpoint": Path("x")},
+        {"resume_from_checkpoint": Path("x"), "overwrite": True},
+    ],
+)
+def test_two_ways_to_begin_are_refused_naming_both(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        validate(config(tmp_path, model_paths="[]", toy=True, **given))
+    assert all(f"--{name}" in str(caught.value) for name in given)
+
+
+def test_a_run_that_cannot_be_taken_away_whole_stays(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(here, output_path=tmp_path, max_steps=2, save_steps=1)
+    before = tree(tmp_path)
+    monkeypatch.setattr(
+        Path, "rename", fourth_raises(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(SystemFault, match="cannot be removed: No space left on device"):
+        take_away(tmp_path)
+    assert tree(tmp_path) == before

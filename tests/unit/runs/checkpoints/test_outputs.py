@@ -1,0 +1,304 @@
+"""What a training run writes: names, contents, and what is refused."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.cli.main import main
+from dstrain.config.serialize import as_flags
+from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.reports.metrics import COLUMNS
+from dstrain.storage.files import lock
+from dstrain.storage.safetensors import SEAL, read_tensors, write_tensors
+from safetensors import safe_open
+
+from tests.support.runs import (
+    PowerCut,
+    config,
+    files,
+    job,
+    log,
+    project,
+    same,
+    stop_at,
+    train,
+)
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(
+        path.name for path in folder.iterdir() if not path.name.startswith(".")
+    )
+
+
+RUN_FILES = ["config.json", "loss.csv", "loss.jsonl", "weights.json"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "saved", "kept"),
+    [
+        ({"num_epochs": 3}, ["epoch-0", "epoch-1", "epoch-2"], [12, 18]),
+        ({"num_epochs": 1, "save_steps": 4}, ["step-4", "step-6"], [4, 6]),
+        ({"num_epochs": 1, "save_steps": 2}, ["step-2", "step-4", "step-6"], [4, 6]),
+        ({"num_epochs": 1, "save_steps": 100}, ["step-6"], [6]),
+        ({"max_steps": 8}, ["epoch-0", "step-8"], [6, 8]),
+        ({"max_steps": 2, "dataset_repeat": 5}, ["step-2"], [2]),
+        (
+            {"num_epochs": 1, "batch_size": 2, "gradient_accumulation_steps": 3},
+            ["epoch-0"],
+            [2],
+        ),
+    ],
+)
+def test_weights_are_named_by_epoch_or_step_and_the_last_step_is_always_saved(
+    flags: dict[str, Any], saved: list[str], kept: list[int], here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, **flags)
+    weights = sorted(f"{name}.safetensors" for name in saved)
+    assert names(tmp_path) == sorted(
+        [*RUN_FILES, *weights, *(f"state-{step}" for step in kept)]
+    )
+    assert load_state(states(tmp_path)[0]).step == kept[-1]
+
+
+def test_each_of_several_trainables_has_a_file_of_its_own(
+    here: Path, tmp_path: Path
+) -> None:
+    train(
+        here,
+        output_path=tmp_path,
+        trainable_models="text_encoder",
+        lora_base_model="dit",
+        lora_alpha=6.0,
+    )
+    made = files(tmp_path)
+    assert set(made) == {"epoch-0.dit.safetensors", "epoch-0.text_encoder.safetensors"}
+    assert all(
+        name.startswith("transformer.blocks.")
+        for name in made["epoch-0.dit.safetensors"]
+    )
+    whole = (
+        job(config(here, trainable_models="text_encoder"))
+        .module.pipeline.components["text_encoder"]
+        .state_dict()
+    )
+    assert made["epoch-0.text_encoder.safetensors"].keys() == whole.keys()
+    with safe_open(tmp_path / "epoch-0.dit.safetensors", "pt") as file:
+        header = file.metadata()
+    told = {
+        name: header[name]
+        for name in ("family", "variant", "component", "step", "task", "rank", "alpha")
+    }
+    assert list(told.values()) == ["tiny", "base", "dit", "6", "sft", "2", "6.0"]
+    assert header["version.torch"] == torch.__version__
+    adapter = json.loads(header["lora_adapter_metadata"])
+    assert (adapter["transformer.r"], adapter["transformer.lora_alpha"]) == (2, 6.0)
+
+
+def test_the_trackers_columns_are_there_for_every_step(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, num_epochs=2, batch_size=2)
+    header, *rows = (tmp_path / "loss.csv").read_text().splitlines()
+    assert tuple(header.split(",")) == COLUMNS
+    assert [row.split(",")[:2] for row in rows] == [
+        [str(step + 1), str(step // 4)] for step in range(8)
+    ]
+    assert all(
+        len(row.split(",")) == len(COLUMNS) and float(row.split(",")[5]) > 0
+        for row in rows
+    )
+
+
+def test_the_configuration_is_written_as_it_was_given(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1, seed=9)
+    told = json.loads((tmp_path / "config.json").read_text())
+    assert told.pop("versions")["torch"] == torch.__version__
+    wanted = as_flags(config(here, output_path=tmp_path, max_steps=1, seed=9))
+    assert told == {
+        name: value
+        for name, value in wanted.items()
+        if name not in ("overwrite", "resume", "dry_run")
+    }
+
+
+@pytest.mark.parametrize(
+    "flags", [{"overwrite": True}, {"resume": "auto"}], ids=["overwrite", "resume"]
+)
+def test_a_written_configuration_repeats_the_run_and_neither_removes_it_nor_goes_on(
+    flags: dict[str, Any], here: Path, tmp_path: Path
+) -> None:
+    for step, start in ((1, {}), (2, flags)):
+        train(here, output_path=tmp_path / "out", max_steps=step, **start)
+    before = {
+        path: path.read_bytes()
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    }
+    told = ["--config", str(tmp_path / "out/config.json")]
+    assert main([*told, "--learning_rate", "1e-3"]) == 3
+    assert before == {
+        path: path.read_bytes()
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    }
+    assert main([*told, "--output_path", str(tmp_path / "again")]) == 0
+    assert log(tmp_path / "again") == log(tmp_path / "out")
+
+
+def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(
+        here,
+        output_path=tmp_path,
+        lora_target_modules="text,to_q",
+        num_epochs=2,
+        batch_size=2,
+    )
+    told = capsys.readouterr().err
+    for words in (
+        "device cpu, mixed precision no, 1 process(es)",
+        "trains dit: 96 parameters, ",
+        "LoRA on dit: text x2, to_q x2",
+        "no loss reaches them: 2 parameters",
+        "6 rows x 1, 4 steps an epoch; runs to step 8",
+        f"weights: {tmp_path}/epoch-1.safetensors",
+        "try them: dstrain generate --model tiny --variant base --model_paths ",
+        f"--lora {tmp_path}/epoch-1.safetensors --prompt",
+    ):
+        assert words in told, words
+    train(
+        here,
+        output_path=tmp_path,
+        lora_target_modules="text,to_q",
+        num_epochs=2,
+        batch_size=2,
+        resume="auto",
+    )
+    assert (
+        f"nothing left to do: {tmp_path} is at step 8 of 8" in capsys.readouterr().err
+    )
+
+
+def test_a_folder_that_holds_a_run_is_refused_without_resume_and_left_alone(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=2)
+    before = {
+        path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    with pytest.raises(
+        StateError,
+        match=r"holds a run already: state-2, step-2\.safetensors, loss\.csv\n",
+    ) as caught:
+        train(here, output_path=tmp_path, max_steps=2)
+    assert all(
+        flag in caught.value.help_lines[0]
+        for flag in ("--resume", "--overwrite", "--output_path")
+    )
+    assert before == {
+        path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+
+
+def test_a_folder_in_use_is_refused_naming_the_process(
+    here: Path, tmp_path: Path
+) -> None:
+    with lock(tmp_path), pytest.raises(StateError, match=str(os.getpid())):
+        train(here, output_path=tmp_path, max_steps=1)
+
+
+@pytest.mark.parametrize(
+    "torn", ["", "7", "2,0,0.5", "7,1,0.5,0.01,0.1,10,0.1,0", "\n"]
+)
+def test_a_log_cut_off_anywhere_goes_on_without_gaps_or_doubles(
+    torn: str, here: Path, tmp_path: Path
+) -> None:
+    flags = {"max_steps": 10, "save_steps": 4}
+    train(here, output_path=tmp_path / "whole", **flags)
+    with pytest.raises(PowerCut):
+        train(here, stop_at(6), output_path=tmp_path / "cut", **flags)
+    path = tmp_path / "cut/loss.csv"
+    path.write_text(path.read_text() + torn)
+    train(here, output_path=tmp_path / "cut", resume="auto", **flags)
+    assert same(log(tmp_path / "whole"), log(tmp_path / "cut"))
+
+
+def test_a_log_that_is_gone_or_was_cut_off_at_its_start_begins_again(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=2)
+    for steps, content in ((3, ""), (4, "step,epo")):
+        (tmp_path / "loss.csv").write_text(content)
+        train(here, output_path=tmp_path, max_steps=steps, resume="auto")
+        assert [row["step"] for row in log(tmp_path)] == [steps]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "accepted"),
+    [("pipe.dit.", True), ("pipe.vae.", False), ("model.", False)],
+)
+def test_a_prefix_to_remove_is_one_that_a_trained_component_would_have(
+    prefix: str, accepted: bool, here: Path, tmp_path: Path
+) -> None:
+    flags = {"output_path": tmp_path, "max_steps": 1, "remove_prefix_in_ckpt": prefix}
+    if accepted:
+        train(here, **flags)
+        assert all(
+            name.startswith("transformer.")
+            for name in files(tmp_path)["step-1.safetensors"]
+        )
+        full = train(
+            here, **{**flags, "output_path": tmp_path / "full"}, trainable_models="dit"
+        )
+        assert "blocks.0.to_q.weight" in files(full)["step-1.safetensors"]
+        return
+    with pytest.raises(
+        UsageError, match=r"no saved name begins with '.*'; want pipe\.dit\."
+    ):
+        train(here, **flags)
+
+
+def test_a_lora_of_another_component_does_not_start_a_run(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path / "one", max_steps=1)
+    tensors, header = read_tensors(tmp_path / "one/step-1.safetensors")
+    other = {name: value for name, value in header.items() if name != SEAL} | {
+        "component": "dit2"
+    }
+    write_tensors(tmp_path / "other.safetensors", tensors, other)
+    with pytest.raises(StateError, match="is a LoRA of dit2, and not of dit"):
+        train(
+            here,
+            output_path=tmp_path / "two",
+            max_steps=1,
+            lora_checkpoint=tmp_path / "other.safetensors",
+        )
+
+
+def test_an_output_that_cannot_be_written_is_named_before_any_model_is_opened(
+    here: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DstrainError, match="file") as caught:
+        train(
+            here,
+            output_path=tmp_path / "file/out",
+            model_paths='["nothing.safetensors"]',
+        )
+    assert caught.value.exit_code == 4

@@ -1,0 +1,324 @@
+"""Going on: what a continuation must have in common, what is refused, and that it is
+the same run.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.errors import StateError
+from dstrain.runs.checkpoints.resume import DECISIVE
+from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.resolve import FRAME_FLAGS
+from dstrain.runs.runner import run
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.support.family import Dit
+from tests.support.runs import (
+    PowerCut,
+    config,
+    files,
+    log,
+    outcome,
+    project,
+    same,
+    stop_at,
+    train,
+)
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def test_resume_without_a_state_is_refused_and_starts_nothing(
+    here: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        StateError, match="holds no checkpoint to resume from"
+    ) as caught:
+        train(here, output_path=tmp_path / "new", max_steps=1, resume="auto")
+    assert caught.value.help_lines == ("leave out --resume to begin",)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_ended_before_its_first_save_is_not_resumed_and_the_way_on_is_told(
+    here: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(PowerCut):
+        train(here, stop_at(2), output_path=tmp_path, max_steps=4)
+    for flags in ({"resume": "auto"}, {}):
+        with pytest.raises(StateError) as caught:
+            train(here, output_path=tmp_path, max_steps=4, **flags)
+        assert "begin anew with --overwrite" in caught.value.help_lines[0]
+    train(here, output_path=tmp_path, max_steps=4, overwrite=True)
+    assert [row["step"] for row in log(tmp_path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nothing", "nothing: no such folder"),
+        (
+            "out",
+            "out: is no state, but holds some\n  the newest is --resume {0}/out/state-2",
+        ),
+        ("out/step-2.safetensors", "is a file, and a state is a folder"),
+        ("empty", "is not whole: record.json is missing"),
+    ],
+)
+def test_a_path_that_is_no_state_is_refused_saying_what_it_is(
+    path: str, words: str, here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path / "out", max_steps=2)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StateError) as caught:
+        train(
+            here, output_path=tmp_path / "new", resume=str(tmp_path / path), max_steps=2
+        )
+    assert words.format(tmp_path) in str(caught.value)
+    assert not files(tmp_path / "new")
+
+
+def test_a_damaged_state_is_passed_over_for_the_one_before(
+    here: Path, tmp_path: Path
+) -> None:
+    flags = {"max_steps": 6, "save_steps": 2}
+    train(here, output_path=tmp_path / "whole", **flags)
+    with pytest.raises(PowerCut):
+        train(here, stop_at(5), output_path=tmp_path / "cut", **flags)
+    damaged = tmp_path / "cut/state-4/optimizer.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x01")
+    train(here, output_path=tmp_path / "cut", resume="auto", **flags)
+    assert same(outcome(tmp_path / "whole"), outcome(tmp_path / "cut"))
+    with pytest.raises(StateError, match="sha256 of optimizer"):
+        damaged.write_bytes(b"")
+        train(here, output_path=tmp_path / "cut", resume=str(damaged.parent), **flags)
+
+
+def test_a_state_can_be_named_and_what_came_after_it_is_done_again(
+    here: Path, tmp_path: Path
+) -> None:
+    flags = {"max_steps": 6, "save_steps": 2}
+    out = train(here, output_path=tmp_path / "out", **flags)
+    before = outcome(out)
+    with pytest.raises(StateError, match="holds state-6, which does not come from"):
+        train(here, output_path=out, resume=str(out / "state-4"), **flags)
+    assert same(before, outcome(out))
+    (out / "state-6").rename(tmp_path / "later")
+    train(here, output_path=out, resume=str(out / "state-4"), **flags)
+    assert same(before, outcome(out))
+
+
+def test_a_state_of_another_folder_is_not_mixed_into_a_run(
+    here: Path, tmp_path: Path
+) -> None:
+    first = train(here, output_path=tmp_path / "first", max_steps=2, save_steps=1)
+    other = train(here, output_path=tmp_path / "other", max_steps=3, save_steps=3)
+    with pytest.raises(StateError, match="holds state-3"):
+        train(
+            here,
+            output_path=other,
+            resume=str(first / "state-1"),
+            max_steps=4,
+            save_steps=1,
+        )
+    train(
+        here,
+        output_path=tmp_path / "new",
+        resume=str(first / "state-1"),
+        max_steps=2,
+        save_steps=1,
+    )
+    assert same(
+        files(tmp_path / "new")["step-2.safetensors"],
+        files(first)["step-2.safetensors"],
+    )
+
+
+OTHER: dict[str, dict[str, Any]] = {
+    "variant": {"variant": "other"},
+    "extra_inputs": {"extra_inputs": "prompt"},
+    "data_file_keys": {"data_file_keys": "image"},
+    "seed": {"seed": 1},
+    "dataset_repeat": {"dataset_repeat": 2},
+    "learning_rate": {"learning_rate": 1e-3},
+    "weight_decay": {"weight_decay": 0.5},
+    "lr_scheduler": {"lr_scheduler": "cosine"},
+    "lr_warmup_steps": {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 3},
+    "max_grad_norm": {"max_grad_norm": 0.1},
+    "timestep_sampling": {"timestep_sampling": "uniform"},
+    "loss_weighting": {"loss_weighting": "none"},
+    "min_timestep_boundary": {"min_timestep_boundary": 0.5},
+    "max_timestep_boundary": {"max_timestep_boundary": 0.5},
+    "height": {"height": 16, "width": 16},
+    "width": {"height": 16, "width": 24},
+    "max_pixels": {"max_pixels": 128},
+    "batch_size": {"batch_size": 2},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
+    "mixed_precision": {"mixed_precision": "bf16"},
+    "what is trained": {"lora_rank": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def held(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a short run."""
+    return train(here, output_path=tmp_path_factory.mktemp("held"), max_steps=2)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_run_with_other_numbers_is_no_continuation_and_what_must_be_equal_is_named(
+    name: str, here: Path, held: Path
+) -> None:
+    with pytest.raises(StateError) as caught:
+        train(here, output_path=held, resume="auto", **{"max_steps": 4, **OTHER[name]})
+    assert "--resume: the saved run had other settings" in str(caught.value)
+    told = caught.value.help_lines[0]
+    assert all(
+        f"--{flag}: there " in told and f"this run {value}" in told
+        for flag, value in OTHER[name].items()
+    )
+    assert ("--max_steps: there 2, this run 4" in told) == (
+        name == "lr_scheduler"
+    )  # which ends at the last step
+    assert name in str(caught.value)
+    assert load_state(states(held)[0]).step == 2
+    assert len(log(held)) == 2
+
+
+def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
+    here: Path, held: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(PowerCut):
+        train(
+            here,
+            stop_at(0),
+            output_path=tmp_path / "other",
+            max_steps=2,
+            learning_rate=0.5,
+        )
+    for name in ("other", "new"):
+        with pytest.raises(StateError) as caught:
+            train(
+                here,
+                output_path=tmp_path / name,
+                resume=str(states(held)[0]),
+                max_steps=4,
+                seed=1,
+            )
+        assert caught.value.help_lines[0] == "--seed: there 0, this run 1"
+
+
+def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(
+    here: Path, tmp_path: Path
+) -> None:
+    flags = {"output_path": tmp_path, "lr_scheduler": "cosine"}
+    train(here, max_steps=2, **flags)
+    with pytest.raises(StateError, match="--max_steps"):
+        train(here, max_steps=4, resume="auto", **flags)
+    train(here, max_steps=2, num_epochs=3, resume="auto", **flags)  # the same steps
+
+
+def test_every_flag_that_decides_is_tried() -> None:
+    assert set(DECISIVE) - {"model", *FRAME_FLAGS} <= set(
+        OTHER
+    )  # this family has no videos, so it takes no such flag
+
+
+def test_other_rows_are_no_continuation(held: Path, tmp_path: Path) -> None:
+    project(tmp_path)
+    rows = json.loads((tmp_path / "data/metadata.json").read_text())
+    (tmp_path / "data/metadata.json").write_text(json.dumps(rows[:-1]))
+    with pytest.raises(StateError, match="other settings"):
+        train(tmp_path, output_path=held, max_steps=4, resume="auto")
+
+
+def test_weights_of_other_shapes_are_no_continuation(
+    held: Path, tmp_path: Path
+) -> None:
+    project(tmp_path)
+    shutil.copytree(held, tmp_path / "out")
+    for path in (tmp_path / "model/transformer").iterdir():
+        path.unlink()
+    config_file = tmp_path / "model/transformer/config.json"
+    with torch.random.fork_rng(devices=[]):
+        save_file(
+            Dit(1, 2).state_dict(), tmp_path / "model/transformer/model.safetensors"
+        )
+    config_file.write_text(json.dumps({"width": 1, "depth": 2}))
+    with pytest.raises(
+        StateError, match=r"have other shapes\n.*lora_A.*there .2, 8., this run .2, 1."
+    ) as caught:
+        train(tmp_path, output_path=tmp_path / "out", max_steps=4, resume="auto")
+    assert caught.value.where == "--resume"
+
+
+CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a caption": (
+        "metadata",
+        lambda data: rewritten(data, lambda rows: rows[0].update(prompt="a bird")),
+    ),
+    "a picture": (
+        r"files \(by their sizes\)",
+        lambda data: Image.new("RGB", (16, 16)).save(
+            data / "0.png"
+        ),  # of the same size in pixels
+    ),
+}
+
+
+def rewritten(data: Path, change: Callable[[Any], object]) -> None:
+    rows = json.loads((data / "metadata.json").read_text())
+    change(rows)
+    (data / "metadata.json").write_text(json.dumps(rows))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_data_set_whose_content_changed_is_no_continuation(
+    name: str, held: Path, tmp_path: Path
+) -> None:
+    words, change = CHANGES[name]
+    project(tmp_path)
+    shutil.copytree(held, tmp_path / "out")
+    change(tmp_path / "data")
+    with pytest.raises(
+        StateError, match=f"not what the saved run read: its {words} changed since"
+    ) as caught:
+        train(tmp_path, output_path=tmp_path / "out", max_steps=4, resume="auto")
+    assert "--resume_from_checkpoint" in str(caught.value)
+    assert len(log(tmp_path / "out")) == 2
+
+
+def test_files_that_are_touched_or_lie_elsewhere_are_the_same(
+    here: Path, held: Path, tmp_path: Path
+) -> None:
+    project(tmp_path)
+    shutil.copytree(held, tmp_path / "out")
+    for path in (tmp_path / "data").iterdir():
+        os.utime(path, (1, 1))
+    train(tmp_path, output_path=tmp_path / "out", max_steps=3, resume="auto")
+    assert len(log(tmp_path / "out")) == 3
+
+
+def test_where_things_lie_and_how_fast_they_go_may_change(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path / "whole", max_steps=4, batch_size=2)
+    train(here, output_path=tmp_path / "cut", max_steps=2, batch_size=2)
+    run(config(here, task="sft:data_process", feature_cache=tmp_path / "cache"))
+    changes = {"task": "sft:train", "feature_cache": tmp_path / "cache", "use_gradient_checkpointing": True,
+               "batch_size": 2, "dataset_num_workers": 1}  # fmt: skip
+    train(here, output_path=tmp_path / "cut", max_steps=4, resume="auto", **changes)
+    whole, cut = outcome(tmp_path / "whole"), outcome(tmp_path / "cut")
+    assert same(whole["state"]["trainable"], cut["state"]["trainable"])
+    assert same(whole["log"], cut["log"])

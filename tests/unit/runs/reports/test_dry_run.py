@@ -1,0 +1,169 @@
+"""A dry run needs neither model files, nor a hub, nor pictures, and says what the run
+would be.
+"""
+
+import socket
+from pathlib import Path
+
+import pytest
+from dstrain.cli.main import main
+from dstrain.runs.reports.dry_run import as_summary
+from dstrain.runs.resolve import resolve
+
+from tests.support.runs import config, project
+
+pytestmark = pytest.mark.usefixtures("tiny")
+IDS = "Tiny/Tiny:transformer/model*.safetensors,Tiny/Tiny:vae/*.safetensors,Tiny/Tiny:text_encoder/*.safetensors"
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with metadata, and nothing else: no pictures, no models, no network."""
+
+    def refuse(*given: object, **named: object) -> None:
+        raise AssertionError("asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "models"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "metadata.csv").write_text("image,prompt\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("stage", ["", ":data_process", ":train"])
+def test_it_needs_only_the_header_row_of_the_metadata(
+    bare: Path, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--model",
+        "tiny",
+        "--model_id_with_origin_paths",
+        IDS,
+        "--dataset_base_path",
+        ".",
+        "--dry_run",
+    ]
+    assert main([*words, "--output_path", "out", "--task", f"sft{stage}"]) == 0
+    told = capsys.readouterr().out
+    assert "stage 1  sft:data_process   loads text_encoder, vae, tokenizer" in told
+    assert "stage 2  sft:train   loads dit" in told
+    assert ("    no rows yet in metadata.csv\n" in told) is (stage != ":train")
+    assert "0 steps" not in told and "not ready" not in told
+    assert [path.name for path in bare.iterdir()] == ["metadata.csv"]
+
+
+def test_it_needs_no_data_set_at_all(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--model", "tiny", "--dry_run"]) == 0
+    assert "writes nothing: --output_path is not given" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            {"dataset_repeat": 5, "num_epochs": 3, "batch_size": 4},
+            ["samples a step: 4", "24 steps; more where"],
+        ),
+        ({"max_steps": 7}, ["samples a step: 1", "7 steps"]),
+        ({"max_steps": 7, "num_epochs": 2}, ["12 steps, of which 7 are made at most"]),
+        (
+            {"gradient_accumulation_steps": 3},
+            ["samples a step: 3", "2 steps; more where"],
+        ),
+        ({"trainable_models": "dit"}, ["trains dit in full"]),
+        (
+            {"lora_alpha": 3.0},
+            [
+                "trains LoRA on dit, rank 2, alpha 3, of to_q, to_out",
+                "--lora_alpha 3.0",
+            ],
+        ),
+    ],
+)
+def test_the_summary_says_rows_steps_and_flags(
+    tmp_path: Path, flags: dict[str, object], said: list[str]
+) -> None:
+    told = as_summary(resolve(config(project(tmp_path), dry_run=True, **flags)))
+    assert f"6 rows in {tmp_path}/data/metadata.json" in told
+    assert [words for words in said if words not in told] == []
+    assert "--dry_run" not in told and "--seed" not in told
+
+
+def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bare / "out/state-4").mkdir(parents=True)
+    (bare / "out/state-4/record.json").write_text("{}")
+    flags = {
+        "model_paths": '["no.safetensors", "metadata.csv"]', "lora_checkpoint": "lora", "preset_lora_path": "preset",
+        "resume_from_checkpoint": "a,metadata.csv,b", "output_path": "out",
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    assert main(["--model", "tiny", "--variant", "base", "--dry_run", *words]) == 0
+    told = (
+        capsys.readouterr()
+        .out.partition("not ready on this machine\n")[2]
+        .partition("\n\n")[0]
+    )
+    assert told.splitlines() == [
+        "    --preset_lora_path: preset does not exist",
+        "    --lora_checkpoint: lora does not exist",
+        "    --resume_from_checkpoint: a does not exist",
+        "    --resume_from_checkpoint: b does not exist",
+        "    no.safetensors: does not exist",
+        "    out: holds a run already: state-4",
+        "      go on with --resume, begin anew with --overwrite, or give another --output_path",
+    ]
+    for more in (["--overwrite"], ["--resume"], ["--task", "sft:data_process"]):
+        assert (
+            main(["--model", "tiny", "--dry_run", "--output_path", "out", *more]) == 0
+        )
+        assert "not ready" not in capsys.readouterr().out
+    (bare / "out/config.json").write_text("mine")
+    assert (
+        main(["--model", "tiny", "--dry_run", "--output_path", "out", "--overwrite"])
+        == 0
+    )
+    assert "    out: holds config.json, which no run wrote\n" in capsys.readouterr().out
+    assert main(["--model", "tiny", "--dry_run", "--resume", "nowhere"]) == 0
+    assert "    nowhere: no such folder\n" in capsys.readouterr().out
+
+
+def test_rows_that_are_no_rows_are_refused_or_left_out(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bare / "metadata.csv").write_text("image,prompt\n0.png,a,b\n1.png,a\n")
+    words = ["--model", "tiny", "--dataset_base_path", ".", "--dry_run"]
+    assert main(words) == 2
+    assert (
+        "metadata.csv:2: has 3 cells, but the first line names 2 columns"
+        in capsys.readouterr().err
+    )
+    assert main([*words, "--on_bad_sample", "skip"]) == 0
+    assert "1 rows in metadata.csv x 1" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_found_without_a_run(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "tiny", "--dataset_base_path", ".", "--dry_run"]
+    for more, said in (
+        (["--task", "sfft"], "--task: no task named 'sfft'"),
+        (
+            ["--lora_base_model", "dot"],
+            "--lora_base_model: tiny base has no component 'dot'; did you mean 'dit'?",
+        ),
+        (
+            ["--extra_inputs", "imgae"],
+            "--extra_inputs: no variant of tiny reads 'imgae'; did you mean 'image'?",
+        ),
+        (
+            ["--variant", "bsae"],
+            "--variant: tiny has no variant 'bsae'; variants: base, other; did you mean 'base'?",
+        ),
+    ):
+        assert main([*words, *more]) == 2
+        assert capsys.readouterr().err.startswith(f"dstrain: error: {said}")

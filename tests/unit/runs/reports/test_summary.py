@@ -1,0 +1,153 @@
+"""What a run says at its start and at its end: all that a user wants to know before
+leaving it alone.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.runs.reports import summary
+from dstrain.runs.reports.summary import Tally
+
+from tests.support.runs import log, project, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+def test_the_start_says_samples_sizes_batch_schedule_and_previews(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags: dict[str, Any] = {
+        "batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "num_epochs": 3,
+        "seed": 7,
+    }
+    flags |= {
+        "lr_scheduler": "constant_with_warmup",
+        "lr_warmup_steps": 2,
+        "preview_prompt": ("dog", "cat"),
+    }
+    train(here, output_path=tmp_path, dataset_repeat=2, preview_steps=100, **flags)
+    told = said(capsys)
+    for words in (
+        "device cpu, mixed precision no, 1 process(es)\n",
+        "trains dit: 128 parameters, 19.4% of those in a step\n",
+        "LoRA on dit: to_q x2, to_out x2\n",
+        "6 rows x 2, 4 steps an epoch; runs to step 12, 3 epochs\n",
+        "sizes: 3 of input_image 16 x 16, 3 of input_image 16 x 24\n",
+        "batch: 1 process(es) x 2 x 2 accumulated = 4 samples a step; learning rate 0.01, constant_with_warmup after 2 "
+        "steps of warm-up; seed 7\n",
+        f"previews of 2 prompt(s) at the start and every 100 steps, in {tmp_path}/previews\n",
+        f"writes {tmp_path}\n",
+    ):
+        assert words in told, words
+    assert told.index("sizes:") < told.index("preview ") < told.index("12 steps in ")
+
+
+@pytest.mark.parametrize(("most", "words"), [
+    (4, "runs to step 4, 0.6667 epochs, as --max_steps says, the smaller of both\n"),
+    (9, "runs to step 6, 1 epochs, as --num_epochs says, the smaller of both\n"),
+])  # fmt: skip
+def test_of_two_limits_the_one_that_ends_the_run_is_told(
+    most: int,
+    words: str,
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train(here, output_path=tmp_path, num_epochs=1, max_steps=most)
+    assert words in said(capsys)
+
+
+def test_stage_2_says_the_sizes_of_what_is_stored(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for task in ("sft:data_process", "sft:train"):
+        train(
+            here,
+            task=task,
+            feature_cache=tmp_path / "cache",
+            output_path=tmp_path / "out",
+            max_steps=1,
+        )
+    told = said(capsys)
+    assert (
+        "sizes: 3 of input_latents 1 x 4 x 2 x 2, 3 of input_latents 1 x 4 x 2 x 3\n"
+        in told
+    )
+    assert "runs to step 1, 0.1667 epochs\n" in told
+
+
+def test_the_three_largest_sizes_are_told(
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(summary, "GROUPS_TOLD", 1)
+    rows = [
+        {"image": "0.png", "prompt": "a"},
+        {"image": "1.png", "prompt": "a"},
+        {"image": "1.png", "prompt": "b"},
+    ]
+    metadata = tmp_path / "metadata.json"
+    metadata.write_text(json.dumps(rows))
+    train(
+        here, dataset_metadata_path=metadata, output_path=tmp_path / "out", max_steps=1
+    )
+    assert "sizes: 2 of input_image 16 x 24\n" in said(capsys)
+
+
+def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(summary, "LOSSES_TOLD", 2)
+    train(here, output_path=tmp_path)
+    told = said(capsys)
+    losses = [row["loss"] for row in log(tmp_path)]
+    found = re.search(r"(\d+) steps in (\d+:\d\d), ([\d.]+) samples/s, loss (\S+) \(mean of the last (\d+) steps\), "
+                      r"peak memory ([\d.]+) GiB\n", told)  # fmt: skip
+    assert found is not None, told
+    assert (found[1], found[5]) == ("6", "2")
+    assert float(found[4]) == pytest.approx(sum(losses[-2:]) / 2, rel=1e-3)
+    assert float(found[6]) > 0
+    assert told.index(found[0]) < told.index(
+        f"weights: {tmp_path}/epoch-0.safetensors\n"
+    )
+    assert "try them: dstrain generate --model tiny " in told
+
+
+def test_a_run_with_nothing_left_to_do_tells_no_rate(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    said(capsys)
+    train(here, output_path=tmp_path, max_steps=1, resume="auto")
+    told = said(capsys)
+    assert f"nothing left to do: {tmp_path} is at step 1 of 1\n" in told
+    assert "samples/s" not in told
+
+
+def test_samples_a_second_are_those_of_all_steps_together() -> None:
+    tally = Tally()
+    for rate in (1.0, 4.0):  # as many samples, the second time in a quarter of the time
+        tally.add({"samples_per_second": rate, "loss": 2.0})
+    assert (
+        tally.told(0.5)
+        == "2 steps in 0:00, 1.60 samples/s, loss 2 (mean of the last 2 steps), peak memory 0.50 GiB"
+    )

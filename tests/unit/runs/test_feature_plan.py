@@ -1,0 +1,303 @@
+"""Stage 2 finds the plan it asks for, or says in words what differs and how to refill."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.errors import StateError
+from dstrain.graph.task import Task
+from dstrain.models.locate import Found
+from dstrain.runs.feature_plan import check_configs, plan_identity
+from dstrain.training.losses import SFT
+
+from tests.support import stored_family
+from tests.support.stored_family import GUIDED
+from tests.support.stored_place import Place, picture, write_place, write_rows
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
+    stored_family.LOG.touch()
+    yield
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return write_place(tmp_path / "place")
+
+
+def refusal(
+    place: Place, task: Task = SFT, variant: str = "base", **config: Any
+) -> str:
+    with pytest.raises(StateError) as caught:
+        place.stored(task, variant, **config)
+    assert caught.value.exit_code == 3
+    return str(caught.value)
+
+
+def titles(place: Place, **config: Any) -> list[str]:
+    return [values["title"][1] for values in place.values(**config)]
+
+
+def test_a_folder_that_is_no_store_is_refused_with_the_command_that_fills_it(
+    place: Place,
+) -> None:
+    words = refusal(place)
+    assert f"{place.cache}: is no feature store" in words
+    assert "--task TASK:data_process" in words
+
+
+def test_a_store_that_was_never_finished_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "dstrain.runs.precompute.plan_about",
+            lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            place.fill()
+    assert place.shards
+    words = refusal(place)
+    assert "holds no plan for this run" in words
+    assert "no finished plan at all" in words
+    assert "--task sft:data_process" in words
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"variant": "other"}, "variant: store base, this run other"),
+        (
+            {"height": 16, "width": 16},
+            "--height: store None, this run 16; --width: store None, this run 16",
+        ),
+        ({"max_pixels": 4096}, "--max_pixels: store 1048576, this run 4096"),
+        ({"mixed_precision": "bf16"}, "dtype: store float32, this run bfloat16"),
+        ({"data_file_keys": "image"}, "--data_file_keys: store None, this run image"),
+        ({"task": GUIDED}, "task: store sft, this run guided"),
+    ],
+)
+def test_a_store_of_another_plan_is_refused_in_words(
+    place: Place, asked: dict[str, Any], words: str
+) -> None:
+    place.fill()
+    assert words in refusal(place, **asked)
+
+
+def test_other_values_stored_are_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.fill()
+    monkeypatch.setattr(stored_family, "UNITS", stored_family.UNITS[:3])
+    assert len(place.stored().rows) == 4  # a unit nobody needs makes no difference
+    crossing = set(plan_identity(place.setup())["values stored"])
+    task = Task.of("sft", needs_less)
+    assert "values stored: store ['facts'," in refusal(place, task)
+    assert "input_latents" in crossing
+
+
+def needs_less(predict: Any) -> Any:
+    """A loss that reads no latents."""
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {
+            "learning_rate": 1.0,
+            "num_epochs": 3,
+            "dataset_repeat": 9,
+            "batch_size": 4,
+            "seed": 3,
+        },
+        {
+            "use_gradient_checkpointing": True,
+            "min_timestep_boundary": 0.2,
+            "max_timestep_boundary": 0.7,
+        },
+        {
+            "output_path": Path("elsewhere"),
+            "dataset_num_workers": 2,
+            "gradient_accumulation_steps": 4,
+        },
+    ],
+)
+def test_knobs_of_training_are_no_part_of_a_plan_and_stored_with_no_sample(
+    place: Place, knobs: dict[str, Any]
+) -> None:
+    place.fill()
+    assert place.values(**knobs) == place.values()
+    assert set(place.values()[0]) == set(
+        place.setup().plan(frozenset(place.setup().dataset.rows[0])).crossing
+    )
+
+
+def test_the_nearest_plan_is_the_one_compared(place: Place) -> None:
+    place.fill()
+    place.fill(variant="other", mixed_precision="bf16")
+    words = refusal(place, variant="other", height=16, width=16, mixed_precision="bf16")
+    assert "--height" in words
+    assert "variant" not in words
+
+
+def test_stage_2_needs_neither_pictures_nor_metadata_nor_encoders(place: Place) -> None:
+    place.fill()
+    want = place.values()
+    shutil.rmtree(place.data)
+    shutil.rmtree(place.folder / "model")
+    assert place.values() == want
+    moved = place.folder / "moved"
+    shutil.move(place.cache, moved)
+    assert place.values(feature_cache=moved) == want
+    assert place.values(feature_cache=moved, dataset_base_path=None) == want
+    assert place.values(feature_cache=None, dataset_base_path=moved) == want
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_metadata_that_changed_since_is_refused(place: Place, named: bool) -> None:
+    place.fill()
+    metadata = {"dataset_metadata_path": place.data / "metadata.csv"} if named else {}
+    assert len(titles(place, **metadata)) == 4
+    place.rows[0]["prompt"] = "changed"
+    write_rows(place.data, place.rows)
+    words = refusal(place, **metadata)
+    assert (
+        f"{place.data / 'metadata.csv'}: is not what the feature store {place.cache} was filled from, or has changed"
+        in words
+    )
+    place.fill()
+    assert titles(place, **metadata)[0] == "Changed"
+
+
+def test_the_newest_fill_of_a_data_set_is_used(place: Place) -> None:
+    place.fill()
+    old = (place.data / "metadata.csv").read_bytes()
+    write_rows(place.data, place.rows[:2])
+    place.fill()
+    (place.data / "metadata.csv").unlink()
+    assert len(titles(place)) == 2
+    (place.data / "metadata.csv").write_bytes(old)
+    assert len(titles(place)) == 4
+    place.fill()
+    (place.data / "metadata.csv").unlink()
+    assert len(titles(place)) == 4
+    assert len(place.plans) == 2
+
+
+def test_two_data_sets_of_one_plan_must_be_told_apart(
+    place: Place, tmp_path: Path
+) -> None:
+    place.fill()
+    second = tmp_path / "second"
+    shutil.copytree(place.data, second)
+    write_rows(second, place.rows[:1])
+    place.fill(dataset_base_path=second)
+    nowhere = {"dataset_base_path": None}
+    words = refusal(place, **nowhere)
+    assert (
+        f"holds this plan for 2 data sets: {place.data / 'metadata.csv'}, {second / 'metadata.csv'}"
+        in words
+        or (
+            f"holds this plan for 2 data sets: {second / 'metadata.csv'}, {place.data / 'metadata.csv'}"
+            in words
+        )
+    )
+    assert "--dataset_metadata_path" in words
+    assert (
+        len(titles(place, **nowhere, dataset_metadata_path=second / "metadata.csv"))
+        == 1
+    )
+    assert len(titles(place)) == 4
+    assert len(titles(place, dataset_base_path=second)) == 1
+
+
+def test_two_data_sets_with_equal_metadata_are_told_apart_by_their_place(
+    place: Place, tmp_path: Path
+) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(place.data, second)
+    picture(50).save(second / "0.png")
+    place.fill()
+    place.fill(dataset_base_path=second)
+    first_values, second_values = place.values(), place.values(dataset_base_path=second)
+    assert first_values[0]["input_latents"] != second_values[0]["input_latents"]
+    assert first_values[1:] == second_values[1:]
+
+
+def test_a_data_set_that_moved_is_found_by_its_metadata(
+    place: Place, tmp_path: Path
+) -> None:
+    place.fill()
+    want = place.values()
+    moved = tmp_path / "moved"
+    shutil.move(place.data, moved)
+    assert place.values(dataset_base_path=moved) == want
+
+
+def test_values_that_are_gone_are_counted_before_training(place: Place) -> None:
+    place.fill()
+    for path in place.shards:
+        path.unlink()
+    words = refusal(place)
+    assert "lacks values of 4 of 4 rows, the first is row 0" in words
+    assert "run --task sft:data_process again" in words
+
+
+def test_inputs_that_are_no_files_are_stored_in_the_row(place: Place) -> None:
+    for row in place.rows:
+        row["label"] = "0001"
+    write_rows(place.data, place.rows)
+    place.fill()
+    row = place.stored().rows[0]["values"]
+    assert row["label"] == {"value": "0001"}
+    assert row["height"] == {"value": 32}
+    assert row["input_latents"]["shapes"] == [1, 4, 32, 32]
+    assert row["layers"]["shapes"] == [[1, 2], [1, 2], [1, 2]]
+
+
+def test_rows_with_other_inputs_keep_their_own_presence_and_signature(
+    place: Place,
+) -> None:
+    place.rows[1]["reference"] = "0.png"
+    write_rows(place.data, place.rows)
+    place.fill()
+    rows = place.stored()
+    samples = [rows.sample(row) for row in range(4)]
+    assert ["reference" in sample.inputs for sample in samples] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert ["reference" in sample.values for sample in samples] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    groups = [row["group"] for row in rows.rows]
+    assert groups == [0, 1, 0, 0]
+
+
+def found(**content: Any) -> Found:
+    return Found({}, {"dit": content})
+
+
+def test_a_denoiser_of_another_configuration_is_refused_naming_what_differs() -> None:
+    about = {"configs": {"dit": {"depth": 3, "axes": [1, 2], "_name_or_path": "a"}}}
+    check_configs(
+        about, found(depth=3, axes=(1, 2), _name_or_path="b")
+    )  # a tuple is a list in JSON
+    check_configs(
+        about, Found({}, {"vae": {"depth": 1}})
+    )  # stage 1 did not read this one
+    with pytest.raises(
+        StateError,
+        match="dit: is not the one the feature store was made with: depth, extra differ",
+    ):
+        check_configs(about, found(depth=4, axes=[1, 2], extra=1))

@@ -1,0 +1,466 @@
+"""Training: steps, learning rates and losses mean what they say, and a run that was
+stopped goes on bit for bit.
+"""
+
+import math
+import multiprocessing
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.errors import Diverged, StateError
+from dstrain.runs.build import total_steps
+from dstrain.runs.checkpoints.state import states
+from dstrain.runs.loop import steps, update
+from dstrain.runs.runner import run
+from dstrain.training.batch import Batch
+from dstrain.training.module import TrainingModule
+from dstrain.training.order import deal
+from torch import Tensor
+
+from tests.support.runs import (
+    PowerCut,
+    changed,
+    config,
+    files,
+    job,
+    log,
+    outcome,
+    project,
+    same,
+    stop_at,
+    train,
+)
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project without dropout."""
+    return project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose denoiser has dropout."""
+    return project(tmp_path_factory.mktemp("dropping"), dropout=0.2)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize(
+    ("flags", "factor"),
+    [
+        ({}, lambda k, n: 1.0),
+        (
+            {"lr_scheduler": "cosine"},
+            lambda k, n: 0.5 * (1 + math.cos(math.pi * k / n)),
+        ),
+        (
+            {"lr_scheduler": "linear", "lr_warmup_steps": 2},
+            lambda k, n: k / 2 if k < 2 else (n - k) / (n - 2),
+        ),
+    ],
+)
+def test_the_schedule_counts_optimizer_steps_and_starts_where_it_should(
+    flags: dict[str, Any],
+    factor: Callable[[int, int], float],
+    accumulation: int,
+    here: Path,
+    tmp_path: Path,
+) -> None:
+    train(
+        here,
+        output_path=tmp_path,
+        gradient_accumulation_steps=accumulation,
+        dataset_repeat=2,
+        num_epochs=2,
+        **flags,
+    )
+    told = log(tmp_path)
+    assert len(told) == {1: 24, 3: 8}[accumulation]
+    assert [row["step"] for row in told] == [*range(1, len(told) + 1)]
+    assert [row["learning_rate"] for row in told] == pytest.approx(
+        [1e-2 * factor(k, len(told)) for k in range(len(told))], rel=1e-5, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    "trained", [{"trainable_models": "dit"}, {"trainable_models": "dit.blocks.0"}, {}]
+)
+def test_small_steps_move_weights_in_bf16_runs_too(
+    trained: dict[str, Any], here: Path, tmp_path: Path
+) -> None:
+    ready = job(
+        config(
+            here,
+            mixed_precision="bf16",
+            learning_rate=1e-5,
+            dataset_repeat=9,
+            max_steps=20,
+            **trained,
+        )
+    )
+    parameters = ready.module.trained.parameters
+    assert {parameter.dtype for parameter in parameters.values()} == {torch.float32}
+    before = {}
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            before[name] = parameter.normal_(0, 0.02).clone()
+    assert len(list(steps(ready))) == 20
+    moved = sum(int((parameters[name] != before[name]).sum()) for name in before)
+    assert moved > 0.99 * sum(value.numel() for value in before.values())
+
+
+@pytest.mark.parametrize(
+    "trained", [{"trainable_models": "dit"}, {"trainable_models": "dit,text_encoder"}]
+)
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_accumulation_gives_the_weights_of_a_batch_as_large(
+    batch_size: int, trained: dict[str, Any], here: Path, tmp_path: Path
+) -> None:
+    """No dropout here: it is drawn per micro-batch."""
+    common = {"dataset_repeat": 4, "learning_rate": 1e-3, **trained}
+    still = changed(lambda module: module.eval())
+    train(here, still, output_path=tmp_path / "batch", batch_size=4, **common)
+    many = {"batch_size": batch_size, "gradient_accumulation_steps": 4 // batch_size}
+    train(here, still, output_path=tmp_path / "accumulated", **many, **common)
+    batch, accumulated = files(tmp_path / "batch"), files(tmp_path / "accumulated")
+    for file, weights in batch.items():
+        for name, weight in weights.items():
+            assert (weight - accumulated[file][name]).abs().max() <= 1e-6, name
+    for one, other in zip(
+        log(tmp_path / "batch"), log(tmp_path / "accumulated"), strict=True
+    ):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_the_logged_loss_is_the_mean_over_the_whole_step(here: Path) -> None:
+    ready = job(config(here, trainable_models="dit", gradient_accumulation_steps=3))
+    keys = next(iter(ready.order.global_batches(0)))
+    assert len(keys) == 3
+    alone = [
+        ready.module.losses([ready.source.sample(key.row)], [key]).item()
+        for key in keys
+    ]
+    numbers = next(steps(ready))
+    assert len(set(alone)) == 3
+    assert numbers["loss"] == pytest.approx(sum(alone) / 3, rel=1e-6)
+
+
+def test_gradients_are_clipped_and_their_norm_is_logged_as_it_was(here: Path) -> None:
+    ready = job(config(here, trainable_models="dit", max_grad_norm=1e-3))
+    seen: list[Tensor] = []
+
+    def look(*_: Any) -> None:
+        seen.extend(
+            p.grad.norm() for p in ready.module.trained_parameters if p.grad is not None
+        )
+
+    ready.optimizer.register_step_pre_hook(look)
+    numbers = next(steps(ready))
+    assert numbers["grad_norm"] > 1e-2
+    assert torch.stack(seen).norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_two_runs_with_one_seed_are_equal_bit_for_bit_and_another_seed_differs(
+    dropping: Path, tmp_path: Path
+) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        train(
+            dropping, output_path=tmp_path / name, seed=seed, batch_size=2, num_epochs=2
+        )
+    assert same(outcome(tmp_path / "a"), outcome(tmp_path / "b"))
+    assert not same(files(tmp_path / "a"), files(tmp_path / "c"))
+
+
+def test_each_epoch_and_each_repeat_draws_other_noise(
+    here: Path, tmp_path: Path
+) -> None:
+    train(
+        here, output_path=tmp_path, learning_rate=1e-30, dataset_repeat=3, num_epochs=2
+    )
+    losses = [row["loss"] for row in log(tmp_path)]
+    assert len(losses) == len(set(losses)) == 36
+
+
+RUNS = {
+    "LoRA": (7, 2, {"num_epochs": 3, "batch_size": 2}),
+    "LoRA with accumulation and cosine": (
+        8, 5,
+        {"num_epochs": 3, "gradient_accumulation_steps": 2, "lr_scheduler": "cosine", "save_steps": 2},
+    ),
+    "full, warm-up, inside an epoch": (
+        4, 3,
+        {"max_steps": 10, "trainable_models": "dit", "lr_scheduler": "linear", "lr_warmup_steps": 3, "save_steps": 1},
+    ),
+    "dit and text encoder, repeats, workers": (
+        8, 5,
+        {"num_epochs": 1, "dataset_repeat": 3, "trainable_models": "dit,text_encoder", "save_steps": 3,
+         "dataset_num_workers": 1},
+    ),
+    "LoRA and full": (
+        8, 5,
+        {"num_epochs": 2, "trainable_models": "text_encoder", "lora_base_model": "dit", "save_steps": 5},
+    ),
+}  # fmt: skip
+"""Calls of forward at which the run and its first continuation are cut off, and the
+flags.
+"""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_was_stopped_twice_ends_as_one_that_was_not(
+    name: str, dropping: Path, tmp_path: Path
+) -> None:
+    first, second, flags = RUNS[name]
+    train(dropping, output_path=tmp_path / "whole", **flags)
+    with pytest.raises(PowerCut):
+        train(dropping, stop_at(first), output_path=tmp_path / "cut", **flags)
+    assert len(states(tmp_path / "cut")) > 0
+    with pytest.raises(PowerCut):
+        train(
+            dropping,
+            stop_at(second),
+            output_path=tmp_path / "cut",
+            resume="auto",
+            **flags,
+        )
+    train(dropping, output_path=tmp_path / "cut", resume="auto", **flags)
+    whole, cut = outcome(tmp_path / "whole"), outcome(tmp_path / "cut")
+    for part in whole:
+        assert same(whole[part], cut[part]), part
+    assert [row["step"] for row in cut["log"]] == [*range(1, len(cut["log"]) + 1)]
+
+
+def test_a_run_in_two_stages_resumes_too(dropping: Path, tmp_path: Path) -> None:
+    flags = {"feature_cache": tmp_path / "cache", "num_epochs": 2, "save_steps": 4}
+    train(dropping, output_path=tmp_path / "whole", **flags)
+    run(config(dropping, task="sft:data_process", **flags))
+    with pytest.raises(PowerCut):
+        train(
+            dropping,
+            stop_at(7),
+            task="sft:train",
+            output_path=tmp_path / "cut",
+            **flags,
+        )
+    train(
+        dropping, task="sft:train", output_path=tmp_path / "cut", resume="auto", **flags
+    )
+    whole, cut = outcome(tmp_path / "whole"), outcome(tmp_path / "cut")
+    assert same(whole, cut)
+
+
+@pytest.mark.slow
+def test_both_stages_with_processes_that_are_spawned_are_a_run_without(
+    dropping: Path, tmp_path: Path
+) -> None:
+    flags = {"feature_cache": tmp_path / "cache", "max_steps": 4}
+    train(dropping, output_path=tmp_path / "alone", **flags)
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        run(config(dropping, task="sft:data_process", dataset_num_workers=2, **flags))
+        train(
+            dropping,
+            task="sft:train",
+            output_path=tmp_path / "split",
+            dataset_num_workers=2,
+            **flags,
+        )
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert same(outcome(tmp_path / "split"), outcome(tmp_path / "alone"))
+
+
+def test_a_longer_run_can_go_on_from_a_finished_one(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path / "whole", num_epochs=2)
+    train(here, output_path=tmp_path / "cut", num_epochs=1)
+    train(here, output_path=tmp_path / "cut", num_epochs=2, resume="auto")
+    assert same(outcome(tmp_path / "whole"), outcome(tmp_path / "cut"))
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_and_changes_no_weight(
+    here: Path, tmp_path: Path
+) -> None:
+    class Diverging(TrainingModule):
+        calls = 0
+
+        def forward(self, batch: Batch) -> Tensor:
+            self.calls += 1
+            return super().forward(batch) * (float("nan") if self.calls > 4 else 1.0)
+
+    ready = job(config(here, trainable_models="dit", max_steps=6), Diverging)
+    told = []
+    with pytest.raises(Diverged, match="step 5: loss nan") as caught:
+        for numbers in steps(ready):
+            told.append(numbers)
+            before = [
+                parameter.clone() for parameter in ready.module.trained_parameters
+            ]
+    assert caught.value.exit_code == 5
+    assert len(told) == ready.step == 4
+    assert same(
+        before, [parameter.detach() for parameter in ready.module.trained_parameters]
+    )
+    with pytest.raises(Diverged) as caught:
+        train(here, Diverging, output_path=tmp_path, max_steps=6, save_steps=2)
+    assert sorted(files(tmp_path)) == ["step-2.safetensors", "step-4.safetensors"]
+    assert caught.value.help_lines[0] == f"last good checkpoint: {tmp_path}/state-4"
+    assert re.search(
+        r"look at the samples of this step: metadata\.json:[1-6]$",
+        caught.value.help_lines[1],
+    )
+    assert "--learning_rate or --max_grad_norm" in caught.value.help_lines[2]
+    assert [row["step"] for row in log(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_an_infinite_gradient_ends_the_run_too(here: Path) -> None:
+    ready = job(config(here, trainable_models="dit"))
+    ready.module.trained_parameters[0].register_hook(lambda grad: grad * float("inf"))
+    with pytest.raises(Diverged, match="gradient norm"):
+        next(steps(ready))
+
+
+def test_parameters_that_no_loss_reaches_are_named(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = job(config(here, trainable_models="dit"))
+    ready.module.pipeline.components["dit"].proj_in.bias.requires_grad_(True)
+    extra = torch.nn.Parameter(torch.zeros(1))
+    ready.module.trained.parameters["dit.forgotten"] = extra
+    next(steps(ready))
+    assert "no gradient reaches 1 parameters: dit.forgotten" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "want"),
+    [({}, 6), ({"num_epochs": 3}, 18), ({"max_steps": 4}, 4), ({"max_steps": 40}, 40),
+     ({"num_epochs": 2, "max_steps": 40}, 12), ({"num_epochs": 2, "max_steps": 5}, 5)],
+)  # fmt: skip
+def test_the_smaller_of_epochs_and_steps_wins(
+    flags: dict[str, Any], want: int, here: Path
+) -> None:
+    assert total_steps(config(here, **flags), 6) == want
+
+
+def spied(ready: Any) -> list[float]:
+    """Collect the timesteps of every call of model_fn."""
+    seen: list[float] = []
+    predict = ready.module.pipeline.predict
+
+    def look(
+        values: Any, noisy: Tensor, timestep: Tensor, side: str = "positive"
+    ) -> Tensor:
+        seen.extend(timestep.tolist())
+        return predict(values, noisy, timestep, side)
+
+    ready.module.pipeline.predict = look
+    return seen
+
+
+def test_knobs_of_the_second_stage_act_there(here: Path, tmp_path: Path) -> None:
+    flags: dict[str, Any] = {
+        "feature_cache": tmp_path,
+        "trainable_models": "dit",
+        "max_steps": 6,
+    }
+    run(config(here, task="sft:data_process", **flags))
+    plain = [
+        numbers["loss"]
+        for numbers in steps(job(config(here, task="sft:train", **flags)))
+    ]
+    low = job(config(here, task="sft:train", **flags, min_timestep_boundary=0.9))
+    timesteps = spied(low)
+    assert len(list(steps(low))) == 6
+    highest = 1000 * low.module.levels.schedule.table[900].item()
+    assert max(timesteps) <= highest < 300
+    unweighted = [
+        n["loss"]
+        for n in steps(
+            job(config(here, task="sft:train", **flags, loss_weighting="none"))
+        )
+    ]
+    assert unweighted[0] != plain[0]
+    checked = job(
+        config(here, task="sft:train", **flags, use_gradient_checkpointing=True)
+    )
+    calls = 0
+    network = checked.module.networks["dit"]
+    function: Any = network.checkpoint
+
+    def count(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return function(*arguments)
+
+    network.checkpoint = count
+    assert [numbers["loss"] for numbers in steps(checked)] == plain
+    assert calls == 6 * 2
+
+
+def test_every_process_gets_as_many_micro_batches_and_fillers_weigh_nothing(
+    here: Path,
+) -> None:
+    """Three processes in turn, on one weight: their losses add up to that of one
+    process.
+    """
+    ready = job(config(here, trainable_models="dit", gradient_accumulation_steps=3))
+    keys = next(iter(ready.order.global_batches(0)))[:2]
+    parts = [list(deal(keys, 1, rank, 3)) for rank in range(3)]
+    assert [len(part) for part in parts] == [1, 1, 1]
+    losses = [
+        ready.module(
+            Batch(micro, [ready.source.sample(key.row) for key in micro.keys])
+        ).item()
+        for part in parts
+        for micro in part
+    ]
+    assert losses[2] == 0.0
+    alone = [
+        ready.module.losses([ready.source.sample(key.row)], [key]).item()
+        for key in keys
+    ]
+    assert sum(losses) == pytest.approx(sum(alone) / 2, rel=1e-6)
+
+
+def test_lora_training_continues_from_a_file_strictly(
+    here: Path, tmp_path: Path
+) -> None:
+    first = train(here, output_path=tmp_path / "first", num_epochs=1)
+    path = first / "epoch-0.safetensors"
+    ready = job(config(here, lora_checkpoint=path))
+    state = {
+        name.partition(".")[2]: value
+        for name, value in ready.module.trained.parameters.items()
+    }
+    saved = files(first)["epoch-0.safetensors"]
+    assert {f"transformer.{name.replace('.default', '')}" for name in state} == set(
+        saved
+    )
+    for name, value in state.items():
+        assert torch.equal(value, saved[f"transformer.{name.replace('.default', '')}"])
+        assert value.requires_grad
+    assert any(
+        value.abs().sum() > 0 for name, value in state.items() if "lora_B" in name
+    )
+    with pytest.raises(StateError, match="lora_rank 2"):
+        job(config(here, lora_checkpoint=path, lora_rank=4))
+    with pytest.raises(StateError, match="does not fit"):
+        job(config(here, lora_checkpoint=path, lora_target_modules="to_q"))
+    with pytest.raises(StateError):
+        job(config(here, lora_checkpoint=path, lora_base_model="text_encoder"))
+    with pytest.raises(StateError, match=r"nowhere\.safetensors"):
+        job(config(here, lora_checkpoint=tmp_path / "nowhere.safetensors"))
+
+
+def test_an_update_leaves_no_gradient_behind(here: Path) -> None:
+    ready = job(config(here, trainable_models="dit"))
+    keys = next(iter(ready.order.global_batches(0)))
+    (micro,) = deal(keys, 1, 0, 1)
+    update(ready, [Batch(micro, [ready.source.sample(key.row) for key in micro.keys])])
+    assert all(parameter.grad is None for parameter in ready.module.trained_parameters)

@@ -1,0 +1,277 @@
+"""Stage 1 computes each value once, what changed and nothing else, on any number of
+processes, and survives kill -9.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.cache.store import ShardWriter
+from dstrain.errors import StateError
+from dstrain.graph.plan import Plan, make_plan
+from dstrain.pipeline import pipeline as pipeline_module
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.runs import precompute as stage_1
+from dstrain.runs.setup import Setup
+from dstrain.storage import files
+from dstrain.training.loader import Rows
+from dstrain.training.module import TrainingModule
+
+from tests.support import stored_family
+from tests.support.stored_family import GUIDED, runs
+from tests.support.stored_place import (
+    Place,
+    change_weights,
+    picture,
+    plain,
+    together,
+    write_place,
+    write_rows,
+)
+
+ALL = Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
+    stored_family.LOG.touch()
+    yield
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return write_place(tmp_path / "place")
+
+
+def test_each_different_input_is_computed_once_and_what_nobody_needs_never(
+    place: Place,
+) -> None:
+    assert (
+        place.fill() == ALL
+    )  # 4 pictures; 3 prompts in 4 rows; unit `idle` not at all
+    assert place.fill() == Counter()
+
+
+def test_one_prompt_in_many_rows_is_one_entry(place: Place) -> None:
+    rows = [{"image": "0.png", "prompt": "the same"} for _ in range(50)]
+    write_rows(place.data, rows)
+    assert place.fill() == {"encode_prompt": 1, "describe": 1, "encode_image": 1}
+    assert len(place.stored().rows) == 50
+    assert (
+        len(place.stored().store.where) == 6
+    )  # one entry per value: an embedding, 3 of the text, 2 of the picture
+
+
+def test_what_is_stored_is_what_an_unsplit_run_computes(place: Place) -> None:
+    for row in place.rows:
+        row |= {
+            "reference": "0.png",
+            "references": ["1.png", "2.png"],
+            "label": 'NA "ü"\n',
+        }
+    write_rows(place.data, place.rows)
+    place.fill()
+    setup = place.setup("")
+    rows = Rows(
+        setup.dataset.rows,
+        {frozenset(cells): frozenset(cells) for cells in setup.dataset.rows},
+    )
+    module = unsplit(setup)
+    for row, stored in enumerate(place.values()):
+        sample = rows.sample(row)
+        table = module.preprocess(sample, module.plan(sample.inputs))
+        assert plain(table) == stored
+        assert {
+            "reference",
+            "references",
+            "label",
+            "height",
+            "facts",
+            "layers",
+            "title",
+        } <= set(stored)
+
+
+def unsplit(setup: Setup) -> TrainingModule:
+    found = stage_1.find_components(setup)
+    pipeline = Pipeline.from_found(
+        setup.record, setup.wiring, found, setup.device, setup.dtype
+    )
+    return NoNetworks(pipeline, setup.task)
+
+
+class NoNetworks(TrainingModule):
+    """A module whose denoiser is not there."""
+
+    def plan(self, inputs: frozenset[str]) -> Plan:
+        return make_plan(self.pipeline.wiring, inputs, self.task, ("dit",))
+
+
+def test_dtypes_are_kept(place: Place) -> None:
+    place.fill()
+    stored = place.values()[0]
+    assert (stored["prompt_emb"][0], stored["input_latents"][0]) == (
+        "torch.float32",
+        "torch.float32",
+    )
+    assert (stored["thumbnail"][0], stored["facts"]["first"][0]) == (
+        "torch.bfloat16",
+        "torch.int64",
+    )
+    place.fill(mixed_precision="bf16")
+    stored = place.values(mixed_precision="bf16")[0]
+    assert (stored["prompt_emb"][0], stored["input_latents"][0]) == (
+        "torch.bfloat16",
+        "torch.float32",
+    )
+
+
+def test_the_negative_side_is_stored_only_for_a_task_that_asks_for_it(
+    place: Place,
+) -> None:
+    write_rows(place.data, [{**row, "negative_prompt": "blurry"} for row in place.rows])
+    place.fill()
+    assert not [name for name in place.values()[0] if "negative" in name]
+    assert place.fill(GUIDED) == {"encode_prompt": 1, "describe": 1}
+    for row in place.stored(GUIDED).rows:
+        assert (
+            row["values"]["negative.prompt_emb"]["at"]
+            != row["values"]["prompt_emb"]["at"]
+        )
+    assert place.values(GUIDED)[0]["negative.title"] == ("str", "Blurry")
+
+
+def test_a_sample_takes_little_more_than_the_tensors_that_cross(place: Place) -> None:
+    for row in range(4):
+        picture(row, side=96).save(place.data / f"{row}.png")
+    place.fill()
+    sample = place.stored()
+    crossing = sum(tensor_bytes(sample.sample(row).values) for row in range(4))
+    assert crossing > 4 * 4 * 96 * 96 * 4
+    on_disk = sum(path.stat().st_size for path in (*place.shards, *place.plans))
+    assert on_disk <= 1.05 * crossing
+
+
+def tensor_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    parts = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else []
+    )
+    return sum(tensor_bytes(part) for part in parts)
+
+
+def test_a_new_version_of_a_unit_is_computed_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.fill()
+    assert unit_versions(place, monkeypatch, describe=2) == {"describe": 3}
+    assert unit_versions(place, monkeypatch, describe=2, idle=2) == {}
+
+
+def unit_versions(
+    place: Place, monkeypatch: pytest.MonkeyPatch, **versions: int
+) -> Counter[str]:
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_family, "VERSIONS", versions)
+        return place.fill()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_rows_are_exactly_as_many_on_any_number_of_processes(
+    place: Place, size: int
+) -> None:
+    place.fill()
+    want, expected = place.values(), place.stored().rows
+    other = Place(place.folder, place.rows)
+    cache = place.folder / f"cache {size}"
+    setup = other.setup(feature_cache=cache)
+    together(
+        size,
+        lambda one: stage_1.data_process(setup, one),
+        late=lambda rank: time.sleep(0.2 * rank),
+    )
+    assert runs() == ALL
+    assert other.values(feature_cache=cache) == want
+    assert list(other.stored(feature_cache=cache).rows) == list(expected)
+    assert len(list((cache / "shards").iterdir())) == size
+
+
+def test_a_store_that_another_process_fills_is_refused_naming_it(place: Place) -> None:
+    with (
+        files.lock(place.cache),
+        pytest.raises(StateError, match=rf"is in use by process {os.getpid()}"),
+    ):
+        place.fill()
+
+
+def test_a_store_can_be_read_while_it_is_filled(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.fill()
+    want = place.values()
+    write = stage_1.ShardWriter.flush
+    seen = []
+
+    def flush(writer: ShardWriter) -> None:
+        (place.cache / "shards/.tmp-1-half.safetensors").write_bytes(b"half")
+        (place.cache / "plans/.tmp-1-half.jsonl").write_bytes(b"half")
+        seen.append(place.values())
+        write(writer)
+        seen.append(place.values())
+
+    monkeypatch.setattr(ShardWriter, "flush", flush)
+    data = Place(place.folder, [{"image": "0.png", "prompt": "new"}])
+    (place.folder / "new").mkdir()
+    metadata = place.folder / "new/metadata.csv"
+    write_rows(metadata.parent, data.rows)
+    place.fill(dataset_metadata_path=metadata)
+    assert seen == [want, want]
+
+
+def test_a_smaller_data_set_gives_exactly_its_rows(place: Place) -> None:
+    place.fill()
+    write_rows(place.data, place.rows[1:3])
+    assert place.fill() == {}
+    assert [value["title"][1] for value in place.values()] == ["Word 1", "Word 2"]
+
+
+def test_stage_1_needs_no_file_of_the_denoiser(place: Place) -> None:
+    assert not list(place.folder.rglob("dit*"))
+    assert place.fill() == ALL
+
+
+@pytest.mark.parametrize("what", ["0.png", "vae"])
+def test_a_file_that_changes_after_its_key_was_made_stops_stage_1(
+    place: Place, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    load = pipeline_module.load_components
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        if what == "vae":
+            change_weights("vae", place)
+        else:
+            picture(7).save(place.data / what)
+        return load(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline_module, "load_components", late)
+        with pytest.raises(StateError, match=rf"{what}.*changed while it was in use"):
+            place.fill()
+    assert (
+        place.fill()["encode_image"] == 4
+    )  # nothing was stored under a key that is not its own
+    fresh = place.values()
+    assert place.fill(feature_cache=place.folder / "fresh") == ALL
+    assert place.values(feature_cache=place.folder / "fresh") == fresh

@@ -1,0 +1,420 @@
+"""A run from plain data: what it resolves to, toy models, the launcher's settings, and
+where messages go.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from dstrain.config.schema import TrainConfig
+from dstrain.data.images import Resolution
+from dstrain.distributed.world import World
+from dstrain.errors import DstrainError, SystemFault, UsageError
+from dstrain.models.device import default_device
+from dstrain.models.toy import write_toy
+from dstrain.registry.family import ModelRecord
+from dstrain.registry.hooks import load_extensions
+from dstrain.runs.loop import steps
+from dstrain.runs.resolve import known_tasks, plan_of, resolve
+from dstrain.runs.runner import check_launcher, run, toy_models
+from dstrain.training.losses import SFT
+from safetensors import SafetensorError
+
+from tests.support.family import MODEL, weights_of
+from tests.support.runs import config, files, job, project, same, train
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(
+        config(
+            here,
+            dry_run=True,
+            output_path=tmp_path / "out",
+            model_paths='["nothing.safetensors"]',
+        )
+    )
+    told = capsys.readouterr().out
+    assert "encode_prompt" in told
+    assert "input_latents" in told
+    assert not (tmp_path / "out").exists()
+    run(TrainConfig(model="tiny", dry_run=True))
+    assert (
+        capsys.readouterr().out.partition("this run")[0]
+        == told.partition("this run")[0]
+    )
+
+
+def test_the_plan_of_a_command_line_is_that_of_its_columns(
+    here: Path, tmp_path: Path
+) -> None:
+    plan, wiring, task = plan_of(config(here, dry_run=True))
+    assert plan.inputs == {"prompt", "input_image", "height", "width"}
+    assert (wiring.variant, task.name, plan.trainables) == ("base", "sft", ("dit",))
+    (tmp_path / "metadata.json").write_text(json.dumps([{"prompt": "dog"}]))
+    with pytest.raises(UsageError, match="no column 'image'"):
+        plan_of(config(here, dry_run=True, dataset_base_path=tmp_path))
+
+
+def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(
+    here: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(here / "data", tmp_path / "data")
+    (tmp_path / "data/metadata.json").unlink()
+    (tmp_path / "data/metadata.csv").write_text(
+        "image,prompt\n0.png,a dog\n,a cat\n1.png,\n,\n"
+    )
+    with pytest.raises(UsageError) as refused:
+        run(
+            config(
+                here, dataset_base_path=tmp_path / "data", output_path=tmp_path / "out"
+            )
+        )
+    assert refused.value.what == "2 bad cells"
+    assert refused.value.help_lines == (
+        "metadata.csv:3:image: is blank",
+        "metadata.csv:5:image: is blank",
+    )
+
+
+def test_a_list_where_one_file_is_read_is_refused_with_what_the_variant_reads(
+    here: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "metadata.json").write_text(
+        json.dumps([{"image": ["0.png"], "prompt": "a"}])
+    )
+    with pytest.raises(UsageError, match="1 bad cell") as caught:
+        run(
+            config(
+                here,
+                variant="base",
+                dataset_base_path=tmp_path,
+                output_path=tmp_path / "out",
+            )
+        )
+    assert (
+        caught.value.help_lines[1] == "variant base reads one file from column 'image'"
+    )
+
+
+def test_a_data_set_without_its_columns_is_told_all_of_them(
+    here: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "metadata.csv").write_text("picture,caption\n0.png,a dog\n")
+    with pytest.raises(
+        UsageError, match="has no column that this variant reads: prompt, image"
+    ):
+        run(
+            config(
+                here,
+                variant="base",
+                dataset_base_path=tmp_path,
+                output_path=tmp_path / "out",
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "tinny"}, "no model named 'tinny'.*did you mean 'tiny'"),
+        ({"variant": "othr"}, "no variant 'othr'.*did you mean 'other'"),
+        (
+            {"task": "stf"},
+            "no task named 'stf'; tasks: sft, direct_distill; did you mean 'sft'",
+        ),
+        ({"task": "sft:trian"}, "is no task with a stage.*did you mean 'train'"),
+        (
+            {"trainable_models": "dit", "lora_base_model": "dit"},
+            "trained in full or by LoRA",
+        ),
+        ({"dataset_base_path": None}, "--dataset_base_path"),
+        ({"output_path": None}, "--output_path"),
+    ],
+)
+def test_what_is_unknown_or_missing_is_named(
+    changes: dict[str, Any], message: str, here: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(config(here, **changes))
+
+
+def test_a_command_line_resolves_to_what_it_says(here: Path) -> None:
+    setup = resolve(
+        config(
+            here,
+            task="sft:train",
+            max_pixels=99,
+            extra_inputs="a,b",
+            data_file_keys="image",
+            variant="base",
+        )
+    )
+    assert (setup.stage, setup.task.name, setup.wiring.variant) == (
+        "train",
+        "sft",
+        "base",
+    )
+    (spec,) = setup.trainables.lora
+    assert (spec.component, spec.targets, spec.rank, spec.alpha) == (
+        "dit",
+        ("to_q", "to_out"),
+        2,
+        2.0,
+    )
+    assert setup.resolution == Resolution(None, None, 99)
+    assert (setup.data_config.extra_inputs, setup.data_config.file_keys) == (
+        ("a", "b"),
+        ("image",),
+    )
+    assert set(setup.versions) >= {"core", "torch", "device"}
+    lora = resolve(
+        config(here, lora_target_modules="to_q", lora_alpha=7.0)
+    ).trainables.lora[0]
+    assert (lora.targets, lora.alpha) == (("to_q",), 7.0)
+    full = resolve(config(here, trainable_models="dit.time,text_encoder")).trainables
+    assert (full.full, full.lora, full.components) == (
+        ("dit.time", "text_encoder"),
+        (),
+        ("dit", "text_encoder"),
+    )
+
+
+def test_the_store_lies_where_the_flags_or_the_reference_commands_say(
+    here: Path,
+) -> None:
+    places = {
+        "sft:data_process": here / "out",
+        "sft:train": here / "data",
+    }
+    for task, place in places.items():
+        assert resolve(config(here, task=task)).store_path == place
+        assert (
+            resolve(config(here, task=task, feature_cache=here / "cache")).store_path
+            == here / "cache"
+        )
+
+
+@pytest.mark.parametrize(
+    ("flag", "told", "precision"),
+    [
+        (None, None, "no"),
+        ("bf16", None, "bf16"),
+        (None, "bf16", "bf16"),
+        ("no", None, "no"),
+    ],
+)
+def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
+    flag: str | None,
+    told: str | None,
+    precision: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if told:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+    setup = resolve(config(here, mixed_precision=flag))
+    assert default_device().type == "cuda" or setup.mixed_precision == precision
+    assert (
+        setup.dtype
+        == {"bf16": torch.bfloat16, "no": torch.float32}[setup.mixed_precision]
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "told", "changes", "clashes"),
+    [
+        ("MIXED_PRECISION", "bf16", {"mixed_precision": "no"}, True),
+        ("MIXED_PRECISION", "bf16", {"mixed_precision": "bf16"}, False),
+        ("MIXED_PRECISION", "bf16", {}, False),
+        ("MIXED_PRECISION", "no", {"mixed_precision": "bf16"}, False),
+        ("GRADIENT_ACCUMULATION_STEPS", "4", {"gradient_accumulation_steps": 2}, True),
+        ("GRADIENT_ACCUMULATION_STEPS", "4", {"gradient_accumulation_steps": 4}, False),
+        ("GRADIENT_ACCUMULATION_STEPS", "1", {"gradient_accumulation_steps": 4}, False),
+    ],
+)
+def test_flags_that_contradict_the_launcher_are_refused_naming_both(
+    variable: str,
+    told: str,
+    changes: dict[str, Any],
+    clashes: bool,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(f"ACCELERATE_{variable}", told)
+    if not clashes:
+        check_launcher(config(here, **changes))
+        return
+    with pytest.raises(
+        UsageError,
+        match=f"--{variable.lower()}: is .*, but accelerate's configuration says {told}",
+    ):
+        run(config(here, **changes))
+
+
+def test_losses_are_finite_in_bf16_and_near_those_in_fp32(here: Path) -> None:
+    exact, rounded = (
+        [
+            numbers["loss"]
+            for numbers in steps(
+                job(config(here, mixed_precision=precision, max_steps=4))
+            )
+        ]
+        for precision in ("no", "bf16")
+    )
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.05)
+
+
+def test_a_toy_run_needs_no_files_and_its_model_is_always_the_same(
+    here: Path, tmp_path: Path
+) -> None:
+    made = [
+        files(train(here, output_path=tmp_path / name, toy=True, max_steps=2))
+        for name in ("a", "b")
+    ]
+    assert same(*made)
+    assert same(
+        made[0], files(train(here, output_path=tmp_path / "c", max_steps=2))
+    )  # the same model, from files
+
+
+def test_a_toy_model_lies_in_a_folder_that_is_gone_afterwards(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    setup = resolve(config(here, toy=True))
+    with toy_models(setup, World(Accelerator(cpu=True))) as ready:
+        paths = [Path(name) for model in ready.models for name in model.path or ()]
+        assert len(paths) == 4
+        assert all(path.is_file() for path in paths)
+    assert not any(tmp_path.iterdir())
+    plain = resolve(config(here))
+    with toy_models(plain, World(Accelerator(cpu=True))) as ready:
+        assert ready is plain
+
+
+def test_a_toy_for_which_the_disk_has_no_room_is_a_fault_of_the_system(
+    tmp_path: Path,
+) -> None:
+    def full(folder: Path, variant: str, seed: int) -> None:
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
+
+    record: Any = SimpleNamespace(load=lambda name: full)
+    with pytest.raises(
+        SystemFault, match=r"a toy model cannot be written: .*No space left"
+    ) as caught:
+        write_toy(record, "base", tmp_path)
+    assert (
+        caught.value.where == str(tmp_path) and "TMPDIR" in caught.value.help_lines[0]
+    )
+
+
+def test_toy_files_are_one_entry_per_component(tmp_path: Path) -> None:
+    record: ModelRecord = MODEL
+    made = write_toy(record, "base", tmp_path)
+    assert {tuple(model.path or ()) for model in made} == {
+        tuple(paths) for paths in weights_of(tmp_path).values()
+    }
+
+
+def test_one_process_alone_is_its_own_world(capsys: pytest.CaptureFixture[str]) -> None:
+    world = World(Accelerator(cpu=True))
+    world.wait()
+    assert (world.rank, world.size, world.is_main) == (0, 1, True)
+    value = torch.ones(2)
+    assert world.total(value) is value
+    world.say("a line")
+    assert capsys.readouterr().err == "a line\n"
+
+
+class Other:
+    """What another process sees of its accelerator."""
+
+    process_index, num_processes = 1, 2
+    waited = 0
+
+    def wait_for_everyone(self) -> None:
+        self.waited += 1
+
+    def reduce(self, value: torch.Tensor, reduction: str) -> torch.Tensor:
+        assert reduction == "sum"
+        return value * 2
+
+
+def test_another_process_keeps_quiet_and_sums_and_waits_with_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    accelerator = Other()
+    world = World(accelerator)
+    world.say("a line")
+    world.wait()
+    assert (world.is_main, accelerator.waited, capsys.readouterr().err) == (
+        False,
+        1,
+        "",
+    )
+    assert world.total(torch.ones(1)).item() == 2.0
+
+
+def test_errors_of_a_run_are_for_its_user(here: Path) -> None:
+    with pytest.raises(DstrainError) as caught:
+        run(config(here, trainable_models="dot"))
+    assert str(caught.value).startswith("dstrain: error: ")
+
+
+def test_a_precision_of_the_launcher_that_is_not_ours_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(UsageError, match="mixed precision fp16 is not supported"):
+        check_launcher(TrainConfig(model="tiny"))
+
+
+TASKS = """
+from dstrain.registry.hooks import hookimpl
+from dstrain.graph.task import Task
+@hookimpl
+def dstrain_tasks():
+    return [Task.of(name, lambda predict: predict) for name in ("sft", "shared", "{own}")]
+"""
+
+
+def test_tasks_of_one_name_are_left_out_with_the_reason(
+    fake_plugin: Callable[..., Path],
+) -> None:
+    for name in ("one", "two"):
+        source = TASKS.format(own=name)
+        fake_plugin(
+            f"extra-{name}",
+            {name: f"tasks_{name}"},
+            {f"tasks_{name}": source},
+            group="dstrain",
+        )
+    tasks, broken = known_tasks(load_extensions())
+    assert list(tasks) == ["sft", "direct_distill", "one", "two"]
+    assert tasks["sft"] is SFT
+    ours = "its task 'sft' has the name of one of dstrain's own, and is left out"
+    both = "plugin extra-two 1.0: its task 'shared' is offered by plugin extra-one 1.0 too; both are left out"
+    assert broken == (
+        f"plugin extra-one 1.0: {ours}",
+        f"plugin extra-two 1.0: {ours}",
+        both,
+    )

@@ -1,0 +1,310 @@
+"""--on_bad_sample skip: bad rows are left out and listed, and nothing changes for the
+others.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dstrain.cli.main import main
+from dstrain.data import decoding as bad_samples
+from dstrain.data.cells import Cell, load_cell
+from dstrain.data.clips import FrameSampling
+from dstrain.data.dataset import DataConfig, Dataset, open_dataset
+from dstrain.data.decoding import MEMORY, decodable
+from dstrain.data.images import Resolution
+from dstrain.errors import StateError, UsageError
+from dstrain.graph.inputs import Column
+from dstrain.runs.runner import run
+from dstrain.runs.skipped_rows import LIST
+from dstrain.storage.files import lock
+from PIL import Image
+
+from tests.support.runs import config, files, job, log, project, train
+from tests.support.videos import film
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+SKIP: dict[str, Any] = {"on_bad_sample": "skip", "num_epochs": 2, "save_steps": 100}
+
+
+def hurt(path: Path) -> None:
+    """Overwrite bytes in the middle of a file."""
+    content = path.read_bytes()
+    at = len(content) // 2
+    path.write_bytes(content[:at] + b"\xff\xd7" * 8 + content[at + 16 :])
+
+
+def listed(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / LIST).read_text().splitlines()]
+
+
+def draws(folder: Path, **changes: Any) -> list[tuple[int, int, int]]:
+    """(epoch, repeat, row) of two epochs' samples in order."""
+    order = job(config(folder, **changes)).order
+    return [
+        (key.epoch, key.repeat, key.row)
+        for epoch in range(2)
+        for (key,) in order.global_batches(epoch)
+    ]
+
+
+def test_bad_rows_are_left_out_whole_and_listed_with_their_places(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = project(tmp_path)
+    rows = [
+        f'{{"image": "{number}.png", "prompt": "p{number}"}}' for number in range(6)
+    ]
+    rows[1] = '{"image": "1.png", "prompt": '
+    rows.insert(2, '{"image": "none.png", "prompt": ["a", "b"]}')
+    rows.append('{"image": "", "prompt": "nothing"}')
+    (folder / "data/metadata.json").unlink()
+    (folder / "data/metadata.jsonl").write_text("\n".join(rows))
+    hurt(folder / "data/4.png")
+    out = train(folder, **SKIP)
+    found = [(line["file"], line["row"], line["column"]) for line in listed(out)]
+    places = [(2, ""), (3, "prompt"), (3, "image"), (6, "image"), (8, "image")]
+    assert sorted(found) == sorted(("metadata.jsonl", *place) for place in places)
+    reasons = {(line["row"], line["column"]): line["reason"] for line in listed(out)}
+    assert reasons[3, "image"] == "no such file 'none.png'"
+    assert reasons[6, "image"].startswith("'4.png' cannot be read")
+    assert reasons[8, "image"] == "is blank"
+    said = capfd.readouterr().err
+    assert f"4 of 8 rows are left out, listed in {out / LIST}" in said
+    assert "4 rows x 1" in said
+
+
+@pytest.mark.parametrize("bad", [0, 2, 5])
+def test_the_rows_that_stay_keep_their_numbers_and_their_order(
+    tmp_path: Path, bad: int
+) -> None:
+    folder = project(tmp_path)
+    whole = draws(folder)
+    hurt(folder / f"data/{bad}.png")
+    left = draws(folder, **SKIP)
+    assert left == [place for place in whole if place[2] != bad] and len(left) == 10
+
+
+def test_the_samples_that_stay_are_those_of_their_rows(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    source = job(config(folder)).source
+    whole = [source.sample(row).values for row in range(6)]
+    hurt(folder / "data/2.png")
+    source = job(config(folder, **SKIP)).source
+    for row in (0, 1, 3, 4, 5):
+        values = source.sample(row).values
+        assert values["prompt"] == whole[row]["prompt"]
+        assert np.array_equal(
+            np.asarray(values["input_image"]), np.asarray(whole[row]["input_image"])
+        )
+
+
+def test_a_split_run_leaves_out_the_same_rows_as_one_in_a_piece(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    hurt(folder / "data/5.png")
+    hurt(folder / "data/1.png")
+    whole = train(folder, **SKIP)
+    train(folder, **SKIP, task="sft:data_process", output_path=folder / "store")
+    assert (
+        [line["row"] for line in listed(folder / "store")]
+        == [line["row"] for line in listed(whole)]
+        == [2, 6]
+    )
+    split = train(
+        folder,
+        **SKIP,
+        task="sft:train",
+        feature_cache=folder / "store",
+        output_path=folder / "split",
+    )
+    assert log(split) == log(whole)
+    assert all(
+        torch.equal(a, files(split)[n][k])
+        for n, part in files(whole).items()
+        for k, a in part.items()
+    )
+    assert not (split / LIST).exists()
+
+
+def test_the_result_depends_on_no_worker(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    hurt(folder / "data/3.png")
+    one = train(folder, **SKIP)
+    two = train(folder, **SKIP, dataset_num_workers=2, output_path=folder / "two")
+    assert log(one) == log(two) and listed(one) == listed(two)
+
+
+def test_a_rerun_decodes_only_what_changed_or_was_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_samples, "SETTLED", 0)
+    folder = project(tmp_path)
+    (folder / "out").mkdir()
+    decoded: list[str] = []
+
+    def load(cell: Cell) -> Any:
+        decoded.extend(Path(file).name for file in cell.files)
+        return load_cell(cell)
+
+    monkeypatch.setattr(bad_samples, "load_cell", load)
+    hurt(folder / "data/1.png")
+    job(config(folder, **SKIP))
+    assert sorted(decoded) == [f"{number}.png" for number in range(6)]
+    decoded.clear()
+    (folder / "data/4.png").write_bytes((folder / "data/2.png").read_bytes())
+    job(config(folder, **SKIP))
+    assert sorted(decoded) == ["1.png", "4.png"]
+    (folder / "out" / MEMORY).write_text("no json")
+    decoded.clear()
+    job(config(folder, **SKIP))
+    assert len(decoded) == 6
+
+
+def test_a_file_changed_just_before_is_not_remembered(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    (folder / "out").mkdir()
+    job(config(folder, **SKIP))
+    assert json.loads((folder / "out" / MEMORY).read_text()) == {}
+
+
+@pytest.mark.parametrize("choice", ["skip", "error"])
+def test_a_list_of_an_earlier_run_goes_when_nothing_is_left_out(
+    choice: Any, tmp_path: Path
+) -> None:
+    folder = project(tmp_path)
+    store = {"task": "sft:data_process", "output_path": folder / "store"}
+    whole = (folder / "data/1.png").read_bytes()
+    hurt(folder / "data/1.png")
+    train(folder, **SKIP, **store)
+    assert (folder / "store" / LIST).exists()
+    (folder / "data/1.png").write_bytes(whole)
+    train(folder, **SKIP | store | {"on_bad_sample": choice})
+    assert not (folder / "store" / LIST).exists()
+
+
+def test_a_resumed_run_has_the_same_rows_left_out(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    whole = (folder / "data/2.png").read_bytes()
+    hurt(folder / "data/2.png")
+    train(folder, **{**SKIP, "num_epochs": 1})
+    (folder / "data/2.png").write_bytes(whole)
+    hurt(
+        folder / "data/0.png"
+    )  # of the size of 2.png, so that as many rows of each size stay
+    with pytest.raises(StateError, match="--resume"):
+        train(folder, **SKIP, resume="auto")
+
+
+def test_every_row_bad_is_an_error_that_names_all(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = project(tmp_path)
+    for number in range(6):
+        hurt(folder / f"data/{number}.png")
+    with pytest.raises(UsageError, match="6 bad cells") as caught:
+        train(folder, **SKIP)
+    assert [line.split(": ")[0] for line in caught.value.help_lines] == [
+        f"metadata.json:{n}:image" for n in range(1, 7)
+    ]
+
+
+def test_metadata_that_is_no_table_is_an_error(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    (folder / "data/metadata.json").write_text('{"image": []}')
+    with pytest.raises(UsageError, match="is not a list of objects"):
+        train(folder, **SKIP)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("task", ["sft", "sft:data_process"])
+def test_without_skip_damage_that_decoding_meets_is_named_by_row_and_column(
+    tmp_path: Path, task: str, workers: int
+) -> None:
+    folder = project(tmp_path)
+    hurt(folder / "data/3.png")
+    with pytest.raises(
+        UsageError, match=r"metadata\.json:4:image: '3\.png' cannot be read"
+    ):
+        train(folder, task=task, dataset_num_workers=workers)
+
+
+def test_the_command_line_says_and_does_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = project(tmp_path)
+    hurt(folder / "data/3.png")
+    words = [
+        "--model",
+        "tiny",
+        "--toy",
+        "--dataset_base_path",
+        str(folder / "data"),
+        "--output_path",
+    ]
+    assert main([*words, str(folder / "error")]) == 2
+    assert (
+        "dstrain: error: metadata.json:4:image: '3.png' cannot be read"
+        in capfd.readouterr().err
+    )
+    assert main([*words, str(folder / "skip"), "--on_bad_sample", "skip"]) == 0
+    assert [line["row"] for line in listed(folder / "skip")] == [4]
+
+
+def films(folder: Path, **settings: Any) -> Dataset:
+    """Three videos of 12 frames, each cut into clips of 5."""
+    for name in "abc":
+        film(folder / f"{name}.mp4", [number / 15 for number in range(12)], 15)
+    (folder / "metadata.csv").write_text("clip\na.mp4\nb.mp4\nc.mp4\n")
+    sampling = FrameSampling(5, "chunk")
+    resolution = Resolution(None, None, 2**20)
+    data = DataConfig(folder, None, None, resolution, (), sampling, on_bad="skip")
+    return open_dataset(
+        data, {"clip": Column("clip", "frames", multiple=8, frames=4, fps=15.0)}
+    )
+
+
+def test_a_row_of_several_clips_is_left_out_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = films(tmp_path)
+    assert dataset.places == ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
+
+    def load(cell: Cell) -> Any:
+        if cell.files[0].endswith("b.mp4") and dict(cell.parameters)["frames"][0]:
+            raise UsageError(cell.files[0], "is damaged")
+
+    monkeypatch.setattr(bad_samples, "load_cell", load)
+    left = decodable(dataset, lambda inputs: inputs, tmp_path)
+    assert left.places == ((0, 0), (0, 1), (2, 0), (2, 1))
+    assert [(fault.row, fault.column, fault.reason) for fault in left.left_out] == [
+        (1, "clip", "'b.mp4' is damaged")
+    ]
+
+
+def test_only_files_that_the_run_reads_are_decoded(tmp_path: Path) -> None:
+    noise = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    )
+    for name in "ab":
+        noise.save(tmp_path / f"{name}.png")
+    hurt(tmp_path / "b.png")
+    (tmp_path / "metadata.csv").write_text("image,mask\na.png,b.png\n")
+    inputs = {name: Column(name, "picture") for name in ("image", "mask")}
+    data = DataConfig(
+        tmp_path, None, None, Resolution(None, None, 2**20), on_bad="skip"
+    )
+    dataset = open_dataset(data, inputs)
+    assert len(decodable(dataset, lambda inputs: inputs - {"mask"}, tmp_path).rows) == 1
+    with pytest.raises(UsageError, match=r"metadata\.csv:2:mask"):
+        decodable(dataset, lambda inputs: inputs, tmp_path)
+
+
+def test_the_folder_in_use_by_another_run_is_named(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    with lock(folder / "out"), pytest.raises(StateError, match="is in use"):
+        run(config(folder, **SKIP))
+    assert not (folder / "out" / MEMORY).exists()  # nothing was decoded before

@@ -1,0 +1,145 @@
+"""Progress: a bar on a terminal, a line a minute elsewhere, on the main process alone."""
+
+import io
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from dstrain import console as progress
+from dstrain.config.schema import GenerateConfig
+from dstrain.console import Progress, clock
+from dstrain.generation.run import generate
+from dstrain.models.locate import find
+from dstrain.pipeline import loading
+from tqdm import tqdm
+
+from tests.support.family import MODEL, build, write
+from tests.support.runs import configs
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let seconds pass."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+
+    def later(seconds: float) -> None:
+        now[0] += seconds
+
+    return later
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it is shown."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_elsewhere_than_on_a_terminal_there_is_a_line_a_minute(
+    wait: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress("train", 12, done=2) as bar:
+        for _ in range(9):
+            wait(20)
+            bar.step("loss 1")
+    assert capsys.readouterr().err.splitlines() == [
+        "train 5/12, 0.05/s, 2:20 left loss 1",
+        "train 8/12, 0.05/s, 1:20 left loss 1",
+        "train 11/12, 0.05/s, 0:20 left loss 1",
+        "train 11/12, 0.05/s, 0:20 left",
+    ]
+
+
+def test_other_processes_and_what_fails_say_nothing(
+    wait: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress("train", 3, enabled=False) as bar:
+        wait(1000)
+        bar.step()
+    with pytest.raises(ZeroDivisionError), Progress("train", 3):
+        raise ZeroDivisionError
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_brief_tells_no_end_and_only_what_takes_long(
+    wait: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress("preview", 3, brief=True) as bar:
+        wait(40)
+        bar.step()
+        wait(40)
+        bar.step()
+        bar.step()
+    assert capsys.readouterr().err == "preview 2/3, 0.03/s, 0:40 left\n"
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with Progress("train", 2) as bar:
+        bar.step("loss 1")
+        bar.step("loss 2")
+    assert "train: 100%" in terminal.getvalue()
+    assert "loss 2" in terminal.getvalue()
+
+
+def test_on_a_terminal_other_processes_show_no_bar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with Progress("train", 2, enabled=False) as bar:
+        bar.step("loss 1")
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.4, "0:00"), (59.6, "1:00"), (3599, "59:59"), (36061, "10:01:01")],
+)
+def test_time_is_told_in_minutes_and_hours(seconds: float, told: str) -> None:
+    assert clock(seconds) == told
+
+
+def test_a_component_that_takes_long_to_load_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "model")
+    found = find(MODEL, configs(tmp_path / "model"), ["dit", "vae"])
+    told: list[str] = []
+    for long, want in (
+        (loading.LONG, []),
+        (0.0, ["loaded dit in 0 s", "loaded vae in 0 s"]),
+    ):
+        monkeypatch.setattr(loading, "LONG", long)
+        loading.load_components(
+            MODEL,
+            build("base"),
+            found,
+            torch.device("cpu"),
+            torch.float32,
+            say=told.append,
+        )
+        assert told == want
+
+
+def test_generate_shows_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=0))
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    generate(
+        GenerateConfig(
+            model="tiny",
+            toy=True,
+            prompt="dog",
+            num_inference_steps=3,
+            output=tmp_path / "a.png",
+        )
+    )
+    assert "generate:   0%" in terminal.getvalue()
+    assert "3/3" in terminal.getvalue()

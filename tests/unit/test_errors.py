@@ -1,0 +1,117 @@
+"""Errors read as one line and their help; a name that is not known gets the one that is
+meant, or none.
+"""
+
+import pytest
+from dstrain import errors
+from dstrain.config.fields import flags
+from dstrain.config.schema import TrainConfig
+from dstrain.errors import DstrainError, UsageError, nearest
+
+FLAGS = tuple(flag.name for flag in flags(TrainConfig))
+TYPOS: tuple[tuple[str, str], ...] = (
+    # slips of typing
+    ("batchsize", "batch_size"),
+    ("batch-size", "batch_size"),
+    ("bacth_size", "batch_size"),
+    ("learning_rat", "learning_rate"),
+    ("learningrate", "learning_rate"),
+    ("LoRA_rank", "lora_rank"),
+    ("seeds", "seed"),
+    ("taks", "task"),
+    ("hieght", "height"),
+    ("model_path", "model_paths"),
+    ("use_gradient_checkpoiting", "use_gradient_checkpointing"),
+    # words left out, added or cut short
+    ("output", "output_path"),
+    ("output_dir", "output_path"),
+    ("epochs", "num_epochs"),
+    ("max_epochs", "num_epochs"),
+    ("rank", "lora_rank"),
+    ("alpha", "lora_alpha"),
+    ("num_workers", "dataset_num_workers"),
+    ("gradient_checkpointing", "use_gradient_checkpointing"),
+    ("accumulation_steps", "gradient_accumulation_steps"),
+    ("data_path", "dataset_base_path"),
+    ("train_batch_size", "batch_size"),
+    ("scheduler", "lr_scheduler"),
+    ("warmup_steps", "lr_warmup_steps"),
+    ("resume_checkpoint", "resume_from_checkpoint"),
+    ("resume_from", "resume_from_checkpoint"),
+    ("timestep", "timestep_sampling"),
+    ("precision", "mixed_precision"),
+    ("num_train_epochs", "num_epochs"),
+    # nothing rather than a wrong one
+    ("resolution", ""),
+    ("optimizer", ""),
+    ("device", ""),
+    ("size", ""),
+    ("lora", ""),
+    ("use", ""),
+    ("path", ""),
+    ("vae_path", ""),
+    ("token", ""),
+    ("ema_decay", ""),
+    ("dropout", ""),
+    ("write", ""),
+    ("-", ""),
+    ("zzz", ""),
+)
+
+
+@pytest.mark.parametrize(("typed", "meant"), TYPOS)
+def test_a_mistyped_flag_gets_the_one_that_is_meant_or_none(
+    typed: str, meant: str
+) -> None:
+    assert nearest(typed, FLAGS) == (f"; did you mean {meant!r}?" if meant else "")
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_flag_is_found_with_a_letter_lost_or_two_swapped(flag: str) -> None:
+    lost, swapped = flag[:-1], flag[:1] + flag[2] + flag[1] + flag[3:]
+    for typed in (lost, swapped, flag.replace("_", ""), flag.upper()):
+        if typed in FLAGS and typed != flag:
+            continue
+        assert nearest(typed, FLAGS) in (
+            f"; did you mean {flag!r}?",
+            "" if len(flag) < 4 else "!",
+        ), typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "known", "meant"),
+    [
+        ("edti", ("base", "edit", "edit-2509"), "edit"),
+        ("edit-2590", ("base", "edit", "edit-2509", "edit-2511"), "edit-2509"),
+        ("trian", ("", "data_process", "train"), "train"),
+        ("image_path", ("image", "prompt"), "image"),
+        ("imgae", ("image", "prompt"), "image"),
+        ("text", ("image", "prompt"), ""),
+        ("tezt_encoder", ("dit", "text_encoder", "vae"), "text_encoder"),
+        ("transformer", ("dit", "text_encoder", "vae"), ""),
+        ("ditt", ("dit", "vae"), "dit"),
+        ("komfy", ("diffusers", "comfyui", "kohya", "reference"), "comfyui"),
+        ("x", (), ""),
+    ],
+)
+def test_other_names_are_matched_the_same_way(
+    typed: str, known: tuple[str, ...], meant: str
+) -> None:
+    assert nearest(typed, known) == (f"; did you mean {meant!r}?" if meant else "")
+
+
+def test_every_kind_of_error_has_a_code_of_its_own_and_says_what_it_is() -> None:
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, DstrainError)
+    ]
+    assert sorted(kind.exit_code for kind in kinds) == [1, 2, 3, 4, 5, 6, 75]
+    assert all(str(kind.__doc__).endswith(".") for kind in kinds)
+
+
+def test_an_error_reads_as_where_and_what_then_its_help() -> None:
+    assert (
+        str(UsageError("--seed", "is blank", "give one"))
+        == "dstrain: error: --seed: is blank\n  give one"
+    )

@@ -1,0 +1,116 @@
+"""Every draw depends on its key alone."""
+
+import numpy as np
+import pytest
+import torch
+from dstrain.randomness import Rng, SampleKey, digest, seed_global
+from dstrain.training.order import Order
+
+GOLDEN = (1.4760138988494873, -0.23928557336330414, 0.715182363986969)
+GOLDEN_DIGEST = "49f81c93dc50f6f0fa504aa1ba744864"
+KEY = SampleKey(seed=1, epoch=2, repeat=3, row=4, chunk=5)
+
+
+def test_numbers_of_a_key_stay_what_they_are() -> None:
+    """A run that goes on under a later version goes on with the same noise."""
+    rng = Rng([SampleKey(1, 2, 3, 4)])
+    numbers = [
+        *rng.normal("noise", (2,))[0].tolist(),
+        *rng.uniform("timestep").tolist(),
+    ]
+    assert numbers == pytest.approx(GOLDEN, abs=1e-7)
+    assert digest((1, 2), "order", 3).hex() == GOLDEN_DIGEST
+
+
+def test_a_batch_draws_what_its_samples_draw_one_by_one() -> None:
+    keys = [SampleKey(0, 0, 0, row) for row in (3, 1, 2)]
+    rng = Rng(keys)
+    whole = [rng.normal("noise", (2, 3)), rng.uniform("timestep")]
+    for i, key in enumerate(keys):
+        alone = Rng([key])
+        assert torch.equal(whole[0][i : i + 1], alone.normal("noise", (2, 3)))
+        assert torch.equal(whole[1][i : i + 1], alone.uniform("timestep"))
+
+
+@pytest.mark.parametrize("field", SampleKey._fields)
+def test_every_part_of_a_key_counts(field: str) -> None:
+    other = KEY._replace(**{field: getattr(KEY, field) + 1})
+    assert not torch.equal(
+        Rng([KEY]).normal("noise", (4,)), Rng([other]).normal("noise", (4,))
+    )
+
+
+def test_streams_count_their_own_draws() -> None:
+    plain, mixed = Rng([KEY]), Rng([KEY])
+    mixed.uniform("timestep")
+    mixed.normal("jitter", (7,))
+    first = plain.normal("noise", (4,))
+    assert torch.equal(first, mixed.normal("noise", (4,)))
+    second = plain.normal("noise", (4,))
+    assert not torch.equal(first, second)
+    assert torch.equal(second, mixed.normal("noise", (4,)))
+    assert not torch.equal(first, Rng([KEY]).normal("jitter", (4,)))
+
+
+def test_fifty_repeats_of_a_row_get_fifty_noises() -> None:
+    drawn = [
+        key for (key,) in Order((0,), repeat=50, size=1, seed=0).global_batches(epoch=0)
+    ]
+    noises = Rng(drawn).normal("noise", (8,))
+    assert len({tuple(noise) for noise in noises.tolist()}) == 50
+    assert len(set(Rng(drawn).uniform("timestep").tolist())) == 50
+
+
+def test_numbers_are_fp32_on_the_cpu_and_spread_as_they_should() -> None:
+    rng = Rng([SampleKey(0, 0, 0, row) for row in range(2_000)])
+    normal, uniform = rng.normal("noise", (20,)), rng.uniform("timestep", (20,))
+    assert normal.dtype == uniform.dtype == torch.float32
+    assert normal.device.type == uniform.device.type == "cpu"
+    assert abs(float(normal.mean())) < 0.02
+    assert abs(float(normal.std()) - 1) < 0.02
+    assert float(uniform.min()) >= 0
+    assert float(uniform.max()) < 1
+    assert float(uniform.histc(10, 0, 1).min()) > 3_700
+    between = np.corrcoef(normal[:-1].flatten(), normal[1:].flatten())[0, 1]
+    assert abs(float(between)) < 0.02
+
+
+def test_drawing_neither_reads_nor_moves_the_global_generator() -> None:
+    torch.manual_seed(1)
+    first, state = Rng([KEY]).normal("noise", (3,)), torch.get_rng_state()
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert torch.equal(first, Rng([KEY]).normal("noise", (3,)))
+
+
+def test_the_global_generator_is_seeded_by_key_and_stream() -> None:
+    drawn = []
+    for key, stream in (
+        (KEY, "step"),
+        (KEY, "step"),
+        (KEY._replace(repeat=9), "step"),
+        (KEY, "lora"),
+    ):
+        torch.rand(3)
+        seed_global(key, stream)
+        drawn.append(tuple(torch.rand(4).tolist()))
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == 3
+
+
+def test_seeds_that_agree_in_their_low_32_bits_differ() -> None:
+    low, high = (
+        Rng([SampleKey(seed, 0, 0, 0)]).normal("noise", (4,)) for seed in (5, 5 + 2**32)
+    )
+    assert not torch.equal(low, high)
+
+
+def test_a_units_streams_are_its_own() -> None:
+    rng = Rng([SampleKey(0, 0, 0, 1)])
+    drawn = [
+        rng.normal("noise", (3,)),
+        rng.scoped("one").normal("noise", (3,)),
+        rng.scoped("two").normal("noise", (3,)),
+    ]
+    assert not any(torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
+    assert torch.equal(rng.scoped("one").normal("noise", (3,)), drawn[1])

@@ -1,0 +1,104 @@
+"""Samples to a batch: joined, padded to the longest of this batch alone, or refused by
+name.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from dstrain.errors import UsageError
+from dstrain.training.collate import collate
+
+
+def ramp(*shape: int, start: int = 1) -> torch.Tensor:
+    return torch.arange(
+        start, start + torch.Size(shape).numel(), dtype=torch.float32
+    ).view(shape)
+
+
+def test_tensors_are_joined_along_their_first_axis() -> None:
+    batch = collate([{"latents": ramp(1, 2)}, {"latents": ramp(1, 2, start=5)}], {})
+    assert torch.equal(batch["latents"], torch.tensor([[1.0, 2.0], [5.0, 6.0]]))
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_the_named_axis_is_padded_with_zeros_at_its_end(axis: int) -> None:
+    short, long = ramp(1, 2, 2), ramp(1, *(3 if i == axis else 2 for i in (1, 2)))
+    first, second = collate([{"emb": short}, {"emb": long}], {"emb": axis})["emb"]
+    assert torch.equal(second, long[0])
+    assert torch.equal(first.narrow(axis - 1, 0, 2), short[0])
+    assert not first.narrow(axis - 1, 2, 1).any()
+
+
+def test_a_masks_padding_is_false_and_it_stays_a_mask() -> None:
+    masks = [{"mask": torch.ones(1, length, dtype=torch.bool)} for length in (1, 3)]
+    assert collate(masks, {"mask": 1})["mask"].tolist() == [
+        [True, False, False],
+        [True, True, True],
+    ]
+
+
+def test_both_sides_values_are_padded() -> None:
+    samples = [{"negative.emb": ramp(1, length)} for length in (1, 4)]
+    assert collate(samples, {"emb": 1})["negative.emb"].shape == (2, 4)
+
+
+def test_padding_depends_on_this_batch_alone() -> None:
+    samples = [{"emb": ramp(1, length)} for length in (2, 5, 3)]
+    collate(samples, {"emb": 1})
+    assert collate(samples[:1], {"emb": 1})["emb"].shape == (1, 2)
+    assert collate([samples[0], samples[2]], {"emb": 1})["emb"].shape == (2, 3)
+
+
+def test_a_batch_of_one_is_the_sample() -> None:
+    sample = {"emb": ramp(1, 3), "many": [ramp(1, 2)], "size": 4, "none": None}
+    batch = collate([sample], {"emb": 1})
+    assert torch.equal(batch["emb"], sample["emb"])
+    assert torch.equal(batch["many"][0], sample["many"][0])
+    assert (batch["size"], batch["none"]) == (4, None)
+
+
+def test_lists_and_records_are_joined_item_by_item() -> None:
+    samples = [
+        {"value": {"many": [ramp(1, 1), ramp(1, length)], "size": 3}}
+        for length in (1, 2)
+    ]
+    value = collate(samples, {"many": 1})["value"]
+    assert [item.shape for item in value["many"]] == [(2, 1), (2, 2)]
+    assert value["size"] == 3
+
+
+def test_gradients_go_through_joining_and_padding() -> None:
+    short, long = ramp(1, 1).requires_grad_(), ramp(1, 2).requires_grad_()
+    (
+        collate([{"emb": short}, {"emb": long}], {"emb": 1})["emb"]
+        * torch.tensor([[2.0, 9.0], [3.0, 4.0]])
+    ).sum().backward()
+    assert short.grad is not None
+    assert long.grad is not None
+    assert (short.grad.tolist(), long.grad.tolist()) == ([[2.0]], [[3.0, 4.0]])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("a", "b"), (1, 2), (None, 1), ([ramp(1, 1)], [ramp(1, 1), ramp(1, 1)])],
+)
+def test_samples_that_differ_in_what_cannot_be_joined_are_refused_by_name(
+    one: Any, other: Any
+) -> None:
+    with pytest.raises(UsageError, match=r"value style(.|\n)*--batch_size 1"):
+        collate([{"style": one}, {"style": other}], {})
+
+
+def test_a_listed_value_is_what_each_sample_has_and_others_must_agree() -> None:
+    samples = [
+        {"seed": 3, "steps": 4, "pair": [1]},
+        {"seed": 5, "steps": 4, "pair": [1, 2]},
+    ]
+    assert collate(samples, {}, {"seed", "pair"}) == {
+        "seed": [3, 5],
+        "steps": 4,
+        "pair": [[1], [1, 2]],
+    }
+    with pytest.raises(UsageError, match="value seed"):
+        collate(samples, {}, {"pair"})

@@ -1,0 +1,273 @@
+"""Samples come in the order asked for, from any number of processes, and errors keep
+their class and message.
+"""
+
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dstrain.data.cells import Cell
+from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.graph.inputs import Column
+from dstrain.randomness import SampleKey
+from dstrain.runs.build import feed
+from dstrain.runs.precompute import data_process
+from dstrain.runs.setup import Setup
+from dstrain.training import loader as samples
+from dstrain.training.batch import Sample
+from dstrain.training.loader import Rows, Source, load_batches
+from dstrain.training.order import MicroBatch
+
+from tests.support import stored_family
+from tests.support.stored_family import runs
+from tests.support.stored_place import Place, alone, plain, write_place, write_rows
+from tests.support.videos import film, seconds, steady
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("filled")
+        patch.setattr(stored_family, "LOG", folder / "log")
+        patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
+        stored_family.LOG.touch()
+        place = write_place(folder / "place")
+        for row in place.rows:
+            row |= {
+                "reference": "0.png",
+                "references": ["1.png", "2.png"],
+                "label": "x",
+            }
+        write_rows(place.data, place.rows)
+        place.fill()
+        yield place
+
+
+def micro_batches(*rows: tuple[int, ...]) -> list[MicroBatch]:
+    return [
+        MicroBatch(
+            tuple(SampleKey(0, 0, 0, row) for row in part), (1.0,) * len(part), 1, True
+        )
+        for part in rows
+    ]
+
+
+ORDER = micro_batches((3, 0), (1,), (2, 2), (0,), (1, 3), (0, 1, 2, 3))
+
+
+def unsplit_rows(place: Place) -> Rows:
+    rows = place.setup("").dataset.rows
+    return Rows(rows, {frozenset(cells): frozenset(cells) for cells in rows})
+
+
+def loaded(source: Source, workers: int) -> list[Any]:
+    return [
+        (
+            batch.micro,
+            [(plain(sample.values), sample.inputs) for sample in batch.samples],
+        )
+        for batch in load_batches(source, lambda: ORDER, workers)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["rows", "stored"])
+def test_samples_are_the_same_from_processes_that_are_spawned(
+    filled: Place, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source: Source = filled.stored() if kind == "stored" else unsplit_rows(filled)
+    here = loaded(source, 0)
+    assert [micro for micro, _ in here] == ORDER
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        assert loaded(source, 2) == here
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+def test_samples_are_the_same_from_processes_that_are_forked(filled: Place) -> None:
+    source = filled.stored()
+    assert loaded(source, 2) == loaded(source, 0)
+
+
+def test_only_the_inputs_that_a_run_reads_are_decoded(
+    filled: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Cell] = []
+    monkeypatch.setattr(samples, "load_cell", lambda cell: opened.append(cell))
+    rows = unsplit_rows(filled).rows
+    present = frozenset(rows[0])
+    sample = Rows(rows, {present: frozenset({"prompt", "reference"})}).sample(0)
+    assert set(sample.values) == {"prompt", "reference"}
+    assert sample.inputs == present
+    assert len(opened) == 2
+
+
+def test_loading_draws_nothing_from_the_global_generator(filled: Place) -> None:
+    before = torch.get_rng_state()
+    loaded(filled.stored(), 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A source whose second row fails."""
+
+    error: BaseException
+
+    def sample(self, row: int, chunk: int = 0) -> Sample:
+        if row == 1:
+            raise self.error
+        return Sample({"row": row}, frozenset())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "error",
+    [
+        UsageError("a.csv:3:image", "is damaged", "look", "again"),
+        StateError("s", "w"),
+        SystemFault("p", "full"),
+    ],
+)
+def test_an_error_keeps_its_class_its_message_and_its_place_in_the_order(
+    error: Any, workers: int
+) -> None:
+    batches = load_batches(
+        Failing(error), lambda: micro_batches((0,), (1,), (2,)), workers
+    )
+    assert next(batches).samples[0].values == {"row": 0}
+    with pytest.raises(type(error)) as caught:
+        next(batches)
+    assert type(caught.value) is type(error)
+    assert str(caught.value) == str(error)
+    assert caught.value.help_lines == error.help_lines
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unforeseen_error_keeps_its_class_and_message(workers: int) -> None:
+    batches = load_batches(
+        Failing(OSError("no such device")), lambda: micro_batches((1,)), workers
+    )
+    with pytest.raises(OSError, match="no such device"):
+        next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_shard_is_named_from_any_process(filled: Place, workers: int) -> None:
+    source = filled.stored()
+    (path,) = filled.shards
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        with pytest.raises(StateError, match=f"{path.name}: is damaged"):
+            loaded(source, workers)
+    finally:
+        path.write_bytes(whole)
+
+
+def test_a_picture_damaged_after_the_check_is_named_from_a_process(
+    filled: Place, tmp_path: Path
+) -> None:
+    source = unsplit_rows(filled)
+    path = filled.data / "1.png"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    try:
+        with pytest.raises(UsageError, match=r"1\.png"):
+            loaded(source, 1)
+    finally:
+        path.write_bytes(whole)
+
+
+CHUNKS = {"num_frames": 5, "frame_sampling": "chunk"}
+
+
+def with_videos(setup: Setup) -> Setup:
+    """The same run, its picture taken from a video's clip."""
+    columns = {
+        "input_image": Column(
+            "clip", "picture", "first", multiple=8, frames=4, fps=15.0
+        )
+    }
+    return replace(
+        setup,
+        wiring=replace(
+            setup.wiring, inputs=MappingProxyType({**setup.wiring.inputs, **columns})
+        ),
+    )
+
+
+@pytest.fixture
+def films(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A data set of four rows: 12 frames, 17 frames, the first again, and 3 frames."""
+    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
+    stored_family.LOG.touch()
+    place = write_place(tmp_path / "place")
+    for name, count in (("a", 12), ("b", 17), ("c", 3)):
+        film(place.data / f"{name}.mp4", steady(count, 15), 15)
+    for row, name in zip(place.rows, "abac", strict=True):
+        row |= {
+            "clip": f"{name}.mp4",
+            "reference": "0.png",
+            "references": [],
+            "label": "x",
+        }
+        del row["image"]
+    write_rows(place.data, place.rows)
+    return place
+
+
+def fill(place: Place, stage: str = "data_process", **config: Any) -> Setup:
+    return with_videos(place.setup(stage, **config))
+
+
+def test_every_clip_is_stored_once_and_read_back_by_row_and_chunk(films: Place) -> None:
+    data_process(fill(films, **CHUNKS), alone())
+    assert runs()["encode_image"] == 2 + 3 + 1  # the clips of the first video once
+    unsplit, split = (
+        feed(fill(films, stage, **CHUNKS), alone()) for stage in ("", "train")
+    )
+    assert (
+        split.places
+        == unsplit.places
+        == ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0))
+    )
+    assert split.groups == unsplit.groups
+    latents = {
+        place: plain(split.source.sample(*place).values["input_latents"])
+        for place in split.places
+    }
+    assert latents[0, 0] == latents[2, 0] != latents[0, 1] == latents[2, 1]
+    for row, chunk in unsplit.places:
+        picture = unsplit.source.sample(row, chunk).values["input_image"]
+        assert seconds(np.asarray(picture)[None]) == pytest.approx(
+            [5 * chunk / 15], abs=0.04
+        )
+
+
+def test_another_choice_of_frames_is_another_plan(films: Place) -> None:
+    data_process(fill(films, **CHUNKS), alone())
+    for other in (
+        {"num_frames": 9},
+        {"frame_sampling": "head"},
+        {"frame_sampling": "uniform", "frame_samples": 2},
+    ):
+        with pytest.raises(StateError, match=r"--num_frames|--frame_sampling"):
+            feed(fill(films, "train", **(CHUNKS | other)), alone())
+
+
+def test_a_video_damaged_after_the_check_is_named_with_row_and_column(
+    films: Place,
+) -> None:
+    source = feed(fill(films, "", **CHUNKS), alone()).source
+    path = films.data / "b.mp4"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UsageError, match=r"metadata\.csv:3:clip: .b\.mp4. is no video"):
+        source.sample(1, 2)

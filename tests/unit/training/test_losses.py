@@ -1,0 +1,207 @@
+"""Losses are per sample, in fp32, and their gradient does not depend on how a global
+batch is cut up.
+"""
+
+from itertools import islice
+from typing import Any, TypedDict
+
+import pytest
+import torch
+from dstrain.graph.inputs import Column
+from dstrain.graph.schedule import FlowMatchSchedule, Held, NoiseLevels
+from dstrain.graph.spec import GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.unit import Signature, Unit
+from dstrain.lora.layers import Trainables
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.randomness import Rng, SampleKey
+from dstrain.registry.family import ModelRecord
+from dstrain.training.batch import Batch, Sample
+from dstrain.training.losses import SFT, flow_match
+from dstrain.training.module import TrainingModule
+from dstrain.training.order import Order, deal
+from torch import Tensor, nn
+
+SCHEDULE = FlowMatchSchedule(shift=3.0)
+KEYS = [SampleKey(0, 0, 0, row) for row in range(3)]
+LATENTS = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> Held:
+    return Held(latents, timestep)
+
+
+def loss(
+    predict: Any, latents: Tensor = LATENTS, hold: Any = hold_nothing, **levels: Any
+) -> Tensor:
+    keys = KEYS[: len(latents)]
+    return flow_match(
+        predict,
+        latents,
+        schedule=NoiseLevels(SCHEDULE, **levels),
+        hold=hold,
+        rng=Rng(keys),
+    )
+
+
+def drawn(**levels: Any) -> tuple[Tensor, Tensor]:
+    """The sigmas and noises of the three samples."""
+    rng = Rng(KEYS)
+    return NoiseLevels(SCHEDULE, **levels).draw(rng), rng.normal(
+        "noise", LATENTS.shape[1:]
+    )
+
+
+def test_the_right_prediction_costs_nothing_and_another_its_square() -> None:
+    _, noise = drawn()
+    assert loss(lambda noisy, timestep: noise - LATENTS).tolist() == [0, 0, 0]
+    assert loss(
+        lambda noisy, timestep: noise - LATENTS + 2, weighting="none"
+    ).tolist() == pytest.approx([4, 4, 4])
+
+
+def test_the_denoiser_sees_the_mixture_and_an_fp32_timestep_per_sample() -> None:
+    sigma, noise = drawn()
+
+    def predict(noisy: Tensor, timestep: Tensor) -> Tensor:
+        level = sigma.view(-1, 1, 1, 1)
+        assert torch.equal(noisy, (1 - level) * LATENTS + level * noise)
+        assert timestep.dtype == torch.float32
+        assert torch.equal(timestep, sigma * 1000)
+        return noisy
+
+    assert loss(predict).shape == (3,)
+
+
+def test_samples_are_weighed_by_their_own_sigma() -> None:
+    sigma, _ = drawn()
+    plain, weighed = (
+        loss(lambda noisy, timestep: noisy * 0, weighting=name)
+        for name in ("none", "bsmntw")
+    )
+    assert torch.allclose(weighed, plain * NoiseLevels(SCHEDULE).weight(sigma))
+
+
+def test_a_batch_has_the_losses_of_its_samples() -> None:
+    whole = loss(lambda noisy, timestep: noisy)
+    assert torch.equal(whole[:1], loss(lambda noisy, timestep: noisy, LATENTS[:1]))
+
+
+def test_a_bf16_prediction_is_compared_in_fp32() -> None:
+    _, noise = drawn()
+    half = (noise - LATENTS).bfloat16()
+    losses = loss(lambda noisy, timestep: half, weighting="none")
+    assert losses.dtype == torch.float32
+    assert torch.allclose(
+        losses, (half.float() - (noise - LATENTS)).square().flatten(1).mean(1)
+    )
+
+
+def test_what_is_held_is_seen_and_what_is_masked_costs_nothing() -> None:
+    _, noise = drawn()
+    mask = torch.zeros(3, 1, 4, 4)
+    mask[:, :, 0] = 1
+
+    def hold(latents: Tensor, timestep: Tensor, noise: Tensor) -> Held:
+        return Held(latents * 0 + 7, timestep * 0, mask)
+
+    def predict(noisy: Tensor, timestep: Tensor) -> Tensor:
+        assert noisy.unique().tolist() == [7]
+        assert timestep.tolist() == [0, 0, 0]
+        return noise - LATENTS + 3 * mask + 100 * (1 - mask)
+
+    assert loss(predict, hold=hold, weighting="none").tolist() == pytest.approx(
+        [9, 9, 9]
+    )
+
+
+# The gradient of a global batch, however it is cut into micro-batches and dealt to
+# processes.
+
+
+class Made(TypedDict):
+    input_latents: Tensor
+    clue: Tensor
+
+
+def encode(number: int) -> Made: ...  # never called: the samples hold what it makes
+
+
+def predict(noisy: Tensor, timestep: Tensor, clue: Tensor, *, dit: Any) -> Tensor:
+    return dit(noisy + clue + timestep[:, None] / 1000)
+
+
+def shape() -> tuple[int, ...]:
+    return (1, 3)
+
+
+WIRING = Wiring(
+    family="toy",
+    variant="base",
+    components=("dit",),
+    units=(Unit.of(encode),),
+    model_fn=Signature.of(predict, given=GIVEN_TO_MODEL_FN),
+    decoders=(),
+    inputs={"number": Column("number", "integer")},
+    schedule=SCHEDULE,
+    latent_shape=Signature.of(shape),
+    guide=lambda positive, negative, scale: positive,
+)
+RECORD = ModelRecord("toy", "", "", "", ("base",), "dit", {}, {})
+
+
+def gradient(count: int, batch_size: int, world: int) -> tuple[float, list[Tensor]]:
+    """The loss and the gradient of one optimizer step over `count` samples, summed over
+    processes.
+    """
+    torch.manual_seed(0)
+    dit = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+    module = TrainingModule(Pipeline(WIRING, RECORD, {"dit": dit}), SFT, stage="train")
+    module.switch_to_training_mode(Trainables(("dit",)))
+    numbers = torch.randn(count, 2, 1, 3, generator=torch.Generator().manual_seed(1))
+    samples = [
+        Sample({"input_latents": own[0], "clue": own[1]}, frozenset({"number"}))
+        for own in numbers
+    ]
+    (keys,) = islice(
+        Order((0,) * count, repeat=1, size=count, seed=0).global_batches(0), 1
+    )
+    total = 0.0
+    for rank in range(world):
+        for micro in deal(keys, batch_size, rank, world):
+            part = module(Batch(micro, [samples[key.row] for key in micro.keys]))
+            part.backward()
+            total += float(part.detach())
+    return total, [
+        parameter.grad
+        for parameter in module.trained_parameters
+        if parameter.grad is not None
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "batch_size", "world"),
+    [
+        (4, 1, 1),
+        (4, 2, 1),
+        (4, 1, 2),
+        (4, 1, 4),
+        (4, 2, 2),
+        (3, 2, 1),
+        (3, 2, 2),
+        (3, 1, 2),
+        (5, 1, 4),
+    ],
+)
+def test_accumulation_and_processes_give_the_gradient_of_one_batch(
+    count: int, batch_size: int, world: int
+) -> None:
+    """4 accumulated batches of 1 are one batch of 4, and so are uneven ones with
+    fillers.
+    """
+    whole, wanted = gradient(count, count, 1)
+    parts, have = gradient(count, batch_size, world)
+    assert len(wanted) == 4
+    assert parts == pytest.approx(whole, rel=1e-6)
+    for one, other in zip(wanted, have, strict=True):
+        assert bool(one.abs().max() > 1e-3)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)

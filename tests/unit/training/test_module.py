@@ -1,0 +1,244 @@
+"""TrainingModule: its loss is a share of the global mean, a batch equals its samples,
+and it holds what a step uses.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.errors import UsageError
+from dstrain.models.checkpointing import (
+    checkpoint_in_ram,
+    enable_checkpointing,
+    gradient_checkpoint_forward,
+)
+from dstrain.randomness import SampleKey
+from dstrain.runs.job import Job
+from dstrain.runs.loop import steps
+from dstrain.runs.runner import run
+from dstrain.training.batch import Batch, Sample
+from dstrain.training.losses import SFT
+from dstrain.training.module import TrainingModule
+from dstrain.training.order import MicroBatch
+from torch import Tensor, nn
+
+from tests.support.runs import config, job, log, project, same
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def batch(
+    ready: Job,
+    rows: tuple[int, ...],
+    weights: tuple[float, ...] | None = None,
+    total: int = 0,
+) -> Batch:
+    keys = tuple(SampleKey(0, 0, 0, row) for row in rows)
+    micro = MicroBatch(
+        keys, weights or (1.0,) * len(rows), total or len(rows), last=True
+    )
+    return Batch(micro, [ready.source.sample(row) for row in rows])
+
+
+def gradients(module: TrainingModule, batches: list[Batch]) -> dict[str, Tensor]:
+    module.zero_grad(set_to_none=True)
+    for one in batches:
+        module(one).backward()
+    return {
+        name: p.grad.clone()
+        for name, p in module.trained.parameters.items()
+        if p.grad is not None
+    }
+
+
+@pytest.mark.parametrize("trained", ["dit", "dit,text_encoder"])
+def test_a_batch_has_the_losses_and_gradients_of_its_samples(
+    trained: str, here: Path
+) -> None:
+    """Their texts are of different lengths, so this holds only if what pads them
+    changes nothing.
+    """
+    ready = job(config(here, trainable_models=trained))
+    module = ready.module.eval()
+    rows = (0, 2, 4)
+    together = module.losses(batch(ready, rows).samples, batch(ready, rows).micro.keys)
+    alone = [
+        module.losses(batch(ready, (row,)).samples, batch(ready, (row,)).micro.keys)
+        for row in rows
+    ]
+    assert (together - torch.cat(alone)).abs().max() <= 1e-6
+    one = gradients(module, [batch(ready, rows)])
+    many = gradients(module, [batch(ready, (row,), total=3) for row in rows])
+    assert one.keys() == many.keys() == set(module.trained.parameters)
+    assert max((one[name] - many[name]).abs().max().item() for name in one) <= 1e-6
+
+
+def test_the_loss_is_the_weighted_share_of_the_global_batch(here: Path) -> None:
+    ready = job(config(here, trainable_models="dit"))
+    losses = ready.module.losses(
+        batch(ready, (0, 2)).samples, batch(ready, (0, 2)).micro.keys
+    )
+    assert ready.module(batch(ready, (0, 2), (1.0, 0.0), 8)).item() == pytest.approx(
+        losses[0].item() / 8
+    )
+    filler = gradients(ready.module, [batch(ready, (0,), (0.0,), 8)])
+    assert set(filler) == set(
+        ready.module.trained.parameters
+    )  # so that processes that wait for it get it
+    assert not any(gradient.any() for gradient in filler.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "stage", "registered"),
+    [
+        ({}, "sft", {"dit"}),
+        ({}, "sft:train", {"dit"}),
+        ({"trainable_models": "text_encoder"}, "sft", {"dit", "text_encoder"}),
+        ({"trainable_models": "text_encoder"}, "sft:train", {"dit", "text_encoder"}),
+    ],
+)
+def test_only_what_a_training_step_uses_is_registered(
+    flags: dict[str, str], stage: str, registered: set[str], here: Path, tmp_path: Path
+) -> None:
+    if stage == "sft:train":
+        run(config(here, task="sft:data_process", feature_cache=tmp_path, **flags))
+    module = job(config(here, task=stage, feature_cache=tmp_path, **flags)).module
+    assert {name.split(".")[1] for name, _ in module.named_parameters()} == registered
+    assert ("vae" in module.pipeline.components) == (stage == "sft")
+
+
+def test_frozen_units_run_once_per_sample_without_gradients_and_keep_what_crosses(
+    here: Path,
+) -> None:
+    ready = job(config(here))
+    sample = ready.source.sample(0)
+    made = ready.module.preprocess(sample, ready.module.plan(sample.inputs))
+    assert set(made) == {"input_latents", "prompt_emb", "prompt_mask"}
+    assert not any(value.requires_grad for value in made.values())
+    assert same(made, ready.module.preprocess(sample, ready.module.plan(sample.inputs)))
+
+
+def test_a_subclass_can_have_a_loss_of_its_own(here: Path, tmp_path: Path) -> None:
+    class Halved(TrainingModule):
+        def losses(self, samples: Any, keys: Any) -> Tensor:
+            return super().losses(samples, keys) / 2
+
+    whole = next(steps(job(config(here))))
+    halved = next(steps(job(config(here), Halved)))
+    assert halved["loss"] == whole["loss"] / 2
+    run(config(here, output_path=tmp_path, max_steps=1), Halved)
+    assert log(tmp_path)[0]["loss"] == pytest.approx(whole["loss"] / 2, rel=1e-5)
+
+
+def test_a_module_is_made_from_a_pipeline_in_a_script(here: Path) -> None:
+    ready = job(config(here))
+    module = TrainingModule(ready.module.pipeline, SFT)
+    module.trained = ready.module.trained
+    sample = ready.source.sample(1)
+    assert isinstance(sample, Sample)
+    assert torch.equal(module(batch(ready, (1,))), ready.module(batch(ready, (1,))))
+
+
+@pytest.mark.parametrize(
+    "flag", ["use_gradient_checkpointing", "use_gradient_checkpointing_offload"]
+)
+@pytest.mark.parametrize("trained", ["dit", "text_encoder,dit"])
+def test_checkpointing_changes_no_gradient_by_a_bit(
+    flag: str, trained: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The denoiser has dropout, which must be the same when activations are computed
+    again.
+    """
+    dropping = project(tmp_path_factory.mktemp("dropping"), dropout=0.3)
+    if "text_encoder" in trained:  # it cannot checkpoint, and it is trained
+        with pytest.raises(
+            UsageError, match=r"text_encoder \(TextEncoder\) does not support it"
+        ):
+            job(config(dropping, trainable_models=trained, **{flag: True}))
+        return
+    plain, checked = (
+        job(config(dropping, trainable_models=trained, **flags))
+        for flags in ({}, {flag: True})
+    )
+    kept = saved_bytes(plain), saved_bytes(checked)
+    assert kept[1] < kept[0]
+    rows = batch(plain, (0, 2, 4))
+    assert torch.equal(plain.module(rows), checked.module(rows))
+    assert same(gradients(plain.module, [rows]), gradients(checked.module, [rows]))
+
+
+def saved_bytes(ready: Job) -> int:
+    """Bytes that one forward pass keeps for the backward pass."""
+    kept = 0
+
+    def pack(value: Tensor) -> Tensor:
+        nonlocal kept
+        kept += value.nbytes
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        ready.module(batch(ready, (0, 2, 4)))
+    return kept
+
+
+def test_a_frozen_network_that_cannot_checkpoint_is_left_as_it_is(here: Path) -> None:
+    ready = job(config(here, trainable_models="dit", use_gradient_checkpointing=True))
+    assert ready.module.pipeline.components["dit"].checkpoint is not None
+
+
+@pytest.mark.parametrize(
+    ("plain", "offload"), [(False, False), (True, False), (False, True), (True, True)]
+)
+def test_a_block_can_be_called_with_checkpointing_by_its_author(
+    plain: bool, offload: bool
+) -> None:
+    torch.manual_seed(0)
+    block, x = (
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)),
+        torch.randn(2, 4, requires_grad=True),
+    )
+    calls = 0
+
+    def call(value: Tensor, scale: float = 1.0) -> Tensor:
+        nonlocal calls
+        calls += 1
+        out: Tensor = block(value) * scale
+        return out
+
+    torch.manual_seed(1)
+    call(x, scale=3.0).sum().backward()
+    assert x.grad is not None
+    wanted, x.grad, calls = x.grad.clone(), None, 0
+    torch.manual_seed(1)
+    gradient_checkpoint_forward(call, plain, offload, x, scale=3.0).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, wanted)
+    assert calls == 1 + (plain or offload)
+
+
+@pytest.mark.parametrize(
+    "method", ["gradient_checkpointing_enable", "activation_checkpointing_enable"]
+)
+def test_a_network_of_transformers_is_switched_on_in_each_layer(method: str) -> None:
+    class Layer(nn.Module):
+        _gradient_checkpointing_func: Any = None
+
+    network = nn.Sequential(Layer(), Layer())
+    given: list[dict[str, bool]] = []
+    setattr(network, method, given.append)
+    enable_checkpointing("text_encoder", network, offload=True)
+    assert given == [{"use_reentrant": False}]
+    assert [layer._gradient_checkpointing_func for layer in network] == [
+        checkpoint_in_ram
+    ] * 2
+
+
+def test_a_network_that_cannot_checkpoint_is_named() -> None:
+    with pytest.raises(UsageError, match=r"vae \(Linear\) does not support it"):
+        enable_checkpointing("vae", nn.Linear(1, 1), offload=False)

@@ -1,0 +1,192 @@
+"""The order of samples: a bijection never written out, the same for any number of
+processes.
+"""
+
+import time
+import tracemalloc
+from itertools import chain, islice, permutations
+
+import numpy as np
+import pytest
+from dstrain.randomness import SampleKey
+from dstrain.training.order import (
+    Indices,
+    MicroBatch,
+    Order,
+    Permutation,
+    deal,
+    first_samples,
+    sample_number,
+)
+
+HUGE = Order(tuple(row % 3 for row in range(100_000)), repeat=20_000, size=8, seed=0)
+
+
+def whole(size: int, *key: int) -> Indices:
+    return Permutation(size, key or (0,)).at(np.arange(size, dtype=np.uint64))
+
+
+def keys(count: int) -> list[SampleKey]:
+    return [SampleKey(0, 0, 0, row) for row in range(count)]
+
+
+def dealt(count: int, batch_size: int, world: int) -> list[list[MicroBatch]]:
+    """The micro-batches of a global batch, by process."""
+    return [list(deal(keys(count), batch_size, rank, world)) for rank in range(world)]
+
+
+def test_a_permutation_takes_every_item_once_at_every_size_up_to_300() -> None:
+    for size in range(1, 301):
+        assert sorted(whole(size, size).tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [1_023, 1_024, 1_025, 4_097, 65_537, 100_003])
+def test_a_permutation_takes_every_item_once_at_larger_sizes(size: int) -> None:
+    for key in ((0, 0), (7, 1), (2**62, 3)):
+        assert np.array_equal(np.sort(whole(size, *key)), np.arange(size))
+
+
+def test_a_permutation_of_more_than_2_to_the_32_stays_within_it() -> None:
+    size = 3 * 2**33 + 1
+    there = np.concatenate([np.arange(50_000), np.arange(size - 50_000, size)]).astype(
+        np.uint64
+    )
+    items = Permutation(size, (5,)).at(there)
+    assert len(np.unique(items)) == 100_000
+    assert int(items.max()) < size
+    assert abs(float(items.astype(np.float64).mean()) / size - 0.5) < 0.005
+
+
+def test_the_key_decides_the_permutation_and_every_order_comes_up() -> None:
+    assert np.array_equal(whole(100, 1, 2), whole(100, 1, 2))
+    assert not np.array_equal(whole(100, 1, 2), whole(100, 1, 3))
+    seen = [tuple(whole(4, key).tolist()) for key in range(2400)]
+    counts = [seen.count(order) for order in permutations(range(4))]
+    assert min(counts) > 50
+    assert max(counts) < 200
+
+
+def test_neighbours_do_not_stay_neighbours() -> None:
+    items = whole(10_000, 3).astype(np.int64)
+    assert abs(float(np.corrcoef(items, np.arange(10_000))[0, 1])) < 0.05
+    assert abs(float(np.corrcoef(items[:-1], items[1:])[0, 1])) < 0.05
+
+
+def test_an_epoch_draws_each_row_as_often_as_asked_and_each_draw_has_its_own_key() -> (
+    None
+):
+    drawn = list(
+        chain(*Order((0,) * 7, repeat=5, size=4, seed=9).global_batches(epoch=2))
+    )
+    assert sorted(drawn) == [
+        SampleKey(9, 2, repeat, row) for repeat in range(5) for row in range(7)
+    ]
+
+
+PLACES = ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1))
+
+
+def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_many_rows() -> (
+    None
+):
+    groups = (0, 1, 0, 1, 1, 0)
+    by_place, by_row = Order(groups, 3, 4, 1, PLACES), Order(groups, 3, 4, 1)
+    batches = list(by_place.global_batches(2))
+    drawn = [[(key.repeat, key.row, key.chunk) for key in batch] for batch in batches]
+    assert sorted(chain(*drawn)) == [
+        (repeat, *place) for repeat in range(3) for place in PLACES
+    ]
+    assert drawn == [
+        [(key.repeat, *PLACES[key.row]) for key in batch]
+        for batch in by_row.global_batches(2)
+    ]
+    group_of = dict(zip(PLACES, groups, strict=True))
+    assert all(
+        len({group_of[key.row, key.chunk] for key in batch}) == 1 for batch in batches
+    )
+
+
+def test_a_sample_is_found_by_its_row_and_chunk() -> None:
+    first = first_samples(PLACES)
+    assert [sample_number(first, row, chunk) for row, chunk in PLACES] == list(range(6))
+    assert first_samples([(0, 0), (1, 0)]) == range(2)
+    assert sample_number((), 5, 0) == 5
+
+
+def test_epochs_and_seeds_differ_in_their_order() -> None:
+    orders = [
+        [key.row for key in chain(*Order((0,) * 50, 1, 4, seed).global_batches(epoch))]
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
+    order = Order((0, 1, 1, 2, 1, 0), repeat=5, size=4, seed=1)
+    batches = list(order.global_batches(0))
+    assert sorted(chain(*batches)) == [
+        SampleKey(1, 0, repeat, row) for repeat in range(5) for row in range(6)
+    ]
+    assert all(len({order.groups[key.row] for key in batch}) == 1 for batch in batches)
+    assert sorted(map(len, batches)) == [1, 2, 3, *[4] * 6]
+    assert order.steps == len(batches)
+
+
+def test_a_group_that_no_row_has_makes_no_step() -> None:
+    order = Order((3, 3), repeat=1, size=2, seed=0)
+    assert order.steps == len(list(order.global_batches(0))) == 1
+
+
+@pytest.mark.parametrize(
+    ("world", "batch_size"),
+    [(1, 8), (1, 4), (1, 1), (2, 4), (2, 1), (4, 2), (4, 1), (8, 1)],
+)
+@pytest.mark.parametrize("count", [8, 7, 5, 1])
+def test_any_number_of_processes_gets_the_same_list_of_samples(
+    count: int, world: int, batch_size: int
+) -> None:
+    by_process = dealt(count, batch_size, world)
+    used = [
+        key
+        for turn in zip(*by_process, strict=True)
+        for micro in turn
+        for key, weight in zip(micro.keys, micro.weights, strict=True)
+        if weight
+    ]
+    assert used == keys(count)
+
+
+@pytest.mark.parametrize(
+    ("count", "fillers"), [(8, 0), (7, 0), (5, 1), (4, 2), (3, 2), (1, 3)]
+)
+def test_fillers_weigh_nothing_and_every_process_gets_equally_many_micro_batches(
+    count: int, fillers: int
+) -> None:
+    by_process = dealt(count, 2, 4)
+    micros = list(chain(*by_process))
+    assert {len(part) for part in by_process} == {1}
+    assert sum(sum(micro.weights) for micro in micros) == count
+    assert {micro.total for micro in micros} == {count}
+    assert sum(not any(micro.weights) for micro in micros) == fillers
+    assert all(micro.keys and len(micro.keys) == len(micro.weights) for micro in micros)
+
+
+def test_only_the_last_micro_batch_of_a_step_ends_it() -> None:
+    for part in dealt(7, 1, 2):
+        assert [micro.last for micro in part] == [False, False, False, True]
+
+
+def test_two_thousand_million_draws_start_at_once_with_flat_memory() -> None:
+    start = time.process_time()
+    assert HUGE.samples == 2_000_000_000
+    assert HUGE.steps == sum(
+        -(-HUGE.groups.count(group) * 20_000 // 8) for group in range(3)
+    )
+    assert len(list(islice(HUGE.global_batches(1), 100))) == 100
+    assert time.process_time() - start < 1
+    tracemalloc.start()
+    seen = sum(len(batch) for batch in islice(HUGE.global_batches(0), 3_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seen == 24_000
+    assert peak < 2_000_000
