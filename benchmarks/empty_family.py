@@ -12,10 +12,10 @@ from typing import Any, TypedDict
 import torch
 from dstrain.graph.inputs import Column
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, PipelineSpec
+from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.models.components import Component, Files
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -42,9 +42,9 @@ class Empty(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, noisy: Tensor) -> Tensor:
+    def forward(self, noisy_latents: Tensor) -> Tensor:
         """Return `noisy` times the parameter."""
-        return noisy * self.scale
+        return noisy_latents * self.scale
 
 
 def encode_prompt(prompt: str) -> Prompt:
@@ -57,9 +57,11 @@ def encode_image(prompt: str) -> Latents:
     return {"input_latents": _numbers(prompt[::-1], LATENTS)}
 
 
-def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any) -> Tensor:
+def predict(
+    noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
+) -> Tensor:
     """Call the denoiser; the timestep and the text are not used."""
-    prediction: Tensor = dit(noisy)
+    prediction: Tensor = dit(noisy_latents)
     return prediction
 
 
@@ -68,19 +70,19 @@ def decode(latents: Tensor) -> Latents:
     return {"input_latents": latents}
 
 
-def build(variant: str) -> Wiring:
+def build(variant: str) -> PipelineSpec:
     """Wire the one variant."""
-    return Wiring(
+    return PipelineSpec(
         family="empty",
         variant=variant,
         components=("dit",),
         units=(Unit.of(encode_prompt), Unit.of(encode_image)),
-        model_fn=Signature.of(predict, given=GIVEN_TO_MODEL_FN),
+        model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
         decoders=(Unit.of(decode, given=GIVEN_TO_DECODER),),
         inputs=MappingProxyType({"prompt": Column("prompt")}),
         schedule=FlowMatchSchedule(),
-        latent_shape=Signature.of(lambda: LATENTS),
-        guide=lambda positive, negative, scale: positive,
+        latent_shape=FunctionSpec.of(lambda: LATENTS),
+        apply_guidance=lambda positive, negative, scale: positive,
         padded=MappingProxyType({"prompt_emb": 1}),
     )
 
@@ -116,11 +118,11 @@ def _numbers(text: str, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-COMPONENTS = (Component("dit", "dit", _load, marks=("scale",)),)
+COMPONENTS = (Component("dit", "dit", _load, key_patterns=("scale",)),)
 
-RECORD = ModelRecord(
+RECORD = ModelFamily(
     name="empty",
-    wiring="empty_family:build",
+    pipelines="empty_family:build",
     components="empty_family:COMPONENTS",
     toy="",
     variants=("base",),

@@ -38,10 +38,10 @@ def empty_run(folder: Path) -> TrainConfig:
 
 
 def predict(
-    dit: nn.Module, noisy: Tensor, timestep: Tensor, values: dict[str, Any]
+    dit: nn.Module, noisy_latents: Tensor, timestep: Tensor, values: dict[str, Any]
 ) -> Tensor:
     """Call the denoiser."""
-    prediction: Tensor = dit(noisy)
+    prediction: Tensor = dit(noisy_latents)
     return prediction
 
 
@@ -55,9 +55,9 @@ def main(count: int, block: int) -> None:
     torch.set_num_threads(1)
     with (
         tempfile.TemporaryDirectory() as folder,
-        training(empty_run(Path(folder))) as (job, step),
+        training(empty_run(Path(folder))) as (training_run, step),
     ):
-        timing = pairs(step, bare_step(job, predict), count, block)
+        timing = pairs(step, bare_step(training_run, predict), count, block)
     print(table(HEAD, [("empty", *timing.cells())]))
 
 

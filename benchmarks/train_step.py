@@ -14,8 +14,8 @@ from typing import Any
 import click
 import torch
 from dstrain.config.schema import TrainConfig
-from dstrain.registry.discovery import load_record
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.discovery import load_family
+from dstrain.registry.family import ModelFamily
 from dstrain_qwen_image import model_fn
 from PIL import Image
 from report import table
@@ -48,8 +48,8 @@ def write_inputs(folder: Path) -> list[list[str]]:
         )
         captions.append(f"{row}.png,picture number {row}\n")
     (folder / "metadata.csv").write_text(f"image,prompt\n{''.join(captions)}")
-    record: ModelRecord = load_record("qwen_image")
-    record.load("toy")(folder / "model", "base", 0, {"dit": DIT})
+    family: ModelFamily = load_family("qwen_image")
+    family.load("toy")(folder / "model", "base", 0, {"dit": DIT})
     parts = [
         sorted(map(str, part.glob("*.safetensors")))
         for part in sorted((folder / "model").iterdir())
@@ -71,16 +71,16 @@ def time_step(name: str, count: int) -> Timing:
             num_epochs=1000,
             **WORKLOADS[name],
         )
-        with training(config) as (job, step):
-            return pairs(step, bare_step(job, predict), count)
+        with training(config) as (training_run, step):
+            return pairs(step, bare_step(training_run, predict), count)
 
 
 def predict(
-    dit: nn.Module, noisy: Tensor, timestep: Tensor, values: dict[str, Any]
+    dit: nn.Module, noisy_latents: Tensor, timestep: Tensor, values: dict[str, Any]
 ) -> Tensor:
     """Call the denoiser."""
     return model_fn.predict(
-        noisy, timestep, values["prompt_emb"], values["prompt_mask"], dit=dit
+        noisy_latents, timestep, values["prompt_emb"], values["prompt_mask"], dit=dit
     )
 
 

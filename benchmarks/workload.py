@@ -15,11 +15,11 @@ import torch
 from accelerate import Accelerator
 from dstrain.config.schema import TrainConfig
 from dstrain.console import Progress
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.schedule import TRAIN_TIMESTEPS
-from dstrain.runs.build import feed, prepare
+from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import Outputs
-from dstrain.runs.job import Job
+from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import optimizer_steps, steps
 from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.metrics import StepLog
@@ -58,23 +58,32 @@ HEAD = (
 
 
 @contextmanager
-def training(config: TrainConfig) -> Iterator[tuple[Job, Step]]:
+def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
     """Fill the feature store, make the run ready, and yield it with a function that
     makes its next step, logged.
     """
-    world = World(Accelerator(mixed_precision="no", cpu=True))
-    data_process(resolve(replace(config, task="sft:data_process")), world)
+    processes = ProcessGroup(Accelerator(mixed_precision="no", cpu=True))
+    data_process(resolve(replace(config, task="sft:data_process")), processes)
     setup = resolve(replace(config, task="sft:train"))
-    outputs = Outputs(setup, world)
+    outputs = Outputs(setup, processes)
     with outputs.opened():
-        job = prepare(setup, world, feed(setup, world), TrainingModule)
-        outputs.begin(job)
+        training_run = prepare(
+            setup, processes, open_training_data(setup, processes), TrainingModule
+        )
+        outputs.begin(training_run)
         log = StepLog(outputs.folder, setup.extensions, is_main=True)
-        with log.opened(job.step), Progress("train", job.steps) as progress:
+        with (
+            log.opened(training_run.step),
+            Progress("train", training_run.steps) as progress,
+        ):
             yield (
-                job,
+                training_run,
                 partial(
-                    logged_step, outputs.watched(steps(job)), log, Tally(), progress
+                    logged_step,
+                    outputs.watched(steps(training_run)),
+                    log,
+                    Tally(),
+                    progress,
                 ),
             )
 
@@ -94,16 +103,16 @@ def logged_step(
     )
 
 
-def bare_step(job: Job, predict: Predict) -> Step:
+def bare_step(training_run: TrainingRun, predict: Predict) -> Step:
     """One step of the loop one would write by hand: a copy of the denoiser, and one
     batch in memory.
     """
-    dit = deepcopy(job.module.pipeline.components["dit"])
+    dit = deepcopy(training_run.module.pipeline.components["dit"])
     trained = [parameter for parameter in dit.parameters() if parameter.requires_grad]
     optimizer = AdamW(trained, 1e-4, fused=True)
-    _, batches = next(optimizer_steps(job))
+    _, batches = next(optimizer_steps(training_run))
     values = collate(
-        [sample.values for sample in batches[0].samples], job.setup.wiring.padded
+        [sample.values for sample in batches[0].samples], training_run.setup.spec.padded
     )
     latents = values["input_latents"]
 
@@ -111,9 +120,10 @@ def bare_step(job: Job, predict: Predict) -> Step:
         noise = torch.randn_like(latents)
         sigma = torch.rand(len(latents))
         level = sigma.view(-1, 1, 1, 1, 1)
-        noisy = (1 - level) * latents + level * noise
+        noisy_latents = (1 - level) * latents + level * noise
         loss = nn.functional.mse_loss(
-            predict(dit, noisy, sigma * TRAIN_TIMESTEPS, values), noise - latents
+            predict(dit, noisy_latents, sigma * TRAIN_TIMESTEPS, values),
+            noise - latents,
         )
         loss.backward()
         nn.utils.clip_grad_norm_(trained, 1.0)

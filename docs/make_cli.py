@@ -12,7 +12,7 @@ from dstrain import errors
 from dstrain.cli.main import command_group
 from dstrain.config.fields import Flag, flags
 from dstrain.config.schema import GenerateConfig, TrainConfig
-from dstrain.registry.discovery import load_record
+from dstrain.registry.discovery import load_family
 
 PAGE = Path(__file__).with_name("cli.md")
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -47,7 +47,7 @@ def page() -> str:
 
 def _commands() -> str:
     rows = [
-        (f"`dstrain {name}`", str(command.help))
+        (f"`dstrain {name}`", " ".join(str(command.help).split()))
         for name, command in command_group().commands.items()
     ]
     return "## Commands\n\n" + _table(("command", "does"), rows)
@@ -112,22 +112,21 @@ def _families() -> Iterator[str]:
     for folder in sorted(
         path.name for path in PLUGINS.iterdir() if (path / "pyproject.toml").is_file()
     ):
-        record = load_record(folder)
-        rows = [(f"`--{option.name}`", option.help) for option in record.options]
+        family = load_family(folder)
+        rows = [(f"`--{option.name}`", option.help) for option in family.options]
         targets = [
             (f"`{name}`", ", ".join(f"`{p}`" for p in patterns))
-            for name, patterns in record.lora_targets.items()
+            for name, patterns in family.lora_targets.items()
         ]
-        wirings = {
-            variant: record.load("wiring")(variant) for variant in record.variants
+        specs = {
+            variant: family.load("pipelines")(variant) for variant in family.variants
         }
         defaults = [
-            (f"`{variant}`", _spelled(wiring.defaults))
-            for variant, wiring in wirings.items()
+            (f"`{variant}`", _spelled(spec.defaults)) for variant, spec in specs.items()
         ]
         yield (
-            f"## Family `{record.name}`\n\nVariants: {', '.join(f'`{name}`' for name in record.variants)}. "
-            f"Trained by default: LoRA in `{record.default_trainable}`.\n\n"
+            f"## Family `{family.name}`\n\nVariants: {', '.join(f'`{name}`' for name in family.variants)}. "
+            f"Trained by default: LoRA in `{family.default_trainable}`.\n\n"
             + _table(("flag", ""), rows)
             + "\n"
             + _table(("component", "default of `--lora_target_modules`"), targets)

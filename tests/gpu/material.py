@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.registry.discovery import load_record
+from dstrain.registry.discovery import load_family
 from PIL import Image
 
 QWEN_IDS = MappingProxyType(
@@ -54,7 +54,7 @@ def write_model(family: str, variant: str, folder: Path, assets: Path) -> None:
             **QWEN_IDS,
             "text_config": {**text, "vocab_size": 152064},
         }
-    load_record(family).load("toy")(folder, variant, 0, sizes)
+    load_family(family).load("toy")(folder, variant, 0, sizes)
     for place, name in TOKENIZERS[family].items():
         if (folder / place).is_dir():
             kept = {

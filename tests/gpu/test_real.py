@@ -18,9 +18,9 @@ from dstrain import Frames, ModelConfig, Pipeline, TrainConfig, TrainingModule, 
 from dstrain.data.cells import load_cell
 from dstrain.data.images import convert
 from dstrain.data.output import write_video
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.randomness import SampleKey
-from dstrain.runs.build import feed, prepare
+from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.resolve import resolve
 from PIL import Image
 from real.material import write_edits, write_model, write_videos
@@ -43,17 +43,19 @@ def models(folder: Path) -> list[list[str]]:
 
 def held_out_loss(config: TrainConfig) -> float:
     """The mean loss over noise and timesteps that no run with another seed draws."""
-    setup, world = resolve(config), World(Accelerator(cpu=True))
-    job = prepare(setup, world, feed(setup, world), TrainingModule)
+    setup, processes = resolve(config), ProcessGroup(Accelerator(cpu=True))
+    training_run = prepare(
+        setup, processes, open_training_data(setup, processes), TrainingModule
+    )
     losses = []
     with torch.no_grad():
-        for row, chunk in job.order.places or [
-            (row, 0) for row in range(len(job.order.groups))
+        for row, chunk in training_run.order.places or [
+            (row, 0) for row in range(len(training_run.order.groups))
         ]:
-            sample = job.source.sample(row, chunk)
+            sample = training_run.source.sample(row, chunk)
             for draw in range(DRAWS):
                 losses.append(
-                    job.module.losses(
+                    training_run.module.losses(
                         [sample], [SampleKey(HELD_OUT_SEED, 0, draw, row, chunk)]
                     ).item()
                 )

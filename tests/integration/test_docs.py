@@ -19,10 +19,10 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 from dstrain.cli.main import command_group, main
 from dstrain.config.fields import flags
 from dstrain.config.schema import GenerateConfig, ModelChoice, TrainConfig
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.pipeline.variants import settled
-from dstrain.registry.discovery import load_record
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.discovery import load_family
+from dstrain.registry.family import ModelFamily
 from PIL import Image
 
 from tests.support import ROOT
@@ -159,14 +159,14 @@ def write_toys(page: str, folder: Path) -> None:
     variant that its id means.
     """
     ids = dict.fromkeys(["Qwen/Qwen-Image", *re.findall(r"[\w.-]+/[\w.-]+(?=:)", page)])
-    for record in (load_record(name) for name in FAMILIES):
-        for variant, patterns in record.model_ids.items():
+    for family in (load_family(name) for name in FAMILIES):
+        for variant, patterns in family.model_ids.items():
             for model_id in ids:
                 if (
                     any(fnmatchcase(model_id, pattern) for pattern in patterns)
                     and not (folder / model_id).exists()
                 ):
-                    record.load("toy")(folder / model_id, variant)
+                    family.load("toy")(folder / model_id, variant)
 
 
 @pytest.fixture
@@ -180,8 +180,10 @@ def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(toy_models))
 
-    def small(wiring: Wiring, record: ModelRecord, config: ModelChoice) -> Wiring:
-        return settled(wiring, record, replace(config, toy=True))
+    def small(
+        spec: PipelineSpec, family: ModelFamily, config: ModelChoice
+    ) -> PipelineSpec:
+        return settled(spec, family, replace(config, toy=True))
 
     for module in ("dstrain.runs.resolve", "dstrain.generation.source"):
         monkeypatch.setattr(f"{module}.settled", small)
@@ -260,7 +262,7 @@ def test_every_flag_that_is_named_exists(page: Path) -> None:
     known |= {
         f"--{option.name}"
         for family in FAMILIES
-        for option in load_record(family).options
+        for option in load_family(family).options
     }
     known |= {"--flag_name", "--flag-name", "--help"}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text())) <= known
@@ -289,21 +291,6 @@ def test_the_index_leads_to_every_page() -> None:
 def test_the_command_line_page_is_as_generated() -> None:
     page = runpy.run_path(str(ROOT / "docs/make_cli.py"))["page"]
     assert (ROOT / "docs/cli.md").read_text() == page(), "run: python docs/make_cli.py"
-
-
-def test_the_modules_that_concepts_names_exist() -> None:
-    table = (
-        (ROOT / "docs/concepts.md").read_text().partition("| module of `dstrain` |")[2]
-    )
-    names = [
-        name
-        for line in table.splitlines()[2:]
-        for name in re.findall(r"`(\w+)`", line.split("|")[1])
-    ]
-    assert names
-    assert [
-        name for name in names if not (ROOT / f"core/dstrain/{name}.py").is_file()
-    ] == []
 
 
 def test_a_block_with_its_output_is_read_as_one() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support import ROOT
 
-LONGEST_FUNCTION, LONGEST_FILE = 60, 400
 PICKLES = frozenset(
     {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"}
 )
@@ -132,21 +131,6 @@ def missing_annotations(source: str) -> Iterator[str]:
             yield f"{node.lineno}: {node.name}: {', '.join(bare) or 'return'}"
 
 
-def long_functions(source: str) -> Iterator[str]:
-    """Functions of more lines than a reader can keep in mind."""
-    for node in _functions(source):
-        lines = (node.end_lineno or node.lineno) - node.lineno + 1
-        if lines > LONGEST_FUNCTION:
-            yield f"{node.lineno}: {node.name} has {lines} lines"
-
-
-def long_file(source: str) -> Iterator[str]:
-    """A file that nobody reads at one sitting."""
-    lines = len(source.splitlines())
-    if lines > LONGEST_FILE:
-        yield f"{lines} lines"
-
-
 def family_names(source: str) -> Iterator[str]:
     """Core names no family."""
     for number, line in enumerate(source.splitlines(), 1):
@@ -191,8 +175,6 @@ EVERYWHERE = (
     star_imports,
     mutable_state,
     missing_annotations,
-    long_functions,
-    long_file,
 )
 PLANTED: tuple[tuple[Checker, str], ...] = (
     (pickles, "import pickle"),
@@ -215,8 +197,6 @@ PLANTED: tuple[tuple[Checker, str], ...] = (
     (missing_annotations, "def f(a: int): ..."),
     (missing_annotations, "class A:\n    def f(self, *b) -> None: ..."),
     (missing_annotations, "async def f(*, a) -> None: ..."),
-    (long_functions, "def f() -> None:\n" + "    x = 1\n" * LONGEST_FUNCTION),
-    (long_file, "x = 1\n" * (LONGEST_FILE + 1)),
     (family_names, "name = 'qwen_image'"),
     (family_names, "# as QwenImage does"),
     (family_names, "import dstrain_flux"),

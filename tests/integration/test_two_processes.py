@@ -31,15 +31,15 @@ LORA: dict[str, Any] = {"lora_rank": 4}
 @pytest.mark.parametrize("trained", ["LoRA", "dit", "text encoder"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -> None:
-    wiring = resolve(TrainConfig(model=family, toy=True)).wiring
-    height, width = sides(wiring)
+    spec = resolve(TrainConfig(model=family, toy=True)).spec
+    height, width = sides(spec)
     kind = {
         "LoRA": LORA, "dit": {"trainable_models": "dit"}, "text encoder": {"trainable_models": FAMILIES[family]}
     }[trained]  # fmt: skip
     common = {
-        "model": family, "toy": True, "dataset_base_path": write_rows(wiring, tmp_path / "data"), "num_epochs": 2,
+        "model": family, "toy": True, "dataset_base_path": write_rows(spec, tmp_path / "data"), "num_epochs": 2,
         "learning_rate": 1e-3, "height": height, "width": width, "mixed_precision": "no",
-        "num_frames": frames(wiring) if "video" in str(wiring.inputs) else None, **kind,
+        "num_frames": frames(spec) if "video" in str(spec.inputs) else None, **kind,
     }  # fmt: skip
     one = {
         **common,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureStore, ShardWriter
+from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.runs.checkpoints.directory import put_back
 from dstrain.runs.checkpoints.state import (
     TrainingState,
@@ -74,12 +74,12 @@ def check_pruned(folder: Path, keep: int) -> str:
 
 def filled(folder: Path, *numbers: int) -> None:
     """Put values into a feature store, in a shard, and a plan of all of them."""
-    FeatureStore.create(folder)
-    writer = ShardWriter(FeatureStore.open(folder), {})
+    FeatureCache.create(folder)
+    writer = ShardWriter(FeatureCache.open(folder), {})
     for number in numbers:
         writer.add(f"value.{number}", torch.full((4,), float(number)))
     writer.flush()
-    store = FeatureStore.open(folder)
+    store = FeatureCache.open(folder)
     rows = [
         {"row": number, "at": address}
         for number, address in enumerate(sorted(store.where))
@@ -91,7 +91,7 @@ def check_filled(folder: Path) -> str:
     """Every value of the plan, which is the old or the new one, reads whole; filled
     again, it is the new one.
     """
-    store = FeatureStore.open(folder)
+    store = FeatureCache.open(folder)
     ((path, _),) = store.plans()
     rows = list(store.plan_rows(path))
     assert len(rows) in (2, 4)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureStore, ShardWriter, open_shard
+from dstrain.cache.store import FeatureCache, ShardWriter, open_shard
 from dstrain.errors import StateError
 
 from tests.support import stored_family
@@ -32,8 +32,8 @@ CUTS = (0, 1, 7, 8, 100, -100, -8, -1)
 
 
 def fill(folder: Path, values: dict[str, Any], max_bytes: int = 2**20) -> list[Path]:
-    FeatureStore.create(folder)
-    writer = ShardWriter(FeatureStore.open(folder), {"core": "1"}, max_bytes)
+    FeatureCache.create(folder)
+    writer = ShardWriter(FeatureCache.open(folder), {"core": "1"}, max_bytes)
     for address, value in values.items():
         writer.add(address, value)
     writer.flush()
@@ -178,7 +178,7 @@ def test_a_tensor_of_another_dtype_shape_or_place_is_named(
     assert old in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(StateError, match=path.name):
-        FeatureStore.open(tmp_path).read("tensor")
+        FeatureCache.open(tmp_path).read("tensor")
 
 
 def test_two_shards_swapped_are_named(tmp_path: Path) -> None:

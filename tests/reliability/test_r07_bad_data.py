@@ -92,7 +92,7 @@ def table(
     kind: str = "json",
 ) -> Case:
     """A case whose metadata is json, with these records."""
-    lines = [json.dumps(record) for record in records]
+    lines = [json.dumps(family) for family in records]
     return Case(
         name,
         "\n".join(lines) if kind == "jsonl" else f"[{', '.join(lines)}]",

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 GLOBAL = 16
 COMBINATIONS = tuple(
-    (world, workers, micro) for world in (1, 2, 4) for workers in (0, 2) for micro in (1, 2, 4)
+    (processes, workers, micro) for processes in (1, 2, 4) for workers in (0, 2) for micro in (1, 2, 4)
 )  # fmt: skip
 """Processes, workers each, samples in a micro-batch."""
 STAGES = ("", "train")
@@ -75,7 +75,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def flags(
     here: Path,
     output: Path,
-    world: int,
+    processes: int,
     workers: int = 0,
     micro: int = 1,
     **changes: Any,
@@ -84,7 +84,7 @@ def flags(
     return {
         "model": "tiny", "dataset_base_path": here / "data", "output_path": output, "learning_rate": 1e-2,
         "model_paths": json.dumps(list(weights_of(here / "model").values())), "dataset_repeat": 7, "batch_size": micro,
-        "gradient_accumulation_steps": max(1, GLOBAL // (world * micro)), "dataset_num_workers": workers, **changes,
+        "gradient_accumulation_steps": max(1, GLOBAL // (processes * micro)), "dataset_num_workers": workers, **changes,
     }  # fmt: skip
 
 
@@ -105,13 +105,20 @@ def noting(line: list[str], folder: Path) -> Callable[[int], int]:
             return loss
 
         def noting_predict(
-            self: Pipeline, values: Any, noisy: Tensor, timestep: Tensor, side: str
+            self: Pipeline,
+            values: Any,
+            noisy_latents: Tensor,
+            timestep: Tensor,
+            side: str,
         ) -> Tensor:
             noted[-1] += [
-                [hashlib.sha256(one.numpy().tobytes()).hexdigest() for one in noisy],
+                [
+                    hashlib.sha256(one.numpy().tobytes()).hexdigest()
+                    for one in noisy_latents
+                ],
                 timestep.tolist(),
             ]
-            return predict(self, values, noisy, timestep, side)
+            return predict(self, values, noisy_latents, timestep, side)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(TrainingModule, "forward", noting_forward)
@@ -123,13 +130,13 @@ def noting(line: list[str], folder: Path) -> Callable[[int], int]:
     return work
 
 
-def trained_on(folder: Path, world: int) -> list[Any]:
+def trained_on(folder: Path, processes: int) -> list[Any]:
     """Every sample that counted, in the order of the run: step, key, noisy latents,
     timestep.
     """
     noted = [
         entry
-        for rank in range(world)
+        for rank in range(processes)
         for entry in json.loads((folder / f"noted-{rank}.json").read_text())
     ]
     return [
@@ -164,18 +171,18 @@ def test_every_step_has_the_same_samples_noise_and_timesteps(
     tmp_path: Path,
     alone: tuple[list[Any], list[Any]],
 ) -> None:
-    world = combination[0]
+    processes = combination[0]
     given = flags(here, tmp_path / "out", *combination, lora_rank=2, num_epochs=2)
     if stage:
         store = {"feature_cache": here / "cache"}
         filled = {**given, **store, "task": "sft:data_process"}
         assert in_world(1, commands(words(filled)), tmp_path).codes == (0,)
         given |= {**store, "task": "sft:train"}
-    ended = in_world(world, noting(words(given), tmp_path), tmp_path)
-    assert ended.codes == (0,) * world, ended.said
+    ended = in_world(processes, noting(words(given), tmp_path), tmp_path)
+    assert ended.codes == (0,) * processes, ended.said
     want, told = alone
     assert len(want) == 2 * 6 * 7
-    assert trained_on(tmp_path, world) == want
+    assert trained_on(tmp_path, processes) == want
     for one, other in zip(log(tmp_path / "out"), told, strict=True):
         assert one == pytest.approx(other, rel=2e-5)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureStore
+from dstrain.cache.store import FeatureCache
 from dstrain.errors import UsageError
 from dstrain.runs.checkpoints.state import damage, states
 
@@ -100,7 +100,7 @@ CASES = (
     Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 0, call=2, launched=False),
     Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, call=2, workers=1),
     Case(STAGE_1, "dstrain.cache.store.ShardWriter.flush", 1, call=1, launched=False),
-    Case(STAGE_1, "dstrain.cache.store.FeatureStore.write_plan", 0),
+    Case(STAGE_1, "dstrain.cache.store.FeatureCache.write_plan", 0),
     # Training: while it is set up, in a step, while the first process saves.
     Case(TRAIN, "dstrain.runs.build.feed", 1),
     Case(TRAIN, "dstrain.pipeline.pipeline.load_components", 0, "a bad sample"),
@@ -216,7 +216,7 @@ def until(
 
 def values(folder: Path) -> list[Any]:
     """The rows of the store's plan, with every value as bytes."""
-    store = FeatureStore.open(folder)
+    store = FeatureCache.open(folder)
     ((plan, _),) = store.plans()
     return [
         (

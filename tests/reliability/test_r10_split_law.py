@@ -19,20 +19,20 @@ import pytest
 import torch
 from accelerate import Accelerator
 from dstrain.config.schema import TrainConfig
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.values import Frames
 from dstrain.models.components import Component, Files
 from dstrain.models.locate import ModelConfig
 from dstrain.randomness import Rng, SampleKey, seed_global
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
-from dstrain.runs.build import feed, prepare
+from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
 from dstrain.training.batch import Batch, Sample
 from dstrain.training.collate import collate
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import deal
+from dstrain.training.order import split_across_ranks
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -50,21 +50,22 @@ class InOrder(TrainingModule):
     """
 
     def losses(self, samples: Sequence[Sample], keys: Sequence[SampleKey]) -> Tensor:
-        plan, wiring = self.plan(samples[0].inputs), self.pipeline.wiring
-        names = [unit.name for unit in wiring.units]
+        plan, spec = self.plan(samples[0].inputs), self.pipeline.spec
+        names = [unit.name for unit in spec.units]
         steps = sorted(
-            (*plan.frozen, *plan.live), key=lambda step: names.index(step.unit.name)
+            (*plan.cached_steps, *plan.train_steps),
+            key=lambda step: names.index(step.unit.name),
         )
         seed_global(keys[0], "step")
         tables = [dict(sample.values) for sample in samples]
         for table, key in zip(tables, keys, strict=True):
             self.pipeline.run(steps, table, Rng([key]))
         in_step = [{name: table[name] for name in plan.in_step} for table in tables]
-        return self._loss(collate(in_step, wiring.padded), keys)
+        return self._loss(collate(in_step, spec.padded), keys)
 
 
 @dataclass(frozen=True)
-class Record(ModelRecord):
+class Record(ModelFamily):
     """A family that is not installed anywhere: its components are at hand."""
 
     parts: tuple[Component, ...] = ()
@@ -118,7 +119,7 @@ def write_program(made: Program, folder: Path) -> Setup:
     return Setup(
         config,
         RECORD,
-        made.wiring,
+        made.spec,
         made.task,
         "",
         made.trainables,
@@ -137,19 +138,19 @@ def run(
     """The module, its samples, and the loss and gradients of the first batches, without
     an update between them.
     """
-    world = World(Accelerator(cpu=True))
-    samples = feed(setup, world)
-    job = prepare(setup, world, samples, module_class)
-    for name, parameter in job.module.trained.parameters.items():
+    processes = ProcessGroup(Accelerator(cpu=True))
+    samples = open_training_data(setup, processes)
+    training_run = prepare(setup, processes, samples, module_class)
+    for name, parameter in training_run.module.trained.parameters.items():
         if (
             "lora_B" in name
         ):  # zero at first, and then the gradients of lora_A are zero too
             nn.init.constant_(parameter, 0.3)
     seen = []
-    for keys in islice(job.order.global_batches(0), 2):
-        (micro,) = deal(keys, setup.config.batch_size, 0, 1)
-        job.module.zero_grad(set_to_none=True)
-        loss = job.module(
+    for keys in islice(training_run.order.global_batches(0), 2):
+        (micro,) = split_across_ranks(keys, setup.config.batch_size, 0, 1)
+        training_run.module.zero_grad(set_to_none=True)
+        loss = training_run.module(
             Batch(micro, [samples.source.sample(key.row) for key in keys])
         )
         if loss.requires_grad:
@@ -157,10 +158,13 @@ def run(
         seen.append(
             (
                 loss.detach(),
-                {name: p.grad for name, p in job.module.trained.parameters.items()},
+                {
+                    name: p.grad
+                    for name, p in training_run.module.trained.parameters.items()
+                },
             )
         )
-    return job.module, samples.source, seen
+    return training_run.module, samples.source, seen
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -178,7 +182,9 @@ def equal(a: Any, b: Any) -> bool:
 
 def check_law(seed: int, folder: Path) -> None:
     setup = write_program(program(seed), folder)
-    data_process(replace(setup, stage="data_process"), World(Accelerator(cpu=True)))
+    data_process(
+        replace(setup, stage="data_process"), ProcessGroup(Accelerator(cpu=True))
+    )
     module, source, unsplit = run(setup)
     assert equal(unsplit, run(replace(setup, stage="train"))[2])
     assert equal(unsplit, run(setup, InOrder)[2])
@@ -228,11 +234,13 @@ def _is_reached(
 ) -> bool:
     """Whether a live step borrows what was changed, or reads a value that did."""
     (step,) = (
-        s for s in module.plan(sample.inputs).live if f"{s.unit.name} {s.side}" == name
+        s
+        for s in module.plan(sample.inputs).train_steps
+        if f"{s.unit.name} {s.branch}" == name
     )
     return bool(
-        {"rng", *module.trained.components} & set(step.unit.borrows)
-        or moved & set(step.reads.values())
+        {"rng", *module.trained.components} & set(step.unit.components)
+        or moved & set(step.inputs.values())
     )
 
 
@@ -243,12 +251,12 @@ def staged(
     """What the frozen steps make of a sample, and what the live ones make, by step."""
     plan = module.plan(sample.inputs)
     table = dict(sample.values)
-    module.pipeline.run(plan.frozen, table)
+    module.pipeline.run(plan.cached_steps, table)
     frozen = dict(table)
-    module.pipeline.run(plan.live, table, Rng([SampleKey(0, 0, repeat, 0)]))
+    module.pipeline.run(plan.train_steps, table, Rng([SampleKey(0, 0, repeat, 0)]))
     return frozen, {
-        f"{s.unit.name} {s.side}": {key: table[key] for key in s.makes.values()}
-        for s in plan.live
+        f"{s.unit.name} {s.branch}": {key: table[key] for key in s.outputs.values()}
+        for s in plan.train_steps
     }
 
 
@@ -272,7 +280,7 @@ def test_the_programs_have_what_the_law_is_about() -> None:
             "both stages",
             "rng",
             "sides",
-            "hold",
+            "constrain_latents",
             "skipped",
             *TENSORS,
             *OTHERS,
@@ -282,12 +290,15 @@ def test_the_programs_have_what_the_law_is_about() -> None:
     for seed in EVERY_TENTH:
         made = program(seed)
         for plan in plans(made):
-            steps = (*plan.frozen, *plan.live)
-            kinds = set(plan.crossing_kinds.values())
+            steps = (*plan.cached_steps, *plan.train_steps)
+            kinds = set(plan.cached_kinds.values())
             found = {
-                "live": plan.live, "frozen": plan.frozen, "crossing": plan.crossing,
-                "both stages": plan.live and plan.frozen, "rng": any("rng" in step.unit.borrows for step in steps),
-                "sides": any(step.side == "negative" for step in steps), "hold": made.wiring.hold,
+                "live": plan.train_steps, "frozen": plan.cached_steps,
+                "crossing": plan.cached_values,
+                "both stages": plan.train_steps and plan.cached_steps,
+                "rng": any("rng" in step.unit.components for step in steps),
+                "sides": any(step.branch == "negative" for step in steps),
+                "constrain_latents": made.spec.constrain_latents,
                 "skipped": plan.skipped, **{kind: kind in kinds for kind in (*TENSORS, *OTHERS)},
             }  # fmt: skip
             for name, value in found.items():

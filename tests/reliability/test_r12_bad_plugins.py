@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dstrain.cli import inspection, main
+from dstrain.cli import inspection
+from dstrain.cli.main import main
 
 from tests.support.runs import project
 
@@ -41,7 +42,7 @@ class Bad:
     at_run: str = ""
 
 
-def record(reason: str, **fields: str) -> Bad:
+def family(reason: str, **fields: str) -> Bad:
     return Bad(reason, fields=tuple(fields.items()))
 
 
@@ -59,16 +60,16 @@ CASES: tuple[tuple[str, Bad], ...] = (
     ("no module", Bad("cannot be imported: ModuleNotFoundError: No module named 'gone_module'",
                       entry="gone_module:MODEL")),
     ("no MODEL", Bad("cannot be imported: AttributeError", "X = 1")),
-    ("a dictionary", Bad("bad_module:MODEL is a dict, not a dstrain.registry.family.ModelRecord", "MODEL = {}")),
-    ("other interface", record("made for plugin interface 99, this dstrain has 1", api="99")),
-    ("other name", record("its entry point is named 'bad', its record 'else'", name="'else'")),
-    ("no variant", record("has no variant", variants="()")),
-    ("one text for variants", record("its field variants is a str, not a tuple", variants="'base'")),
-    ("options that are none", record("its field options holds something else than Option", options="('a',)")),
-    ("no wiring", record("its wiring, 'gone_module:build', is not there", wiring="'gone_module:build'")),
-    ("no place for the toy", record("its toy, 'bad_module', is not there", toy="'bad_module'")),
-    ("flag of ours", record("its flag --seed is already one of dstrain's own", options="(Option('seed', 'S.'),)")),
-    ("flag of a file's", record("its flag --config is already", options="(Option('config', 'S.'),)")),
+    ("a dictionary", Bad("bad_module:MODEL is a dict, not a dstrain.registry.family.ModelFamily", "MODEL = {}")),
+    ("other interface", family("made for plugin interface 99, this dstrain has 1", api="99")),
+    ("other name", family("its entry point is named 'bad', its record 'else'", name="'else'")),
+    ("no variant", family("has no variant", variants="()")),
+    ("one text for variants", family("its field variants is a str, not a tuple", variants="'base'")),
+    ("options that are none", family("its field options holds something else than Option", options="('a',)")),
+    ("no pipelines", family("its pipelines, 'gone_module:build', is not there", pipelines="'gone_module:build'")),
+    ("no place for the toy", family("its toy, 'bad_module', is not there", toy="'bad_module'")),
+    ("flag of ours", family("its flag --seed is already one of dstrain's own", options="(Option('seed', 'S.'),)")),
+    ("flag of a file's", family("its flag --config is already", options="(Option('config', 'S.'),)")),
     ("two of one name", Bad("'bad' is offered by plugin-bad 1.0 and by plugin-twin 1.0", twice=True)),
     ("prints, and then fails", Bad("cannot be imported: KeyError", "print('noise')\n{}['x']")),
     ("hook: import error", hook("cannot be imported: ModuleNotFoundError", "import not_there")),
@@ -91,8 +92,8 @@ CASES: tuple[tuple[str, Bad], ...] = (
 )  # fmt: skip
 
 
-def install(bad: Bad, fake_plugin: Install, record_source: Source) -> None:
-    source = bad.source or record_source("bad", **dict(bad.fields))
+def install(bad: Bad, fake_plugin: Install, family_source: Source) -> None:
+    source = bad.source or family_source("bad", **dict(bad.fields))
     fake_plugin(
         "plugin-bad",
         {"bad": bad.entry},
@@ -104,7 +105,7 @@ def install(bad: Bad, fake_plugin: Install, record_source: Source) -> None:
     fake_plugin(
         "plugin-good",
         {"good": "good_module:MODEL"},
-        {"good_module": record_source("good")},
+        {"good_module": family_source("good")},
     )
 
 
@@ -113,10 +114,10 @@ def install(bad: Bad, fake_plugin: Install, record_source: Source) -> None:
     "bad", [bad for _, bad in CASES], ids=[name for name, _ in CASES]
 )
 def test_it_is_shown_as_broken_with_its_reason_and_the_others_work(
-    bad: Bad, fake_plugin: Install, record_source: Source, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    bad: Bad, fake_plugin: Install, family_source: Source, tmp_path: Path, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    install(bad, fake_plugin, record_source)
+    install(bad, fake_plugin, family_source)
     if "time.sleep" in bad.source:
         monkeypatch.setattr(inspection, "PATIENCE", 5.0)
     monkeypatch.chdir(tmp_path)

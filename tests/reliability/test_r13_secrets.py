@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from dstrain.cli.main import main
 from dstrain.console import redacted, say, warn
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 
 from tests.support.runs import project
 
@@ -175,8 +175,8 @@ def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
 
 
 def test_what_a_run_says_has_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    world = World(SimpleNamespace(process_index=0, num_processes=1))
-    world.say("writes out/hf_AbCdEfGhIjKlMnOpQrStUv")
+    processes = ProcessGroup(SimpleNamespace(process_index=0, num_processes=1))
+    processes.say("writes out/hf_AbCdEfGhIjKlMnOpQrStUv")
     say("reads in/hf_AbCdEfGhIjKlMnOpQrStUv")
     warn("no in/hf_AbCdEfGhIjKlMnOpQrStUv")
     assert (

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dstrain.graph.inputs import Column
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 
 from tests.support import family
 
@@ -15,7 +15,7 @@ COLUMNS = MappingProxyType(
     {
         "edit_image": Column("edit_image", "pictures", multiple=8),
         "mask": Column("mask", "picture", mode="L"),
-        "clip": Column("clip", "frames", multiple=8, frames=4, fps=15.0),
+        "clip": Column("clip", "frames", multiple=8, frame_multiple=4, fps=15.0),
         "tags": Column("tags", "texts"),
         "seed": Column("seed", "integer"),
         "strength": Column("strength", "number"),
@@ -23,20 +23,20 @@ COLUMNS = MappingProxyType(
 )
 
 
-def build(variant: str) -> Wiring:
+def build(variant: str) -> PipelineSpec:
     """Wire `tiny` with more columns; nothing reads them, and they are checked all the
     same.
     """
-    wiring = family.build(variant)
+    spec = family.build(variant)
     return replace(
-        wiring, family="broad", inputs=MappingProxyType({**wiring.inputs, **COLUMNS})
+        spec, family="broad", inputs=MappingProxyType({**spec.inputs, **COLUMNS})
     )
 
 
 MODEL = replace(
     family.MODEL,
     name="broad",
-    wiring=f"{__name__}:build",
+    pipelines=f"{__name__}:build",
     variants=("base",),
     model_ids=MappingProxyType({}),
 )

@@ -14,20 +14,24 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.graph.inputs import Column, Given, Size
+from dstrain.graph.inputs import Column, InferenceOnly, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, PipelineSpec
+from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.models.components import Component, Files
 from dstrain.models.networks import Network
-from dstrain.registry.family import ModelRecord, Option
+from dstrain.registry.family import ModelFamily, Option
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 CHANNELS, WORDS = 4, 64
 SIZES = MappingProxyType(
-    {"dit": {"width": 8, "depth": 2}, "text_encoder": {"width": 8}, "vae": {"side": 8}}
+    {
+        "dit": {"width": 8, "depth": 2},
+        "text_encoder": {"width": 8},
+        "vae": {"branch": 8},
+    }
 )
 FOLDERS = MappingProxyType(
     {"dit": "transformer", "text_encoder": "text_encoder", "vae": "vae"}
@@ -73,16 +77,16 @@ class Dit(nn.Module):
         self.checkpoint = function
 
     def forward(
-        self, noisy: Tensor, timestep: Tensor, text: Tensor, mask: Tensor
+        self, noisy_latents: Tensor, timestep: Tensor, text: Tensor, mask: Tensor
     ) -> Tensor:
         """(batch, 4, h, w) -> the same shape."""
         angle = timestep[:, None] / 1000 * 3
         time = self.time(torch.cat([angle.sin(), angle.cos()], 1))
-        tokens = self.proj_in(noisy.flatten(2).transpose(1, 2)) + time[:, None]
+        tokens = self.proj_in(noisy_latents.flatten(2).transpose(1, 2)) + time[:, None]
         for block in self.blocks:
             call = partial(self.checkpoint, block) if self.checkpoint else block
             tokens, text = call(tokens, text, mask)
-        return self.proj_out(tokens).transpose(1, 2).reshape(noisy.shape)
+        return self.proj_out(tokens).transpose(1, 2).reshape(noisy_latents.shape)
 
 
 class TextEncoder(nn.Module):
@@ -106,10 +110,10 @@ class TextEncoder(nn.Module):
 class Vae(nn.Module):
     """A patch of pixels to 4 numbers, and back."""
 
-    def __init__(self, side: int) -> None:
+    def __init__(self, branch: int) -> None:
         super().__init__()
-        self.encoder = nn.Conv2d(3, CHANNELS, side, side)
-        self.decoder = nn.ConvTranspose2d(CHANNELS, 3, side, side)
+        self.encoder = nn.Conv2d(3, CHANNELS, branch, branch)
+        self.decoder = nn.ConvTranspose2d(CHANNELS, 3, branch, branch)
 
 
 class Tokenizer:
@@ -161,7 +165,7 @@ def encode_image(input_image: Image.Image, *, vae: Any, dtype: torch.dtype) -> L
 
 
 def predict(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     prompt_mask: Tensor,
@@ -169,7 +173,7 @@ def predict(
     dit: Any,
 ) -> Tensor:
     """Predict noise - x_0."""
-    prediction: Tensor = dit(noisy, timestep, prompt_emb, prompt_mask)
+    prediction: Tensor = dit(noisy_latents, timestep, prompt_emb, prompt_mask)
     return prediction
 
 
@@ -178,7 +182,7 @@ def latent_shape(height: int, width: int) -> tuple[int, ...]:
     return (1, CHANNELS, height // 8, width // 8)
 
 
-def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     """Plain classifier-free guidance."""
     return negative + scale * (positive - negative)
 
@@ -193,33 +197,33 @@ def decode(latents: Tensor, *, vae: Any) -> Picture:
     }
 
 
-def build(variant: str) -> Wiring:
+def build(variant: str) -> PipelineSpec:
     """Wire a variant; both are the same, but `other` has a column more, which nothing
     reads.
     """
-    return Wiring(
+    return PipelineSpec(
         family="tiny",
         variant=variant,
         components=("dit", "text_encoder", "vae", "tokenizer"),
         units=(Unit.of(encode_prompt), Unit.of(encode_image)),
-        model_fn=Signature.of(predict, given=GIVEN_TO_MODEL_FN),
+        model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
         decoders=(Unit.of(decode, given=GIVEN_TO_DECODER),),
         inputs=MappingProxyType(
             {
                 "prompt": Column("prompt"),
-                "negative_prompt": Given(),
+                "negative_prompt": InferenceOnly(),
                 "input_image": Column("image", "picture", multiple=8),
-                "height": Size("input_image", "height"),
-                "width": Size("input_image", "width"),
+                "height": Measured("input_image", "height"),
+                "width": Measured("input_image", "width"),
                 **({"mood": Column("mood")} if variant == "other" else {}),
             }
         ),
         schedule=FlowMatchSchedule(shift=3.0, latents_per_token=1),
-        latent_shape=Signature.of(latent_shape),
-        guide=guide,
-        per_side=MappingProxyType({"prompt": "negative_prompt"}),
+        latent_shape=FunctionSpec.of(latent_shape),
+        apply_guidance=apply_guidance,
+        cfg_inputs=MappingProxyType({"prompt": "negative_prompt"}),
         padded=MappingProxyType({"prompt_emb": 1, "prompt_mask": 1}),
-        unreached=MappingProxyType(
+        unused_parameters=MappingProxyType(
             {"dit": ("blocks.{last}.text.*",), "text_encoder": ("head.*",)}
         ),
         defaults=MappingProxyType(
@@ -322,9 +326,9 @@ COMPONENTS = (
     Component("tokenizer", ("tokenizer",), load_tokenizer),
 )
 
-MODEL = ModelRecord(
+MODEL = ModelFamily(
     name="tiny",
-    wiring=f"{__name__}:build",
+    pipelines=f"{__name__}:build",
     components=f"{__name__}:COMPONENTS",
     toy=f"{__name__}:write",
     variants=("base", "other"),

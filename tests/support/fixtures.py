@@ -50,13 +50,13 @@ def fake_plugin(
 
 
 @pytest.fixture
-def record_source() -> Callable[..., str]:
+def family_source() -> Callable[..., str]:
     """Return source(name, **fields as source text): a module that defines MODEL."""
 
     def source(name: str, /, **fields: str) -> str:
         given = {
             "name": repr(name),
-            "wiring": "__name__ + ':wiring'",
+            "pipelines": "__name__ + ':build'",
             "components": "__name__ + ':COMPONENTS'",
             "toy": "__name__ + ':toy'",
             "variants": "('base', 'edit')",
@@ -67,7 +67,7 @@ def record_source() -> Callable[..., str]:
             **fields,
         }
         arguments = ", ".join(f"{key}={value}" for key, value in given.items())
-        return f"from dstrain.registry.family import ModelRecord, Option\nMODEL = ModelRecord({arguments})\n"
+        return f"from dstrain.registry.family import ModelFamily, Option\nMODEL = ModelFamily({arguments})\n"
 
     return source
 

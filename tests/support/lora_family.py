@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from dstrain.lora.export import layers_in
-from dstrain.lora.layers import LoraLayer, LoraSpec, inject, lora_state, save_lora
+from dstrain.lora.layers import LoraConfig, LoraLayer, inject, lora_state, save_lora
 from dstrain.lora.names import namings, shapes_of
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component
-from dstrain.models.formats import Layout, LoraNaming, Row, nth_of
+from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat, nth_of
 from dstrain.models.networks import Network
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -80,26 +80,26 @@ class Encoder(nn.Module):
         )
 
 
-ORIGINAL = Layout(
-    marks=("img_in.weight", "double.*.qkv.weight"),
+ORIGINAL = CheckpointFormat(
+    key_patterns=("img_in.weight", "double.*.qkv.weight"),
     rows=(
-        Row("proj_in", "img_in"),
+        KeyMap("proj_in", "img_in"),
         *(
-            Row(f"blocks.*.attn.to_{part}", "double.*.qkv", nth_of(i, 3))
+            KeyMap(f"blocks.*.attn.to_{part}", "double.*.qkv", nth_of(i, 3))
             for i, part in enumerate("qkv")
         ),
-        Row("blocks.*.attn.to_out.0", "double.*.proj"),
-        Row("blocks.*.text", "double.*.txt"),
-        Row("norm_out.linear", "final.mod", nth_of(1, 2)),
-        Row("norm_out.linear", "final.mod", nth_of(0, 2)),
-        Row("proj_out", "final.linear"),
+        KeyMap("blocks.*.attn.to_out.0", "double.*.proj"),
+        KeyMap("blocks.*.text", "double.*.txt"),
+        KeyMap("norm_out.linear", "final.mod", nth_of(1, 2)),
+        KeyMap("norm_out.linear", "final.mod", nth_of(0, 2)),
+        KeyMap("proj_out", "final.linear"),
     ),
 )
-REFERENCE = Layout(
-    marks=(),
+REFERENCE = CheckpointFormat(
+    key_patterns=(),
     rows=(
-        Row("blocks.*.attn.to_out.0", "layers.*.o"),
-        Row("blocks.*.attn.to_q", "layers.*.q"),
+        KeyMap("blocks.*.attn.to_out.0", "layers.*.o"),
+        KeyMap("blocks.*.attn.to_q", "layers.*.q"),
     ),
 )
 MARKS = ("proj_in.weight", "blocks.*.attn.to_q.weight")
@@ -115,9 +115,9 @@ def _denoiser(name: str) -> Component:
         MARKS,
         DIT.configure,
         published=PUBLISHED,
-        layouts=(ORIGINAL,),
+        formats=(ORIGINAL,),
         prefixes=("model.diffusion_model.", "diffusion_model."),
-        lora=(LoraNaming("reference", ("", f"pipe.{name}."), REFERENCE),),
+        lora=(LoraKeyFormat("reference", ("", f"pipe.{name}."), REFERENCE),),
     )
 
 
@@ -131,10 +131,10 @@ COMPONENTS = (
         ("layers.*.q_proj.weight",),
         ENCODER.configure,
         published=PUBLISHED,
-        lora=(LoraNaming("kohya", ("lora_te1_", "lora_te_"), flat=True),),
+        lora=(LoraKeyFormat("kohya", ("lora_te1_", "lora_te_"), underscored=True),),
     ),
 )
-MODEL = ModelRecord(
+MODEL = ModelFamily(
     "fused",
     "",
     f"{__name__}:COMPONENTS",
@@ -156,10 +156,10 @@ def network(kind: Any = Net) -> Any:
         return kind(6)
 
 
-def trained(spec: LoraSpec, kind: Any = Net) -> Any:
+def trained(lora_config: LoraConfig, kind: Any = Net) -> Any:
     """A network with LoRA layers of which no weight is zero."""
     module = network(kind)
-    inject(module, spec, {})
+    inject(module, lora_config, {})
     draw = torch.Generator().manual_seed(3)
     for tensor in lora_state(module).values():
         tensor.copy_(0.3 * torch.randn(tensor.shape, generator=draw))
@@ -176,7 +176,7 @@ def output(module: Any) -> Tensor:
 SHAPES = shapes_of(network())
 ENCODER_SHAPES = shapes_of(network(Encoder))
 
-SPEC = LoraSpec(
+SPEC = LoraConfig(
     "dit",
     ("to_q", "to_k", "to_v", "to_out.0", "text", "norm_out.linear", "proj_in"),
     4,
@@ -187,11 +187,13 @@ Header = dict[str, str]
 Change = Callable[[Tensors], Tensors]
 
 
-def ours(folder: Path, spec: LoraSpec = SPEC, **about: str) -> tuple[Path, Any]:
+def ours(
+    folder: Path, lora_config: LoraConfig = SPEC, **about: str
+) -> tuple[Path, Any]:
     """A LoRA file as a run writes it, and the network that was trained."""
-    module = trained(spec)
+    module = trained(lora_config)
     path = folder / "ours.safetensors"
-    save_lora(path, module, spec, "transformer", {"family": "fused", **about})
+    save_lora(path, module, lora_config, "transformer", {"family": "fused", **about})
     return path, module
 
 
@@ -223,12 +225,12 @@ def adapter(**fields: Any) -> Header:
     }
 
 
-def in_names_of(program: str, folder: Path, spec: LoraSpec = SPEC) -> Tensors:
+def in_names_of(program: str, folder: Path, lora_config: LoraConfig = SPEC) -> Tensors:
     """What is written for another program."""
     naming = next(
         naming for naming in namings(COMPONENTS[0], MODEL) if naming.program == program
     )
-    return layers_in(read(ours(folder, spec)[0]), naming, SHAPES)
+    return layers_in(read(ours(folder, lora_config)[0]), naming, SHAPES)
 
 
 def same(one: Mapping[str, LoraLayer], other: Mapping[str, LoraLayer]) -> bool:

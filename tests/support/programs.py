@@ -1,4 +1,4 @@
-"""Random programs: a wiring of small networks, a task, what is trained, and rows of a
+"""Random programs: a pipeline spec of small networks, a task, what is trained, and rows of a
 data set.
 
 Every value is made from all that a unit was given, and read back in full, so that
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Size
+from dstrain.graph.inputs import Column, Measured
 from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.schedule import FlowMatchSchedule, Held
-from dstrain.graph.spec import Wiring
+from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.graph.values import Frames
-from dstrain.lora.layers import LoraSpec, Trainables
+from dstrain.lora.layers import LoraConfig, Trainables
 from PIL import Image
 from torch import Tensor, nn
 
@@ -35,7 +35,7 @@ INPUTS = MappingProxyType(
         "negative_prompt": Column("negative"),
         "number": Column("number", "integer"),
         "picture": Column("image", "picture"),
-        "height": Size("picture", "height"),
+        "height": Measured("picture", "height"),
     }
 )
 TENSORS = ("tensor", "tokens", "token_list", "list", "record")
@@ -147,12 +147,12 @@ def blend(
             hidden = named[name](hidden)
         elif name.endswith("_config"):
             hidden = hidden + named[name]["shift"]
-        elif name == "side":
+        elif name == "branch":
             hidden = hidden * (2 if named[name] == "negative" else 1)
     return hidden
 
 
-# Functions of a wiring: closures, whose declarations are drawn.
+# Functions of a pipeline spec: closures, whose declarations are drawn.
 
 
 def unit_body(
@@ -168,9 +168,9 @@ def unit_body(
 
 
 def predict_body(
-    borrows: tuple[str, ...], noisy: Tensor, timestep: Tensor, **named: Any
+    borrows: tuple[str, ...], noisy_latents: Tensor, timestep: Tensor, **named: Any
 ) -> Tensor:
-    return blend(named, borrows, noisy + timestep[:, None] / 1000)
+    return blend(named, borrows, noisy_latents + timestep[:, None] / 1000)
 
 
 def hold_body(
@@ -179,32 +179,36 @@ def hold_body(
     timestep: Tensor,
     noise: Tensor,
     **named: Any,
-) -> Held:
-    return Held(latents + 0.1 * blend(named, borrows) + 0.1 * noise, timestep)
+) -> LatentConstraint:
+    return LatentConstraint(
+        latents + 0.1 * blend(named, borrows) + 0.1 * noise, timestep
+    )
 
 
 def loss_body(
     borrows: tuple[str, ...],
-    sides: tuple[str, ...],
+    branches: tuple[str, ...],
     predict: Callable[..., Tensor],
     **named: Any,
 ) -> Tensor:
-    rng, schedule, hold = (named.pop(name) for name in ("rng", "schedule", "hold"))
-    sigma, noise = schedule.draw(rng), rng.normal("noise", (WIDTH,))
+    rng, timestep_sampler, constrain_latents = (
+        named.pop(name) for name in ("rng", "timestep_sampler", "constrain_latents")
+    )
+    sigma, noise = timestep_sampler.draw(rng), rng.normal("noise", (WIDTH,))
     clean = blend(named, borrows)
-    held = hold(clean + sigma[:, None] * noise, sigma * 1000, noise)
+    held = constrain_latents(clean + sigma[:, None] * noise, sigma * 1000, noise)
     error = torch.stack(
         [
-            (predict(held.latents, held.timestep, side) - noise).square()
-            for side in sides
+            (predict(held.latents, held.timestep, branch) - noise).square()
+            for branch in branches
         ]
     )
-    return schedule.weight(sigma) * error.sum(0).mean(1)
+    return timestep_sampler.weight(sigma) * error.sum(0).mean(1)
 
 
 @dataclass(frozen=True)
 class Program:
-    wiring: Wiring
+    spec: PipelineSpec
     task: Task
     trainables: Trainables
     dropouts: Mapping[str, float]
@@ -235,7 +239,7 @@ def plans(made: Program) -> list[Plan]:
     }
     trained = made.trainables.components
     return [
-        make_plan(made.wiring, frozenset(INPUTS) - set(names), made.task, trained)
+        make_plan(made.spec, frozenset(INPUTS) - set(names), made.task, trained)
         for names in sorted(absent)
     ]
 
@@ -254,7 +258,7 @@ def draw_program(draw: random.Random) -> Program:
         }
         others = [
             name
-            for name, chance in (("rng", 0.15), ("side", 0.15), ("net_a_config", 0.2))
+            for name, chance in (("rng", 0.15), ("branch", 0.15), ("net_a_config", 0.2))
             if draw.random() < chance
         ]
         borrows = (*draw.sample(NETS, draw.choice((0, 1, 1, 2))), *others)
@@ -278,38 +282,40 @@ def draw_program(draw: random.Random) -> Program:
     }
     networks = ("dit", *draw.sample(NETS[1:], draw.randint(0, 1)))
     teachers = tuple(draw.sample(NETS[1:], draw.choice((0, 0, 1))))
-    sides = ("positive", "negative") if draw.random() < 0.4 else ("positive",)
-    lent = (*teachers, "rng", "schedule", "hold")
+    branches = ("positive", "negative") if draw.random() < 0.4 else ("positive",)
+    lent = (*teachers, "rng", "timestep_sampler", "constrain_latents")
     holding = (
-        Signature("hold", partial(hold_body, ()), some(draw, batched, 1))
+        FunctionSpec(
+            "constrain_latents", partial(hold_body, ()), some(draw, batched, 1)
+        )
         if draw.random() < 0.3
         else None
     )
-    wiring = Wiring(
+    spec = PipelineSpec(
         family="random",
         variant="base",
         components=NETS,
         units=tuple(units),
-        model_fn=Signature(
+        model_fn=FunctionSpec(
             "predict", partial(predict_body, networks), some(draw, batched, 3), networks
         ),
         decoders=(),
         inputs=INPUTS,
-        schedule=FlowMatchSchedule(shift=3.0),
-        latent_shape=Signature("shape", lambda: (1, WIDTH)),
-        guide=lambda positive, negative, scale: positive,
-        hold=holding,
-        per_side={"prompt": "negative_prompt"},
+        timestep_sampler=FlowMatchSchedule(shift=3.0),
+        latent_shape=FunctionSpec("shape", lambda: (1, WIDTH)),
+        apply_guidance=lambda positive, negative, scale: positive,
+        constrain_latents=holding,
+        cfg_inputs={"prompt": "negative_prompt"},
         padded=padded,
     )
     task = Task(
         "random",
-        Signature(
-            "loss", partial(loss_body, teachers, sides), some(draw, batched, 2), lent
+        FunctionSpec(
+            "loss", partial(loss_body, teachers, branches), some(draw, batched, 2), lent
         ),
-        sides,
+        branches,
     )
-    return Program(wiring, task, draw_trainables(draw), {net: draw.choice((0.0, 0.1, 0.5)) for net in NETS},
+    return Program(spec, task, draw_trainables(draw), {net: draw.choice((0.0, 0.1, 0.5)) for net in NETS},
                    tuple(draw_row(draw) for _ in range(draw.randint(2, 5))), batch_size)  # fmt: skip
 
 
@@ -330,7 +336,7 @@ def draw_trainables(draw: random.Random) -> Trainables:
     full, lora = [], []
     for net in draw.sample(NETS, draw.randint(1, 2)):
         how = draw.choice(("full", "part", "lora"))
-        lora += [LoraSpec(net, ("first",), 2, 3.0)] if how == "lora" else []
+        lora += [LoraConfig(net, ("first",), 2, 3.0)] if how == "lora" else []
         full += [] if how == "lora" else [net if how == "full" else f"{net}.first"]
     return Trainables(tuple(full), tuple(lora))
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from dstrain.config.schema import TrainConfig
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.models.locate import ModelConfig, find
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.build import feed, prepare
+from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.job import Job
+from dstrain.runs.job import TrainingRun
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run, toy_models
 from dstrain.training.batch import Batch
@@ -66,13 +66,15 @@ def config(folder: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(**{**given, **changes})
 
 
-def job(
+def training_run(
     config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
-) -> Job:
+) -> TrainingRun:
     """What a run of this configuration trains, before its first step."""
-    setup, world = resolve(config), World(Accelerator(cpu=True))
-    with toy_models(setup, world) as ready:
-        return prepare(ready, world, feed(ready, world), module_class)
+    setup, processes = resolve(config), ProcessGroup(Accelerator(cpu=True))
+    with toy_models(setup, processes) as ready:
+        return prepare(
+            ready, processes, open_training_data(ready, processes), module_class
+        )
 
 
 def files(folder: Path) -> dict[str, dict[str, Tensor]]:

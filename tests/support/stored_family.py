@@ -12,13 +12,13 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.graph.inputs import Column, Size
+from dstrain.graph.inputs import Column, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.spec import GIVEN_TO_MODEL_FN, PipelineSpec
 from dstrain.graph.task import Task
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.models.components import Component, Files
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from dstrain.training.losses import flow_match
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -127,7 +127,7 @@ VERSIONS: Mapping[str, int] = MappingProxyType({})
 
 
 def predict(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     facts: Facts,
@@ -142,11 +142,11 @@ def predict(
     dit: Any,
 ) -> Tensor:
     """Read everything."""
-    prediction: Tensor = dit(noisy)
+    prediction: Tensor = dit(noisy_latents)
     return prediction
 
 
-def build(variant: str) -> Wiring:
+def build(variant: str) -> PipelineSpec:
     """Wire a variant; both are the same."""
     inputs = {
         "prompt": Column("prompt"),
@@ -155,20 +155,20 @@ def build(variant: str) -> Wiring:
         "input_image": Column("image", "picture", multiple=8),
         "reference": Column("reference", "picture", mode="RGBA", multiple=8),
         "references": Column("references", "pictures", multiple=8),
-        "height": Size("input_image", "height"),
+        "height": Measured("input_image", "height"),
     }
-    return Wiring(
+    return PipelineSpec(
         family="stored",
         variant=variant,
         components=("dit", "text_encoder", "vae", "tokenizer"),
         units=tuple(Unit.of(unit, VERSIONS.get(unit.__name__, 1)) for unit in UNITS),
-        model_fn=Signature.of(predict, given=GIVEN_TO_MODEL_FN),
+        model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
         decoders=(),
         inputs=MappingProxyType(inputs),
         schedule=FlowMatchSchedule(shift=3.0),
-        latent_shape=Signature.of(latent_shape),
-        guide=lambda positive, negative, scale: positive,
-        per_side=MappingProxyType({"prompt": "negative_prompt"}),
+        latent_shape=FunctionSpec.of(latent_shape),
+        apply_guidance=lambda positive, negative, scale: positive,
+        cfg_inputs=MappingProxyType({"prompt": "negative_prompt"}),
     )
 
 
@@ -214,9 +214,9 @@ COMPONENTS = (
     Component("tokenizer", ("tokenizer",), load_tokenizer),
 )
 
-MODEL = ModelRecord(
+MODEL = ModelFamily(
     name="stored",
-    wiring=f"{__name__}:build",
+    pipelines=f"{__name__}:build",
     components=f"{__name__}:COMPONENTS",
     toy=f"{__name__}:write_model",
     variants=("base", "other"),

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from dstrain.cache.store import FeatureStore
+from dstrain.cache.store import FeatureCache
 from dstrain.config.schema import TrainConfig
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.task import Task
 from dstrain.graph.values import Frames
 from dstrain.lora.layers import Trainables
@@ -34,9 +34,9 @@ from torch import Tensor
 from tests.support.stored_family import MODEL, build, runs, write_model
 
 
-def picture(seed: int, mode: str = "RGB", side: int = 32) -> Image.Image:
+def picture(seed: int, mode: str = "RGB", branch: int = 32) -> Image.Image:
     """A picture of noise."""
-    shape = (side, side, len(mode)) if len(mode) > 1 else (side, side)
+    shape = (branch, branch, len(mode)) if len(mode) > 1 else (branch, branch)
     return Image.fromarray(
         np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     )
@@ -126,7 +126,7 @@ class Place:
     ) -> StoredRows:
         """Open the store as stage 2 does."""
         setup = self.setup("train", task, variant, **config)
-        store = FeatureStore.open(setup.store_path)
+        store = FeatureCache.open(setup.cache_path)
         plan = open_plan(setup, store)
         return StoredRows(store, plan.rows, plan.presence)
 
@@ -189,21 +189,21 @@ def plain(value: Any) -> Any:
     return (type(value).__name__, value)
 
 
-def world(rank: int, size: int, wait: Callable[[], Any]) -> World:
+def processes(rank: int, size: int, wait: Callable[[], Any]) -> ProcessGroup:
     """A process of several, which meet at `wait`."""
-    return World(
+    return ProcessGroup(
         SimpleNamespace(process_index=rank, num_processes=size, wait_for_everyone=wait)
     )
 
 
-def alone() -> World:
+def alone() -> ProcessGroup:
     """The only process."""
-    return world(0, 1, lambda: None)
+    return processes(0, 1, lambda: None)
 
 
 def together(
     size: int,
-    work: Callable[[World], None],
+    work: Callable[[ProcessGroup], None],
     late: Callable[[int], None] = lambda rank: None,
 ) -> None:
     """Do the work of several processes in threads; `late` is called with its rank when
@@ -218,7 +218,7 @@ def together(
             late(rank)
 
         try:
-            work(world(rank, size, wait))
+            work(processes(rank, size, wait))
         except BaseException as error:  # shown by the test's own thread
             errors.append(error)
             barrier.abort()

@@ -23,12 +23,20 @@ def step_key(
     to keys and digests.
     """
     borrowed = {
-        name: components[name] for name in step.unit.borrows if name in components
+        name: components[name] for name in step.unit.components if name in components
     }
-    side = (step.side or POSITIVE) if "side" in step.unit.borrows else ""
+    branch = (step.branch or POSITIVE) if "branch" in step.unit.components else ""
     return hashed(
         "unit",
-        [family, step.unit.name, step.unit.version, dict(reads), borrowed, dtype, side],
+        [
+            family,
+            step.unit.name,
+            step.unit.version,
+            dict(reads),
+            borrowed,
+            dtype,
+            branch,
+        ],
     )
 
 
@@ -39,13 +47,13 @@ def value_keys(
     run>.<name>' for what a unit makes.
     """
     keys = dict(inputs)
-    for step in plan.frozen:
+    for step in plan.cached_steps:
         key = step_key(
             plan.family,
             step,
-            {name: keys[value] for name, value in step.reads.items()},
+            {name: keys[value] for name, value in step.inputs.items()},
             components,
             dtype,
         )
-        keys |= {value: f"{key}.{name}" for name, value in step.makes.items()}
+        keys |= {value: f"{key}.{name}" for name, value in step.outputs.items()}
     return keys

@@ -48,7 +48,7 @@ class Shard:
 
 
 @dataclass
-class FeatureStore:
+class FeatureCache:
     """A store opened for reading: `where` maps the address of each value to its shard."""
 
     folder: Path
@@ -57,7 +57,7 @@ class FeatureStore:
     _whole: set[str] = field(default_factory=set)
 
     @classmethod
-    def open(cls, folder: Path) -> "FeatureStore":
+    def open(cls, folder: Path) -> "FeatureCache":
         """Read the headers of all shards; raises StateError if this is no store, of
         another version, or damaged.
         """
@@ -217,7 +217,7 @@ class ShardWriter:
     minute.
     """
 
-    store: FeatureStore
+    store: FeatureCache
     about: Mapping[str, str]
     max_bytes: int = SHARD_BYTES
     max_seconds: float = SHARD_SECONDS

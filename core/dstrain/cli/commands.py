@@ -40,9 +40,9 @@ def graph(config: TrainConfig, form: str) -> None:
     from dstrain.graph.render import as_data, as_text
     from dstrain.runs.resolve import plan_of
 
-    plan, wiring, task = plan_of(config)
+    plan, spec, task = plan_of(config)
     click.echo(
-        as_text(plan, wiring, task)
+        as_text(plan, spec, task)
         if form == "text"
         else json.dumps(as_data(plan), indent=2),
         nl=form != "text",
@@ -65,14 +65,14 @@ def toy(
     flags.
     """
     from dstrain.models.toy import fill_folder
-    from dstrain.registry.discovery import load_record, variant_of
+    from dstrain.registry.discovery import load_family, variant_of
 
-    record = load_record(model, left_out)
-    chosen = variant_of(record, variant)
+    family = load_family(model, left_out)
+    chosen = variant_of(family, variant)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UsageError("--output", f"{output} exists; what is there is left as it is")
     fill_folder(
-        record,
+        family,
         chosen,
         seed,
         output,

@@ -16,7 +16,7 @@ from dstrain.errors import DstrainError
 from dstrain.registry.discovery import (
     HOOK_GROUP,
     Installed,
-    checked_record,
+    checked_family,
     installed,
     name_clash,
 )
@@ -102,8 +102,8 @@ def _answer() -> None:
         if plugin.group == HOOK_GROUP:
             words, reason = _adds(plugin)
         else:
-            record = checked_record(plugin)
-            variants, reason = record.variants, next(record.lacking(), "")
+            family = checked_family(plugin)
+            variants, reason = family.variants, next(family.lacking(), "")
     except DstrainError as error:
         reason = error.what
     json.dump({"variants": variants, "adds": words, "reason": reason}, channel)

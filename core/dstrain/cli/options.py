@@ -19,7 +19,7 @@ from dstrain.config.fields import (
 )
 from dstrain.config.schema import ModelChoice, TrainConfig
 from dstrain.errors import UsageError, nearest
-from dstrain.registry.family import ModelRecord, Option
+from dstrain.registry.family import ModelFamily, Option
 
 COMMAND_NAMES = ("train", "graph", "generate", "export", "toy", "models", "plugins")
 """The names of dstrain's own commands, in the order of --help; a plugin's command must
@@ -206,15 +206,15 @@ class FamilyCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's options and, once --model is read, the family's."""
-        record: ModelRecord | None = ctx.meta.get(FAMILY)
-        if record is None:
+        family: ModelFamily | None = ctx.meta.get(FAMILY)
+        if family is None:
             return super().get_params(ctx)
-        family = [
+        options = [
             # Not is_flag=False: click then takes the value for one that may be left
             # out.
             FlagOption(
                 f"--{o.name}",
-                group=record.name,
+                group=family.name,
                 help=o.help,
                 **(
                     {"is_flag": True}
@@ -224,9 +224,9 @@ class FamilyCommand(click.Command):
                     else {"type": TextOrNumber()}
                 ),
             )
-            for o in self._own(record)
+            for o in self._own(family)
         ]
-        return [*family, *super().get_params(ctx)]
+        return [*options, *super().get_params(ctx)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read --config, --model and -p before all else, then everything with the
@@ -269,8 +269,8 @@ class FamilyCommand(click.Command):
     def _options(self, ctx: click.Context) -> list[click.Option]:
         """The options that a file may give: the configuration's, the family's, and -p."""
         names = {*(flag.name for flag in flags(self.config)), "left_out"}
-        record: ModelRecord | None = ctx.meta.get(FAMILY)
-        names |= {option.name for option in record.options} if record else set()
+        family: ModelFamily | None = ctx.meta.get(FAMILY)
+        names |= {option.name for option in family.options} if family else set()
         return [
             param
             for param in self.get_params(ctx)
@@ -279,9 +279,9 @@ class FamilyCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         """Build the configuration and call the body with it."""
-        record: ModelRecord = ctx.meta[FAMILY]
+        family: ModelFamily = ctx.meta[FAMILY]
         given = {
-            option.name: ctx.params.pop(option.name) for option in self._own(record)
+            option.name: ctx.params.pop(option.name) for option in self._own(family)
         }
         values = {flag.name: ctx.params.pop(flag.name) for flag in flags(self.config)}
         options = {
@@ -293,7 +293,7 @@ class FamilyCommand(click.Command):
         config = self.config(
             **values, family_options=options, left_out=ctx.params.pop("left_out")
         )
-        _refuse(config, record)
+        _refuse(config, family)
         self.body(config, **ctx.params)
 
     def format_options(
@@ -309,29 +309,29 @@ class FamilyCommand(click.Command):
             with formatter.section(group):
                 formatter.write_dl(rows)
 
-    def _own(self, record: ModelRecord) -> list[Option]:
+    def _own(self, family: ModelFamily) -> list[Option]:
         """The family's flags that this command has: those of what is saved are for
         training.
         """
         return [
             option
-            for option in record.options
+            for option in family.options
             if not option.saves or issubclass(self.config, TrainConfig)
         ]
 
-    def _record(self, model: str, left_out: Sequence[str]) -> ModelRecord:
-        from dstrain.registry.discovery import load_record
+    def _record(self, model: str, left_out: Sequence[str]) -> ModelFamily:
+        from dstrain.registry.discovery import load_family
 
-        return load_record(model, left_out)
+        return load_family(model, left_out)
 
 
-def _refuse(config: ModelChoice, record: ModelRecord) -> None:
+def _refuse(config: ModelChoice, family: ModelFamily) -> None:
     """What the family's record refuses before anything of it is imported."""
     from dstrain.registry.discovery import variant_of
 
     if config.variant is not None:
-        variant_of(record, config.variant)
-    for option in record.options:
+        variant_of(family, config.variant)
+    for option in family.options:
         if (
             config.toy
             and option.component

@@ -168,7 +168,7 @@ class Footage:
 
     def cell(self, clip: range) -> Cell:
         """The cell of one clip, or of the one frame of it that the column picks."""
-        picked = {"first": clip[:1], "last": clip[-1:]}.get(self.column.pick, clip)
+        picked = {"first": clip[:1], "last": clip[-1:]}.get(self.column.frame, clip)
         frames = tuple(self.shown[place] for place in picked)
         files = (
             tuple(self.video.files[frame] for frame in frames)

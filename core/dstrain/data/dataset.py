@@ -12,12 +12,12 @@ from typing import Any, Literal
 from dstrain.console import shown
 from dstrain.data.cells import Cell, Footage, file_names, picture_cell, read_literal
 from dstrain.data.clips import FrameSampling
-from dstrain.data.files import Film, Measured, Picture, measure
+from dstrain.data.files import FileSizes, Film, Picture, measure
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import SUFFIXES, Fault, Table, Written, read_metadata
 from dstrain.data.required import Planned, needs, no_columns
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Setting, Size, Source
+from dstrain.graph.inputs import Column, Constant, Input, Measured
 
 OnBad = Literal["error", "skip"]
 
@@ -119,7 +119,7 @@ class Dataset:
 
 
 def open_dataset(
-    config: DataConfig, inputs: Mapping[str, Source], planned: Planned | None = None
+    config: DataConfig, inputs: Mapping[str, Input], planned: Planned | None = None
 ) -> Dataset:
     """Read the metadata and check every row against the variant's table of inputs,
     reading only headers of pictures.
@@ -135,7 +135,7 @@ def open_dataset(
 def check_rows(
     table: Table,
     config: DataConfig,
-    inputs: Mapping[str, Source],
+    inputs: Mapping[str, Input],
     planned: Planned | None = None,
 ) -> Dataset:
     """Check every row of a table as `open_dataset` does."""
@@ -151,7 +151,7 @@ def check_rows(
     constant = {
         name: Cell(source.kind, source.value)
         for name, source in inputs.items()
-        if isinstance(source, Setting)
+        if isinstance(source, Constant)
     }
     unread = {(fault.row, fault.column) for fault in table.faults}
     faults = list(table.faults)
@@ -187,7 +187,7 @@ def check_rows(
         table.refuse(faults)
     read = {name: column.name for name, column in columns.items()}
     unfed = tuple(name for name in table.columns if name not in read.values())
-    alike = frozenset(name for name, column in columns.items() if column.alike)
+    alike = frozenset(name for name, column in columns.items() if column.same_in_batch)
     return Dataset(table, tuple(rows), tuple(places), unfed, alike, read).without(
         faults
     )
@@ -235,7 +235,7 @@ def find_metadata(base_path: Path) -> Path:
 
 
 def columns_read(
-    table: Table, config: DataConfig, inputs: Mapping[str, Source]
+    table: Table, config: DataConfig, inputs: Mapping[str, Input]
 ) -> dict[str, Column]:
     """Return input name -> column for the inputs this data set can give; needs no rows
     and no files.
@@ -252,7 +252,7 @@ def columns_read(
     loaded = _files_loaded(table, config.file_keys, known)
     columns: dict[str, Column] = {}
     for name, column in known.items():
-        asked = not column.extra or name in config.extra_inputs
+        asked = not column.optional or name in config.extra_inputs
         if (
             asked
             and column.name in table.columns
@@ -260,7 +260,7 @@ def columns_read(
         ):
             config.resolution.check(column.multiple)
             if column.from_video:
-                config.sampling.check(column.frames)
+                config.sampling.check(column.frame_multiple)
             columns[name] = column
     for wanted in config.extra_inputs:
         _check_extra(wanted, table, known, columns)
@@ -279,9 +279,14 @@ def _completed(column: Column, others: Iterable[Column]) -> Column:
         ),
         None,
     )
-    if not column.pick or whole is None:
+    if not column.frame or whole is None:
         return column
-    return replace(column, multiple=whole.multiple, frames=whole.frames, fps=whole.fps)
+    return replace(
+        column,
+        multiple=whole.multiple,
+        frame_multiple=whole.frame_multiple,
+        fps=whole.fps,
+    )
 
 
 def _files_loaded(
@@ -339,7 +344,7 @@ def _no_column(flag: str, name: str, table: Table) -> UsageError:
 
 
 def _read(
-    value: Written, column: Column, resolution: Resolution, measured: Measured
+    value: Written, column: Column, resolution: Resolution, measured: FileSizes
 ) -> Cell | Footage | None:
     """Read one cell; None if it is absent. Raises ValueError saying what is wrong."""
     if not column.is_file:
@@ -380,17 +385,17 @@ def _clips(
         yield {}
         return
     total = min(len(video.shown) for video in footage.values())
-    stride = math.lcm(*(video.column.frames or 1 for video in footage.values()))
+    stride = math.lcm(*(video.column.frame_multiple or 1 for video in footage.values()))
     for clip in sampling.clips(total, stride):
         yield {name: video.cell(clip) for name, video in footage.items()}
 
 
-def _sizes(cells: Mapping[str, Cell], inputs: Mapping[str, Source]) -> dict[str, Cell]:
+def _sizes(cells: Mapping[str, Cell], inputs: Mapping[str, Input]) -> dict[str, Cell]:
     """Return the inputs measured on pictures and videos of a sample as integer cells."""
     measured: dict[str, Cell] = {}
     for name, source in inputs.items():
         if (
-            isinstance(source, Size)
+            isinstance(source, Measured)
             and source.of in cells
             and (size := cells[source.of].size)
         ):

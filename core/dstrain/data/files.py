@@ -168,7 +168,7 @@ class Film:
 
 Name = tuple[str, bool]
 """A file as written in the metadata, and whether it is read as a video."""
-Measured = Mapping[Name, Picture | Film | str]
+FileSizes = Mapping[Name, Picture | Film | str]
 """What each file was found to be, or what is wrong with it."""
 
 
@@ -178,7 +178,7 @@ def measure(
     base: Path,
     roots: Iterable[Path],
     cache: Path | None,
-) -> Measured:
+) -> FileSizes:
     """Find each file named in these columns once, fetch it if need be, and read its
     header, or packets.
     """

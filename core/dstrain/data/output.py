@@ -8,7 +8,7 @@ from PIL import Image
 
 from dstrain.data.videos import Pixels
 from dstrain.errors import UsageError
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames
 from dstrain.storage.files import replacing
 
@@ -66,13 +66,13 @@ def check_video_name(path: Path) -> None:
         )
 
 
-def check_output(path: Path, wiring: Wiring) -> None:
+def check_output(path: Path, spec: PipelineSpec) -> None:
     """Refuse, before anything is loaded, a folder, and a file name whose ending is not
     of what the variant makes.
     """
     if path.is_dir():
         raise UsageError("--output", f"{path} is a folder; give the name of a file")
-    if wiring.makes_video:
+    if spec.makes_video:
         check_video_name(path)
         return
     try:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from dstrain.data.metadata import Table
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Size, Source
+from dstrain.graph.inputs import Column, Input, Measured
 
 Planned = Callable[[frozenset[str], tuple[str, ...]], object]
 """Raises UsageError where a run cannot do with these inputs of a table with these
@@ -27,7 +27,7 @@ FOREIGN = MappingProxyType(
 def needs(
     table: Table,
     columns: Mapping[str, Column],
-    inputs: Mapping[str, Source],
+    inputs: Mapping[str, Input],
     planned: Planned | None,
 ) -> Callable[[frozenset[str]], Collection[str]]:
     """Tell which of a row's blank inputs the run needs; raises UsageError if columns
@@ -42,7 +42,7 @@ def needs(
         sizes = {
             name
             for name, source in inputs.items()
-            if isinstance(source, Size) and source.of in present
+            if isinstance(source, Measured) and source.of in present
         }
         try:
             plans(frozenset(present | sizes), table.columns)
@@ -101,7 +101,7 @@ def _columns_there(table: Table, absent: Collection[str]) -> list[str]:
     )
 
 
-def no_columns(table: Table, inputs: Mapping[str, Source]) -> UsageError:
+def no_columns(table: Table, inputs: Mapping[str, Input]) -> UsageError:
     """What to say of a table none of whose columns is read: often, its first line is
     data.
 

@@ -22,7 +22,7 @@ from dstrain.errors import Interrupted
 
 
 @dataclass(frozen=True)
-class World:
+class ProcessGroup:
     """A thin view of an Accelerator for code that needs rank, size, a barrier and sums.
 
     With a meeting, waiting has no time limit; without one, the process group's.
@@ -82,17 +82,17 @@ class World:
 
 
 @contextmanager
-def together(accelerator: Any) -> Iterator[World]:
+def distributed_run(accelerator: Any) -> Iterator[ProcessGroup]:
     """Yield the world of a run; where one of several processes ends, the others end
     with SystemFault.
     """
     if accelerator.num_processes == 1:
-        yield World(accelerator)
+        yield ProcessGroup(accelerator)
         return
     meeting = Meeting(int(accelerator.process_index), int(accelerator.num_processes))
     why = ""
     try:
-        yield World(accelerator, meeting)
+        yield ProcessGroup(accelerator, meeting)
     except BaseException as error:
         finish_in_peace()
         asked = isinstance(error, Interrupted | KeyboardInterrupt)

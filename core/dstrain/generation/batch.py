@@ -28,7 +28,7 @@ from dstrain.data.output import write
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import NAMED, inputs_given, names_given, spelled
 from dstrain.generation.source import PipelineSource, check_used, chosen, sampling_given
-from dstrain.graph.inputs import FILE_KINDS, Column, Setting, as_column
+from dstrain.graph.inputs import FILE_KINDS, Column, Constant, as_column
 from dstrain.graph.plan import make_plan
 from dstrain.models.locate import component_digests, find
 from dstrain.pipeline.sampling import Sampling, generate_task, planned
@@ -74,7 +74,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         )
     with chosen(config, {*names_given(config), *table.columns}) as source, lock(folder):
         digests = Digests.remembered(folder / "digests.json")
-        shared = {**inputs_given(config, source.wiring), **sampling_given(config)}
+        shared = {**inputs_given(config, source.spec), **sampling_given(config)}
         making = _making(table, source, shared, digests)
         settings = _settings(source, digests)
         _check_settings(folder, settings)
@@ -97,7 +97,7 @@ def _making(
     table: Table, source: PipelineSource, shared: Mapping[str, Any], digests: Digests
 ) -> Making:
     """Check the whole table, and name each row's file, without loading anything."""
-    made = "video" if source.wiring.makes_video else "image"
+    made = "video" if source.spec.makes_video else "image"
     if made in table.columns:
         raise UsageError(
             str(table.path),
@@ -132,14 +132,12 @@ def _columns(
     """The table's columns that inference reads, by name; warns of those that nothing
     reads, nor distillation.
     """
-    config, wiring = source.config, source.wiring
-    used = planned(
-        wiring, {**dict.fromkeys(wiring.inputs, ""), **shared}
-    ).plan.used_inputs
+    config, spec = source.config, source.spec
+    used = planned(spec, {**dict.fromkeys(spec.inputs, ""), **shared}).plan.used_inputs
     inputs = {
-        name: wiring.inputs[name]
+        name: spec.inputs[name]
         for name in used
-        if not isinstance(wiring.inputs[name], Setting)
+        if not isinstance(spec.inputs[name], Constant)
     }
     columns = {
         name: as_column(name, inputs[name]) for name in table.columns if name in inputs
@@ -175,9 +173,9 @@ def _rows(
     used: set[str] = set()
     for inputs in {frozenset(cells) - set(NOISE_COLUMNS) for cells in rows}:
         used |= planned(
-            source.wiring, {**shared, **dict.fromkeys(inputs, "")}, table.columns
+            source.spec, {**shared, **dict.fromkeys(inputs, "")}, table.columns
         ).plan.used_inputs
-    check_used(source.config, source.wiring, used)
+    check_used(source.config, source.spec, used)
     return rows
 
 
@@ -203,16 +201,14 @@ def _named(table: Table, columns: Mapping[str, Column]) -> dict[str, Path]:
 
 def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     """What all rows have in common and decides what is made, as flat JSON data."""
-    config, wiring = source.config, source.wiring
-    plan = make_plan(
-        wiring, frozenset(wiring.inputs), generate_task(wiring, guided=True)
-    )
+    config, spec = source.config, source.spec
+    plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
     found = find(
-        source.record,
+        source.family,
         source.models,
         plan.components[""],
         plan.configs[""],
-        wiring.components,
+        spec.components,
     )
     given = {
         name: getattr(config, name)
@@ -221,8 +217,8 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     }
     for item in config.input:
         kind = (
-            as_column(item.name, wiring.inputs[item.name]).kind
-            if item.name in wiring.inputs
+            as_column(item.name, spec.inputs[item.name]).kind
+            if item.name in spec.inputs
             else "text"
         )
         given.setdefault(item.name, []).append(
@@ -231,16 +227,16 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     fields = set(Sampling.__dataclass_fields__) - {"seed"}
     defaults = {
         name: value
-        for name, value in wiring.defaults.items()
-        if name in {*fields, *wiring.inputs}
+        for name, value in spec.defaults.items()
+        if name in {*fields, *spec.inputs}
     }
-    constants = {name: setting.value for name, setting in wiring.settings.items()}
+    constants = {name: setting.value for name, setting in spec.settings.items()}
     sampling = {
         name: value for name, value in sampling_given(config).items() if name in fields
     }
     settings = {
-        "family": wiring.family,
-        "variant": wiring.variant,
+        "family": spec.family,
+        "variant": spec.variant,
         **{
             f"files of {name}": digest
             for name, digest in component_digests(found, digests).items()

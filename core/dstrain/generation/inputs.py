@@ -15,8 +15,8 @@ from dstrain.data.dataset import DataConfig, check_rows
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import Table
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import FILE_KINDS, Source, _kind, as_column
-from dstrain.graph.spec import Wiring
+from dstrain.graph.inputs import FILE_KINDS, Input, _kind, as_column
+from dstrain.graph.spec import PipelineSpec
 
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
 """Inputs that have a flag of their own."""
@@ -37,7 +37,7 @@ def names_given(config: GenerateConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*named, *(item.name for item in config.input)]))
 
 
-def inputs_given(config: GenerateConfig, wiring: Wiring) -> dict[str, Any]:
+def inputs_given(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
     """The values of these inputs; raises UsageError for an unknown name, or for text
     that is no such value.
     """
@@ -47,10 +47,10 @@ def inputs_given(config: GenerateConfig, wiring: Wiring) -> dict[str, Any]:
         if getattr(config, name) is not None
     }
     for name in values:
-        if name not in wiring.inputs:
+        if name not in spec.inputs:
             raise UsageError(
                 f"--{name}",
-                f"would do nothing: variant {wiring.variant} has no such input",
+                f"would do nothing: variant {spec.variant} has no such input",
             )
     texts: dict[str, list[str]] = {}
     for item in config.input:
@@ -58,17 +58,17 @@ def inputs_given(config: GenerateConfig, wiring: Wiring) -> dict[str, Any]:
     for name, written in texts.items():
         if name in values:
             raise UsageError("--input", f"{name} is also given as --{name}")
-        if name not in wiring.inputs:
+        if name not in spec.inputs:
             raise UsageError(
                 "--input",
-                f"{wiring.variant} has no input {name!r}{nearest(name, wiring.inputs)}",
+                f"{spec.variant} has no input {name!r}{nearest(name, spec.inputs)}",
             )
-        values[name] = _value(name, written, wiring.inputs[name], config)
+        values[name] = _value(name, written, spec.inputs[name], config)
     return values
 
 
 def _value(
-    name: str, written: Sequence[str], source: Source, config: GenerateConfig
+    name: str, written: Sequence[str], source: Input, config: GenerateConfig
 ) -> Any:
     kind = _kind(source)
     many = kind in ("pictures", "texts")

@@ -12,10 +12,10 @@ from dstrain.storage.files import probe
 def generate_one(config: GenerateConfig) -> None:
     """Make one picture or video, and write it."""
     with chosen(config, names_given(config)) as source:
-        check_output(config.output, source.wiring)
-        arguments = {**inputs_given(config, source.wiring), **sampling_given(config)}
-        call = planned(source.wiring, arguments)
-        check_used(config, source.wiring, call.plan.used_inputs)
+        check_output(config.output, source.spec)
+        arguments = {**inputs_given(config, source.spec), **sampling_given(config)}
+        call = planned(source.spec, arguments)
+        check_used(config, source.spec, call.plan.used_inputs)
         probe(config.output.parent)
         pipeline = source.load()
         with Progress(

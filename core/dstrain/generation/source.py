@@ -12,26 +12,26 @@ import torch
 from dstrain.config.schema import GenerateConfig
 from dstrain.errors import UsageError
 from dstrain.generation.inputs import names_given, spelled
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
 from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.locate import ModelConfig, model_configs
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.variants import Hints, choose_variant, fitting_inputs, settled
-from dstrain.registry.discovery import load_record
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.discovery import load_family
+from dstrain.registry.family import ModelFamily
 
 
 @dataclass(frozen=True)
 class PipelineSource:
-    """What a configuration opens: the family's record, the wiring of its variant, and
+    """What a configuration opens: the family's record, the pipeline spec of its variant, and
     the files of its models.
     """
 
     config: GenerateConfig
-    record: ModelRecord
-    wiring: Wiring
+    family: ModelFamily
+    spec: PipelineSpec
     models: tuple[ModelConfig, ...]
 
     @property
@@ -42,7 +42,7 @@ class PipelineSource:
     def load(self) -> Pipeline:
         """Load the pipeline and add the LoRAs."""
         pipeline = Pipeline.from_files(
-            self.record, self.wiring, self.models, default_device(), self.dtype
+            self.family, self.spec, self.models, default_device(), self.dtype
         )
         for lora in self.config.lora:
             pipeline.load_lora(lora.path, lora.scale)
@@ -66,20 +66,22 @@ def chosen(config: GenerateConfig, inputs: Collection[str]) -> Iterator[Pipeline
                     f"want a number: {path}:0.8",
                 )
         check_lora_file(lora.path)
-    record = load_record(config.model, config.left_out)
-    models = model_configs(config, record)
+    family = load_family(config.model, config.left_out)
+    models = model_configs(config, family)
     hints = Hints(models, fitting_inputs(inputs), either=config.toy)
-    wiring = settled(
-        record.load("wiring")(choose_variant(record, config.variant, hints)),
-        record,
+    spec = settled(
+        family.load("pipelines")(choose_variant(family, config.variant, hints)),
+        family,
         config,
     )
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
-        toy = write_toy(record, wiring.variant, Path(folder)) if config.toy else ()
-        yield PipelineSource(config, record, wiring, (*toy, *models))
+        toy = write_toy(family, spec.variant, Path(folder)) if config.toy else ()
+        yield PipelineSource(config, family, spec, (*toy, *models))
 
 
-def check_used(config: GenerateConfig, wiring: Wiring, used: Collection[str]) -> None:
+def check_used(
+    config: GenerateConfig, spec: PipelineSpec, used: Collection[str]
+) -> None:
     """Refuse an input that the command line gives and that inference, whose inputs are
     `used`, does not read.
     """
@@ -88,8 +90,8 @@ def check_used(config: GenerateConfig, wiring: Wiring, used: Collection[str]) ->
             off = "guidance is off; it is on with --guidance_scale above 1"
             why = (
                 off
-                if name in wiring.per_side.values()
-                else f"variant {wiring.variant} makes nothing from it"
+                if name in spec.cfg_inputs.values()
+                else f"variant {spec.variant} makes nothing from it"
             )
             raise UsageError(spelled(config, name), f"would do nothing: {why}")
 

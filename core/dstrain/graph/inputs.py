@@ -28,13 +28,13 @@ class Column:
 
     name: str
     kind: Kind = "text"
-    pick: Literal["", "first", "last"] = ""
+    frame: Literal["", "first", "last"] = ""
     mode: Literal["RGB", "RGBA", "L"] = "RGB"
     multiple: int = 0
-    frames: int = 0
+    frame_multiple: int = 0
     fps: float = 0.0
-    alike: bool = False
-    extra: bool = False
+    same_in_batch: bool = False
+    optional: bool = False
     check: Callable[[Any], str] | None = None
 
     @property
@@ -45,11 +45,11 @@ class Column:
     @property
     def from_video(self) -> bool:
         """Whether it names a video, whose frames or one frame of which are loaded."""
-        return self.kind == "frames" or bool(self.pick)
+        return self.kind == "frames" or bool(self.frame)
 
 
 @dataclass(frozen=True)
-class Size:
+class Measured:
     """An input measured on another one as loaded: its height or width in pixels, or its
     number of frames.
     """
@@ -59,7 +59,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Given:
+class InferenceOnly:
     """An input that only inference gives; a data set has no column for it. kind: as in
     Column.
     """
@@ -68,7 +68,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Constant:
     """An input that is a constant of the variant: no row gives it; a flag of its name
     changes it if the family has one.
 
@@ -96,21 +96,21 @@ def at_least(least: float) -> Callable[[Any], str]:
     return lambda value: "" if value >= least else f"want {least} or more, got {value}"
 
 
-Source = Column | Size | Given | Setting
+Input = Column | Measured | InferenceOnly | Constant
 
 
-def as_column(name: str, source: Source) -> Column:
+def as_column(name: str, source: Input) -> Column:
     """The column `name` from which an input is read as inference takes it: pictures
     keep their size.
     """
-    if isinstance(source, Setting):
+    if isinstance(source, Constant):
         return source.as_column(name)
     if not isinstance(source, Column):
         return Column(name, _kind(source))
     # Units resize what inference gives them.
-    return replace(source, name=name, multiple=0, pick="", extra=False)
+    return replace(source, name=name, multiple=0, frame="", optional=False)
 
 
-def _kind(source: Source) -> Kind:
+def _kind(source: Input) -> Kind:
     """What an input is read as; a measured one is an integer."""
-    return "integer" if isinstance(source, Size) else source.kind
+    return "integer" if isinstance(source, Measured) else source.kind

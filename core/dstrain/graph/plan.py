@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Setting, Size
-from dstrain.graph.spec import Wiring, check_borrows
+from dstrain.graph.inputs import Column, Constant, Measured
+from dstrain.graph.spec import PipelineSpec, check_borrows
 from dstrain.graph.task import Task
-from dstrain.graph.unit import LENT_TO_LOSS, Signature, Unit, component_of
+from dstrain.graph.unit import LOSS_CONTEXT, FunctionSpec, Unit, component_of
 
 POSITIVE = "positive"
 KINDS_OF_COLUMNS = MappingProxyType(
@@ -26,11 +26,11 @@ KINDS_OF_COLUMNS = MappingProxyType(
 )
 
 
-def side_name(name: str, side: str) -> str:
+def branch_key(name: str, branch: str) -> str:
     """The key of a per-side value: plain for the positive side, 'negative.prompt_emb'
     for another.
     """
-    return name if side == POSITIVE else f"{side}.{name}"
+    return name if branch == POSITIVE else f"{branch}.{name}"
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Step:
     """
 
     unit: Unit
-    side: str
-    reads: Mapping[str, str]
-    makes: Mapping[str, str]
+    branch: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Plan:
     family: str
     variant: str
     task: str
-    sides: tuple[str, ...]
+    branches: tuple[str, ...]
     inputs: frozenset[str]
     trainables: tuple[str, ...]
-    frozen: tuple[Step, ...]
-    live: tuple[Step, ...]
+    cached_steps: tuple[Step, ...]
+    train_steps: tuple[Step, ...]
     in_step: tuple[str, ...]
-    crossing: tuple[str, ...]
-    crossing_kinds: Mapping[str, str]
+    cached_values: tuple[str, ...]
+    cached_kinds: Mapping[str, str]
     components: Mapping[str, tuple[str, ...]]
     configs: Mapping[str, tuple[str, ...]]
     skipped: Mapping[str, str]
@@ -76,7 +76,7 @@ class Plan:
 
 
 def make_plan(
-    wiring: Wiring,
+    spec: PipelineSpec,
     inputs: frozenset[str],
     task: Task,
     trainables: tuple[str, ...] = (),
@@ -89,92 +89,98 @@ def make_plan(
     UsageError when the task needs an input that is absent, or trains what no needed
     unit uses.
     """
-    check_borrows(task.loss, wiring, f"task {task.name}", LENT_TO_LOSS)
-    wiring = wiring.joined(task)
-    inputs = inputs | frozenset(wiring.settings)
-    trained = _trained(wiring, trainables)
-    skipped, available = _skips(wiring, inputs)
-    readers = _readers(wiring, task)
+    check_borrows(task.loss, spec, f"task {task.name}", LOSS_CONTEXT)
+    spec = spec.joined(task)
+    inputs = inputs | frozenset(spec.settings)
+    trained = _trained(spec, trainables)
+    skipped, available = _skips(spec, inputs)
+    readers = _readers(spec, task)
     _refuse_missing(
-        wiring,
+        spec,
         readers,
         available,
         skipped,
         columns if task.from_rows or columns else None,
     )
-    needed = _needed(wiring, readers, available, skipped)
-    _refuse_missing_side(wiring, needed, task, inputs)
-    live = _live(wiring, needed, trained)
+    needed = _needed(spec, readers, available, skipped)
+    _refuse_missing_side(spec, needed, task, inputs)
+    live = _live(spec, needed, trained)
     steps = {
-        unit.name: tuple(_spread(wiring, unit, task.sides, available))
+        unit.name: tuple(_spread(spec, unit, task.branches, available))
         for unit in needed
     }
-    frozen_steps = tuple(
+    cached_steps = tuple(
         step for unit in needed if unit.name not in live for step in steps[unit.name]
     )
-    live_steps = tuple(
+    train_steps = tuple(
         step for unit in needed if unit.name in live for step in steps[unit.name]
     )
-    made_live = {key for step in live_steps for key in step.makes.values()}
-    in_step = tuple(dict.fromkeys(_reader_keys(wiring, readers, task.sides, available)))
-    crossing = tuple(
+    made_live = {key for step in train_steps for key in step.outputs.values()}
+    in_step = tuple(
+        dict.fromkeys(_reader_keys(spec, readers, task.branches, available))
+    )
+    cached_values = tuple(
         sorted(
-            {*in_step, *(key for step in live_steps for key in step.reads.values())}
+            {*in_step, *(key for step in train_steps for key in step.inputs.values())}
             - made_live
         )
     )
     components, configs = _loads(
-        wiring,
-        frozen_steps,
-        live_steps,
+        spec,
+        cached_steps,
+        train_steps,
         readers,
         trained,
         whole=task.runs_sampler or not task.from_rows,
     )
     used = {
-        key for step in (*frozen_steps, *live_steps) for key in step.reads.values()
-    } | set(crossing)
+        key for step in (*cached_steps, *train_steps) for key in step.inputs.values()
+    } | set(cached_values)
     return Plan(
-        family=wiring.family,
-        variant=wiring.variant,
+        family=spec.family,
+        variant=spec.variant,
         task=task.name,
-        sides=task.sides,
+        branches=task.branches,
         inputs=inputs,
         trainables=trained,
-        frozen=frozen_steps,
-        live=live_steps,
+        cached_steps=cached_steps,
+        train_steps=train_steps,
         in_step=in_step,
-        crossing=crossing,
-        crossing_kinds=MappingProxyType({key: _kind(wiring, key) for key in crossing}),
+        cached_values=cached_values,
+        cached_kinds=MappingProxyType({key: _kind(spec, key) for key in cached_values}),
         components=components,
         configs=configs,
         skipped=MappingProxyType(skipped),
         idle=tuple(
-            u.name for u in wiring.units if u not in needed and u.name not in skipped
+            u.name for u in spec.units if u not in needed and u.name not in skipped
         ),
-        used_inputs=frozenset(used & set(wiring.inputs)),
+        used_inputs=frozenset(used & set(spec.inputs)),
     )
 
 
-def _trained(wiring: Wiring, trainables: tuple[str, ...]) -> tuple[str, ...]:
+def _trained(spec: PipelineSpec, trainables: tuple[str, ...]) -> tuple[str, ...]:
     trained = tuple(dict.fromkeys(name.partition(".")[0] for name in trainables))
     for name in trained:
-        if name not in wiring.components:
-            what = f"no component named {name!r} to train{nearest(name, wiring.components)}"
+        if name not in spec.components:
+            what = (
+                f"no component named {name!r} to train{nearest(name, spec.components)}"
+            )
             raise UsageError(
-                _named(wiring), what, f"components: {', '.join(wiring.components)}"
+                _named(spec), what, f"components: {', '.join(spec.components)}"
             )
     return trained
 
 
-def _skips(wiring: Wiring, inputs: frozenset[str]) -> tuple[dict[str, str], set[str]]:
+def _skips(
+    spec: PipelineSpec, inputs: frozenset[str]
+) -> tuple[dict[str, str], set[str]]:
     """Walk the units in order: one whose required read is absent is skipped, so is
     whoever requires what it makes.
     """
     skipped: dict[str, str] = {}
     available = set(inputs)
-    makers = wiring.makers
-    for unit in wiring.units:
+    makers = spec.makers
+    for unit in spec.units:
         absent = [name for name in unit.required if name not in available]
         if absent:
             causes = [
@@ -183,17 +189,21 @@ def _skips(wiring: Wiring, inputs: frozenset[str]) -> tuple[dict[str, str], set[
             ]
             skipped[unit.name] = "absent: " + ", ".join(causes)
         else:
-            available |= set(unit.makes)
+            available |= set(unit.outputs)
     return skipped, available
 
 
-def _readers(wiring: Wiring, task: Task) -> tuple[Signature, ...]:
-    return (wiring.model_fn, *([wiring.hold] if wiring.hold else []), task.loss)
+def _readers(spec: PipelineSpec, task: Task) -> tuple[FunctionSpec, ...]:
+    return (
+        spec.model_fn,
+        *([spec.constrain_latents] if spec.constrain_latents else []),
+        task.loss,
+    )
 
 
 def _refuse_missing(
-    wiring: Wiring,
-    readers: Iterable[Signature],
+    spec: PipelineSpec,
+    readers: Iterable[FunctionSpec],
     available: set[str],
     skipped: Mapping[str, str],
     columns: tuple[str, ...] | None,
@@ -210,31 +220,35 @@ def _refuse_missing(
     if missing:
         reader, name = missing[0]
         roots = sorted(
-            {root for _, one in missing for root in _roots(wiring, one, available)}
+            {root for _, one in missing for root in _roots(spec, one, available)}
         )
-        words = " and no ".join(_column(wiring, root, columns) for root in roots)
+        words = " and no ".join(_column(spec, root, columns) for root in roots)
         what = f"{reader.name} needs {name}, and there is no {words}"
-        raise UsageError(_named(wiring), what, *_why(wiring, name, skipped))
+        raise UsageError(_named(spec), what, *_why(spec, name, skipped))
 
 
 def _refuse_missing_side(
-    wiring: Wiring, needed: Iterable[Unit], task: Task, inputs: frozenset[str]
+    spec: PipelineSpec, needed: Iterable[Unit], task: Task, inputs: frozenset[str]
 ) -> None:
     """Refuse a task that asks for the negative side when the input of that side is
     absent.
     """
     for unit in needed:
         for name in unit.required:
-            other = wiring.per_side.get(name)
-            if other is not None and "negative" in task.sides and other not in inputs:
+            other = spec.cfg_inputs.get(name)
+            if (
+                other is not None
+                and "negative" in task.branches
+                and other not in inputs
+            ):
                 raise UsageError(
-                    _named(wiring),
+                    _named(spec),
                     f"task {task.name} needs the negative side, and input {other!r} is absent",
                 )
 
 
-def _why(wiring: Wiring, name: str, skipped: Mapping[str, str]) -> list[str]:
-    unit = wiring.makers.get(name)
+def _why(spec: PipelineSpec, name: str, skipped: Mapping[str, str]) -> list[str]:
+    unit = spec.makers.get(name)
     return (
         [f"unit {unit.name}, which makes it, is skipped ({skipped[unit.name]})"]
         if unit
@@ -242,122 +256,130 @@ def _why(wiring: Wiring, name: str, skipped: Mapping[str, str]) -> list[str]:
     )
 
 
-def _roots(wiring: Wiring, name: str, available: set[str]) -> Iterator[str]:
+def _roots(spec: PipelineSpec, name: str, available: set[str]) -> Iterator[str]:
     """The absent inputs that keep a value from being made."""
-    unit = wiring.makers.get(name)
+    unit = spec.makers.get(name)
     if unit is None:
         yield name
         return
     for read in unit.required:
         if read not in available:
-            yield from _roots(wiring, read, available)
+            yield from _roots(spec, read, available)
 
 
-def _column(wiring: Wiring, name: str, columns: tuple[str, ...] | None) -> str:
-    source = wiring.inputs.get(name)
+def _column(spec: PipelineSpec, name: str, columns: tuple[str, ...] | None) -> str:
+    source = spec.inputs.get(name)
     if columns is None or not isinstance(source, Column):
         return f"input {name!r}"
     return f"column {source.name!r} (input {name}){nearest(source.name, columns)}"
 
 
 def _needed(
-    wiring: Wiring,
-    readers: Iterable[Signature],
+    spec: PipelineSpec,
+    readers: Iterable[FunctionSpec],
     available: set[str],
     skipped: Mapping[str, str],
 ) -> list[Unit]:
-    wanted = {name for reader in readers for name in reader.reads if name in available}
+    wanted = {name for reader in readers for name in reader.inputs if name in available}
     needed: list[Unit] = []
-    for unit in reversed(wiring.units):
-        if unit.name not in skipped and wanted & set(unit.makes):
+    for unit in reversed(spec.units):
+        if unit.name not in skipped and wanted & set(unit.outputs):
             needed.insert(0, unit)
-            wanted |= {name for name in unit.reads if name in available}
+            wanted |= {name for name in unit.inputs if name in available}
     return needed
 
 
-def _live(wiring: Wiring, needed: Iterable[Unit], trained: tuple[str, ...]) -> set[str]:
+def _live(
+    spec: PipelineSpec, needed: Iterable[Unit], trained: tuple[str, ...]
+) -> set[str]:
     """Units that borrow `rng` or what is trained (a role: any of its experts), or read
     what such units make.
     """
     roots = set(trained)
-    if wiring.expert is not None and roots & set(wiring.expert.components):
-        roots.add(wiring.expert.role)
+    if spec.experts is not None and roots & set(spec.experts.components):
+        roots.add(spec.experts.denoiser)
     live: set[str] = set()
     made: set[str] = set()
     for unit in needed:
-        if "rng" in unit.borrows or roots & set(unit.borrows) or made & set(unit.reads):
+        if (
+            "rng" in unit.components
+            or roots & set(unit.components)
+            or made & set(unit.inputs)
+        ):
             live.add(unit.name)
-            made |= set(unit.makes)
+            made |= set(unit.outputs)
     return live
 
 
 def _spread(
-    wiring: Wiring, unit: Unit, sides: tuple[str, ...], available: set[str]
+    spec: PipelineSpec, unit: Unit, branches: tuple[str, ...], available: set[str]
 ) -> Iterator[Step]:
     """Yield the unit once, or once per side if it reads anything per-side or borrows
     `side`.
     """
-    sided = wiring.sided
-    per_side = bool(set(unit.makes) & sided)
-    for side in sides if per_side else ("",):
+    branched = spec.branched
+    cfg_inputs = bool(set(unit.outputs) & branched)
+    for branch in branches if cfg_inputs else ("",):
         reads = {
-            name: value_key(wiring, name, side)
-            for name in unit.reads
-            if _has(wiring, name, side, available)
+            name: value_key(spec, name, branch)
+            for name in unit.inputs
+            if _has(spec, name, branch, available)
         }
         yield Step(
             unit,
-            side,
+            branch,
             MappingProxyType(reads),
             MappingProxyType(
-                {name: side_name(name, side or POSITIVE) for name in unit.makes}
+                {name: branch_key(name, branch or POSITIVE) for name in unit.outputs}
             ),
         )
 
 
-def value_key(wiring: Wiring, name: str, side: str) -> str:
+def value_key(spec: PipelineSpec, name: str, branch: str) -> str:
     """The key under which a side finds a value: 'negative_prompt',
     'negative.prompt_emb'; plain if shared.
     """
-    if side in ("", POSITIVE) or name not in wiring.sided:
+    if branch in ("", POSITIVE) or name not in spec.branched:
         return name
-    if name in wiring.per_side:
-        return wiring.per_side[name] if side == "negative" else side_name(name, side)
-    return side_name(name, side)
+    if name in spec.cfg_inputs:
+        return (
+            spec.cfg_inputs[name] if branch == "negative" else branch_key(name, branch)
+        )
+    return branch_key(name, branch)
 
 
-def _has(wiring: Wiring, name: str, side: str, available: set[str]) -> bool:
+def _has(spec: PipelineSpec, name: str, branch: str, available: set[str]) -> bool:
     """Whether a side finds a value: for the negative side of an input, whether that
     side's own input is there.
     """
-    other = wiring.per_side.get(name) if side == "negative" else None
+    other = spec.cfg_inputs.get(name) if branch == "negative" else None
     return name in available and (other is None or other in available)
 
 
 def _reader_keys(
-    wiring: Wiring,
-    readers: tuple[Signature, ...],
-    sides: tuple[str, ...],
+    spec: PipelineSpec,
+    readers: tuple[FunctionSpec, ...],
+    branches: tuple[str, ...],
     available: set[str],
 ) -> list[str]:
     """Keys that model_fn reads for every side, and the others for the positive one."""
-    reads = readers[0].reads
+    reads = readers[0].inputs
     keys = [
-        value_key(wiring, name, side)
-        for side in sides
+        value_key(spec, name, branch)
+        for branch in branches
         for name in reads
-        if _has(wiring, name, side, available)
+        if _has(spec, name, branch, available)
     ]
     return keys + [
-        name for reader in readers[1:] for name in reader.reads if name in available
+        name for reader in readers[1:] for name in reader.inputs if name in available
     ]
 
 
 def _loads(
-    wiring: Wiring,
+    spec: PipelineSpec,
     frozen: Iterable[Step],
     live: Iterable[Step],
-    readers: tuple[Signature, ...],
+    readers: tuple[FunctionSpec, ...],
     trained: tuple[str, ...],
     whole: bool,
 ) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
@@ -366,8 +388,8 @@ def _loads(
     An expert's role is what is trained of it, or all its parts: those of a loss that
     needs it whole.
     """
-    in_step: list[Signature] = [*(step.unit for step in live), *readers]
-    by_stage: dict[str, list[Signature]] = {
+    in_step: list[FunctionSpec] = [*(step.unit for step in live), *readers]
+    by_stage: dict[str, list[FunctionSpec]] = {
         "data_process": [step.unit for step in frozen],
         "train": in_step,
     }
@@ -376,50 +398,53 @@ def _loads(
     configs: dict[str, tuple[str, ...]] = {}
     for stage, users in by_stage.items():
         names = [
-            name for user in users for name in user.borrows if name not in LENT_TO_LOSS
+            name
+            for user in users
+            for name in user.components
+            if name not in LOSS_CONTEXT
         ]
         names = [
             part
             for name in names
-            for part in _parts(wiring, name, () if whole else trained)
+            for part in _parts(spec, name, () if whole else trained)
         ]
-        full = {name for name in names if name in wiring.components}
-        components[stage] = tuple(name for name in wiring.components if name in full)
+        full = {name for name in names if name in spec.components}
+        components[stage] = tuple(name for name in spec.components if name in full)
         bare = {
-            component_of(name) for name in names if name not in wiring.components
+            component_of(name) for name in names if name not in spec.components
         } - full
-        configs[stage] = tuple(name for name in wiring.components if name in bare)
+        configs[stage] = tuple(name for name in spec.components if name in bare)
     unused = [name for name in trained if name not in components["train"]]
     if unused:
         what = f"{unused[0]} is to be trained, but nothing the task needs uses it"
         raise UsageError(
-            _named(wiring),
+            _named(spec),
             what,
             f"used in a training step: {', '.join(components['train'])}",
         )
     return MappingProxyType(components), MappingProxyType(configs)
 
 
-def _parts(wiring: Wiring, name: str, trained: tuple[str, ...]) -> tuple[str, ...]:
-    expert = wiring.expert
-    if expert is None or component_of(name) != expert.role:
+def _parts(spec: PipelineSpec, name: str, trained: tuple[str, ...]) -> tuple[str, ...]:
+    experts = spec.experts
+    if experts is None or component_of(name) != experts.denoiser:
         return (name,)
-    suffix = name.removeprefix(expert.role)
-    chosen = [part for part in expert.components if part in trained] or list(
-        expert.components
+    suffix = name.removeprefix(experts.denoiser)
+    chosen = [part for part in experts.components if part in trained] or list(
+        experts.components
     )
     return tuple(part + suffix for part in chosen)
 
 
-def _kind(wiring: Wiring, key: str) -> str:
+def _kind(spec: PipelineSpec, key: str) -> str:
     name = key.rpartition(".")[2]
-    if name in wiring.makers:
-        return wiring.makers[name].makes[name]
-    source = wiring.inputs[name]
-    if isinstance(source, Column | Setting):
+    if name in spec.makers:
+        return spec.makers[name].outputs[name]
+    source = spec.inputs[name]
+    if isinstance(source, Column | Constant):
         return KINDS_OF_COLUMNS[source.kind]
-    return "int" if isinstance(source, Size) else "as given"
+    return "int" if isinstance(source, Measured) else "as given"
 
 
-def _named(wiring: Wiring) -> str:
-    return f"{wiring.family} {wiring.variant}"
+def _named(spec: PipelineSpec) -> str:
+    return f"{spec.family} {spec.variant}"

@@ -4,9 +4,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from dstrain.graph.plan import Plan, Step
-from dstrain.graph.spec import GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Wiring
+from dstrain.graph.spec import (
+    GIVEN_TO_CONSTRAIN_LATENTS,
+    GIVEN_TO_MODEL_FN,
+    PipelineSpec,
+)
 from dstrain.graph.task import Task
-from dstrain.graph.unit import AMBIENT, Signature
+from dstrain.graph.unit import CONTEXT, FunctionSpec
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
@@ -15,12 +19,12 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "family": plan.family,
         "variant": plan.variant,
         "task": plan.task,
-        "sides": list(plan.sides),
+        "sides": list(plan.branches),
         "inputs": sorted(plan.inputs),
         "trainables": list(plan.trainables),
-        "data_process": [_step(step) for step in plan.frozen],
-        "train": [_step(step) for step in plan.live],
-        "crossing": {key: plan.crossing_kinds[key] for key in plan.crossing},
+        "data_process": [_step(step) for step in plan.cached_steps],
+        "train": [_step(step) for step in plan.train_steps],
+        "crossing": {key: plan.cached_kinds[key] for key in plan.cached_values},
         "components": {
             stage or "unsplit": list(names) for stage, names in plan.components.items()
         },
@@ -32,31 +36,35 @@ def as_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def as_text(plan: Plan, wiring: Wiring, task: Task) -> str:
+def as_text(plan: Plan, spec: PipelineSpec, task: Task) -> str:
     """The plan as a page of text: what each stage loads and runs, what crosses between
     them, what does not run.
     """
-    sides = f", sides {' and '.join(plan.sides)}" if len(plan.sides) > 1 else ""
+    branches = (
+        f", sides {' and '.join(plan.branches)}" if len(plan.branches) > 1 else ""
+    )
     lines = [
-        f"{plan.family} {plan.variant}, task {plan.task}, trains {', '.join(plan.trainables) or 'nothing'}{sides}"
+        f"{plan.family} {plan.variant}, task {plan.task}, trains {', '.join(plan.trainables) or 'nothing'}{branches}"
     ]
     lines += [
         "",
         f"stage 1  {plan.task}:data_process   loads {_loaded(plan, 'data_process')}",
     ]
-    lines += _rows(plan.frozen) or ["    (nothing to do)"]
+    lines += _rows(plan.cached_steps) or ["    (nothing to do)"]
     lines += ["", "    stored between the stages"]
-    width = max((len(key) for key in plan.crossing), default=0)
+    width = max((len(key) for key in plan.cached_values), default=0)
     lines += [
-        f"    = {key:{width}}  {plan.crossing_kinds[key]}" for key in plan.crossing
+        f"    = {key:{width}}  {plan.cached_kinds[key]}" for key in plan.cached_values
     ]
     lines += ["", f"stage 2  {plan.task}:train   loads {_loaded(plan, 'train')}"]
-    lines += _rows(plan.live)
-    lines.append(_reader(plan, wiring.model_fn, GIVEN_TO_MODEL_FN, wiring))
-    if wiring.hold is not None:
-        lines.append(_reader(plan, wiring.hold, GIVEN_TO_HOLD, wiring))
+    lines += _rows(plan.train_steps)
+    lines.append(_reader(plan, spec.model_fn, GIVEN_TO_MODEL_FN, spec))
+    if spec.constrain_latents is not None:
+        lines.append(
+            _reader(plan, spec.constrain_latents, GIVEN_TO_CONSTRAIN_LATENTS, spec)
+        )
     lines += [
-        f"    {task.loss.name}({', '.join(['predict', *task.loss.reads])}) -> loss"
+        f"    {task.loss.name}({', '.join(['predict', *task.loss.inputs])}) -> loss"
     ]
     if plan.skipped or plan.idle:
         lines += ["", "not run"]
@@ -69,20 +77,20 @@ def _step(step: Step) -> dict[str, Any]:
     return {
         "unit": step.unit.name,
         "version": step.unit.version,
-        "side": step.side,
-        "reads": dict(step.reads),
-        "makes": dict(step.makes),
-        "borrows": list(step.unit.borrows),
+        "branch": step.branch,
+        "reads": dict(step.inputs),
+        "makes": dict(step.outputs),
+        "borrows": list(step.unit.components),
     }
 
 
 def _rows(steps: Iterable[Step]) -> list[str]:
     rows = []
     for step in steps:
-        uses = [name for name in step.unit.borrows if name not in AMBIENT]
+        uses = [name for name in step.unit.components if name not in CONTEXT]
         tail = f"   uses {', '.join(uses)}" if uses else ""
         rows.append(
-            f"    {step.unit.name}({', '.join(step.reads.values())}) -> {', '.join(step.makes.values())}{tail}"
+            f"    {step.unit.name}({', '.join(step.inputs.values())}) -> {', '.join(step.outputs.values())}{tail}"
         )
     return rows
 
@@ -93,26 +101,27 @@ def _loaded(plan: Plan, stage: str) -> str:
 
 
 def _reader(
-    plan: Plan, reader: Signature, given: tuple[str, ...], wiring: Wiring
+    plan: Plan, reader: FunctionSpec, given: tuple[str, ...], spec: PipelineSpec
 ) -> str:
     """A line for model_fn or hold: what it reads of what is there, and the components
     (an expert's part by name).
     """
     reads = [
         name
-        for name in reader.reads
-        if name in plan.crossing or any(name in step.makes for step in plan.live)
+        for name in reader.inputs
+        if name in plan.cached_values
+        or any(name in step.outputs for step in plan.train_steps)
     ]
-    expert = wiring.expert
+    experts = spec.experts
     parts = (
-        [part for part in expert.components if part in plan.components["train"]]
-        if expert
+        [part for part in experts.components if part in plan.components["train"]]
+        if experts
         else []
     )
     uses = [
-        " or ".join(parts) if expert and name == expert.role else name
-        for name in reader.borrows
-        if name not in AMBIENT
+        " or ".join(parts) if experts and name == experts.denoiser else name
+        for name in reader.components
+        if name not in CONTEXT
     ]
     return f"    {reader.name}({', '.join([*given, *reads])})" + (
         f"   uses {', '.join(uses)}" if uses else ""

@@ -91,7 +91,7 @@ class FlowMatchSchedule:
 
 
 @dataclass(frozen=True)
-class NoiseLevels:
+class TimestepSampler:
     """Which sigmas a training run draws and how it weighs them: knobs of the run that
     sets them, never stored.
 
@@ -129,8 +129,8 @@ class NoiseLevels:
 
     @cached_property
     def _levels(self) -> list[float]:
-        levels: list[float] = self.schedule.table.tolist()
-        return levels
+        timestep_sampler: list[float] = self.schedule.table.tolist()
+        return timestep_sampler
 
     def weight(self, sigma: Tensor) -> Tensor:
         """Return (batch,) fp32 loss weights; 'bsmntw': exp(-2 ((t - 500) / 1000)^2),
@@ -165,7 +165,7 @@ def _bell(sigma: Tensor) -> Tensor:
     return torch.exp(-2 * (sigma - 0.5) ** 2)
 
 
-class Held(NamedTuple):
+class LatentConstraint(NamedTuple):
     """What a variant's `hold` returns: latents with fixed parts in place, timesteps,
     and the loss mask (None: all).
 
@@ -178,6 +178,6 @@ class Held(NamedTuple):
     mask: Tensor | None = None
 
 
-Hold = Callable[[Tensor, Tensor, Tensor], Held]
+ConstrainLatents = Callable[[Tensor, Tensor, Tensor], LatentConstraint]
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """(latents, timestep) -> prediction, as `predict` is for one side."""

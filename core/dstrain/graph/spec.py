@@ -1,4 +1,4 @@
-"""The wiring of one variant: what it declares, checked when it is built, before
+"""The pipeline spec of one variant: what it declares, checked when it is built, before
 anything is loaded.
 """
 
@@ -8,25 +8,25 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Setting, Size, Source
+from dstrain.graph.inputs import Column, Constant, Input, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
 from dstrain.graph.task import Task
-from dstrain.graph.unit import AMBIENT, LENT_TO_LOSS, Signature, Unit, component_of
+from dstrain.graph.unit import CONTEXT, LOSS_CONTEXT, FunctionSpec, Unit, component_of
 
-GIVEN_TO_MODEL_FN = ("noisy", "timestep")
-GIVEN_TO_HOLD = ("latents", "timestep", "noise")
+GIVEN_TO_MODEL_FN = ("noisy_latents", "timestep")
+GIVEN_TO_CONSTRAIN_LATENTS = ("latents", "timestep", "noise")
 GIVEN_TO_DECODER = ("latents",)
 
 
 @dataclass(frozen=True)
-class Expert:
+class ExpertSchedule:
     """A denoiser in several parts, each for its own timesteps.
 
     role: the name model_fn borrows. ranges: part -> (least, greatest) timestep, 0 to
     1000, the noisiest part first.
     """
 
-    role: str
+    denoiser: str
     ranges: Mapping[str, tuple[float, float]]
 
     @property
@@ -43,16 +43,16 @@ class Expert:
 
 
 @dataclass(frozen=True)
-class Wiring:
+class PipelineSpec:
     """What a variant declares. Everything here is checked when it is built; nothing is
     loaded.
 
     model_fn: predict(noisy, timestep, conditions, *, components) -> prediction, shaped
-    as noisy. inputs: the table from data-set columns to inputs. per_side: input of the
+    as noisy. inputs: the table from data-set columns to inputs. cfg_inputs: input of the
     positive side -> of the negative one. latent_shape: inputs -> shape (1, channels,
     ...) of the latents. hold: fixes latents, timesteps and the loss mask. guide:
     (positive, negative, scale) -> prediction. padded: value name -> axis along which a
-    batch is padded with zeros. unreached: component -> patterns of parameters that no
+    batch is padded with zeros. unused_parameters: component -> patterns of parameters that no
     loss reaches ('{last}' is the last block's index). defaults: default arguments of
     inference, by the names of inputs and of `sampler.Sampling`.
     """
@@ -61,17 +61,17 @@ class Wiring:
     variant: str
     components: tuple[str, ...]
     units: tuple[Unit, ...]
-    model_fn: Signature
+    model_fn: FunctionSpec
     decoders: tuple[Unit, ...]
-    inputs: Mapping[str, Source]
+    inputs: Mapping[str, Input]
     schedule: FlowMatchSchedule
-    latent_shape: Signature
-    guide: Callable[[Any, Any, float], Any]
-    hold: Signature | None = None
-    expert: Expert | None = None
-    per_side: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    latent_shape: FunctionSpec
+    apply_guidance: Callable[[Any, Any, float], Any]
+    constrain_latents: FunctionSpec | None = None
+    experts: ExpertSchedule | None = None
+    cfg_inputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     padded: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    unreached: Mapping[str, tuple[str, ...]] = field(
+    unused_parameters: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -82,15 +82,15 @@ class Wiring:
     @property
     def makers(self) -> dict[str, Unit]:
         """Value name -> the one unit that makes it."""
-        return {name: unit for unit in self.units for name in unit.makes}
+        return {name: unit for unit in self.units for name in unit.outputs}
 
     @property
-    def settings(self) -> dict[str, Setting]:
+    def settings(self) -> dict[str, Constant]:
         """The inputs that are constants of the variant."""
         return {
             name: source
             for name, source in self.inputs.items()
-            if isinstance(source, Setting)
+            if isinstance(source, Constant)
         }
 
     @property
@@ -104,21 +104,21 @@ class Wiring:
     @property
     def makes_video(self) -> bool:
         """Whether the variant's last decoder makes frames; otherwise a picture."""
-        return "frames" in self.decoders[-1].makes.values()
+        return "frames" in self.decoders[-1].outputs.values()
 
     @property
-    def sided(self) -> frozenset[str]:
+    def branched(self) -> frozenset[str]:
         """Names that have one value per side: the per-side inputs and whatever is made
         from them.
         """
-        names = set(self.per_side)
+        names = set(self.cfg_inputs)
         for unit in self.units:
-            if names & set(unit.reads) or "side" in unit.borrows:
-                names |= set(unit.makes)
+            if names & set(unit.inputs) or "branch" in unit.components:
+                names |= set(unit.outputs)
         return frozenset(names)
 
-    def joined(self, task: Task) -> "Wiring":
-        """The wiring with the task's own inputs in its table; raises UsageError for a
+    def joined(self, task: Task) -> "PipelineSpec":
+        """The pipeline spec with the task's own inputs in its table; raises UsageError for a
         name that both declare.
         """
         inputs = task.joined(self.inputs, f"{self.family} {self.variant}")
@@ -135,34 +135,37 @@ class Wiring:
         measured = {
             name
             for name, source in self.inputs.items()
-            if isinstance(source, Size) and source.of in inputs
+            if isinstance(source, Measured) and source.of in inputs
         }
         available = {*inputs, *measured, *self.settings}
         for unit in self.units:
             if available.issuperset(unit.required):
-                available |= set(unit.makes)
-        readers = (self.model_fn, *([self.hold] if self.hold else []))
+                available |= set(unit.outputs)
+        readers = (
+            self.model_fn,
+            *([self.constrain_latents] if self.constrain_latents else []),
+        )
         return all(available.issuperset(reader.required) for reader in readers)
 
 
-def check(wiring: Wiring) -> None:
-    """Refuse a wiring whose names do not fit together, naming the two places that
+def check(spec: PipelineSpec) -> None:
+    """Refuse a pipeline spec whose names do not fit together, naming the two places that
     disagree.
     """
-    where = f"{wiring.family} {wiring.variant}"
-    _check_components(wiring, where)
+    where = f"{spec.family} {spec.variant}"
+    _check_components(spec, where)
     makers: dict[str, str] = {}
-    names = [unit.name for unit in wiring.units]
+    names = [unit.name for unit in spec.units]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise UsageError(
             where,
             f"two units are named {', '.join(sorted(twice))}; a name is given once",
         )
-    all_made = {name for unit in wiring.units for name in unit.makes}
-    for unit in wiring.units:
-        for name in unit.makes:
-            if name in wiring.inputs:
+    all_made = {name for unit in spec.units for name in unit.outputs}
+    for unit in spec.units:
+        for name in unit.outputs:
+            if name in spec.inputs:
                 raise UsageError(
                     where,
                     f"{name!r} is an input and is made by unit {unit.name}; a name is one or the other",
@@ -172,52 +175,52 @@ def check(wiring: Wiring) -> None:
                     where,
                     f"{name!r} is made by unit {makers[name]} and by unit {unit.name}; one must use a new name",
                 )
-        for name in unit.reads:
+        for name in unit.inputs:
             if name in all_made and name not in makers:
                 raise UsageError(
                     where,
                     f"unit {unit.name} reads {name!r} before the unit that makes it; change the order",
                 )
-            _known(name, {*wiring.inputs, *makers}, f"{where}: unit {unit.name}")
-        makers.update(dict.fromkeys(unit.makes, unit.name))
-        check_borrows(unit, wiring, where, AMBIENT)
-    known = {*wiring.inputs, *makers}
+            _known(name, {*spec.inputs, *makers}, f"{where}: unit {unit.name}")
+        makers.update(dict.fromkeys(unit.outputs, unit.name))
+        check_borrows(unit, spec, where, CONTEXT)
+    known = {*spec.inputs, *makers}
     for reader in (
-        wiring.model_fn,
-        wiring.latent_shape,
-        *([wiring.hold] if wiring.hold else []),
+        spec.model_fn,
+        spec.latent_shape,
+        *([spec.constrain_latents] if spec.constrain_latents else []),
     ):
-        for name in reader.reads:
+        for name in reader.inputs:
             _known(name, known, f"{where}: {reader.name}")
-        check_borrows(reader, wiring, where, AMBIENT)
-    for decoder in wiring.decoders:
-        for name in decoder.reads:
+        check_borrows(reader, spec, where, CONTEXT)
+    for decoder in spec.decoders:
+        for name in decoder.inputs:
             _known(name, known, f"{where}: {decoder.name}")
-        known |= set(decoder.makes)
-        check_borrows(decoder, wiring, where, AMBIENT)
-    for positive, negative in wiring.per_side.items():
+        known |= set(decoder.outputs)
+        check_borrows(decoder, spec, where, CONTEXT)
+    for positive, negative in spec.cfg_inputs.items():
         for name in (positive, negative):
-            _known(name, set(wiring.inputs), f"{where}: per_side")
-    for name in wiring.padded:
+            _known(name, set(spec.inputs), f"{where}: cfg_inputs")
+    for name in spec.padded:
         _known(name, known, f"{where}: padded")
 
 
-def _check_components(wiring: Wiring, where: str) -> None:
-    for name in wiring.components:
-        if name in LENT_TO_LOSS:
+def _check_components(spec: PipelineSpec, where: str) -> None:
+    for name in spec.components:
+        if name in LOSS_CONTEXT:
             raise UsageError(
                 where,
                 f"a component is named {name!r}, which is always lent; give it another name",
             )
-    for part in wiring.expert.components if wiring.expert else ():
-        if part not in wiring.components:
+    for part in spec.experts.components if spec.experts else ():
+        if part not in spec.components:
             raise UsageError(
                 where,
-                f"expert part {part!r} is no component{nearest(part, wiring.components)}",
+                f"expert part {part!r} is no component{nearest(part, spec.components)}",
             )
-    for name, source in wiring.inputs.items():
-        if isinstance(source, Size):
-            _known(source.of, set(wiring.inputs), f"{where}: the size of input {name}")
+    for name, source in spec.inputs.items():
+        if isinstance(source, Measured):
+            _known(source.of, set(spec.inputs), f"{where}: the size of input {name}")
 
 
 def _known(name: str, known: set[str], where: str) -> None:
@@ -229,15 +232,15 @@ def _known(name: str, known: set[str], where: str) -> None:
 
 
 def check_borrows(
-    reader: Signature, wiring: Wiring, where: str, lent: frozenset[str]
+    reader: FunctionSpec, spec: PipelineSpec, where: str, lent: frozenset[str]
 ) -> None:
     """Refuse a function that borrows what is neither a component nor among the names
     lent to it.
     """
-    roles = {wiring.expert.role} if wiring.expert else set()
-    for name in reader.borrows:
-        if name not in lent and component_of(name) not in {*wiring.components, *roles}:
-            hint = nearest(name, wiring.components)
+    roles = {spec.experts.denoiser} if spec.experts else set()
+    for name in reader.components:
+        if name not in lent and component_of(name) not in {*spec.components, *roles}:
+            hint = nearest(name, spec.components)
             raise UsageError(
                 where, f"{reader.name} borrows {name!r}, which is no component{hint}"
             )

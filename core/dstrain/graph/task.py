@@ -8,13 +8,13 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Setting, Source
-from dstrain.graph.unit import Signature
+from dstrain.graph.inputs import Column, Constant, Input
+from dstrain.graph.unit import FunctionSpec
 
 GIVEN_TO_LOSS = ("predict",)
 ACT_THROUGH = MappingProxyType(
     {
-        "schedule": (
+        "timestep_sampler": (
             "timestep_sampling",
             "loss_weighting",
             "min_timestep_boundary",
@@ -41,9 +41,9 @@ class Task:
     """
 
     name: str
-    loss: Signature
-    sides: tuple[str, ...] = ("positive",)
-    inputs: Mapping[str, Source] = field(default_factory=lambda: MappingProxyType({}))
+    loss: FunctionSpec
+    branches: tuple[str, ...] = ("positive",)
+    inputs: Mapping[str, Input] = field(default_factory=lambda: MappingProxyType({}))
     from_rows: bool = True
 
     @classmethod
@@ -51,14 +51,14 @@ class Task:
         cls,
         name: str,
         loss: Callable[..., Any],
-        sides: tuple[str, ...] = ("positive",),
-        inputs: Mapping[str, Source] | None = None,
+        branches: tuple[str, ...] = ("positive",),
+        inputs: Mapping[str, Input] | None = None,
     ) -> "Task":
         """Build the record of a task from its loss function."""
         return cls(
             name,
-            Signature.of(loss, given=GIVEN_TO_LOSS),
-            sides,
+            FunctionSpec.of(loss, given=GIVEN_TO_LOSS),
+            branches,
             MappingProxyType(dict(inputs or {})),
         )
 
@@ -66,26 +66,26 @@ class Task:
     def listed(self) -> frozenset[str]:
         """Inputs of which the loss is given a list, one per sample."""
         sources = self.inputs.items()
-        alike = {
+        same_in_batch = {
             n
             for n, s in sources
-            if isinstance(s, Setting) or (isinstance(s, Column) and s.alike)
+            if isinstance(s, Constant) or (isinstance(s, Column) and s.same_in_batch)
         }
-        return frozenset(self.inputs) - alike
+        return frozenset(self.inputs) - same_in_batch
 
     @property
     def runs_sampler(self) -> bool:
         """Whether the loss runs the whole sampler, so that every part of a denoiser in
         several parts is used.
         """
-        return "sampler" in self.loss.borrows
+        return "sampler" in self.loss.components
 
     @property
     def idle_options(self) -> tuple[str, ...]:
         """The options that would do nothing, for the loss does not borrow what they act
         through.
         """
-        borrows = self.loss.borrows
+        borrows = self.loss.components
         return tuple(
             option
             for name, options in ACT_THROUGH.items()
@@ -93,7 +93,7 @@ class Task:
             for option in options
         )
 
-    def joined(self, inputs: Mapping[str, Source], owner: str) -> dict[str, Source]:
+    def joined(self, inputs: Mapping[str, Input], owner: str) -> dict[str, Input]:
         """The variant's table of inputs with the task's own; raises UsageError for a
         name that both declare.
         """

@@ -14,36 +14,36 @@ from typing import Any
 from dstrain.errors import UsageError
 from dstrain.graph.values import kind_of, own, storages
 
-AMBIENT = frozenset({"device", "dtype", "rng", "side"})
+CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
 """Names any function may borrow that are not components; `<component>_config` is
 another.
 """
-LENT_TO_LOSS = AMBIENT | {"schedule", "hold", "sampler"}
+LOSS_CONTEXT = CONTEXT | {"timestep_sampler", "constrain_latents", "sampler"}
 
 
 @dataclass(frozen=True)
-class Signature:
+class FunctionSpec:
     """What a function needs: `reads` (value name -> is it required?) and `borrows`
     (component names).
     """
 
     name: str
     function: Callable[..., Any]
-    reads: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
-    borrows: tuple[str, ...] = ()
+    inputs: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+    components: tuple[str, ...] = ()
 
     @classmethod
     def of(
         cls, function: Callable[..., Any], given: tuple[str, ...] = ()
-    ) -> "Signature":
+    ) -> "FunctionSpec":
         """Read the signature off a function; the caller supplies the parameters named
         in `given` itself.
 
         Raises UsageError for *args, **kwargs, a positional-only parameter or a default
         on a borrowed name.
         """
-        reads: dict[str, bool] = {}
-        borrows: list[str] = []
+        inputs: dict[str, bool] = {}
+        components: list[str] = []
         where = _where(function)
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind in (
@@ -60,19 +60,21 @@ class Signature:
                         where,
                         f"borrowed name {parameter.name!r} has a default; a borrowed name is always given",
                     )
-                borrows.append(parameter.name)
+                components.append(parameter.name)
             elif parameter.name not in given:
-                reads[parameter.name] = parameter.default is parameter.empty
-        return cls(_name(function), function, MappingProxyType(reads), tuple(borrows))
+                inputs[parameter.name] = parameter.default is parameter.empty
+        return cls(
+            _name(function), function, MappingProxyType(inputs), tuple(components)
+        )
 
     @property
     def required(self) -> tuple[str, ...]:
         """Names this function cannot run without."""
-        return tuple(name for name, needed in self.reads.items() if needed)
+        return tuple(name for name, needed in self.inputs.items() if needed)
 
 
 @dataclass(frozen=True)
-class Unit(Signature):
+class Unit(FunctionSpec):
     """A signature that also declares what it `makes` (value name -> kind), and its
     version.
 
@@ -80,7 +82,7 @@ class Unit(Signature):
     versions are then not used.
     """
 
-    makes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    outputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     version: int = 1
 
     # The override also takes a version, which no signature has.
@@ -91,7 +93,7 @@ class Unit(Signature):
         """Read a unit off a function that returns a TypedDict; raises UsageError when
         the declaration is incomplete.
         """
-        signature = Signature.of(function, given)
+        signature = FunctionSpec.of(function, given)
         made = typing.get_type_hints(function).get("return")
         if not typing.is_typeddict(made):
             raise UsageError(
@@ -102,7 +104,7 @@ class Unit(Signature):
             name: kind_of(hint, f"{_where(function)} -> {name}")
             for name, hint in typing.get_type_hints(made).items()
         }
-        both = sorted(set(kinds) & set(signature.reads))
+        both = sorted(set(kinds) & set(signature.inputs))
         if both:
             raise UsageError(
                 _where(function),
@@ -111,8 +113,8 @@ class Unit(Signature):
         return cls(
             signature.name,
             function,
-            signature.reads,
-            signature.borrows,
+            signature.inputs,
+            signature.components,
             MappingProxyType(kinds),
             version,
         )
@@ -126,14 +128,14 @@ class Unit(Signature):
         An optional read that is absent takes the function's default. Raises UsageError
         if promised and made differ.
         """
-        arguments = {name: values[name] for name in self.reads if name in values}
+        arguments = {name: values[name] for name in self.inputs if name in values}
         made = self.function(
-            **given, **arguments, **{name: lent[name] for name in self.borrows}
+            **given, **arguments, **{name: lent[name] for name in self.components}
         )
-        if set(made) != set(self.makes):
+        if set(made) != set(self.outputs):
             missing, extra = (
-                sorted(set(self.makes) - set(made)),
-                sorted(set(made) - set(self.makes)),
+                sorted(set(self.outputs) - set(made)),
+                sorted(set(made) - set(self.outputs)),
             )
             raise UsageError(
                 f"unit {self.name}",

@@ -20,19 +20,25 @@ from dstrain.errors import StateError, UsageError
 from dstrain.lora.keys import KEY
 from dstrain.lora.layers import (
     ADAPTER_HEADER,
+    LoraConfig,
     LoraLayer,
-    LoraSpec,
     lora_header,
     lora_layers,
 )
 from dstrain.lora.names import Rows, namings, scheme, shapes_of
 from dstrain.lora.reader import Alpha, Lora, read_lora
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import AS_IS, LoraNaming, Shapes, in_layout, out_of_layout
+from dstrain.models.formats import (
+    NATIVE,
+    LoraKeyFormat,
+    Shapes,
+    in_layout,
+    out_of_layout,
+)
 from dstrain.models.networks import empty_network
 from dstrain.models.weights import recognise
-from dstrain.registry.discovery import load_record
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.discovery import load_family
+from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import SEAL, read_tensors, sealed, write_tensors
 
 
@@ -49,7 +55,7 @@ def export(
     source: Path,
     output: Path,
     program: str,
-    family: str | None = None,
+    family_name: str | None = None,
     overwrite: bool = False,
     left_out: Collection[str] = (),
     alpha: Alpha | None = None,
@@ -73,29 +79,30 @@ def export(
             f"{output} exists; what is there is left as it is",
             "give --overwrite to replace it",
         )
-    name = family or header.get("family")
+    name = family_name or header.get("family")
     if name is None:
         raise UsageError(
             "--model", f"is required: the header of {source} names no family"
         )
-    if family is not None and header.get("family", family) != family:
+    if family_name is not None and header.get("family", family_name) != family_name:
         raise StateError(
-            str(source), f"is of family {header['family']}, and --model is {family}"
+            str(source),
+            f"is of family {header['family']}, and --model is {family_name}",
         )
-    record = load_record(name, left_out)
+    family = load_family(name, left_out)
     is_lora = any(KEY.fullmatch(key) for key in tensors)
     if alpha is not None and not is_lora:
         raise UsageError("--alpha", f"would do nothing: {source} is no LoRA")
     if is_lora:
-        made = _lora(source, header, record, program, alpha)
+        made = _lora(source, header, family, program, alpha)
     else:
-        made = _whole(source, tensors, header, record, program)
+        made = _whole(source, tensors, header, family, program)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_tensors(output, made.tensors, sealed(made.tensors, made.header))
     return f"{made.words}, {len(made.tensors)} keys; the first is {min(made.tensors)}"
 
 
-def layers_in(lora: Lora, naming: LoraNaming, shapes: Shapes) -> dict[str, Tensor]:
+def layers_in(lora: Lora, naming: LoraKeyFormat, shapes: Shapes) -> dict[str, Tensor]:
     """A LoRA as a program's file has it: key -> tensor. shapes: of the component's
     network.
 
@@ -104,11 +111,11 @@ def layers_in(lora: Lora, naming: LoraNaming, shapes: Shapes) -> dict[str, Tenso
     (`adapter_header`).
     """
     found: dict[str, Tensor] = {}
-    for name, places in scheme(naming.layout, shapes).items():
+    for name, places in scheme(naming.checkpoint_format, shapes).items():
         if any(rows.own in lora.layers for rows in places):
             layer = fused(lora.layers, places)
             place = naming.prefixes[0] + (
-                name.replace(".", "_") if naming.flat else name
+                name.replace(".", "_") if naming.underscored else name
             )
             found |= {
                 f"{place}.{key}": tensor
@@ -159,19 +166,23 @@ def save_lora_for(
     program: str,
     path: Path,
     network: Module,
-    spec: LoraSpec,
-    record: ModelRecord,
+    lora_config: LoraConfig,
+    family: ModelFamily,
     metadata: Mapping[str, Any],
 ) -> None:
     """Write the trained LoRA weights as `save_lora` does, in the names of a program
     that has alpha in its keys.
     """
-    components = {component.name: component for component in record.load("components")}
-    naming = _naming(path, components[spec.component], record, program)
+    components = {component.name: component for component in family.load("components")}
+    naming = _naming(path, components[lora_config.component], family, program)
     tensors = layers_in(
-        Lora(spec.component, lora_layers(network, spec), {}), naming, shapes_of(network)
+        Lora(lora_config.component, lora_layers(network, lora_config), {}),
+        naming,
+        shapes_of(network),
     )
-    write_tensors(path, tensors, sealed(tensors, lora_header(network, spec, metadata)))
+    write_tensors(
+        path, tensors, sealed(tensors, lora_header(network, lora_config, metadata))
+    )
 
 
 def adapter_header(lora: Lora, prefix: str) -> dict[str, Any]:
@@ -212,16 +223,16 @@ def _keys(layer: LoraLayer, program: str) -> dict[str, Tensor]:
 def _lora(
     source: Path,
     header: Mapping[str, str],
-    record: ModelRecord,
+    family: ModelFamily,
     program: str,
     alpha: Alpha | None,
 ) -> Converted:
-    loras, shapes = _read(source, header, record, alpha)
-    components = {component.name: component for component in record.load("components")}
+    loras, shapes = _read(source, header, family, alpha)
+    components = {component.name: component for component in family.load("components")}
     tensors: dict[str, Tensor] = {}
     adapters: dict[str, Any] = {}
     for lora in loras:
-        naming = _naming(source, components[lora.component], record, program)
+        naming = _naming(source, components[lora.component], family, program)
         tensors |= layers_in(lora, naming, shapes[lora.component])
         adapters |= (
             adapter_header(lora, naming.prefixes[0]) if program == "diffusers" else {}
@@ -241,27 +252,27 @@ def _lora(
     )
     return Converted(
         tensors,
-        {"format": "pt", "family": record.name, **kept},
+        {"format": "pt", "family": family.name, **kept},
         f"LoRA on {words}, in {program}'s names",
     )
 
 
 def _read(
-    source: Path, header: Mapping[str, str], record: ModelRecord, alpha: Alpha | None
+    source: Path, header: Mapping[str, str], family: ModelFamily, alpha: Alpha | None
 ) -> tuple[tuple[Lora, ...], Mapping[str, Shapes]]:
     """Read a LoRA against the header's configuration, or the first published ones that
     it fits.
     """
     errors: list[StateError] = []
-    for shapes in _networks(header, record):
+    for shapes in _networks(header, family):
         try:
-            return read_lora(source, record, shapes, alpha=alpha), shapes
+            return read_lora(source, family, shapes, alpha=alpha), shapes
         except StateError as error:
             errors.append(error)
     if not errors:
         raise StateError(
             str(source),
-            f"no configuration of {record.name} is known, in its header or published",
+            f"no configuration of {family.name} is known, in its header or published",
         )
     raise errors[0]
 
@@ -298,14 +309,14 @@ class BuiltShapes(Mapping[str, Shapes]):
 
 
 def _networks(
-    header: Mapping[str, str], record: ModelRecord
+    header: Mapping[str, str], family: ModelFamily
 ) -> Iterator[Mapping[str, Shapes]]:
     """The shapes of a family's networks: of the header's configuration, and of each set
     of published ones.
     """
-    known: tuple[Component, ...] = record.load("components")
+    known: tuple[Component, ...] = family.load("components")
     own, named = _configuration(header), header.get("component")
-    taken = [component for component in known if component.name in record.lora_prefixes]
+    taken = [component for component in known if component.name in family.lora_prefixes]
     chosen = [
         component for component in taken if _stands_for_twins(component, taken, named)
     ]
@@ -314,7 +325,7 @@ def _networks(
     if blind and (named in blind or not buildable):
         what = f"nothing tells the shapes of {' and '.join(blind)}, as a plain function loads it"
         raise UsageError(
-            f"plugin {record.name}",
+            f"plugin {family.name}",
             what,
             "give Component(build=...), a function of the configuration",
         )
@@ -339,7 +350,7 @@ def _stands_for_twins(
     """Whether of twins, whose layers have the same names, it is the one that the header
     names, else the first.
     """
-    twins = [other.name for other in among if other.is_twin(component)]
+    twins = [other.name for other in among if other.same_keys_as(component)]
     return component.name == (named if named in twins else twins[0])
 
 
@@ -359,9 +370,9 @@ def _shapes(component: Component, content: Mapping[str, Any]) -> Shapes:
 
 
 def _naming(
-    source: Path, component: Component, record: ModelRecord, program: str
-) -> LoraNaming:
-    found = {naming.program: naming for naming in namings(component, record)}
+    source: Path, component: Component, family: ModelFamily, program: str
+) -> LoraKeyFormat:
+    found = {naming.program: naming for naming in namings(component, family)}
     if program not in found:
         what = f"{program} has no names for LoRA on {component.name}, of which {source} has layers"
         raise UsageError(
@@ -374,7 +385,7 @@ def _whole(
     source: Path,
     tensors: Mapping[str, Tensor],
     header: Mapping[str, str],
-    record: ModelRecord,
+    family: ModelFamily,
     program: str,
 ) -> Converted:
     """The weights of one component, whose own names they are read by."""
@@ -384,7 +395,7 @@ def _whole(
             "kohya names LoRA files; the weights of a component are diffusers, comfyui or "
             "reference",
         )
-    found = recognise(Files((source,)), record.load("components"))
+    found = recognise(Files((source,)), family.load("components"))
     ((component, *_), files), *others = found
     if others:
         raise StateError(
@@ -395,17 +406,22 @@ def _whole(
         for key, value in tensors.items()
         if key.startswith(files.prefix)
     }
-    layout = files.layout or AS_IS
+    checkpoint_format = files.checkpoint_format or NATIVE
     state = out_of_layout(
-        layout, {key: value for key, value in inside.items() if not layout.ignores(key)}
+        checkpoint_format,
+        {
+            key: value
+            for key, value in inside.items()
+            if not checkpoint_format.ignores(key)
+        },
     )
-    wanted = _naming(source, component, record, program).layout
+    wanted = _naming(source, component, family, program).checkpoint_format
     made = state if wanted is None else in_layout(wanted, state)
     if wanted is not None and any(
         not torch.equal(state[k], v) for k, v in out_of_layout(wanted, made).items()
     ):
         raise StateError(str(source), f"{program}'s layout does not hold all of it")
-    kept = {"format": "pt", "family": record.name, **header}
+    kept = {"format": "pt", "family": family.name, **header}
     return Converted(
         made, kept, f"{len(state)} weights of {component.name}, in {program}'s names"
     )

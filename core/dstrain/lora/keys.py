@@ -66,7 +66,7 @@ are loaded.
 
 
 @dataclass(frozen=True)
-class Raw:
+class LoraWeights:
     """One layer as a file has it; alpha: its key's, if there is one; named: its keys
     carry an adapter's name.
     """
@@ -96,7 +96,7 @@ class Adapter:
         )
 
 
-def parsed(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Raw]:
+def parsed(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
     """Pair the matrices by layer; raises StateError naming what is incomplete, of
     another kind, or no LoRA at all.
     """
@@ -139,7 +139,7 @@ def parsed(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Raw]:
                 f"{name}: its numbers are not all finite; it would spoil what it is added to",
             )
     return {
-        name: Raw(
+        name: LoraWeights(
             found["A"],
             found["B"],
             _alpha(path, name, found.get("alpha")),
@@ -211,10 +211,12 @@ def _adapter(fields: Mapping[str, Any]) -> Adapter:
 
 
 def _matters(name: str, value: Any) -> bool:
-    from peft import LoraConfig
+    import peft
 
     return (
-        bool(value) and name not in INERT and value != LoraConfig().to_dict().get(name)
+        bool(value)
+        and name not in INERT
+        and value != peft.LoraConfig().to_dict().get(name)
     )
 
 

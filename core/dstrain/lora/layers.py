@@ -28,7 +28,7 @@ ADAPTER_HEADER = "lora_adapter_metadata"
 
 
 @dataclass(frozen=True)
-class LoraSpec:
+class LoraConfig:
     """LoRA layers to add to one component.
 
     targets: patterns of layer names; a layer matches when its dotted name is the
@@ -60,7 +60,7 @@ class LoraLayer:
 
 
 def inject(
-    module: nn.Module, spec: LoraSpec, aliases: Mapping[str, tuple[str, ...]]
+    module: nn.Module, lora_config: LoraConfig, aliases: Mapping[str, tuple[str, ...]]
 ) -> dict[str, int]:
     """Freeze the module, add trainable fp32 LoRA layers, and return how many layers
     each target matched.
@@ -69,11 +69,15 @@ def inject(
     global generator: seed it before. Raises UsageError for a target that matches
     nothing, naming the nearest layers, or that no LoRA layer can wrap.
     """
-    if not spec.targets:
-        raise UsageError("--lora_target_modules", f"names no layer of {spec.component}")
-    patterns = {target: aliases.get(target, (target,)) for target in spec.targets}
+    if not lora_config.targets:
+        raise UsageError(
+            "--lora_target_modules", f"names no layer of {lora_config.component}"
+        )
+    patterns = {
+        target: aliases.get(target, (target,)) for target in lora_config.targets
+    }
     layers = {
-        pattern: _matched(module, pattern, spec.component)
+        pattern: _matched(module, pattern, lora_config.component)
         for group in patterns.values()
         for pattern in group
     }
@@ -87,7 +91,7 @@ def inject(
             f"nearest to {target!r}: {_nearest(module, patterns[target][0])}"
             for target in nothing[:3]
         ]
-        what = f"no layer of {spec.component} matches {', '.join(map(repr, nothing))}"
+        what = f"no layer of {lora_config.component} matches {', '.join(map(repr, nothing))}"
         raise UsageError("--lora_target_modules", what, *lines)
     module.requires_grad_(False)
     # peft compares endings alone: where a pattern has a `*`, it gets the names
@@ -98,7 +102,9 @@ def inject(
         for name in (names if "*" in pattern else [pattern])
     ]
     for parameter in _add(
-        module, _config(spec.rank, spec.alpha, sorted(set(named))), ADAPTER
+        module,
+        _config(lora_config.rank, lora_config.alpha, sorted(set(named))),
+        ADAPTER,
     ).values():
         parameter.requires_grad_(True)
     return {
@@ -119,7 +125,7 @@ def lora_state(module: nn.Module) -> dict[str, Tensor]:
 def save_lora(
     path: Path,
     module: nn.Module,
-    spec: LoraSpec,
+    lora_config: LoraConfig,
     prefix: str,
     metadata: Mapping[str, Any],
 ) -> None:
@@ -131,8 +137,8 @@ def save_lora(
     Raises SystemFault.
     """
     adapter = {
-        "r": spec.rank,
-        "lora_alpha": spec.alpha,
+        "r": lora_config.rank,
+        "lora_alpha": lora_config.alpha,
         "target_modules": _targets(module),
     }
     text = json.dumps(
@@ -144,21 +150,24 @@ def save_lora(
     write_tensors(
         path,
         tensors,
-        sealed(tensors, {ADAPTER_HEADER: text, **lora_header(module, spec, metadata)}),
+        sealed(
+            tensors,
+            {ADAPTER_HEADER: text, **lora_header(module, lora_config, metadata)},
+        ),
     )
 
 
 def lora_header(
-    module: nn.Module, spec: LoraSpec, metadata: Mapping[str, Any]
+    module: nn.Module, lora_config: LoraConfig, metadata: Mapping[str, Any]
 ) -> dict[str, str]:
     """What a file of the trained layers says of itself in any program's names; metadata
     as in `save_lora`.
     """
     targets = ",".join(_targets(module))
     ours = {
-        "component": spec.component,
-        "rank": spec.rank,
-        "alpha": spec.alpha,
+        "component": lora_config.component,
+        "rank": lora_config.rank,
+        "alpha": lora_config.alpha,
         "targets": targets,
     }
     return {
@@ -167,14 +176,14 @@ def lora_header(
     }
 
 
-def lora_layers(module: nn.Module, spec: LoraSpec) -> dict[str, LoraLayer]:
+def lora_layers(module: nn.Module, lora_config: LoraConfig) -> dict[str, LoraLayer]:
     """The trained layers by the module's own names, sharing memory with it."""
     parts: dict[str, dict[str, Tensor]] = {}
     for key, tensor in lora_state(module).items():
         name, _, part = key.rpartition(".lora_")
         parts.setdefault(name, {})[part.removeprefix("embedding_")[0]] = tensor
     return {
-        name: LoraLayer(found["A"], found["B"], spec.alpha)
+        name: LoraLayer(found["A"], found["B"], lora_config.alpha)
         for name, found in parts.items()
     }
 
@@ -226,9 +235,9 @@ def add_layers(
 def start_layers(
     module: nn.Module,
     layers: Mapping[str, LoraLayer],
-    spec: LoraSpec,
+    lora_config: LoraConfig,
     where: str,
-    spare: Collection[str] = (),
+    optional_layers: Collection[str] = (),
 ) -> None:
     """Fill the layers that `inject` added; raises StateError unless names, ranks and
     alphas are the same on both sides.
@@ -237,15 +246,17 @@ def start_layers(
     these have no effect.
     """
     for layer in layers.values():
-        _check_same(where, layer, spec)
+        _check_same(where, layer, lora_config)
     state = _state(module, ADAPTER)
     inside = {name.rpartition(".lora_")[0] for name in state}
     without_effect = {
-        name for name in spare if name in layers and not layers[name].up.any()
+        name for name in optional_layers if name in layers and not layers[name].up.any()
     }
     faults = {
         "in the file, and not trained": sorted(layers.keys() - inside - without_effect),
-        "trained, and not in the file": sorted(inside - layers.keys() - set(spare)),
+        "trained, and not in the file": sorted(
+            inside - layers.keys() - set(optional_layers)
+        ),
     }
     lines = [
         f"{len(names)} layers {what}: {some(names)}"
@@ -342,9 +353,9 @@ def _state(module: nn.Module, adapter_name: str) -> dict[str, Tensor]:
 
 
 def _config(rank: int, alpha: float, targets: list[str] | str) -> Any:
-    from peft import LoraConfig
+    import peft
 
-    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
+    return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
 
 
 def _add(module: nn.Module, config: Any, adapter_name: str) -> dict[str, nn.Parameter]:
@@ -415,10 +426,10 @@ def _nearest(module: nn.Module, pattern: str) -> str:
     )
 
 
-def _check_same(where: str, layer: LoraLayer, spec: LoraSpec) -> None:
+def _check_same(where: str, layer: LoraLayer, lora_config: LoraConfig) -> None:
     for name, flag, have, want in (
-        ("rank", "--lora_rank", layer.rank, spec.rank),
-        ("alpha", "--lora_alpha", layer.alpha, spec.alpha),
+        ("rank", "--lora_rank", layer.rank, lora_config.rank),
+        ("alpha", "--lora_alpha", layer.alpha, lora_config.alpha),
     ):
         if not math.isclose(have, want, rel_tol=1e-6):  # files keep alpha in fp32
             what = f"has {name} = {have:g}, the LoRA layers in training have {want:g}"
@@ -432,12 +443,12 @@ class Trainables:
     """
 
     full: tuple[str, ...] = ()
-    lora: tuple[LoraSpec, ...] = ()
+    lora: tuple[LoraConfig, ...] = ()
 
     @property
     def components(self) -> tuple[str, ...]:
         """The components that are trained, each once."""
         names = [name.partition(".")[0] for name in self.full] + [
-            spec.component for spec in self.lora
+            lora_config.component for lora_config in self.lora
         ]
         return tuple(dict.fromkeys(names))

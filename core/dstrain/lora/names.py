@@ -12,8 +12,8 @@ from typing import NamedTuple
 from torch import nn
 
 from dstrain.models.components import Component
-from dstrain.models.formats import Layout, LoraNaming, Shapes, shapes_in
-from dstrain.registry.family import ModelRecord
+from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, Shapes, shapes_in
+from dstrain.registry.family import ModelFamily
 
 PROGRAMS = ("diffusers", "comfyui", "kohya", "reference")
 """Programs whose files are read and written: the last is DiffSynth-Studio."""
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     at: int
 
 
-Scheme = Mapping[str, tuple[Rows, ...]]
+KeyTable = Mapping[str, tuple[Rows, ...]]
 """A layer's name in files -> the network's layers that it is, several where the file
 has them fused.
 """
@@ -43,7 +43,7 @@ class Prefix(NamedTuple):
 
     text: str
     components: tuple[str, ...]
-    flat: bool
+    underscored: bool
 
 
 def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -70,42 +70,46 @@ def layers_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     }
 
 
-def namings(component: Component, record: ModelRecord) -> tuple[LoraNaming, ...]:
+def namings(component: Component, family: ModelFamily) -> tuple[LoraKeyFormat, ...]:
     """How each program names this component's layers: as it declares, else by default.
 
     The default of `comfyui` and `kohya` is for the component that is trained by
     default, and for its twins.
     """
     found = {
-        "diffusers": LoraNaming(
+        "diffusers": LoraKeyFormat(
             "diffusers",
-            (f"{record.lora_prefixes.get(component.name, component.name)}.",),
+            (f"{family.lora_prefixes.get(component.name, component.name)}.",),
         ),
-        "reference": LoraNaming("reference", ("", f"pipe.{component.name}.")),
+        "reference": LoraKeyFormat("reference", ("", f"pipe.{component.name}.")),
     }
-    known: tuple[Component, ...] = record.load("components")
+    known: tuple[Component, ...] = family.load("components")
     if any(
-        component.is_twin(other)
+        component.same_keys_as(other)
         for other in known
-        if other.name == record.default_trainable
+        if other.name == family.default_trainable
     ):
-        layout = next(iter(component.layouts), None)
-        found["comfyui"] = LoraNaming("comfyui", ("diffusion_model.",), layout)
-        found["kohya"] = LoraNaming("kohya", ("lora_unet_",), layout, flat=True)
+        checkpoint_format = next(iter(component.formats), None)
+        found["comfyui"] = LoraKeyFormat(
+            "comfyui", ("diffusion_model.",), checkpoint_format
+        )
+        found["kohya"] = LoraKeyFormat(
+            "kohya", ("lora_unet_",), checkpoint_format, underscored=True
+        )
     found |= {naming.program: naming for naming in component.lora}
     return tuple(found[program] for program in PROGRAMS if program in found)
 
 
-def prefixes(record: ModelRecord) -> tuple[Prefix, ...]:
+def prefixes(family: ModelFamily) -> tuple[Prefix, ...]:
     """Every known beginning of a name of a layer, the longest first; the last is '',
     and of every component.
     """
     found: dict[tuple[str, bool], list[str]] = {}
-    known: tuple[Component, ...] = record.load("components")
+    known: tuple[Component, ...] = family.load("components")
     for component in (component for component in known if not component.is_folder):
         own = [
-            (text, naming.flat)
-            for naming in namings(component, record)
+            (text, naming.underscored)
+            for naming in namings(component, family)
             for text in naming.prefixes
         ]
         for place in dict.fromkeys(
@@ -114,35 +118,39 @@ def prefixes(record: ModelRecord) -> tuple[Prefix, ...]:
             found.setdefault(place, []).append(component.name)
     ordered = sorted(found.items(), key=lambda item: -len(item[0][0]))
     return tuple(
-        Prefix(text, tuple(components), flat) for (text, flat), components in ordered
+        Prefix(text, tuple(components), underscored)
+        for (text, underscored), components in ordered
     )
 
 
 def schemes(
-    component: Component, record: ModelRecord, shapes: Shapes
-) -> dict[Layout | None, Scheme]:
+    component: Component, family: ModelFamily, shapes: Shapes
+) -> dict[CheckpointFormat | None, KeyTable]:
     """Every set of names that this network's layers have in files: its own (None), and
     those of each layout.
     """
-    declared = [naming.layout for naming in namings(component, record)]
+    declared = [naming.checkpoint_format for naming in namings(component, family)]
     tables = [
-        layout
-        for layout in (*declared, *component.layouts)
-        if layout is not None and not callable(layout.rows)
+        checkpoint_format
+        for checkpoint_format in (*declared, *component.formats)
+        if checkpoint_format is not None and not callable(checkpoint_format.rows)
     ]
-    return {layout: scheme(layout, shapes) for layout in dict.fromkeys((None, *tables))}
+    return {
+        checkpoint_format: scheme(checkpoint_format, shapes)
+        for checkpoint_format in dict.fromkeys((None, *tables))
+    }
 
 
-def scheme(layout: Layout | None, shapes: Shapes) -> Scheme:
+def scheme(checkpoint_format: CheckpointFormat | None, shapes: Shapes) -> KeyTable:
     """The names of the layers of a network of these shapes in files of this layout
     (None: its own names).
     """
     own = layers_of(shapes)
-    if layout is None:
+    if checkpoint_format is None:
         return {name: (Rows(name, 0, shape[0], 0),) for name, shape in own.items()}
-    there = shapes_in(layout, shapes)
+    there = shapes_in(checkpoint_format, shapes)
     found: dict[str, list[Rows]] = {}
-    for name, pieces in layout.convert(there).items():
+    for name, pieces in checkpoint_format.convert(there).items():
         at = 0
         for piece in pieces if name.removesuffix(".weight") in own else ():
             start, stop, _ = slice(piece.start, piece.stop).indices(
@@ -162,7 +170,9 @@ def flattened(names: Iterable[str]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(name.replace(".", "_"), []).append(name)
-    return {flat: same[0] for flat, same in found.items() if len(same) == 1}
+    return {
+        underscored: same[0] for underscored, same in found.items() if len(same) == 1
+    }
 
 
 def names_like(patterns: Iterable[str], names: Collection[str]) -> list[str]:
@@ -177,7 +187,7 @@ def names_like(patterns: Iterable[str], names: Collection[str]) -> list[str]:
     ]
 
 
-def unreached_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
+def unused_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
     """The layers of a network that no loss reaches, of the names of its parameters."""
     return frozenset(layers_of(dict.fromkeys(names_like(patterns, names), (1, 1))))
 

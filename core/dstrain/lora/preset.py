@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import nn
 
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.layers import merge_layers
-from dstrain.lora.names import shapes_of, unreached_layers
+from dstrain.lora.names import shapes_of, unused_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.locate import Found
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from dstrain.storage.hashing import sha256
 
 
@@ -41,14 +41,18 @@ class Preset:
 
 
 def merge_preset(
-    module: nn.Module, component: str, path: Path, record: ModelRecord, wiring: Wiring
+    module: nn.Module,
+    component: str,
+    path: Path,
+    family: ModelFamily,
+    spec: PipelineSpec,
 ) -> None:
     """Merge a LoRA file of any naming into a component's weights; raises what
     `read_lora` raises.
     """
     shapes = shapes_of(module)
-    spare = unreached_layers(wiring.unreached.get(component, ()), shapes)
+    optional_layers = unused_layers(spec.unused_parameters.get(component, ()), shapes)
     for lora in read_lora(
-        path, record, {component: shapes}, component, {component: spare}
+        path, family, {component: shapes}, component, {component: optional_layers}
     ):
         merge_layers(module, lora.layers)

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.keys import Adapter, Raw, adapter_of, parsed
+from dstrain.lora.keys import Adapter, LoraWeights, adapter_of, parsed
 from dstrain.lora.layers import ADAPTER_HEADER, LoraLayer, some
 from dstrain.lora.names import (
     PEFT_PREFIX,
+    KeyTable,
     Prefix,
     Rows,
-    Scheme,
     flattened,
     layers_of,
     namings,
@@ -31,8 +31,8 @@ from dstrain.lora.names import (
     schemes,
 )
 from dstrain.models.components import Component
-from dstrain.models.formats import LoraNaming, Shapes
-from dstrain.registry.family import ModelRecord
+from dstrain.models.formats import LoraKeyFormat, Shapes
+from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import read_tensors, refuse_folder
 
 Alpha = float | Literal["rank"]
@@ -59,7 +59,7 @@ class Group:
 
     prefix: Prefix
     peft: bool
-    layers: Mapping[str, Raw]
+    layers: Mapping[str, LoraWeights]
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,16 @@ class Reading:
     that does not say it; 'rank': each layer's rank.
     """
 
-    record: ModelRecord
+    family: ModelFamily
     networks: Mapping[str, Shapes]
-    spare: Mapping[str, Collection[str]]
+    optional_layers: Mapping[str, Collection[str]]
     into: str
     alpha: Alpha | None = None
 
     @property
     def components(self) -> dict[str, Component]:
         """The family's components by name."""
-        known: tuple[Component, ...] = self.record.load("components")
+        known: tuple[Component, ...] = self.family.load("components")
         return {component.name: component for component in known}
 
 
@@ -96,10 +96,10 @@ def check_lora_file(path: Path | None) -> None:
 
 def read_lora(
     path: Path,
-    record: ModelRecord,
+    family: ModelFamily,
     networks: Mapping[str, Shapes],
     into: str = "",
-    spare: Mapping[str, Collection[str]] = MappingProxyType({}),
+    optional_layers: Mapping[str, Collection[str]] = MappingProxyType({}),
     alpha: Alpha | None = None,
 ) -> tuple[Lora, ...]:
     """Read a file of any naming, one `Lora` for each component that it has layers of;
@@ -110,15 +110,15 @@ def read_lora(
     naming explains; and for what `Lora` cannot hold. UsageError for an alpha that the
     file says itself.
     """
-    reading = Reading(record, networks, spare, into, alpha)
+    reading = Reading(family, networks, optional_layers, into, alpha)
     tensors, header = read_tensors(path)
-    family = header.get("family", record.name)
-    if family != record.name:
+    family_name = header.get("family", family.name)
+    if family_name != family.name:
         raise StateError(
-            str(path), f"is a LoRA for {family}, and this is {record.name}"
+            str(path), f"is a LoRA for {family_name}, and this is {family.name}"
         )
     found: dict[str, Lora] = {}
-    for group in groups_in(path, tensors, record):
+    for group in groups_in(path, tensors, family):
         lora = _lora(path, group, header, reading)
         if lora.component in found:
             what = f"names layers of {lora.component} in two ways; one of them begins with {group.prefix.text!r}"
@@ -128,11 +128,11 @@ def read_lora(
 
 
 def groups_in(
-    path: Path, tensors: Mapping[str, Tensor], record: ModelRecord
+    path: Path, tensors: Mapping[str, Tensor], family: ModelFamily
 ) -> list[Group]:
     """The layers of a file by how their names begin; raises what `parsed` raises."""
-    known = prefixes(record)
-    found: dict[tuple[Prefix, bool], dict[str, Raw]] = {}
+    known = prefixes(family)
+    found: dict[tuple[Prefix, bool], dict[str, LoraWeights]] = {}
     for name, raw in parsed(path, tensors).items():
         rest = name.removeprefix(PEFT_PREFIX)
         prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
@@ -169,13 +169,14 @@ def _lora(
     )
     if header.get("component") == name and "targets" in header:
         targets = tuple(header["targets"].split(","))
-    spare = {rows.own for rest in group.layers for rows in table[rest]} | set(
-        reading.spare.get(name, ())
+    optional_layers = {rows.own for rest in group.layers for rows in table[rest]} | set(
+        reading.optional_layers.get(name, ())
     )
     lacking = [
         one
         for one in own
-        if one not in spare and any(f".{one}".endswith(f".{end}") for end in targets)
+        if one not in optional_layers
+        and any(f".{one}".endswith(f".{end}") for end in targets)
     ]
     if lacking:
         what = f"is half a file: {len(lacking)} layers that its header names as targets have no LoRA in it"
@@ -226,7 +227,7 @@ def unfused(
 
 def _component(
     path: Path, group: Group, header: Mapping[str, str], reading: Reading
-) -> tuple[str, Scheme]:
+) -> tuple[str, KeyTable]:
     """The component that a group is of, and the table of the names that it uses."""
     candidates = group.prefix.components
     named = header.get("component", "")
@@ -259,11 +260,11 @@ def _component(
     return fitting[0], tables[fitting[0]][0]
 
 
-def _tables(name: str, group: Group, reading: Reading) -> list[Scheme]:
+def _tables(name: str, group: Group, reading: Reading) -> list[KeyTable]:
     """Tables in which every layer of a group is, each once: layouts that differ
     elsewhere alone count as one.
     """
-    found: list[Scheme] = []
+    found: list[KeyTable] = []
     for table in _all_tables(name, group, reading):
         if all(rest in table for rest in group.layers):
             part = {rest: table[rest] for rest in group.layers}
@@ -272,14 +273,14 @@ def _tables(name: str, group: Group, reading: Reading) -> list[Scheme]:
     return found
 
 
-def _all_tables(name: str, group: Group, reading: Reading) -> list[Scheme]:
+def _all_tables(name: str, group: Group, reading: Reading) -> list[KeyTable]:
     every = schemes(
-        reading.components[name], reading.record, reading.networks[name]
+        reading.components[name], reading.family, reading.networks[name]
     ).values()
-    if not group.prefix.flat:
+    if not group.prefix.underscored:
         return list(every)
     return [
-        {flat: table[dotted] for flat, dotted in flattened(table).items()}
+        {underscored: table[dotted] for underscored, dotted in flattened(table).items()}
         for table in every
     ]
 
@@ -300,20 +301,20 @@ def _unknown(group: Group, loaded: Iterable[str], reading: Reading) -> list[str]
 
 def _examples(name: str, reading: Reading) -> list[str]:
     component, shapes = reading.components[name], reading.networks[name]
-    tables = schemes(component, reading.record, shapes)
+    tables = schemes(component, reading.family, shapes)
 
-    def example(naming: LoraNaming) -> str:
+    def example(naming: LoraKeyFormat) -> str:
         layer = next(
             (
                 layer
-                for layer in tables.get(naming.layout, ())
+                for layer in tables.get(naming.checkpoint_format, ())
                 if re.search(r"\.\d+\.", layer)
             ),
             "...",
         )
-        return f"{naming.program} {naming.prefixes[0]}{layer.replace('.', '_') if naming.flat else layer}"
+        return f"{naming.program} {naming.prefixes[0]}{layer.replace('.', '_') if naming.underscored else layer}"
 
-    return [example(naming) for naming in namings(component, reading.record)]
+    return [example(naming) for naming in namings(component, reading.family)]
 
 
 def _alphas(

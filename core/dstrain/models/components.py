@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dstrain.models.formats import Layout, LoraNaming, Shapes
+from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, Shapes
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Files:
     paths: tuple[Path, ...]
     model_id: str = ""
     prefix: str = ""
-    layout: Layout | None = None
+    checkpoint_format: CheckpointFormat | None = None
     preset: Path | None = None
 
     @property
@@ -38,13 +38,13 @@ class Files:
         return first if first.is_dir() else first.parent
 
 
-class Arrangement(NamedTuple):
+class Match(NamedTuple):
     """How a component's weights are named in a file: after a prefix, in a layout (None:
     the network's own).
     """
 
     prefix: str
-    layout: Layout | None
+    checkpoint_format: CheckpointFormat | None
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class Component:
     name: str
     folders: tuple[str, ...]
     load: Callable[[Files, Any, torch.dtype], Any]
-    marks: tuple[str, ...] = ()
+    key_patterns: tuple[str, ...] = ()
     configure: Callable[[Mapping[str, Any]], Any] = dict
     published: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({})
     )
     infer: Callable[[Shapes], Mapping[str, Any] | None] | None = None
-    layouts: tuple[Layout, ...] = ()
+    formats: tuple[CheckpointFormat, ...] = ()
     prefixes: tuple[str, ...] = ()
-    lora: tuple[LoraNaming, ...] = ()
-    originals: tuple[str, ...] = ()
+    lora: tuple[LoraKeyFormat, ...] = ()
+    original_filenames: tuple[str, ...] = ()
     build: Callable[[Any], Any] | None = None
 
     @property
@@ -94,9 +94,9 @@ class Component:
         """Whether it is a folder of small files (tokenizer, processor) and has no
         weights.
         """
-        return not self.marks
+        return not self.key_patterns
 
-    def lies_in(self, place: Path) -> bool:
+    def is_in_folder(self, place: Path) -> bool:
         """Whether a folder is one of its folders in published layouts, whatever it lies
         in.
         """
@@ -110,9 +110,11 @@ class Component:
         for its original names.
         """
         inside = any(pattern.startswith(f"{folder}/") for folder in self.folders)
-        return inside or any(fnmatchcase(pattern, name) for name in self.originals)
+        return inside or any(
+            fnmatchcase(pattern, name) for name in self.original_filenames
+        )
 
-    def takes(self, content: Mapping[str, Any]) -> bool:
+    def accepts_config(self, content: Mapping[str, Any]) -> bool:
         """Whether this content of a config.json can be its configuration: where
         `configure` is a network's, that says.
 
@@ -122,32 +124,35 @@ class Component:
         says = getattr(getattr(self.configure, "__self__", None), "takes", None)
         return says is None or bool(says(content))
 
-    def arrangement(self, names: list[str]) -> Arrangement | None:
+    def arrangement(self, names: list[str]) -> Match | None:
         """How this component's weights are named among the names in a file; None if
         they are not there.
         """
         if self.is_folder:
             return None
         arrangements = (
-            *((layout, layout.marks) for layout in self.layouts),
-            (None, self.marks),
+            *(
+                (checkpoint_format, checkpoint_format.key_patterns)
+                for checkpoint_format in self.formats
+            ),
+            (None, self.key_patterns),
         )
         for prefix in (*self.prefixes, ""):
             inside = [
                 name.removeprefix(prefix) for name in names if name.startswith(prefix)
             ]
-            for layout, marks in arrangements:
-                if inside and all(names_like(inside, mark) for mark in marks):
-                    return Arrangement(prefix, layout)
+            for checkpoint_format, key_patterns in arrangements:
+                if inside and all(names_like(inside, mark) for mark in key_patterns):
+                    return Match(prefix, checkpoint_format)
         return None
 
-    def is_twin(self, other: "Component") -> bool:
+    def same_keys_as(self, other: "Component") -> bool:
         """Whether no name in files of weights tells the two apart, as with experts that
         are one network twice.
         """
-        alike = (self.marks, self.layouts, self.prefixes) == (
-            other.marks,
-            other.layouts,
+        alike = (self.key_patterns, self.formats, self.prefixes) == (
+            other.key_patterns,
+            other.formats,
             other.prefixes,
         )
         return alike and not self.is_folder

@@ -69,7 +69,7 @@ def _here(sought: Sought) -> Mapping[str, Any]:
         if files is not None and "family" in header(files.paths[0])
         else None
     )
-    if ours is not None and component.takes(
+    if ours is not None and component.accepts_config(
         ours
     ):  # in the network's terms, whatever the layout of the file
         return ours
@@ -110,11 +110,11 @@ def _fetch_json(sought: Sought) -> bool:
     origin = sought.origin
     if origin is None or origin.hub is None or offline():
         return False
-    record = Record.read(origin.folder)
+    family = Record.read(origin.folder)
     for folder in sought.folders:
         name = f"{folder}/config.json".removeprefix("/")
         if (origin.folder / name).exists() or (
-            record and record.is_of(origin.revision) and name not in record.tree
+            family and family.is_of(origin.revision) and name not in family.tree
         ):
             continue
         try:
@@ -156,15 +156,21 @@ def _own_content(
     """A configuration in the network's terms, whatever its publisher's; None if it is
     not this component's.
     """
-    layouts = (
-        component.layouts if files is None or files.layout is None else (files.layout,)
+    formats = (
+        component.formats
+        if files is None or files.checkpoint_format is None
+        else (files.checkpoint_format,)
     )
-    for layout in layouts:
-        own = layout.configuration(content, shapes) if layout.configuration else None
-        if own is not None and component.takes(own):
+    for checkpoint_format in formats:
+        own = (
+            checkpoint_format.configuration(content, shapes)
+            if checkpoint_format.configuration
+            else None
+        )
+        if own is not None and component.accepts_config(own):
             return own
-    as_is = files is None or (files.layout is None and not files.prefix)
-    return content if as_is and component.takes(content) else None
+    as_is = files is None or (files.checkpoint_format is None and not files.prefix)
+    return content if as_is and component.accepts_config(content) else None
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

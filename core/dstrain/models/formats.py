@@ -18,7 +18,7 @@ after the last, or None.
 """
 
 
-class Piece(NamedTuple):
+class TensorSlice(NamedTuple):
     """Rows `start` to `stop` (along the first axis; by default all) of the tensor
     `name` in a file.
     """
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     stop: int | None = None
 
 
-class Row(NamedTuple):
+class KeyMap(NamedTuple):
     """A line of a layout's table: the file's name for a module or weight of the
     network.
 
@@ -55,14 +55,14 @@ def _nth_of(index: int, count: int, shapes: Shapes, name: str) -> tuple[int, int
 
 
 def same_configuration(content: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any]:
-    """`Layout.configuration` of a layout that is published with config.json in the
+    """`CheckpointFormat.configuration` of a layout that is published with config.json in the
     network's own terms.
     """
     return content
 
 
 @dataclass(frozen=True)
-class Layout:
+class CheckpointFormat:
     """Another arrangement of a network's weights than its own, as in original
     checkpoints.
 
@@ -76,14 +76,14 @@ class Layout:
     component's.
     """
 
-    marks: tuple[str, ...]
-    rows: tuple[Row, ...] | Callable[[Shapes], tuple[Row, ...]] = ()
+    key_patterns: tuple[str, ...]
+    rows: tuple[KeyMap, ...] | Callable[[Shapes], tuple[KeyMap, ...]] = ()
     ignored: tuple[str, ...] = ()
     configuration: (
         Callable[[Mapping[str, Any], Shapes], Mapping[str, Any] | None] | None
     ) = None
 
-    def convert(self, shapes: Shapes) -> dict[str, tuple[Piece, ...]]:
+    def convert(self, shapes: Shapes) -> dict[str, tuple[TensorSlice, ...]]:
         """Return what each of the network's weights is made of: its pieces, to be
         joined along the first axis.
 
@@ -94,7 +94,7 @@ class Layout:
             (place, row, _pattern(row.file))
             for place, row in enumerate(self._rows(shapes))
         ]
-        found: dict[str, list[tuple[int, Piece]]] = {}
+        found: dict[str, list[tuple[int, TensorSlice]]] = {}
         for name in shapes:
             hits = [
                 (place, row, hit)
@@ -104,10 +104,12 @@ class Layout:
             longest = max((len(row.file) for _, row, _ in hits), default=0)
             for place, row, hit in hits:
                 if len(row.file) == longest:
-                    piece = Piece(name, *(row.part(shapes, name) if row.part else ()))
+                    piece = TensorSlice(
+                        name, *(row.part(shapes, name) if row.part else ())
+                    )
                     found.setdefault(_filled(row.own, hit), []).append((place, piece))
             if not hits and not self.ignores(name):
-                found[name] = [(0, Piece(name))]
+                found[name] = [(0, TensorSlice(name))]
         return {
             own: tuple(piece for _, piece in sorted(parts))
             for own, parts in found.items()
@@ -124,12 +126,12 @@ class Layout:
         """Whether the network has no use for this name in a file."""
         return any(names_like([name], pattern) for pattern in self.ignored)
 
-    def _rows(self, shapes: Shapes) -> tuple[Row, ...]:
+    def _rows(self, shapes: Shapes) -> tuple[KeyMap, ...]:
         return self.rows(shapes) if callable(self.rows) else self.rows
 
 
 @dataclass(frozen=True)
-class LoraNaming:
+class LoraKeyFormat:
     """How the LoRA files of one program name a component's layers.
 
     program: what `dstrain export --format` calls it. prefixes: what the names begin
@@ -139,8 +141,8 @@ class LoraNaming:
 
     program: str
     prefixes: tuple[str, ...]
-    layout: Layout | None = None
-    flat: bool = False
+    checkpoint_format: CheckpointFormat | None = None
+    underscored: bool = False
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -161,7 +163,7 @@ def _filled(template: str, hit: re.Match[str]) -> str:
 
 
 def shapes_in(
-    layout: Layout, shapes: Shapes, names: Iterable[str] = ()
+    checkpoint_format: CheckpointFormat, shapes: Shapes, names: Iterable[str] = ()
 ) -> dict[str, tuple[int, ...]]:
     """The shapes that a file in this layout has, of a network's own names and shapes.
 
@@ -170,23 +172,27 @@ def shapes_in(
     known: Shapes = dict.fromkeys(names, ())
     found: dict[str, tuple[int, ...]] = {}
     for own, shape in shapes.items():
-        name = layout.original(own, known)
+        name = checkpoint_format.original(own, known)
         rows = found[name][0] if found.get(name) else 0
         found[name] = (rows + shape[0], *shape[1:]) if shape else ()
     return found
 
 
 def in_layout(
-    layout: Layout, state: Mapping[str, Tensor], names: Iterable[str] = ()
+    checkpoint_format: CheckpointFormat,
+    state: Mapping[str, Tensor],
+    names: Iterable[str] = (),
 ) -> dict[str, Tensor]:
     """A network's state dict as a file in this layout has it: the inverse of
-    `Layout.convert`; names as above.
+    `CheckpointFormat.convert`; names as above.
     """
     shapes = shapes_in(
-        layout, {own: tuple(value.shape) for own, value in state.items()}, names
+        checkpoint_format,
+        {own: tuple(value.shape) for own, value in state.items()},
+        names,
     )
     made: dict[str, Tensor] = {}
-    for own, pieces in layout.convert(shapes).items():
+    for own, pieces in checkpoint_format.convert(shapes).items():
         for piece in pieces:
             made.setdefault(
                 piece.name, torch.zeros(shapes[piece.name], dtype=state[own].dtype)
@@ -205,22 +211,26 @@ def in_layout(
     return made
 
 
-def out_of_layout(layout: Layout, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def out_of_layout(
+    checkpoint_format: CheckpointFormat, weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """A network's state dict from what a file in this layout has: the inverse of
     `in_layout`.
     """
-    table = layout.convert(
+    table = checkpoint_format.convert(
         {name: tuple(weight.shape) for name, weight in weights.items()}
     )
     state: dict[str, Tensor] = {}
     for own, pieces in table.items():
         parts = [
-            weights[p.name] if p == Piece(p.name) else weights[p.name][p.start : p.stop]
+            weights[p.name]
+            if p == TensorSlice(p.name)
+            else weights[p.name][p.start : p.stop]
             for p in pieces
         ]
         state[own] = parts[0] if len(parts) == 1 else torch.cat(parts)
     return state
 
 
-AS_IS = Layout(marks=())
+NATIVE = CheckpointFormat(key_patterns=())
 """The layout of files that have a network's own names."""

@@ -15,7 +15,7 @@ from dstrain.errors import UsageError
 
 
 @contextmanager
-def exact_arguments(module: nn.Module, *exact: Tensor) -> Iterator[None]:
+def override_positional_args(module: nn.Module, *exact: Tensor) -> Iterator[None]:
     """While this lasts, `exact` takes the place of the first positional arguments that
     the module is called with.
 
@@ -32,18 +32,18 @@ def exact_arguments(module: nn.Module, *exact: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def signed_pixels(pictures: Sequence[Image.Image]) -> Tensor:
+def images_to_tensor(pictures: Sequence[Image.Image]) -> Tensor:
     """RGB pictures of one size -> (pictures, 3, height, width) fp32 in -1 to 1.
 
     Colours lie innermost in memory, as in diffusers' pipelines: convolutions of another
     order round otherwise.
     """
-    return signed(
+    return to_minus_one_one(
         torch.from_numpy(np.stack([np.array(picture) for picture in pictures]))
     )
 
 
-def signed(pixels: Tensor) -> Tensor:
+def to_minus_one_one(pixels: Tensor) -> Tensor:
     """uint8 (frames, height, width, 3) -> (frames, 3, height, width) fp32 in -1 to 1."""
     return pixels.permute(0, 3, 1, 2).float() / 255 * 2 - 1
 
@@ -61,12 +61,12 @@ def as_uint8(pixels: Tensor) -> Tensor:
     )
 
 
-def as_picture(pixels: Tensor) -> Image.Image:
+def tensor_to_image(pixels: Tensor) -> Image.Image:
     """(1, 3, height, width) in -1 to 1 -> RGB picture."""
     return Image.fromarray(as_uint8(pixels)[0].numpy())
 
 
-def statistics(vae_config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+def latents_mean_std(vae_config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of latents per channel, of a VAE that tells them:
     each (1, channels, 1, ...).
 
@@ -114,7 +114,7 @@ def unpack(tokens: Tensor, height: int, width: int, patch: int = 2) -> Tensor:
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(batch, -1, height, width)
 
 
-def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     """Classifier-free guidance (Ho and Salimans 2022): from the negative prediction
     through the positive one.
     """

@@ -12,7 +12,7 @@ from dstrain.models.components import Component, Files
 from dstrain.models.configs import Sought, find_configuration
 from dstrain.models.hub import Origin, fetch, find_here, not_here
 from dstrain.models.weights import header, recognise
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from dstrain.storage.hashing import Digests, hashed
 
 
@@ -124,7 +124,7 @@ class ModelConfig:
         return Files(tuple(origin.folder / name for name in names), origin.model_id)
 
 
-def model_configs(config: ModelChoice, record: ModelRecord) -> tuple[ModelConfig, ...]:
+def model_configs(config: ModelChoice, family: ModelFamily) -> tuple[ModelConfig, ...]:
     """The model files of a command line: --model_paths, --model_id_with_origin_paths
     and the family's path flags.
     """
@@ -144,21 +144,21 @@ def model_configs(config: ModelChoice, record: ModelRecord) -> tuple[ModelConfig
         ModelConfig(
             path=config.family_options[option.name], component=option.component, hub=hub
         )
-        for option in record.options
+        for option in family.options
         if option.component
         and not option.field
         and config.family_options.get(option.name)
     ]
-    return (*paths, *published, *own, *changed_entries(config, record))
+    return (*paths, *published, *own, *changed_entries(config, family))
 
 
 def changed_entries(
-    config: ModelChoice, record: ModelRecord
+    config: ModelChoice, family: ModelFamily
 ) -> tuple[ModelConfig, ...]:
     """The entries of configurations that the family's bare flags set."""
     given = (
         option
-        for option in record.options
+        for option in family.options
         if option.field and config.family_options.get(option.name)
     )
     return tuple(
@@ -270,7 +270,7 @@ def _told(twins: Sequence[Component], files: Files) -> str:
     by_header = [
         c.name for c in twins if c.name == header(files.paths[0]).get("component")
     ]
-    by_folder = [c.name for c in twins if c.lies_in(files.folder)]
+    by_folder = [c.name for c in twins if c.is_in_folder(files.folder)]
     return (*by_header, *by_folder, "")[0]
 
 
@@ -294,7 +294,7 @@ def _parts(
         fitting = (
             folders
             if config.component
-            else [c for c in folders if c.lies_in(files.paths[0])]
+            else [c for c in folders if c.is_in_folder(files.paths[0])]
         )
         if not fitting:
             names = ", ".join(
@@ -319,7 +319,12 @@ def place_of(config: ModelConfig, components: Sequence[Component]) -> str:
         config.path if isinstance(config.path, str) else (config.path or ("",))[0]
     )
     return next(
-        (c.name for c in components if c.lies_in(first) or c.lies_in(first.parent)), ""
+        (
+            c.name
+            for c in components
+            if c.is_in_folder(first) or c.is_in_folder(first.parent)
+        ),
+        "",
     )
 
 
@@ -334,7 +339,7 @@ class Found:
 
 
 def find(
-    record: ModelRecord,
+    family: ModelFamily,
     configs: Sequence[ModelConfig],
     components: Iterable[str],
     bare: Iterable[str] = (),
@@ -346,12 +351,14 @@ def find(
     among: the components that the variant has: no file is taken for a twin of one of
     these that the variant lacks.
     """
-    known: Sequence[Component] = record.load("components")
+    known: Sequence[Component] = family.load("components")
     by_name = {component.name: component for component in known}
     wanted = tuple(components)
     own = [component for component in known if among is None or component.name in among]
     files = assign(
-        configs, [c for c in known if c in own or not any(map(c.is_twin, own))], wanted
+        configs,
+        [c for c in known if c in own or not any(map(c.same_keys_as, own))],
+        wanted,
     )
     published = [config for config in configs if config.origin is not None]
     roots = [
@@ -368,7 +375,7 @@ def find(
             origin = published[0].origin if published else None
             hub = configs[0].hub if configs else None
             files[name] = find_folder(
-                by_name[name], roots, origin, record.default_ids.get(name, ""), hub
+                by_name[name], roots, origin, family.default_ids.get(name, ""), hub
             )
     contents = {
         name: find_configuration(
@@ -412,26 +419,26 @@ def _sought(
 
 
 def denoiser_configuration(
-    record: ModelRecord, configs: Sequence[ModelConfig]
+    family: ModelFamily, configs: Sequence[ModelConfig]
 ) -> Mapping[str, Any]:
     """The content of the configuration of the component that is trained by default, or
     else of a twin of it.
 
     Raises what `find` raises for the former if neither is found.
     """
-    known: Sequence[Component] = record.load("components")
+    known: Sequence[Component] = family.load("components")
     (default,) = (
-        component for component in known if component.name == record.default_trainable
+        component for component in known if component.name == family.default_trainable
     )
     here = [replace(config, hub=None) for config in configs]
     errors: list[StateError] = []
-    for part in (default, *filter(default.is_twin, known)):
+    for part in (default, *filter(default.same_keys_as, known)):
         for parts, bare, places in (
             ((part.name,), (), here),
             ((), (part.name,), configs),
         ):
             try:
-                return find(record, places, parts, bare).contents[part.name]
+                return find(family, places, parts, bare).contents[part.name]
             except StateError as error:
                 errors.append(error)
     raise errors[0]

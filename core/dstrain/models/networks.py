@@ -16,7 +16,7 @@ from torch import nn
 
 from dstrain.errors import StateError
 from dstrain.models.components import Files
-from dstrain.models.formats import AS_IS
+from dstrain.models.formats import NATIVE
 from dstrain.models.weights import Weights
 
 EXAMPLES = 3
@@ -34,7 +34,7 @@ class Network:
 
     constructor: str
 
-    def takes(self, data: Mapping[str, Any]) -> bool:
+    def accepts_config(self, data: Mapping[str, Any]) -> bool:
         """Whether what `config.json` holds can be this network's: it names no other
         class, nor one of transformers.
         """
@@ -87,7 +87,7 @@ class TransformersNetwork:
     model: str
     config: str
 
-    def takes(self, data: Mapping[str, Any]) -> bool:
+    def accepts_config(self, data: Mapping[str, Any]) -> bool:
         """Whether what `config.json` holds can be this network's: it names no other
         type, nor a class of diffusers.
         """
@@ -183,25 +183,26 @@ def _refuse_misfit(
     """Raise StateError with examples, in the files' names, of what is missing,
     unexpected or of another shape.
     """
-    layout = files.layout or AS_IS
+    checkpoint_format = files.checkpoint_format or NATIVE
     have = weights.shapes
     placed = {name: place.shape for name, place in weights.places.items()}
     used = {piece.name for own in wanted for piece in weights.pieces.get(own, ())}
     kinds = {
         "missing": dict.fromkeys(
-            files.prefix + layout.original(own, placed)
+            files.prefix + checkpoint_format.original(own, placed)
             for own in wanted
             if own not in have
         ),
         "unexpected": [
             place.name
             for name, place in weights.places.items()
-            if name not in used and not layout.ignores(name)
+            if name not in used and not checkpoint_format.ignores(name)
         ],
         "of another shape": [
             f"{' + '.join(files.prefix + piece.name for piece in weights.pieces[own])} (want {shape}, have {have[own]})"
             for own, shape in wanted.items()
-            if own in have and not _fits(have[own], shape, exactly=files.layout is None)
+            if own in have
+            and not _fits(have[own], shape, exactly=files.checkpoint_format is None)
         ],
     }
     found = [

@@ -8,11 +8,11 @@ from safetensors import SafetensorError
 
 from dstrain.errors import SystemFault
 from dstrain.models.locate import ModelConfig
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 
 
 def write_toy(
-    record: ModelRecord, variant: str, folder: Path
+    family: ModelFamily, variant: str, folder: Path
 ) -> tuple[ModelConfig, ...]:
     """Write a toy model to a temporary folder; returns its files, one entry per
     component with weights.
@@ -20,7 +20,7 @@ def write_toy(
     Raises SystemFault where the folder's disk is full.
     """
     fill_folder(
-        record,
+        family,
         variant,
         0,
         folder,
@@ -34,13 +34,13 @@ def write_toy(
 
 
 def fill_folder(
-    record: ModelRecord, variant: str, seed: int, folder: Path, advice: str
+    family: ModelFamily, variant: str, seed: int, folder: Path, advice: str
 ) -> None:
     """Write a toy model in the published layout; raises SystemFault, with the advice,
     where the disk is full.
     """
     try:
-        record.load("toy")(folder, variant, seed)
+        family.load("toy")(folder, variant, seed)
     except SafetensorError as error:
         raise SystemFault(
             str(folder), f"a toy model cannot be written: {error}", advice

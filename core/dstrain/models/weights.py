@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import AS_IS, Piece
+from dstrain.models.formats import NATIVE, TensorSlice
 
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 
@@ -67,7 +67,7 @@ class Weights:
     """
 
     places: Mapping[str, Place]
-    pieces: Mapping[str, tuple[Piece, ...]]
+    pieces: Mapping[str, tuple[TensorSlice, ...]]
 
     @classmethod
     def of(cls, files: Files) -> "Weights":
@@ -82,7 +82,7 @@ class Weights:
         }
         return cls(
             places,
-            (files.layout or AS_IS).convert(
+            (files.checkpoint_format or NATIVE).convert(
                 {name: place.shape for name, place in places.items()}
             ),
         )
@@ -98,7 +98,7 @@ class Weights:
         """Read weights in these shapes, floating-point ones as `dtype`; those of the
         same pieces share memory.
         """
-        made: dict[tuple[Piece, ...], Tensor] = {}
+        made: dict[tuple[TensorSlice, ...], Tensor] = {}
         with ExitStack() as stack:
             paths = {
                 self.places[piece.name].path
@@ -119,9 +119,9 @@ class Weights:
             own: made[self.pieces[own]].reshape(shape) for own, shape in wanted.items()
         }
 
-    def _joined(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+    def _joined(self, pieces: Sequence[TensorSlice]) -> tuple[int, ...]:
         shapes = [self.places[piece.name].shape for piece in pieces]
-        if pieces == (Piece(pieces[0].name),):
+        if pieces == (TensorSlice(pieces[0].name),):
             return shapes[0]
         if len({shape[1:] for shape in shapes}) != 1:
             names = ", ".join(self.places[piece.name].name for piece in pieces)
@@ -151,19 +151,26 @@ def recognise(
         arrangement = component.arrangement(names)
         if arrangement is not None:
             found.setdefault(
-                replace(files, prefix=arrangement.prefix, layout=arrangement.layout), []
+                replace(
+                    files,
+                    prefix=arrangement.prefix,
+                    checkpoint_format=arrangement.checkpoint_format,
+                ),
+                [],
             ).append(component)
     by_prefix: dict[str, list[Component]] = {}
     for part, fitting in found.items():
         by_prefix.setdefault(part.prefix, []).extend(fitting)
     first = str(files.paths[0])
     if not found:
-        known = ", ".join(component.name for component in components if component.marks)
+        known = ", ".join(
+            component.name for component in components if component.key_patterns
+        )
         raise StateError(
             first, f"is none of {known}; its first names: {', '.join(names[:3])}"
         )
     for fitting in by_prefix.values():
-        if not all(component.is_twin(fitting[0]) for component in fitting):
+        if not all(component.same_keys_as(fitting[0]) for component in fitting):
             alike = ", ".join(component.name for component in fitting)
             raise StateError(
                 first, f"fits {alike} alike; its first names: {', '.join(names[:3])}"
@@ -203,7 +210,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 @contextmanager
-def _reader(path: Path) -> Iterator[Callable[[Piece], Tensor]]:
+def _reader(path: Path) -> Iterator[Callable[[TensorSlice], Tensor]]:
     """Yield a function that reads a piece of the open file; the tensor may be mapped to
     it.
     """
@@ -227,7 +234,7 @@ def _reader(path: Path) -> Iterator[Callable[[Piece], Tensor]]:
         )
 
 
-def _whole(piece: Piece) -> bool:
+def _whole(piece: TensorSlice) -> bool:
     return (piece.start, piece.stop) == (0, None)
 
 

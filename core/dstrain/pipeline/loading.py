@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.preset import merge_preset
 from dstrain.models.locate import Found
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 
 LONG = 2.0
 """Seconds from which on the loading of a component is told."""
@@ -27,8 +27,8 @@ class LoadedComponents:
 
 
 def load_components(
-    record: ModelRecord,
-    wiring: Wiring,
+    family: ModelFamily,
+    spec: PipelineSpec,
     found: Found,
     device: torch.device,
     dtype: torch.dtype,
@@ -40,7 +40,7 @@ def load_components(
 
     say: is told of each preset, and of each component that takes long.
     """
-    by_name = {component.name: component for component in record.load("components")}
+    by_name = {component.name: component for component in family.load("components")}
     configs = {
         name: by_name[name].configure(content)
         for name, content in found.contents.items()
@@ -56,7 +56,7 @@ def load_components(
         if isinstance(module, torch.nn.Module):
             module = module.requires_grad_(False).eval().to(device)
             if files.preset is not None:
-                merge_preset(module, name, files.preset, record, wiring)
+                merge_preset(module, name, files.preset, family, spec)
                 if say is not None:
                     say(f"preset {files.preset} merged into {name}")
         components[name] = module

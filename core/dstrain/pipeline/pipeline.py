@@ -1,4 +1,4 @@
-"""A pipeline: a variant's wiring with the components that fill it. Training and
+"""A pipeline: a variant's pipeline spec with the components that fill it. Training and
 inference run the same units.
 """
 
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from dstrain.console import warn
 from dstrain.errors import UsageError
 from dstrain.graph.plan import POSITIVE, Plan, Step, make_plan, value_key
-from dstrain.graph.schedule import Held, Hold
-from dstrain.graph.spec import Wiring
-from dstrain.graph.unit import Signature, component_of
+from dstrain.graph.schedule import ConstrainLatents, LatentConstraint
+from dstrain.graph.spec import PipelineSpec
+from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.lora.header import differences
 from dstrain.lora.layers import add_layers
-from dstrain.lora.names import shapes_of, unreached_layers
+from dstrain.lora.names import shapes_of, unused_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.components import Files
 from dstrain.models.device import default_device
@@ -36,8 +36,8 @@ from dstrain.pipeline.sampling import (
 )
 from dstrain.pipeline.variants import Hints, choose_variant
 from dstrain.randomness import Rng, SampleKey
-from dstrain.registry.discovery import load_record
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.discovery import load_family
+from dstrain.registry.family import ModelFamily
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Pipeline:
     computes in, None for none. files: what components were loaded from.
     """
 
-    wiring: Wiring
-    record: ModelRecord
+    spec: PipelineSpec
+    family: ModelFamily
     components: dict[str, Any]
     configs: Mapping[str, Any] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -73,44 +73,42 @@ class Pipeline:
         Raises StateError for files that are missing or do not fit, UsageError for an
         unknown family or variant.
         """
-        record = load_record(family)
-        wiring: Wiring = record.load("wiring")(
-            choose_variant(record, variant, Hints(model_configs))
+        loaded = load_family(family)
+        spec: PipelineSpec = loaded.load("pipelines")(
+            choose_variant(loaded, variant, Hints(model_configs))
         )
-        return cls.from_files(record, wiring, model_configs, device, torch_dtype)
+        return cls.from_files(loaded, spec, model_configs, device, torch_dtype)
 
     @classmethod
     def from_files(
         cls,
-        record: ModelRecord,
-        wiring: Wiring,
+        family: ModelFamily,
+        spec: PipelineSpec,
         model_configs: Sequence[ModelConfig],
         device: torch.device | str | None = None,
         torch_dtype: torch.dtype = torch.float32,
     ) -> "Pipeline":
-        """Load everything that inference with every input of a wiring uses; model_fn
+        """Load everything that inference with every input of a pipeline spec uses; model_fn
         computes in `torch_dtype`.
         """
-        plan = make_plan(
-            wiring, frozenset(wiring.inputs), generate_task(wiring, guided=True)
-        )
+        plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
         found = find(
-            record,
+            family,
             model_configs,
             plan.components[""],
             plan.configs[""],
-            wiring.components,
+            spec.components,
         )
         place = torch.device(device) if device is not None else default_device()
-        pipeline = cls.from_found(record, wiring, found, place, torch_dtype)
+        pipeline = cls.from_found(family, spec, found, place, torch_dtype)
         pipeline.autocast = None if torch_dtype == torch.float32 else torch_dtype
         return pipeline
 
     @classmethod
     def from_found(
         cls,
-        record: ModelRecord,
-        wiring: Wiring,
+        family: ModelFamily,
+        spec: PipelineSpec,
         found: Found,
         device: torch.device,
         dtype: torch.dtype,
@@ -119,11 +117,11 @@ class Pipeline:
     ) -> "Pipeline":
         """Load the files found; see `load_components` for the arguments."""
         loaded = load_components(
-            record, wiring, found, device, dtype, full_precision, say
+            family, spec, found, device, dtype, full_precision, say
         )
         return cls(
-            wiring,
-            record,
+            spec,
+            family,
             loaded.components,
             loaded.configs,
             device,
@@ -139,13 +137,16 @@ class Pipeline:
         trained with that differs here, is printed on stderr.
         """
         for lora in read_lora(
-            path, self.record, self.lora_shapes(), spare=self.spare_layers()
+            path,
+            self.family,
+            self.lora_shapes(),
+            optional_layers=self.optional_layers(),
         ):
             recorded = differences(
                 path,
                 lora.header,
                 lora.component,
-                self.wiring.variant,
+                self.spec.variant,
                 self.files.get(lora.component),
             )
             for line in (*lora.notes, *recorded):
@@ -169,16 +170,16 @@ class Pipeline:
         )
         return {name: shapes_of(module) for name, module in networks}
 
-    def spare_layers(self) -> dict[str, frozenset[str]]:
+    def optional_layers(self) -> dict[str, frozenset[str]]:
         """Return the layers of each network that no loss reaches."""
-        unreached = self.wiring.unreached
+        unused_parameters = self.spec.unused_parameters
         return {
-            name: unreached_layers(unreached.get(name, ()), shapes)
+            name: unused_layers(unused_parameters.get(name, ()), shapes)
             for name, shapes in self.lora_shapes().items()
         }
 
-    def lend(
-        self, borrower: Signature, part: str = "", **ambient: Any
+    def bind_components(
+        self, borrower: FunctionSpec, part: str = "", **ambient: Any
     ) -> dict[str, Any]:
         """The names a function borrows, `ambient` ones as given; `part` is the expert
         that plays its role.
@@ -186,15 +187,16 @@ class Pipeline:
         Raises UsageError for a component that is not loaded.
         """
         ambient |= {"device": self.device, "dtype": self.dtype}
-        expert = self.wiring.expert
+        experts = self.spec.experts
         part = part or self._only_expert()
         lent = {}
-        for name in borrower.borrows:
+        for name in borrower.components:
             played = name
-            if expert and component_of(name) == expert.role:
+            if experts and component_of(name) == experts.denoiser:
                 played = (
-                    part or (self._configured_expert() if name != expert.role else "")
-                ) + name[len(expert.role) :]
+                    part
+                    or (self._configured_expert() if name != experts.denoiser else "")
+                ) + name[len(experts.denoiser) :]
             lent[name] = (
                 ambient[name] if name in ambient else self._component(played, borrower)
             )
@@ -206,22 +208,27 @@ class Pipeline:
         """Run units in order, adding what they make to the table of values."""
         for step in steps:
             reads = {
-                name: values[key] for name, key in step.reads.items() if key in values
+                name: values[key] for name, key in step.inputs.items() if key in values
             }
             own = (
-                rng.scoped(f"{step.unit.name}.{step.side}") if rng is not None else None
+                rng.scoped(f"{step.unit.name}.{step.branch}")
+                if rng is not None
+                else None
             )
             made = step.unit.run(
-                reads, self.lend(step.unit, rng=own, side=step.side or POSITIVE)
+                reads,
+                self.bind_components(
+                    step.unit, rng=own, branch=step.branch or POSITIVE
+                ),
             )
-            values.update({step.makes[name]: value for name, value in made.items()})
+            values.update({step.outputs[name]: value for name, value in made.items()})
 
     def predict(
         self,
         values: Mapping[str, Any],
-        noisy: Tensor,
+        noisy_latents: Tensor,
         timestep: Tensor,
-        side: str = POSITIVE,
+        branch: str = POSITIVE,
     ) -> Tensor:
         """Call model_fn under autocast with the conditions of one side; returns the
         prediction, shaped as `noisy`.
@@ -229,10 +236,10 @@ class Pipeline:
         Where several experts are loaded, each predicts the samples whose timesteps are
         its own.
         """
-        conditions = self._reads(self.wiring.model_fn, values, side)
+        conditions = self._reads(self.spec.model_fn, values, branch)
         parts = self._experts(timestep)
         if len(set(parts)) == 1:
-            return self._predict(parts[0], noisy, timestep, conditions, side)
+            return self._predict(parts[0], noisy_latents, timestep, conditions, branch)
         made: dict[int, Tensor] = {}
         for part in dict.fromkeys(parts):
             rows = [row for row, chosen in enumerate(parts) if chosen == part]
@@ -240,7 +247,9 @@ class Pipeline:
             made |= dict(
                 zip(
                     rows,
-                    self._predict(part, noisy[rows], timestep[rows], given, side),
+                    self._predict(
+                        part, noisy_latents[rows], timestep[rows], given, branch
+                    ),
                     strict=True,
                 )
             )
@@ -249,39 +258,46 @@ class Pipeline:
     def _predict(
         self,
         part: str,
-        noisy: Tensor,
+        noisy_latents: Tensor,
         timestep: Tensor,
         conditions: Mapping[str, Any],
-        side: str,
+        branch: str,
     ) -> Tensor:
-        model_fn = self.wiring.model_fn
+        model_fn = self.spec.model_fn
         with (
             torch.autocast(self.device.type, self.autocast)
             if self.autocast is not None
             else nullcontext()
         ):
             prediction: Tensor = model_fn.function(
-                noisy, timestep, **conditions, **self.lend(model_fn, part, side=side)
+                noisy_latents,
+                timestep,
+                **conditions,
+                **self.bind_components(model_fn, part, branch=branch),
             )
         return prediction
 
-    def hold(self, values: Mapping[str, Any]) -> Hold:
+    def constrain_latents(self, values: Mapping[str, Any]) -> ConstrainLatents:
         """The variant's `hold` with what it reads filled in; without one, nothing is
         held.
         """
-        if self.wiring.hold is None:
-            return _hold_nothing
-        hold = self.wiring.hold
-        return partial(hold.function, **self._reads(hold, values), **self.lend(hold))
+        if self.spec.constrain_latents is None:
+            return _constrain_nothing
+        constrain_latents = self.spec.constrain_latents
+        return partial(
+            constrain_latents.function,
+            **self._reads(constrain_latents, values),
+            **self.bind_components(constrain_latents),
+        )
 
     @torch.no_grad()
     def __call__(self, **arguments: Any) -> Any:
         """Generate what the variant's last decoder makes (a picture) from arguments by
         name, as `planned` takes them.
         """
-        call = planned(self.wiring, arguments)
+        call = planned(self.spec, arguments)
         values = dict(call.inputs)
-        self.run(call.plan.frozen, values)
+        self.run(call.plan.cached_steps, values)
         return self.finish(call.plan, values, call.sampling)
 
     @torch.no_grad()
@@ -289,8 +305,8 @@ class Pipeline:
         """Do what follows a plan's frozen units: its live ones, the sampler, the
         decoders; `values` holds what crosses.
         """
-        self.run(plan.live, values, Rng([SampleKey(sampling.seed, 0, 0, 0)]))
-        latents = self.sample(values, sampling, NEGATIVE in plan.sides)
+        self.run(plan.train_steps, values, Rng([SampleKey(sampling.seed, 0, 0, 0)]))
+        latents = self.sample(values, sampling, NEGATIVE in plan.branches)
         return self.decode(values, latents)
 
     def sample(
@@ -305,7 +321,7 @@ class Pipeline:
             if not guided:
                 return prediction
             negative = self.predict(values, latents, timestep, NEGATIVE).float()
-            guided_prediction: Tensor = self.wiring.guide(
+            guided_prediction: Tensor = self.spec.apply_guidance(
                 prediction, negative, sampling.guidance_scale
             )
             return guided_prediction
@@ -314,9 +330,9 @@ class Pipeline:
             self.initial_noise(values, sampling),
             sampling.num_inference_steps,
         )
-        schedule, hold = self.wiring.schedule, self.hold(values)
+        schedule, constrain_latents = self.spec.schedule, self.constrain_latents(values)
         return integrate(
-            schedule, hold, velocity, noise, steps, sampling.on_step
+            schedule, constrain_latents, velocity, noise, steps, sampling.on_step
         ).latents
 
     def initial_noise(self, values: dict[str, Any], sampling: Sampling) -> Tensor:
@@ -325,59 +341,59 @@ class Pipeline:
         """
         if sampling.latents is not None:
             return sampling.latents.to(self.device, torch.float32)
-        reader = self.wiring.latent_shape
-        reads = {name: values[name] for name in reader.reads if name in values}
-        shape = reader.function(**reads, **self.lend(reader))
+        reader = self.spec.latent_shape
+        reads = {name: values[name] for name in reader.inputs if name in values}
+        shape = reader.function(**reads, **self.bind_components(reader))
         return seeded_noise(shape, sampling.seed, sampling.rand_device).to(self.device)
 
     def decode(self, values: dict[str, Any], latents: Tensor) -> Any:
         """Run the decoder units on latents; returns what the last one makes."""
         table = dict(values)
         made: dict[str, Any] = {}
-        for decoder in self.wiring.decoders:
-            reads = {name: table[name] for name in decoder.reads if name in table}
-            made = decoder.run(reads, self.lend(decoder), latents=latents)
+        for decoder in self.spec.decoders:
+            reads = {name: table[name] for name in decoder.inputs if name in table}
+            made = decoder.run(reads, self.bind_components(decoder), latents=latents)
             table |= made
         return list(made.values())[-1]
 
     def _reads(
-        self, reader: Signature, values: Mapping[str, Any], side: str = POSITIVE
+        self, reader: FunctionSpec, values: Mapping[str, Any], branch: str = POSITIVE
     ) -> dict[str, Any]:
-        keys = {name: value_key(self.wiring, name, side) for name in reader.reads}
+        keys = {name: value_key(self.spec, name, branch) for name in reader.inputs}
         return {name: values[key] for name, key in keys.items() if key in values}
 
     def _experts(self, timestep: Tensor) -> list[str]:
         """The expert of each sample, one '' without experts; the noisiest part of a
         sample decides.
         """
-        expert, only = self.wiring.expert, self._only_expert()
-        if expert is None or only:
+        experts, only = self.spec.experts, self._only_expert()
+        if experts is None or only:
             return [only]
         return [
-            expert.choose(one)
+            experts.choose(one)
             for one in timestep.reshape(len(timestep), -1).amax(1).tolist()
         ]
 
     def _only_expert(self) -> str:
         """The one expert that is loaded, else ''."""
-        expert = self.wiring.expert
+        experts = self.spec.experts
         loaded = (
-            [name for name in expert.components if name in self.components]
-            if expert
+            [name for name in experts.components if name in self.components]
+            if experts
             else []
         )
         return loaded[0] if len(loaded) == 1 else ""
 
     def _configured_expert(self) -> str:
         """The first expert of which the configuration is known, else ''."""
-        expert = self.wiring.expert
+        experts = self.spec.experts
         return (
-            next((name for name in expert.components if name in self.configs), "")
-            if expert
+            next((name for name in experts.components if name in self.configs), "")
+            if experts
             else ""
         )
 
-    def _component(self, name: str, borrower: Signature) -> Any:
+    def _component(self, name: str, borrower: FunctionSpec) -> Any:
         if name in self.components:
             return self.components[name]
         if name.endswith("_config") and name.removesuffix("_config") in self.configs:
@@ -402,5 +418,7 @@ def _rows(value: Any, rows: list[int]) -> Any:
     )
 
 
-def _hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> Held:
-    return Held(latents, timestep)
+def _constrain_nothing(
+    latents: Tensor, timestep: Tensor, noise: Tensor
+) -> LatentConstraint:
+    return LatentConstraint(latents, timestep)

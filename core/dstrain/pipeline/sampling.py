@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Given
+from dstrain.graph.inputs import Column, InferenceOnly
 from dstrain.graph.plan import POSITIVE, Plan, make_plan
 from dstrain.graph.schedule import (
     TRAIN_TIMESTEPS,
+    ConstrainLatents,
     FlowMatchSchedule,
-    Held,
-    Hold,
+    LatentConstraint,
     Velocity,
 )
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
-from dstrain.graph.unit import Signature
+from dstrain.graph.unit import FunctionSpec
 
 NEGATIVE = "negative"
 NOISE_DEVICE = "cpu"
@@ -55,28 +55,28 @@ def _sampled() -> None:
     """
 
 
-def generate_task(wiring: Wiring, guided: bool) -> Task:
+def generate_task(spec: PipelineSpec, guided: bool) -> Task:
     """The task whose needs are those of inference: the latents' shape and what the
     decoders read.
     """
-    made = {name for decoder in wiring.decoders for name in decoder.makes}
-    reads = dict(wiring.latent_shape.reads)
+    made = {name for decoder in spec.decoders for name in decoder.outputs}
+    reads = dict(spec.latent_shape.inputs)
     reads |= {
         name: need
-        for decoder in wiring.decoders
-        for name, need in decoder.reads.items()
+        for decoder in spec.decoders
+        for name, need in decoder.inputs.items()
         if name not in made
     }
     borrows = dict.fromkeys(
         name
-        for reader in (wiring.latent_shape, *wiring.decoders)
-        for name in reader.borrows
+        for reader in (spec.latent_shape, *spec.decoders)
+        for name in reader.components
     )
-    sides = (POSITIVE, NEGATIVE) if guided else (POSITIVE,)
+    branches = (POSITIVE, NEGATIVE) if guided else (POSITIVE,)
     return Task(
         "generate",
-        Signature("generate", _sampled, reads, tuple(borrows)),
-        sides,
+        FunctionSpec("generate", _sampled, reads, tuple(borrows)),
+        branches,
         from_rows=False,
     )
 
@@ -93,7 +93,7 @@ class Call:
 
 
 def planned(
-    wiring: Wiring, arguments: Mapping[str, Any], columns: tuple[str, ...] = ()
+    spec: PipelineSpec, arguments: Mapping[str, Any], columns: tuple[str, ...] = ()
 ) -> Call:
     """Split arguments into the fields of `Sampling` and the variant's inputs (prompt,
     height, ...), and plan for them.
@@ -101,29 +101,29 @@ def planned(
     What is not given is the variant's default; None is no value. Guidance is on if
     guidance_scale > 1 and the negative side has its inputs; of a scale that is given,
     an input of that side that is not is '' if it is a text. columns: as in
-    `Wiring.plan`. Raises UsageError for a name that is neither, and for an input that
+    `PipelineSpec.plan`. Raises UsageError for a name that is neither, and for an input that
     is needed and absent.
     """
     fields = set(Sampling.__dataclass_fields__)
-    known = fields | set(wiring.inputs)
+    known = fields | set(spec.inputs)
     for name in arguments:
         if name not in known:
             raise UsageError(
                 "pipe()", f"takes no argument {name!r}{nearest(name, known)}"
             )
-    settings = {name: setting.value for name, setting in wiring.settings.items()}
-    merged = {**settings, **wiring.defaults, **arguments}
+    settings = {name: setting.value for name, setting in spec.settings.items()}
+    merged = {**settings, **spec.defaults, **arguments}
     merged = {name: value for name, value in merged.items() if value is not None}
     inputs = {name: value for name, value in merged.items() if name not in fields}
     sampling = Sampling(
         **{name: value for name, value in merged.items() if name in fields}
     )
     negatives = {
-        negative for positive, negative in wiring.per_side.items() if positive in inputs
+        negative for positive, negative in spec.cfg_inputs.items() if positive in inputs
     }
     if sampling.guidance_scale > 1 and arguments.get("guidance_scale") is not None:
         inputs |= {
-            name: _blank(wiring, name)
+            name: _blank(spec, name)
             for name in sorted(negatives - {*inputs, *arguments})
         }
     guided = sampling.guidance_scale > 1 and negatives <= set(inputs)
@@ -131,14 +131,14 @@ def planned(
         sampling,
         inputs,
         make_plan(
-            wiring, frozenset(inputs), generate_task(wiring, guided), columns=columns
+            spec, frozenset(inputs), generate_task(spec, guided), columns=columns
         ),
     )
 
 
-def _blank(wiring: Wiring, name: str) -> str:
-    source = wiring.inputs[name]
-    if isinstance(source, Column | Given) and source.kind == "text":
+def _blank(spec: PipelineSpec, name: str) -> str:
+    source = spec.inputs[name]
+    if isinstance(source, Column | InferenceOnly) and source.kind == "text":
         return ""
     raise UsageError(
         "guidance_scale",
@@ -148,12 +148,12 @@ def _blank(wiring: Wiring, name: str) -> str:
 
 def integrate(
     schedule: FlowMatchSchedule,
-    hold: Hold,
+    constrain_latents: ConstrainLatents,
     velocity: Velocity,
     noise: Tensor,
     steps: int,
     on_step: OnStep | None = None,
-) -> Held:
+) -> LatentConstraint:
     """Step from noise, (batch, channels, ...) fp32, by Euler's rule; returns the last
     latents with the loss mask.
 
@@ -168,15 +168,17 @@ def integrate(
         timestep = (
             (sigmas[i] * TRAIN_TIMESTEPS).expand(latents.shape[0]).to(latents.device)
         )
-        held = hold(latents, timestep, noise)
+        constrained = constrain_latents(latents, timestep, noise)
         latents = (
-            held.latents
+            constrained.latents
             + (sigmas[i + 1] - sigmas[i])
-            * velocity(held.latents, held.timestep).float()
+            * velocity(constrained.latents, constrained.timestep).float()
         )
         if on_step is not None:
             on_step(i, latents)
-    return hold(latents, torch.zeros(latents.shape[0], device=latents.device), noise)
+    return constrain_latents(
+        latents, torch.zeros(latents.shape[0], device=latents.device), noise
+    )
 
 
 def seeded_noise(shape: Sequence[int], seed: int, device: str = NOISE_DEVICE) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 from dstrain.config.fields import flags
 from dstrain.config.schema import GenerateConfig, TrainConfig
 from dstrain.errors import UsageError, nearest
-from dstrain.registry.family import API, ModelRecord
+from dstrain.registry.family import API, ModelFamily
 
 GROUP = "dstrain.models"
 HOOK_GROUP = "dstrain"
@@ -89,7 +89,7 @@ def refuse_unknown(left_out: Collection[str]) -> None:
             )
 
 
-def load_record(name: str, left_out: Collection[str] = ()) -> ModelRecord:
+def load_family(name: str, left_out: Collection[str] = ()) -> ModelFamily:
     """Import the record of the family named; no other plugin is imported.
 
     Raises UsageError when none or several distributions offer it, or when what it
@@ -110,20 +110,20 @@ def load_record(name: str, left_out: Collection[str] = ()) -> ModelRecord:
             clash,
             f"leave one out with -p no:{same[0].distribution}, or uninstall it",
         )
-    return checked_record(same[0])
+    return checked_family(same[0])
 
 
-def variant_of(record: ModelRecord, name: str | None) -> str:
+def variant_of(family: ModelFamily, name: str | None) -> str:
     """The variant named, or the record's first; raises UsageError for one it does not
     have.
     """
     if name is None:
-        return record.variants[0]
-    if name not in record.variants:
-        known = ", ".join(record.variants)
+        return family.variants[0]
+    if name not in family.variants:
+        known = ", ".join(family.variants)
         raise UsageError(
             "--variant",
-            f"{record.name} has no variant {name!r}; variants: {known}{nearest(name, record.variants)}",
+            f"{family.name} has no variant {name!r}; variants: {known}{nearest(name, family.variants)}",
         )
     return name
 
@@ -144,38 +144,38 @@ def name_clash(plugin: Installed, plugins: Collection[Installed]) -> str:
     )
 
 
-def checked_record(plugin: Installed) -> ModelRecord:
+def checked_family(plugin: Installed) -> ModelFamily:
     """Import a plugin's record; raises UsageError naming the distribution when it is
     none that fits.
     """
-    record = plugin.load()
-    if not isinstance(record, ModelRecord):
+    family = plugin.load()
+    if not isinstance(family, ModelFamily):
         raise UsageError(
             plugin.where,
-            f"{plugin.entry_point} is a {type(record).__name__}, not a dstrain.record.ModelRecord",
+            f"{plugin.entry_point} is a {type(family).__name__}, not a dstrain.registry.family.ModelFamily",
         )
-    if record.api != API:
+    if family.api != API:
         raise UsageError(
             plugin.where,
-            f"its record is made for plugin interface {record.api}, this dstrain has {API}",
+            f"its record is made for plugin interface {family.api}, this dstrain has {API}",
             "install versions of the plugin and of dstrain that fit together",
         )
-    if record.name != plugin.name:
+    if family.name != plugin.name:
         raise UsageError(
             plugin.where,
-            f"its entry point is named {plugin.name!r}, its record {record.name!r}",
+            f"its entry point is named {plugin.name!r}, its record {family.name!r}",
         )
-    for fault in record.faults():
+    for fault in family.faults():
         raise UsageError(plugin.where, fault)
-    if not record.variants:
+    if not family.variants:
         raise UsageError(plugin.where, f"the record of {plugin.name!r} has no variant")
-    for option in record.options:
+    for option in family.options:
         if option.name in taken_names():
             raise UsageError(
                 plugin.where,
                 f"its flag --{option.name} is already one of dstrain's own",
             )
-    return record
+    return family
 
 
 def taken_names() -> frozenset[str]:

@@ -41,10 +41,10 @@ class Option:
 
 
 @dataclass(frozen=True)
-class ModelRecord:
+class ModelFamily:
     """A family: names and numbers only, so that listing it imports no torch.
 
-    wiring: "package.module:function", function(variant) -> Wiring. components:
+    pipelines: "package.module:function", function(variant) -> PipelineSpec. components:
     "package.module:COMPONENTS", a tuple of Component. toy: "package.module:function",
     function(folder, variant, seed) writes a toy model as published. variants: the first
     is the toy's default. model_ids: variant -> patterns of the model ids that mean it.
@@ -56,7 +56,7 @@ class ModelRecord:
     """
 
     name: str
-    wiring: str
+    pipelines: str
     components: str
     toy: str
     variants: tuple[str, ...]
@@ -75,7 +75,7 @@ class ModelRecord:
     api: int = API
 
     def load(self, part: str) -> Any:
-        """Import what a field such as `wiring` names; imports torch. Raises UsageError
+        """Import what a field such as `pipelines` names; imports torch. Raises UsageError
         where that cannot be.
         """
         place = str(getattr(self, part))
@@ -107,7 +107,7 @@ class ModelRecord:
         packages above it are imported.
         """
         for part in (
-            "wiring",
+            "pipelines",
             "components",
             "toy",
             *(["variants_for"] if self.variants_for else []),

@@ -7,26 +7,26 @@ from typing import Any
 from torch.optim import AdamW
 from transformers import get_scheduler
 
-from dstrain.cache.store import FeatureStore
-from dstrain.distributed.world import World
+from dstrain.cache.store import FeatureCache
+from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.lora.reader import check_lora_file
 from dstrain.models.checkpointing import enable_checkpointing
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import start_weights
 from dstrain.runs.feature_plan import check_configs, open_plan
-from dstrain.runs.job import Feed, Job
+from dstrain.runs.job import TrainingData, TrainingRun
 from dstrain.runs.setup import Setup
 from dstrain.training.loader import Rows, StoredRows
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import Order, first_samples, with_gaps
+from dstrain.training.order import Order, row_starts, with_excluded_rows
 from dstrain.training.trainables import start_from_lora
 
 
-def feed(setup: Setup, world: World) -> Feed:
+def open_training_data(setup: Setup, processes: ProcessGroup) -> TrainingData:
     """Open the samples: the data set's rows, or in stage 2 the feature store's."""
     if setup.stage == "train":
-        store = FeatureStore.open(setup.store_path)
+        store = FeatureCache.open(setup.cache_path)
         plan = open_plan(setup, store)
         lines = [
             (int(line["group"]), (int(line["row"]), int(line["chunk"])))
@@ -36,9 +36,13 @@ def feed(setup: Setup, world: World) -> Feed:
             tuple(group for group, _ in lines),
             tuple(place for _, place in lines),
         )
-        stored = StoredRows(store, plan.rows, plan.presence, first_samples(places))
-        groups, places = with_gaps(groups, places, plan.about["data set"]["rows"])
-        return Feed(stored, groups, places, frozenset(plan.presence), plan.about)
+        stored = StoredRows(store, plan.rows, plan.presence, row_starts(places))
+        groups, places = with_excluded_rows(
+            groups, places, plan.about["data set"]["rows"]
+        )
+        return TrainingData(
+            stored, groups, places, frozenset(plan.presence), plan.about
+        )
     rows, places = setup.dataset.rows, setup.dataset.places
     reads = {
         inputs: setup.plan(inputs).used_inputs
@@ -49,18 +53,21 @@ def feed(setup: Setup, world: World) -> Feed:
         numbers.setdefault(setup.dataset.signature(number), len(numbers))
         for number in range(len(rows))
     )
-    source = Rows(rows, reads, first_samples(places), setup.dataset.damage)
-    return Feed(
+    source = Rows(rows, reads, row_starts(places), setup.dataset.damage)
+    return TrainingData(
         source,
-        *with_gaps(groups, places, len(setup.dataset.table.rows)),
+        *with_excluded_rows(groups, places, len(setup.dataset.table.rows)),
         frozenset(reads),
         None,
     )
 
 
 def prepare(
-    setup: Setup, world: World, samples: Feed, module_class: type[TrainingModule]
-) -> Job:
+    setup: Setup,
+    processes: ProcessGroup,
+    samples: TrainingData,
+    module_class: type[TrainingModule],
+) -> TrainingRun:
     """Load what the stage needs, make it trainable, and build order, optimizer and
     schedule.
     """
@@ -73,7 +80,12 @@ def prepare(
     found = setup.find(components, bare)
     if samples.about is not None:
         check_configs(samples.about, found)
-    live = {name for plan in plans for step in plan.live for name in step.unit.borrows}
+    live = {
+        name
+        for plan in plans
+        for step in plan.train_steps
+        for name in step.unit.components
+    }
     # Units run without autocast, so one in which a part is trained in fp32 is in fp32
     # as a whole.
     parts = [name.partition(".") for name in setup.trainables.full]
@@ -82,10 +94,10 @@ def prepare(
     check_lora_file(config.lora_checkpoint)
     placed = starts.in_place(found)
     pipeline = Pipeline.from_found(
-        setup.record, setup.wiring, placed, setup.device, setup.dtype, full, world.say
+        setup.family, setup.spec, placed, setup.device, setup.dtype, full, processes.say
     )
     pipeline.autocast = setup.dtype if setup.mixed_precision != "no" else None
-    module = module_class(pipeline, setup.task, setup.levels, setup.stage)
+    module = module_class(pipeline, setup.task, setup.timestep_sampler, setup.stage)
     module.switch_to_training_mode(setup.trainables, config.seed)
     if config.lora_checkpoint is not None:
         start_from_lora(pipeline, module.trained.lora, config.lora_checkpoint)
@@ -98,7 +110,7 @@ def prepare(
     order = Order(
         samples.groups,
         config.dataset_repeat,
-        world.size * config.batch_size * config.gradient_accumulation_steps,
+        processes.size * config.batch_size * config.gradient_accumulation_steps,
         config.seed,
         samples.places,
     )
@@ -112,13 +124,13 @@ def prepare(
     scheduler = get_scheduler(
         config.lr_scheduler, optimizer, config.lr_warmup_steps, steps
     )
-    model, wrapped = world.accelerator.prepare(module, optimizer)
+    model, wrapped = processes.accelerator.prepare(module, optimizer)
     # Unwrapped: without loss scaling the wrapper adds nothing but a search for packages
     # at every step.
-    return Job(
+    return TrainingRun(
         *(
             setup,
-            world,
+            processes,
             module,
             model,
             wrapped.optimizer,

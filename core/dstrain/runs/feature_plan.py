@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache.store import FeatureStore
+from dstrain.cache.store import FeatureCache
 from dstrain.config.fields import split_commas
 from dstrain.data.metadata import SUFFIXES, refuse
 from dstrain.errors import StateError
@@ -40,11 +40,11 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
         "--frame_samples": c.frame_samples,
     }
     return {
-        "family": setup.wiring.family,
-        "variant": setup.wiring.variant,
+        "family": setup.spec.family,
+        "variant": setup.spec.variant,
         "task": setup.task.name,
-        "sides": list(setup.task.sides),
-        "values stored": list(setup.plan(setup.all_inputs()).crossing),
+        "sides": list(setup.task.branches),
+        "values stored": list(setup.plan(setup.all_inputs()).cached_values),
         "--height": c.height,
         "--width": c.width,
         "--max_pixels": None if c.height else c.max_pixels,
@@ -52,11 +52,8 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
         "--extra_inputs": ",".join(sorted(split_commas(c.extra_inputs))) or None,
         "dtype": str(setup.dtype).removeprefix("torch."),
         **_preset(setup),
-        **(sampling if setup.wiring.reads_videos else {}),
-        **{
-            f"--{name}": setting.value
-            for name, setting in setup.wiring.settings.items()
-        },
+        **(sampling if setup.spec.reads_videos else {}),
+        **{f"--{name}": setting.value for name, setting in setup.spec.settings.items()},
     }
 
 
@@ -96,7 +93,7 @@ def plan_about(
     }
 
 
-def open_plan(setup: Setup, store: FeatureStore) -> StoredPlan:
+def open_plan(setup: Setup, store: FeatureCache) -> StoredPlan:
     """Find the plan that this run asks for; raises StateError that says in words what
     differs, and how to refill.
     """
@@ -144,7 +141,7 @@ def check_configs(about: Mapping[str, Any], found: Found) -> None:
 
 
 def _choose(
-    setup: Setup, store: FeatureStore, fitting: list[tuple[Path, dict[str, Any]]]
+    setup: Setup, store: FeatureCache, fitting: list[tuple[Path, dict[str, Any]]]
 ) -> tuple[Path, dict[str, Any]]:
     """Among plans of one identity: those of the data set at hand, else all if they are
     of one; of these the newest.
@@ -190,7 +187,7 @@ def _metadata(setup: Setup) -> Path | None:
 
 
 def _refuse_incomplete(
-    setup: Setup, store: FeatureStore, rows: Sequence[Mapping[str, Any]]
+    setup: Setup, store: FeatureCache, rows: Sequence[Mapping[str, Any]]
 ) -> None:
     """Raise StateError if the store lacks values of the plan: shards may have been
     deleted, or not copied.
@@ -208,12 +205,12 @@ def _refuse_incomplete(
 
 
 def _refuse_unfit(
-    setup: Setup, store: FeatureStore, rows: Sequence[Mapping[str, Any]]
+    setup: Setup, store: FeatureCache, rows: Sequence[Mapping[str, Any]]
 ) -> None:
     """Raise UsageError for values that this machine cannot use, such as the noise of a
     device it lacks.
     """
-    sources = setup.wiring.inputs.items()
+    sources = setup.spec.inputs.items()
     checks = {
         name: source.check
         for name, source in sources

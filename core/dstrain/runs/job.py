@@ -6,23 +6,23 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.models.locate import Found
 from dstrain.runs.setup import Setup
-from dstrain.training.loader import Source
+from dstrain.training.loader import SampleSource
 from dstrain.training.module import TrainingModule
 from dstrain.training.order import Order
 
 
 @dataclass(frozen=True)
-class Feed:
+class TrainingData:
     """The samples of a run: `groups` numbers the signature of each, `places` has its
     row and chunk.
 
     Rows that are left out have a place and no sample, as `order.with_gaps` makes them.
     """
 
-    source: Source
+    source: SampleSource
     groups: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
     presence: frozenset[frozenset[str]]
@@ -30,17 +30,17 @@ class Feed:
 
 
 @dataclass
-class Job:
+class TrainingRun:
     """Everything a training loop holds."""
 
     setup: Setup
-    world: World
+    processes: ProcessGroup
     module: TrainingModule
     model: Any
     optimizer: Optimizer
     scheduler: LRScheduler
     order: Order
-    source: Source
+    source: SampleSource
     found: Found
     steps: int
     about: Any
@@ -52,8 +52,8 @@ class Job:
         return float(self.scheduler.get_last_lr()[0])
 
 
-def place(job: Job, row: int) -> str:
+def place(run: TrainingRun, row: int) -> str:
     """Name a row of the data set; stage 2 has no table to name a line of."""
     return (
-        f"row {row} (from 0)" if job.setup.stage else job.setup.dataset.table.where(row)
+        f"row {row} (from 0)" if run.setup.stage else run.setup.dataset.table.where(row)
     )

@@ -11,11 +11,11 @@ import torch
 
 from dstrain.console import Progress
 from dstrain.distributed.signals import asked_to_stop
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory
-from dstrain.runs.build import feed, prepare
+from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import Outputs
-from dstrain.runs.job import Job, place
+from dstrain.runs.job import TrainingRun, place
 from dstrain.runs.reports.metrics import StepLog
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import Tally
@@ -31,72 +31,82 @@ from dstrain.training.memory import (
     peak_memory,
 )
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import MicroBatch, deal
+from dstrain.training.order import MicroBatch, split_across_ranks
 
 
 def train(
-    setup: Setup, world: World, module_class: type[TrainingModule] = TrainingModule
+    setup: Setup,
+    processes: ProcessGroup,
+    module_class: type[TrainingModule] = TrainingModule,
 ) -> None:
     """Train and save; every number that is logged is the mean over a whole optimizer
     step and all processes.
     """
-    outputs = Outputs(setup, world)
+    outputs = Outputs(setup, processes)
     outputs.refuse_unfit()
     if setup.stage != "train":
-        read_samples(setup, world)
-    warn(setup, world)
+        read_samples(setup, processes)
+    warn(setup, processes)
     with outputs.opened():
-        samples = feed(setup, world)
+        samples = open_training_data(setup, processes)
         previews = open_previews(setup, samples)
         with explained("loading", *LOAD_ADVICE):
-            job = prepare(setup, world, samples, module_class)
-            previews.load(job)
-        outputs.begin(job)
-        run_steps(job, outputs, previews)
-        outputs.end(job)
+            run = prepare(setup, processes, samples, module_class)
+            previews.load(run)
+        outputs.begin(run)
+        run_steps(run, outputs, previews)
+        outputs.end(run)
 
 
-def run_steps(job: Job, outputs: Outputs, previews: Previews) -> None:
+def run_steps(run: TrainingRun, outputs: Outputs, previews: Previews) -> None:
     """The training loop: from where the job stands, which may lack previews, to its
     last step.
     """
-    bar, tally = Progress("train", job.steps, job.step, job.world.is_main), Tally()
-    log = StepLog(outputs.folder, job.setup.extensions, job.world.is_main)
-    with log.opened(job.step), bar as progress, asked_to_stop() as asked:
-        previews.make_if_due(job, True, asked)
-        for numbers in outputs.watched(steps(job)):
+    bar, tally = (
+        Progress(
+            "train",
+            run.steps,
+            run.step,
+            run.processes.is_main,
+        ),
+        Tally(),
+    )
+    log = StepLog(outputs.folder, run.setup.extensions, run.processes.is_main)
+    with log.opened(run.step), bar as progress, asked_to_stop() as asked:
+        previews.make_if_due(run, True, asked)
+        for numbers in outputs.watched(steps(run)):
             log.add(numbers)
             tally.add(numbers)
             progress.step(
                 f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e} "
                 f"{numbers['samples_per_second']:.2f} samples/s"
             )
-            saved = outputs.save_if_due(job, int(numbers["epoch"]))
-            previews.make_if_due(job, saved, asked)
-            if job.world.any(asked()) and job.step < job.steps:
-                outputs.stop(job, saved)
+            saved = outputs.save_if_due(run, int(numbers["epoch"]))
+            previews.make_if_due(run, saved, asked)
+            if run.processes.any(asked()) and run.step < run.steps:
+                outputs.stop(run, saved)
     if tally.steps:
-        job.world.say(tally.told(peak_memory()))
+        run.processes.say(tally.told(peak_memory()))
 
 
-def steps(job: Job) -> Iterator[dict[str, float]]:
+def steps(run: TrainingRun) -> Iterator[dict[str, float]]:
     """Make the run's optimizer steps one by one; yields the numbers of each, as they
     are logged.
     """
     waiting = time.perf_counter()
-    for epoch, batches in optimizer_steps(job):
+    for epoch, batches in optimizer_steps(run):
         start = time.perf_counter()
-        learning_rate = job.learning_rate
+        learning_rate = run.learning_rate
         try:
-            loss, norm = update(job, batches)
+            loss, norm = update(run, batches)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise out_of_memory(job, batches) from error
-        job.step += 1
+            raise out_of_memory(run, batches) from error
+        run.step += 1
         end = time.perf_counter()
         yield {
-            "step": job.step,
+            "step": run.step,
             "epoch": epoch,
             "loss": loss,
             "learning_rate": learning_rate,
@@ -107,7 +117,7 @@ def steps(job: Job) -> Iterator[dict[str, float]]:
         waiting = time.perf_counter()
 
 
-def out_of_memory(job: Job, batches: Sequence[Batch]) -> OutOfMemory:
+def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
     """What did not fit: the shapes of the largest micro-batch's first sample, the peak,
     and the flags that lower it.
     """
@@ -118,9 +128,9 @@ def out_of_memory(job: Job, batches: Sequence[Batch]) -> OutOfMemory:
         for name, value in values.items()
         if isinstance(value, torch.Tensor)
     ]
-    row = place(job, largest.micro.keys[0].row)
+    row = place(run, largest.micro.keys[0].row)
     return OutOfMemory(
-        f"step {job.step + 1}",
+        f"step {run.step + 1}",
         f"out of memory at {peak_memory():.1f} GiB with {len(largest.samples)} samples like {row}",
         f"values: {', '.join(shapes or values)}",
         "lower --batch_size (and raise --gradient_accumulation_steps), --max_pixels or --lora_rank",
@@ -128,81 +138,83 @@ def out_of_memory(job: Job, batches: Sequence[Batch]) -> OutOfMemory:
     )
 
 
-def update(job: Job, batches: Sequence[Batch]) -> tuple[float, float]:
+def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     """One optimizer step over a global batch; returns its mean loss and the norm of its
     gradient before clipping.
     """
-    accelerator = job.world.accelerator
+    accelerator = run.processes.accelerator
     losses = []
     for batch in batches:
-        with nullcontext() if batch.micro.last else accelerator.no_sync(job.model):
-            loss = job.model(batch)
+        with nullcontext() if batch.micro.last else accelerator.no_sync(run.model):
+            loss = run.model(batch)
             # DDP averages gradients over processes, and each loss is already a share of
             # the global mean.
-            loss.backward(torch.full_like(loss, job.world.size))
+            loss.backward(torch.full_like(loss, run.processes.size))
         losses.append(loss.detach())
-    if job.step == 0:
-        warn_without_gradient(job)
+    if run.step == 0:
+        warn_without_gradient(run)
     norm = torch.nn.utils.clip_grad_norm_(
-        job.module.trained_parameters, job.setup.config.max_grad_norm
+        run.module.trained_parameters, run.setup.config.max_grad_norm
     )
     loss_value, norm_value = torch.stack(
-        [job.world.total(torch.stack(losses).sum()), norm]
+        [run.processes.total(torch.stack(losses).sum()), norm]
     ).tolist()
     if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-        raise diverged(job, batches, loss_value, norm_value)
-    job.optimizer.step()
-    job.scheduler.step()
-    job.optimizer.zero_grad(set_to_none=True)
+        raise diverged(run, batches, loss_value, norm_value)
+    run.optimizer.step()
+    run.scheduler.step()
+    run.optimizer.zero_grad(set_to_none=True)
     return loss_value, norm_value
 
 
-def diverged(job: Job, batches: Sequence[Batch], loss: float, norm: float) -> Diverged:
+def diverged(
+    run: TrainingRun, batches: Sequence[Batch], loss: float, norm: float
+) -> Diverged:
     """What is said of a step whose loss or gradient is no finite number: its samples
     may be why, or the settings.
     """
     keys = (
         key for batch in batches if any(batch.micro.weights) for key in batch.micro.keys
     )
-    named = ", ".join(dict.fromkeys(place(job, key.row) for key in keys))
+    named = ", ".join(dict.fromkeys(place(run, key.row) for key in keys))
     more = (
-        f" and those of {job.world.size - 1} other processes"
-        if job.world.size > 1
+        f" and those of {run.processes.size - 1} other processes"
+        if run.processes.size > 1
         else ""
     )
     return Diverged(
-        f"step {job.step + 1}",
+        f"step {run.step + 1}",
         f"loss {loss}, gradient norm {norm}; the weights are untouched",
         f"look at the samples of this step: {named}{more}",
         "or begin again from that checkpoint's weights with a lower --learning_rate or --max_grad_norm",
     )
 
 
-def warn_without_gradient(job: Job) -> None:
+def warn_without_gradient(run: TrainingRun) -> None:
     """Name the trained parameters that the first loss did not reach."""
     names = [
         name
-        for name, parameter in job.module.trained.parameters.items()
+        for name, parameter in run.module.trained.parameters.items()
         if parameter.grad is None
     ]
     if names:
-        job.world.warn(
+        run.processes.warn(
             f"no gradient reaches {len(names)} parameters: {', '.join(names[:3])}, ..."
         )
 
 
-def optimizer_steps(job: Job) -> Iterator[tuple[int, list[Batch]]]:
+def optimizer_steps(run: TrainingRun) -> Iterator[tuple[int, list[Batch]]]:
     """Yield (epoch, micro-batches of one optimizer step) from where the job stands to
     its last step.
     """
-    per_epoch = job.order.steps
-    while job.step < job.steps:
-        epoch, done = divmod(job.step, per_epoch)
+    per_epoch = run.order.steps
+    while run.step < run.steps:
+        epoch, done = divmod(run.step, per_epoch)
         batches: list[Batch] = []
         for batch in load_batches(
-            job.source,
-            partial(micro_batches, job, epoch, done),
-            job.setup.config.dataset_num_workers,
+            run.source,
+            partial(micro_batches, run, epoch, done),
+            run.setup.config.dataset_num_workers,
         ):
             batches.append(batch)
             if batch.micro.last:
@@ -210,12 +222,15 @@ def optimizer_steps(job: Job) -> Iterator[tuple[int, list[Batch]]]:
                 batches = []
 
 
-def micro_batches(job: Job, epoch: int, done: int) -> Iterable[MicroBatch]:
+def micro_batches(run: TrainingRun, epoch: int, done: int) -> Iterable[MicroBatch]:
     """This process's micro-batches of an epoch, without the steps already done or
     beyond the last.
     """
-    left = job.steps - job.step
-    for samples in islice(job.order.global_batches(epoch), done, done + left):
-        yield from deal(
-            samples, job.setup.config.batch_size, job.world.rank, job.world.size
+    left = run.steps - run.step
+    for samples in islice(run.order.global_batches(epoch), done, done + left):
+        yield from split_across_ranks(
+            samples,
+            run.setup.config.batch_size,
+            run.processes.rank,
+            run.processes.size,
         )

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from dstrain.cache.keys import value_keys
-from dstrain.cache.store import FeatureStore, ShardWriter
+from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.console import Progress
 from dstrain.data.cells import Cell, input_key
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import flatten
 from dstrain.models.locate import Found, component_digests
@@ -29,7 +29,7 @@ from dstrain.storage.files import lock
 from dstrain.storage.hashing import Digests
 from dstrain.training.batch import Sample
 from dstrain.training.loader import Rows, load_batches
-from dstrain.training.order import MicroBatch, first_samples
+from dstrain.training.order import MicroBatch, row_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,54 +87,61 @@ class WorkRows:
         return self.rows.decode(row, chunk, self.needs[row, chunk])
 
 
-def data_process(setup: Setup, world: World) -> None:
+def data_process(setup: Setup, processes: ProcessGroup) -> None:
     """Fill the store with everything the data set's rows need; what is there already is
     not computed again.
     """
-    read_samples(setup, world)
-    warn(setup, world)
-    if world.is_main:
-        with lock(setup.store_path):
-            FeatureStore.create(setup.store_path)
+    read_samples(setup, processes)
+    warn(setup, processes)
+    if processes.is_main:
+        with lock(setup.cache_path):
+            FeatureCache.create(setup.cache_path)
             write_list(setup)
             keyed = key_rows(setup)
             keyed.digests.save()
-            world.wait()
-            _fill(setup, world, keyed)
+            processes.wait()
+            _fill(setup, processes, keyed)
     else:
-        world.wait()  # the main process first: what it remembers of files need not be read again
-        _fill(setup, world, key_rows(setup))
+        processes.wait()  # the main process first: what it remembers of files need not be read again
+        _fill(setup, processes, key_rows(setup))
 
 
-def _fill(setup: Setup, world: World, keyed: Keyed) -> None:
-    store = FeatureStore.open(setup.store_path)
+def _fill(setup: Setup, processes: ProcessGroup, keyed: Keyed) -> None:
+    store = FeatureCache.open(setup.cache_path)
     work = list(missing_work(keyed.all_rows, store))
     more = f" and {len(keyed.previews)} previews" if keyed.previews else ""
-    world.say(
-        f"{len(keyed.rows)} rows{more}, {len(work)} to compute; feature store {setup.store_path}"
+    processes.say(
+        f"{len(keyed.rows)} rows{more}, {len(work)} to compute; feature store {setup.cache_path}"
     )
-    world.wait()  # before anyone adds to the store, so that all list, and divide, the same work
+    processes.wait()  # before anyone adds to the store, so that all list, and divide, the same work
     if work:
         pipeline = Pipeline.from_found(
-            setup.record,
-            setup.wiring,
+            setup.family,
+            setup.spec,
             keyed.found,
             setup.device,
             setup.dtype,
-            say=world.say,
+            say=processes.say,
         )
         for files in keyed.found.files.values():
             keyed.digests.check_unchanged(files.paths)
         progress = Progress(
-            "data_process", len(work[world.rank :: world.size]), enabled=world.is_main
+            "data_process",
+            len(work[processes.rank :: processes.size]),
+            enabled=processes.is_main,
         )
         writer = ShardWriter(store, setup.versions)
         compute(
-            setup, pipeline, writer, work[world.rank :: world.size], keyed, progress
+            setup,
+            pipeline,
+            writer,
+            work[processes.rank :: processes.size],
+            keyed,
+            progress,
         )
-    world.wait()
-    if world.is_main:
-        store = FeatureStore.open(setup.store_path)
+    processes.wait()
+    if processes.is_main:
+        store = FeatureCache.open(setup.cache_path)
         presence = tuple(dict.fromkeys(keys.plan.inputs for keys in keyed.rows))
         about = plan_about(setup, keyed.found, keyed.components, presence)
         asked = zip(keyed.previews, keyed.preview_rows, strict=True)
@@ -144,25 +151,25 @@ def _fill(setup: Setup, world: World, keyed: Keyed) -> None:
         store.write_plan(
             plan_identity(setup), about, plan_lines(setup, keyed.rows, store, presence)
         )
-    world.wait()
+    processes.wait()
 
 
 def key_rows(setup: Setup) -> Keyed:
     """Find the components, and the keys of all rows; reads every file that changed
     since it was last read.
     """
-    digests = Digests.remembered(setup.store_path / "digests.json")
+    digests = Digests.remembered(setup.cache_path / "digests.json")
     previews = plan_previews(setup)
     found = find_components(setup, [preview.plan for preview in previews])
     components = component_digests(found, digests)
-    expert = setup.wiring.expert
-    if expert is not None:
-        for part in expert.components:
+    experts = setup.spec.experts
+    if experts is not None:
+        for part in experts.components:
             if (
                 f"{part}_config" in components
             ):  # units borrow it by the name of the role
                 components.setdefault(
-                    f"{expert.role}_config", components[f"{part}_config"]
+                    f"{experts.denoiser}_config", components[f"{part}_config"]
                 )
     rows = row_keys(setup, components, digests)
     own = [
@@ -209,11 +216,13 @@ def keys_of(
     """The keys of one sample with these inputs."""
     inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
     keys = value_keys(plan, inputs, components, str(setup.dtype))
-    stored = [name for name in plan.crossing if name not in cells or cells[name].files]
+    stored = [
+        name for name in plan.cached_values if name not in cells or cells[name].files
+    ]
     return RowKeys(plan, {name: keys[name] for name in stored})
 
 
-def missing_work(rows: Sequence[RowKeys], store: FeatureStore) -> Iterator[Work]:
+def missing_work(rows: Sequence[RowKeys], store: FeatureCache) -> Iterator[Work]:
     """The samples to compute: each value of the data set is asked for once, by the
     first sample that needs it.
     """
@@ -228,10 +237,10 @@ def missing_work(rows: Sequence[RowKeys], store: FeatureStore) -> Iterator[Work]
             claimed.update(keys.addresses[name] for name in wanted)
             needed = set(wanted)
             steps: list[Step] = []
-            for step in reversed(keys.plan.frozen):
-                if needed & set(step.makes.values()):
+            for step in reversed(keys.plan.cached_steps):
+                if needed & set(step.outputs.values()):
                     steps.insert(0, step)
-                    needed |= set(step.reads.values())
+                    needed |= set(step.inputs.values())
             yield Work(
                 sample, tuple(steps), frozenset(needed & keys.plan.inputs), wanted
             )
@@ -249,7 +258,7 @@ def compute(
     rows, places = _samples(setup, keyed.previews)
     all_keys = keyed.all_rows
     source = WorkRows(
-        Rows(rows, {}, first_samples(places), setup.dataset.damage),
+        Rows(rows, {}, row_starts(places), setup.dataset.damage),
         {places[work.sample]: work.inputs for work in part},
     )
 
@@ -289,7 +298,7 @@ def _samples(
 def plan_lines(
     setup: Setup,
     rows: Sequence[RowKeys],
-    store: FeatureStore,
+    store: FeatureCache,
     presence: Sequence[frozenset[str]],
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of the plan file, one per sample; `inputs` and `group` number the
@@ -301,7 +310,7 @@ def plan_lines(
     for sample, (keys, cells, (row, chunk)) in enumerate(samples):
         literals = {
             name: flatten(cells[name].literal, {}, name)
-            for name in keys.plan.crossing
+            for name in keys.plan.cached_values
             if name not in keys.addresses
         }
         yield {

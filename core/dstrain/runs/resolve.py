@@ -5,25 +5,25 @@ before anything is loaded.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dstrain.cache.store import FeatureStore
+from dstrain.cache.store import FeatureCache
 from dstrain.config.fields import flags, split_commas
 from dstrain.config.schema import TrainConfig
 from dstrain.data.dataset import columns_read, find_metadata
 from dstrain.data.metadata import read_metadata
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Size
+from dstrain.graph.inputs import Column, Measured
 from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
-from dstrain.lora.layers import LoraSpec, Trainables
+from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.models.components import Component
 from dstrain.models.device import default_device
 from dstrain.models.locate import ModelConfig, model_configs, place_of
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.variants import Hints, choose_variant, fitting_columns, settled
-from dstrain.registry.discovery import load_record
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.discovery import load_family
+from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import Extensions, load_extensions
 from dstrain.runs.setup import Setup
 from dstrain.training.distill import OWN_TASKS
@@ -33,15 +33,13 @@ def check_preset(setup: Setup) -> None:
     """Raise UsageError for a preset of a component that neither training nor a preview
     loads, in any stage.
     """
-    preset, wiring = setup.preset, setup.wiring
+    preset, spec = setup.preset, setup.spec
     if preset is None:
         return
     plans = [setup.plan(setup.all_inputs())]
     if setup.config.preview_prompt:
         plans.append(
-            make_plan(
-                wiring, frozenset(wiring.inputs), generate_task(wiring, guided=True)
-            )
+            make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
         )
     loaded = dict.fromkeys(
         name for plan in plans for names in plan.components.values() for name in names
@@ -82,23 +80,19 @@ def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> 
     )
     if place is None or not (place / "store.json").is_file():
         return Hints(models, None, either)
-    stored = [record["identity"] for _, record in FeatureStore.open(place).plans()]
+    stored = [stored["identity"] for _, stored in FeatureCache.open(place).plans()]
     names = {
         identity["variant"] for identity in stored if identity["family"] == config.model
     }
-    return Hints(
-        models, lambda wiring: (1, 0) if wiring.variant in names else None, either
-    )
+    return Hints(models, lambda spec: (1, 0) if spec.variant in names else None, either)
 
 
-def check_extra_inputs(config: TrainConfig, record: ModelRecord, task: Task) -> None:
+def check_extra_inputs(config: TrainConfig, family: ModelFamily, task: Task) -> None:
     """Refuse an extra input that no variant knows, before it is taken as a hint."""
-    wirings: list[Wiring] = [
-        record.load("wiring")(variant).joined(task) for variant in record.variants
+    specs: list[PipelineSpec] = [
+        family.load("pipelines")(variant).joined(task) for variant in family.variants
     ]
-    sources = [
-        (name, source) for wiring in wirings for name, source in wiring.inputs.items()
-    ]
+    sources = [(name, source) for spec in specs for name, source in spec.inputs.items()]
     known = {
         word for name, s in sources if isinstance(s, Column) for word in (name, s.name)
     }
@@ -106,35 +100,37 @@ def check_extra_inputs(config: TrainConfig, record: ModelRecord, task: Task) -> 
         if name not in known:
             raise UsageError(
                 "--extra_inputs",
-                f"no variant of {record.name} reads {name!r}{nearest(name, known)}",
+                f"no variant of {family.name} reads {name!r}{nearest(name, known)}",
             )
 
 
-def role_played(
+def resolve_experts(
     trainables: Trainables,
-    wiring: Wiring,
-    record: ModelRecord,
+    spec: PipelineSpec,
+    family: ModelFamily,
     models: Sequence[ModelConfig],
 ) -> Trainables:
     """What is trained where the role of experts is asked for and the files given are
     those of another of its parts.
     """
-    expert = wiring.expert
-    if expert is None or expert.role not in trainables.components:
+    experts = spec.experts
+    if experts is None or experts.denoiser not in trainables.components:
         return trainables
-    known: Sequence[Component] = record.load("components")
-    given = {place_of(model, known) for model in models} & set(expert.components)
-    if len(given) != 1 or expert.role in given:
+    known: Sequence[Component] = family.load("components")
+    given = {place_of(model, known) for model in models} & set(experts.components)
+    if len(given) != 1 or experts.denoiser in given:
         return trainables
     (part,) = given
     names = (name.partition(".") for name in trainables.full)
     full = tuple(
-        (part if name == expert.role else name) + dot + rest
+        (part if name == experts.denoiser else name) + dot + rest
         for name, dot, rest in names
     )
     lora = tuple(
-        replace(spec, component=part) if spec.component == expert.role else spec
-        for spec in trainables.lora
+        replace(lora_config, component=part)
+        if lora_config.component == experts.denoiser
+        else lora_config
+        for lora_config in trainables.lora
     )
     return Trainables(full, lora)
 
@@ -143,27 +139,27 @@ FRAME_FLAGS = ("num_frames", "frame_sampling", "frame_samples")
 """Flags that choose the frames of videos."""
 
 
-def check_frames(config: TrainConfig, wiring: "Wiring") -> None:
+def check_frames(config: TrainConfig, spec: "PipelineSpec") -> None:
     """Refuse flags that choose frames of videos where there are none."""
-    if wiring.reads_videos:
+    if spec.reads_videos:
         return
     for flag in flags(TrainConfig):
         if flag.name in FRAME_FLAGS and getattr(config, flag.name) != flag.default:
             raise UsageError(
                 flag.spelled,
-                f"would do nothing: variant {wiring.variant} reads no videos",
+                f"would do nothing: variant {spec.variant} reads no videos",
             )
 
 
-def check_components(config: TrainConfig, wiring: "Wiring") -> None:
+def check_components(config: TrainConfig, spec: "PipelineSpec") -> None:
     """Refuse a flag that names a component which the variant does not have."""
-    known = (*wiring.components, *([wiring.expert.role] if wiring.expert else []))
+    known = (*spec.components, *([spec.experts.denoiser] if spec.experts else []))
     for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
         for name in split_commas(getattr(config, flag)):
             if name.partition(".")[0] not in known:
-                what = f"{wiring.family} {wiring.variant} has no component {name!r}{nearest(name, known)}"
+                what = f"{spec.family} {spec.variant} has no component {name!r}{nearest(name, known)}"
                 raise UsageError(
-                    f"--{flag}", what, f"components: {', '.join(wiring.components)}"
+                    f"--{flag}", what, f"components: {', '.join(spec.components)}"
                 )
 
 
@@ -171,12 +167,14 @@ def check_saved_names(setup: Setup) -> None:
     """Refuse flags on the names of saved weights that name, or are for, nothing that is
     trained.
     """
-    prefix, trained, expert = (
+    prefix, trained, experts = (
         setup.config.remove_prefix_in_ckpt,
         setup.trainables.components,
-        setup.wiring.expert,
+        setup.spec.experts,
     )
-    played = [expert.role] if expert and set(expert.components) & set(trained) else []
+    played = (
+        [experts.denoiser] if experts and set(experts.components) & set(trained) else []
+    )
     # Saved names carry no such prefix to begin with, so there is nothing to remove.
     known = [f"pipe.{component}." for component in dict.fromkeys([*trained, *played])]
     if prefix is not None and prefix not in known:
@@ -184,9 +182,9 @@ def check_saved_names(setup: Setup) -> None:
             "--remove_prefix_in_ckpt",
             f"no saved name begins with {prefix!r}; want {' or '.join(known)}",
         )
-    component = setup.record.default_trainable
+    component = setup.family.default_trainable
     if setup.saving is not None and component not in [
-        spec.component for spec in setup.trainables.lora
+        lora_config.component for lora_config in setup.trainables.lora
     ]:
         raise UsageError(
             f"--{setup.saving.name}",
@@ -194,12 +192,12 @@ def check_saved_names(setup: Setup) -> None:
         )
 
 
-def plan_of(config: TrainConfig) -> tuple[Plan, Wiring, Task]:
+def plan_of(config: TrainConfig) -> tuple[Plan, PipelineSpec, Task]:
     """The plan of a command line: for the columns of its metadata, or without a data
     set for every column.
     """
     setup = resolve(replace(config, dry_run=True))
-    return setup.plan(_inputs(setup)), setup.wiring, setup.task
+    return setup.plan(_inputs(setup)), setup.spec, setup.task
 
 
 def _inputs(setup: Setup) -> frozenset[str]:
@@ -207,38 +205,38 @@ def _inputs(setup: Setup) -> frozenset[str]:
     if config.dataset_base_path is None or setup.stage == "train":
         return setup.all_inputs()
     path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
-    columns = columns_read(read_metadata(path), setup.data_config, setup.wiring.inputs)
+    columns = columns_read(read_metadata(path), setup.data_config, setup.spec.inputs)
     sizes = (
         n
-        for n, source in setup.wiring.inputs.items()
-        if isinstance(source, Size) and source.of in columns
+        for n, source in setup.spec.inputs.items()
+        if isinstance(source, Measured) and source.of in columns
     )
-    return frozenset([*columns, *sizes, *setup.wiring.settings])
+    return frozenset([*columns, *sizes, *setup.spec.settings])
 
 
 def resolve(config: TrainConfig) -> Setup:
     """Find the family, variant and task of a configuration; raises UsageError naming
     what is unknown.
     """
-    record = load_record(config.model, config.left_out)
-    models = model_configs(config, record)
+    family = load_family(config.model, config.left_out)
+    models = model_configs(config, family)
     extensions = load_extensions(config.left_out)
     tasks, unusable = known_tasks(extensions)
     extensions = replace(extensions, broken=(*extensions.broken, *unusable))
     task = _task(config, tasks, extensions.broken)
     if config.variant is None:
-        check_extra_inputs(config, record, task)
-    variant = choose_variant(record, config.variant, hints_of(config, models, task))
-    wiring = settled(record.load("wiring")(variant), record, config)
-    check_frames(config, wiring)
-    check_components(config, wiring)
+        check_extra_inputs(config, family, task)
+    variant = choose_variant(family, config.variant, hints_of(config, models, task))
+    spec = settled(family.load("pipelines")(variant), family, config)
+    check_frames(config, spec)
+    check_components(config, spec)
     setup = Setup(
         config,
-        record,
-        wiring.joined(task),
+        family,
+        spec.joined(task),
         task,
         config.stage,
-        role_played(trainables_of(config, record), wiring, record, models),
+        resolve_experts(trainables_of(config, family), spec, family, models),
         default_device(),
         models,
         extensions,
@@ -246,7 +244,9 @@ def resolve(config: TrainConfig) -> Setup:
     check_saved_names(setup)
     if not config.dry_run:
         check_preset(setup)
-    _ = setup.levels  # made once, so that boundaries which leave nothing are refused before anything is loaded
+    # Built once here, so that boundaries that leave nothing are refused before anything
+    # is loaded.
+    _ = setup.timestep_sampler
     return setup
 
 
@@ -281,37 +281,39 @@ def known_tasks(extensions: Extensions) -> tuple[Mapping[str, Task], tuple[str, 
     return {**OWN_TASKS, **offers.items}, offers.broken
 
 
-def trainables_of(config: TrainConfig, record: ModelRecord) -> Trainables:
+def trainables_of(config: TrainConfig, family: ModelFamily) -> Trainables:
     """What the flags ask to train; neither kind asked for: LoRA on the family's default
     component.
     """
     full = config.trainables
-    base = config.lora_base_model or ("" if full else record.default_trainable)
+    base = config.lora_base_model or ("" if full else family.default_trainable)
     if not base:
         return Trainables(full)
-    targets = config.lora_targets or record.lora_targets.get(base, ())
+    targets = config.lora_targets or family.lora_targets.get(base, ())
     if not targets:
         raise UsageError(
             "--lora_target_modules",
-            f"is required: {record.name} has no default targets for {base!r}",
-            f"it has for {', '.join(record.lora_targets)}",
+            f"is required: {family.name} has no default targets for {base!r}",
+            f"it has for {', '.join(family.lora_targets)}",
         )
     alpha = float(
         config.lora_alpha if config.lora_alpha is not None else config.lora_rank
     )
-    return Trainables(full, (LoraSpec(base, tuple(targets), config.lora_rank, alpha),))
+    return Trainables(
+        full, (LoraConfig(base, tuple(targets), config.lora_rank, alpha),)
+    )
 
 
-def warn(setup: Setup, world: World) -> None:
+def warn(setup: Setup, processes: ProcessGroup) -> None:
     """Name the plugins that were left out because they are broken, and the data set's
     columns that nobody reads.
     """
     for reason in setup.extensions.broken:
-        world.warn(f"{reason}")
+        processes.warn(f"{reason}")
     if setup.stage == "train":
         return
     if not setup.stage and setup.config.feature_cache is not None:
-        world.warn(
+        processes.warn(
             f"--feature_cache is not used in one piece; it is by --task {setup.task.name}:train"
         )
     shown = [
@@ -322,11 +324,11 @@ def warn(setup: Setup, world: World) -> None:
     ]
     short = [frames for frames in shown if frames < setup.config.num_frames]
     if short:
-        world.warn(
+        processes.warn(
             f"{len(short)} of {len(shown)} clips have fewer than --num_frames "
             f"{setup.config.num_frames} frames; the shortest has {min(short)}"
         )
     for name in setup.dataset.unread_columns:
-        world.warn(
+        processes.warn(
             f"{setup.dataset.table.path}: column {name!r} is read by no input of this variant"
         )

@@ -15,7 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 
 from dstrain.config.schema import Precision, TrainConfig
 from dstrain.config.validation import validate
-from dstrain.distributed.world import World, together
+from dstrain.distributed.world import ProcessGroup, distributed_run
 from dstrain.errors import UsageError
 from dstrain.graph.render import as_text
 from dstrain.models.locate import changed_entries
@@ -30,7 +30,7 @@ from dstrain.training.module import TrainingModule
 
 
 @contextmanager
-def toy_models(setup: Setup, world: World) -> Iterator[Setup]:
+def toy_models(setup: Setup, processes: ProcessGroup) -> Iterator[Setup]:
     """Yield the setup with a toy model's files in place if --toy asks for them; its
     weights depend on nothing else.
     """
@@ -38,9 +38,9 @@ def toy_models(setup: Setup, world: World) -> Iterator[Setup]:
         yield setup
         return
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
-        toy = write_toy(setup.record, setup.wiring.variant, Path(folder))
+        toy = write_toy(setup.family, setup.spec.variant, Path(folder))
         yield replace(
-            setup, models=(*toy, *changed_entries(setup.config, setup.record))
+            setup, models=(*toy, *changed_entries(setup.config, setup.family))
         )
 
 
@@ -56,7 +56,7 @@ def run(
     setup = resolve(config)
     if config.dry_run:
         print(
-            as_text(setup.plan(_inputs(setup)), setup.wiring, setup.task)
+            as_text(setup.plan(_inputs(setup)), setup.spec, setup.task)
             + as_summary(setup),
             end="",
         )
@@ -66,13 +66,16 @@ def run(
     ddp = DistributedDataParallelKwargs(find_unused_parameters=unused)
     accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp])
     setup = replace(setup, device=accelerator.device)
-    with together(accelerator) as world, toy_models(setup, world) as ready:
-        warn_of_one_process(world)
+    with (
+        distributed_run(accelerator) as processes,
+        toy_models(setup, processes) as ready,
+    ):
+        warn_of_one_process(processes)
         if ready.stage == "data_process":
             with explained("stage 1", *STAGE_1_ADVICE):
-                data_process(ready, world)
+                data_process(ready, processes)
         else:
-            train(ready, world, module_class)
+            train(ready, processes, module_class)
 
 
 def check_launcher(config: TrainConfig) -> None:
@@ -97,16 +100,16 @@ def check_launcher(config: TrainConfig) -> None:
             )
 
 
-def warn_of_one_process(world: World) -> None:
+def warn_of_one_process(processes: ProcessGroup) -> None:
     """`accelerate launch --cpu` starts one process whatever it is told; what it leaves
     behind gives it away.
     """
     if (
-        world.size == 1
+        processes.size == 1
         and "MASTER_PORT" in os.environ
         and "WORLD_SIZE" not in os.environ
     ):
-        world.warn(
+        processes.warn(
             "the launcher was told to start several processes and started one; on CPUs: "
             "ACCELERATE_USE_CPU=1 torchrun --nproc_per_node N -m dstrain ..."
         )

@@ -16,23 +16,23 @@ from dstrain.data.decoding import decodable
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Given
+from dstrain.graph.inputs import Column, InferenceOnly
 from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.schedule import TRAIN_TIMESTEPS, NoiseLevels
-from dstrain.graph.spec import Wiring
+from dstrain.graph.schedule import TRAIN_TIMESTEPS, TimestepSampler
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.layers import Trainables
 from dstrain.lora.preset import Preset
 from dstrain.lora.reader import check_lora_file, groups_in
 from dstrain.models.device import DTYPES, precision
 from dstrain.models.locate import Found, ModelConfig, find
-from dstrain.registry.family import ModelRecord, Option
+from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
 from dstrain.storage.safetensors import read_tensors
 
 
 def preset_of(
-    config: TrainConfig, record: ModelRecord, wiring: Wiring
+    config: TrainConfig, family: ModelFamily, spec: PipelineSpec
 ) -> Preset | None:
     """The preset that the flags name: for --preset_lora_model, else the component its
     header or its keys name.
@@ -43,18 +43,16 @@ def preset_of(
     path, named = config.preset_lora_path, config.preset_lora_model
     if path is None:
         return None
-    if named is not None and named not in wiring.components:
-        known = f"{', '.join(wiring.components)}{nearest(named, wiring.components)}"
-        what = (
-            f"variant {wiring.variant} has no component {named!r}; components: {known}"
-        )
+    if named is not None and named not in spec.components:
+        known = f"{', '.join(spec.components)}{nearest(named, spec.components)}"
+        what = f"variant {spec.variant} has no component {named!r}; components: {known}"
         raise UsageError("--preset_lora_model", what)
     check_lora_file(path)
     tensors, header = read_tensors(path)
-    groups = groups_in(path, tensors, record)
+    groups = groups_in(path, tensors, family)
     told = [
         name
-        for name in wiring.components
+        for name in spec.components
         if all(name in group.prefix.components for group in groups)
     ]
     by_header = [name for name in told if name == header.get("component")]
@@ -71,12 +69,12 @@ def preset_of(
     return Preset(path, component)
 
 
-def advice_on_lists(path: Path, record: ModelRecord, wiring: Wiring) -> list[str]:
+def advice_on_lists(path: Path, family: ModelFamily, spec: PipelineSpec) -> list[str]:
     """Of a data set with lists in columns that the variant reads one file from: the
     variants that read several.
     """
     table, advice = read_metadata(path), []
-    for column in wiring.inputs.values():
+    for column in spec.inputs.values():
         if (
             isinstance(column, Column)
             and column.kind == "picture"
@@ -89,11 +87,11 @@ def advice_on_lists(path: Path, record: ModelRecord, wiring: Wiring) -> list[str
             ):
                 several = [
                     name
-                    for name in record.variants
+                    for name in family.variants
                     if any(
                         isinstance(one, Column)
                         and (one.name, one.kind) == (column.name, "pictures")
-                        for one in record.load("wiring")(name).inputs.values()
+                        for one in family.load("pipelines")(name).inputs.values()
                     )
                 ]
                 other = (
@@ -102,7 +100,7 @@ def advice_on_lists(path: Path, record: ModelRecord, wiring: Wiring) -> list[str
                     else ""
                 )
                 advice.append(
-                    f"variant {wiring.variant} reads one file from column {column.name!r}{other}"
+                    f"variant {spec.variant} reads one file from column {column.name!r}{other}"
                 )
     return advice
 
@@ -112,8 +110,8 @@ class Setup:
     """What a run is, in the library's own terms."""
 
     config: TrainConfig
-    record: ModelRecord
-    wiring: Wiring
+    family: ModelFamily
+    spec: PipelineSpec
     task: Task
     stage: str
     trainables: Trainables
@@ -135,7 +133,7 @@ class Setup:
         skips = self.config.on_bad_sample == "skip"
         planned = partial(
             make_plan,
-            self.wiring,
+            self.spec,
             task=self.task,
             trainables=self.trainables.components,
         )
@@ -143,12 +141,12 @@ class Setup:
         try:
             found = open_dataset(
                 data,
-                self.wiring.inputs,
+                self.spec.inputs,
                 lambda names, there: planned(names, columns=there),
             )
         except UsageError as error:
             path = data.metadata_path or find_metadata(data.base_path)
-            advice = advice_on_lists(path, self.record, self.wiring)
+            advice = advice_on_lists(path, self.family, self.spec)
             raise UsageError(
                 error.where, error.what, *error.help_lines, *advice
             ) from error
@@ -165,13 +163,13 @@ class Setup:
     @cached_property
     def preset(self) -> Preset | None:
         """The LoRA of --preset_lora_path, and the component it is merged into."""
-        return preset_of(self.config, self.record, self.wiring)
+        return preset_of(self.config, self.family, self.spec)
 
     def find(self, components: Iterable[str], bare: Iterable[str]) -> Found:
         """Find the files of components, a preset LoRA beside its own, and
         configurations of these and `bare`.
         """
-        found = find(self.record, self.models, components, bare, self.wiring.components)
+        found = find(self.family, self.models, components, bare, self.spec.components)
         return self.preset.into(found) if self.preset is not None else found
 
     @property
@@ -183,13 +181,13 @@ class Setup:
                 "--dataset_base_path", "is required: the folder that holds the data set"
             )
         keys = split_commas(c.data_file_keys) if c.data_file_keys else None
-        extra = split_commas(c.extra_inputs)
+        optional = split_commas(c.extra_inputs)
         return DataConfig(
             c.dataset_base_path,
             c.dataset_metadata_path,
             keys,
             self.resolution,
-            extra,
+            optional,
             self.frame_sampling,
             c.dataset_root,
             c.url_cache,
@@ -223,33 +221,35 @@ class Setup:
         return DTYPES[self.mixed_precision]
 
     @property
-    def levels(self) -> NoiseLevels:
+    def timestep_sampler(self) -> TimestepSampler:
         """The noise levels this run draws: between its boundaries, else those of the
         one expert trained.
         """
-        c, schedule, expert = self.config, self.wiring.schedule, self.wiring.expert
+        c, schedule, experts = self.config, self.spec.schedule, self.spec.experts
         low, high = 0.0, 1.0
         trained = (
-            [part for part in expert.components if part in self.trainables.components]
-            if expert
+            [part for part in experts.components if part in self.trainables.components]
+            if experts
             else []
         )
-        if expert is not None and len(trained) == 1:
-            least, greatest = expert.ranges[trained[0]]
+        if experts is not None and len(trained) == 1:
+            least, greatest = experts.ranges[trained[0]]
             high = schedule.fraction(least)
             low = schedule.fraction(greatest) if greatest < TRAIN_TIMESTEPS else 0.0
         low = low if c.min_timestep_boundary is None else c.min_timestep_boundary
         high = high if c.max_timestep_boundary is None else c.max_timestep_boundary
-        return NoiseLevels(schedule, c.timestep_sampling, c.loss_weighting, low, high)
+        return TimestepSampler(
+            schedule, c.timestep_sampling, c.loss_weighting, low, high
+        )
 
     @property
     def trains_experts(self) -> bool:
         """Whether several parts of a denoiser are trained at once."""
-        parts = self.wiring.expert.components if self.wiring.expert else ()
+        parts = self.spec.experts.components if self.spec.experts else ()
         return len(set(parts) & set(self.trainables.components)) > 1
 
     @property
-    def store_path(self) -> Path:
+    def cache_path(self) -> Path:
         """The feature store's folder: --feature_cache, else where the reference
         documents put it for this stage.
         """
@@ -270,7 +270,7 @@ class Setup:
         """
         given = self.config.family_options
         return next(
-            (one for one in self.record.options if one.saves and one.name in given),
+            (one for one in self.family.options if one.saves and one.name in given),
             None,
         )
 
@@ -285,14 +285,14 @@ class Setup:
     @property
     def list_folder(self) -> Path:
         """The folder of bad_samples.jsonl: --output_path, else the feature store's."""
-        return self.config.output_path or self.store_path
+        return self.config.output_path or self.cache_path
 
     def plan(self, inputs: frozenset[str]) -> Plan:
         """The plan for rows with these inputs, made once for each set of inputs."""
         # Called for every row of a data set, of which most have the same inputs.
         if inputs not in self._plans:
             self._plans[inputs] = make_plan(
-                self.wiring, inputs, self.task, self.trainables.components
+                self.spec, inputs, self.task, self.trainables.components
             )
         return self._plans[inputs]
 
@@ -308,13 +308,13 @@ class Setup:
         were asked for.
         """
         asked = split_commas(self.config.extra_inputs)
-        sources = self.wiring.inputs.items()
+        sources = self.spec.inputs.items()
         left_out = {
             name
             for name, s in sources
-            if isinstance(s, Column) and s.extra and name not in asked
+            if isinstance(s, Column) and s.optional and name not in asked
         }
         return (
-            frozenset(name for name, s in sources if not isinstance(s, Given))
+            frozenset(name for name, s in sources if not isinstance(s, InferenceOnly))
             - left_out
         )

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import torch
 
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import SystemFault
 from dstrain.runs.setup import Setup
 from dstrain.storage.files import lock, write_file
@@ -15,7 +15,7 @@ from dstrain.storage.hashing import hashed
 LIST = "bad_samples.jsonl"
 
 
-def read_samples(setup: Setup, world: World) -> None:
+def read_samples(setup: Setup, processes: ProcessGroup) -> None:
     """Read the data set; where files are decoded or fetched, one process does it, and
     the others find what it left.
 
@@ -25,17 +25,17 @@ def read_samples(setup: Setup, world: World) -> None:
     skips = setup.config.on_bad_sample == "skip"
     alone = skips or setup.config.url_cache is not None
     start = time.monotonic()
-    if world.is_main and alone:
+    if processes.is_main and alone:
         with lock(setup.list_folder) if skips else nullcontext():
             _ = setup.dataset
     if alone:
-        world.wait()
+        processes.wait()
     dataset = setup.dataset
     if skips:
         seen = _number([fault.row for fault in dataset.left_out]).to(
-            world.accelerator.device
+            processes.accelerator.device
         )
-        if world.total(seen) != world.size * seen:
+        if processes.total(seen) != processes.size * seen:
             raise SystemFault(
                 str(dataset.table.path),
                 "its files are not the same for every process, or just changed",
@@ -43,7 +43,7 @@ def read_samples(setup: Setup, world: World) -> None:
         bad = len({fault.row for fault in dataset.left_out})
         where = f", listed in {setup.list_folder / LIST}" if bad else ""
         seconds = time.monotonic() - start
-        world.say(
+        processes.say(
             f"{bad} of {len(dataset.table.rows)} rows are left out{where}; the files were checked in {seconds:.1f} s"
         )
 

@@ -10,23 +10,23 @@ import tempfile
 from pathlib import Path
 
 from dstrain.errors import DstrainError
-from dstrain.registry.discovery import load_record
+from dstrain.registry.discovery import load_family
 from dstrain.testing.golden import plan_texts, write_plans
 from dstrain.testing.sketches import unit_sketches, write_sketches
 from dstrain.testing.subject import Subject
 
 
-def write(family: str, folder: Path) -> None:
+def write(family_name: str, folder: Path) -> None:
     """Write both for every variant of an installed family."""
-    record = load_record(family)
+    family = load_family(family_name)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as place:
         subjects = [
-            Subject(record, variant, Path(place) / variant)
-            for variant in record.variants
+            Subject(family, variant, Path(place) / variant)
+            for variant in family.variants
         ]
         made = {subject.variant: unit_sketches(subject.values) for subject in subjects}
     versions = {
-        unit.name: unit.version for subject in subjects for unit in subject.wiring.units
+        unit.name: unit.version for subject in subjects for unit in subject.spec.units
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_sketches(folder, made, versions)
@@ -35,7 +35,7 @@ def write(family: str, folder: Path) -> None:
         {
             name: text
             for s in subjects
-            for name, text in plan_texts(record, s.wiring).items()
+            for name, text in plan_texts(family, s.spec).items()
         },
     )
 

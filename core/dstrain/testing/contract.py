@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.registry.discovery import load_record
+from dstrain.registry.discovery import load_family
 from dstrain.testing.law import Outcome, both_ways
 from dstrain.testing.seconds import count
 from dstrain.testing.subject import Subject
@@ -58,7 +58,7 @@ class Contract:
         """Make a test of every variant, and of every set of trainables, component or
         side of it that is asked for.
         """
-        record, names = load_record(self.family), metafunc.fixturenames
+        family, names = load_family(self.family), metafunc.fixturenames
         if "variant" not in names:
             return
         rows: list[tuple[str, Any]] = []
@@ -70,15 +70,15 @@ class Contract:
             ),
             "",
         )
-        for variant in record.variants:
-            wiring = record.load("wiring")(variant)
-            networks = (*denoisers(record, wiring), *conditioners(record, wiring))
+        for variant in family.variants:
+            spec = family.load("pipelines")(variant)
+            networks = (*denoisers(family, spec), *conditioners(family, spec))
             choices: Mapping[str, Sequence[Any]] = {
                 "": ("",),
-                "trained": trained_sets(record, wiring),
+                "trained": trained_sets(family, spec),
                 "component": networks,
-                "adapted": [name for name in networks if name in record.lora_targets],
-                "guided": (False, True) if wiring.per_side else (False,),
+                "adapted": [name for name in networks if name in family.lora_targets],
+                "guided": (False, True) if spec.cfg_inputs else (False,),
             }
             untested = "reference" in names and self.published is None
             rows += [(variant, value) for value in choices[second] if not untested]
@@ -97,8 +97,8 @@ class Contract:
         cls, tmp_path_factory: pytest.TempPathFactory
     ) -> Callable[[str], Subject]:
         """Variant -> what is tested, made once for all tests of this class."""
-        folder, record = tmp_path_factory.mktemp(cls.family), load_record(cls.family)
-        return cache(lambda variant: Subject(record, variant, folder / variant))
+        folder, family = tmp_path_factory.mktemp(cls.family), load_family(cls.family)
+        return cache(lambda variant: Subject(family, variant, folder / variant))
 
     @pytest.fixture(scope="class")
     @classmethod

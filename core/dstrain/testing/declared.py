@@ -1,4 +1,4 @@
-"""The part of the contract about what a family declares: record, toy, wiring, units,
+"""The part of the contract about what a family declares: record, toy, pipeline spec, units,
 plans, digests, LoRA targets.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dstrain.graph.inputs import Size
-from dstrain.lora.layers import LoraSpec, inject
+from dstrain.graph.inputs import Measured
+from dstrain.lora.layers import LoraConfig, inject
 from dstrain.models.locate import assign
 from dstrain.pipeline.sampling import Sampling
-from dstrain.registry.discovery import GROUP, load_record
+from dstrain.registry.discovery import GROUP, load_family
 from dstrain.testing.contract import Contract
 from dstrain.testing.golden import FOLDER, plan_texts
 from dstrain.testing.kinds import is_of
@@ -50,28 +50,28 @@ class Declared(Contract):
 
     def test_the_record_names_what_the_variants_have(self) -> None:
         """Components, variants and settings that the record names are there."""
-        record = load_record(self.family)
-        names = [component.name for component in record.load("components")]
+        family = load_family(self.family)
+        names = [component.name for component in family.load("components")]
         known = set(names)
-        wirings = [record.load("wiring")(variant) for variant in record.variants]
-        assert [(wiring.family, wiring.variant) for wiring in wirings] == [
-            (self.family, v) for v in record.variants
+        specs = [family.load("pipelines")(variant) for variant in family.variants]
+        assert [(spec.family, spec.variant) for spec in specs] == [
+            (self.family, v) for v in family.variants
         ]
         assert len(known) == len(names)
-        assert {name for wiring in wirings for name in wiring.components} == known
+        assert {name for spec in specs for name in spec.components} == known
         assert {
-            *record.lora_targets,
-            *record.lora_prefixes,
-            *record.default_ids,
-            record.default_trainable,
+            *family.lora_targets,
+            *family.lora_prefixes,
+            *family.default_ids,
+            family.default_trainable,
         } <= known
-        assert record.lora_targets.keys() <= record.lora_prefixes.keys()
-        assert record.model_ids.keys() <= set(record.variants)
-        assert {option.component for option in record.options} <= {"", *known}
-        settings = {name for wiring in wirings for name in wiring.settings}
+        assert family.lora_targets.keys() <= family.lora_prefixes.keys()
+        assert family.model_ids.keys() <= set(family.variants)
+        assert {option.component for option in family.options} <= {"", *known}
+        settings = {name for spec in specs for name in spec.settings}
         assert {
             option.name
-            for option in record.options
+            for option in family.options
             if not option.component and not option.saves
         } <= settings
 
@@ -81,10 +81,10 @@ class Declared(Contract):
         """The key of a stored value names the unit, its version and what it reads, not
         the variant.
         """
-        record = load_record(self.family)
+        family = load_family(self.family)
         functions: dict[tuple[str, int], tuple[Any, str]] = {}
-        for variant in record.variants:
-            for unit in record.load("wiring")(variant).units:
+        for variant in family.variants:
+            for unit in family.load("pipelines")(variant).units:
                 function, first = functions.setdefault(
                     (unit.name, unit.version), (unit.function, variant)
                 )
@@ -98,17 +98,17 @@ class Declared(Contract):
         """And torch's global generator is where it was."""
         assert subject.models
         before = torch.random.get_rng_state()
-        subject.record.load("toy")(tmp_path / "again", subject.variant, 0)
+        subject.family.load("toy")(tmp_path / "again", subject.variant, 0)
         assert torch.equal(before, torch.random.get_rng_state())
         assert _contents(tmp_path / "again") == _contents(subject.model)
 
     def test_the_files_of_every_network_are_recognised(self, subject: Subject) -> None:
         """By the names of their weights."""
-        known = subject.record.load("components")
+        known = subject.family.load("components")
         networks = {
             c.name
             for c in known
-            if not c.is_folder and c.name in subject.wiring.components
+            if not c.is_folder and c.name in subject.spec.components
         }
         assert set(assign(subject.models, known, networks)) == networks
 
@@ -116,40 +116,40 @@ class Declared(Contract):
         """Components are borrowed, inputs are read, defaults are inputs or settings of
         the sampler.
         """
-        wiring = subject.wiring
-        hold = [wiring.hold] if wiring.hold else []
+        spec = subject.spec
+        constrain_latents = [spec.constrain_latents] if spec.constrain_latents else []
         readers = (
-            *wiring.units,
-            wiring.model_fn,
-            wiring.latent_shape,
-            *wiring.decoders,
-            *hold,
+            *spec.units,
+            spec.model_fn,
+            spec.latent_shape,
+            *spec.decoders,
+            *constrain_latents,
         )
         borrowed = {
             name.removesuffix("_config")
             for reader in readers
-            for name in reader.borrows
+            for name in reader.components
         }
         parts = (
-            set(wiring.expert.components)
-            if wiring.expert and wiring.expert.role in borrowed
+            set(spec.experts.components)
+            if spec.experts and spec.experts.denoiser in borrowed
             else set()
         )
-        assert set(wiring.components) <= borrowed | parts
-        read = {name for reader in readers for name in reader.reads} | set(
-            wiring.per_side.values()
+        assert set(spec.components) <= borrowed | parts
+        read = {name for reader in readers for name in reader.inputs} | set(
+            spec.cfg_inputs.values()
         )
         read |= {
-            source.of for source in wiring.inputs.values() if isinstance(source, Size)
+            source.of for source in spec.inputs.values() if isinstance(source, Measured)
         }
-        assert set(wiring.inputs) <= read
-        assert set(wiring.defaults) <= {*wiring.inputs, *Sampling.__dataclass_fields__}
+        assert set(spec.inputs) <= read
+        assert set(spec.defaults) <= {*spec.inputs, *Sampling.__dataclass_fields__}
 
     def test_units_make_the_kinds_of_values_they_declare(
         self, subject: Subject
     ) -> None:
         """What a unit returns is of the kind that its TypedDict says."""
-        kinds = {unit.name: unit.makes for unit in subject.wiring.units}
+        kinds = {unit.name: unit.outputs for unit in subject.spec.units}
         for unit, values in subject.values.items():
             wrong = {
                 name: type(one).__name__
@@ -162,17 +162,17 @@ class Declared(Contract):
         self, subject: Subject
     ) -> None:
         """`latent_shape` and the unit that makes `input_latents` agree."""
-        reader = subject.wiring.latent_shape
-        values = inputs(subject.wiring) | {
+        reader = subject.spec.latent_shape
+        values = inputs(subject.spec) | {
             name: one for made in subject.values.values() for name, one in made.items()
         }
-        reads = {name: values[name] for name in reader.reads if name in values}
-        shape = reader.function(**reads, **subject.pipeline.lend(reader))
+        reads = {name: values[name] for name in reader.inputs if name in values}
+        shape = reader.function(**reads, **subject.pipeline.bind_components(reader))
         assert tuple(values["input_latents"].shape) == tuple(shape)
 
     def test_plans_are_the_golden_ones(self, subject: Subject) -> None:
         """What runs, is loaded and crosses in each stage changes only on purpose."""
-        texts = plan_texts(subject.record, subject.wiring)
+        texts = plan_texts(subject.family, subject.spec)
         place = self.folder / FOLDER
         assert {
             name: (place / name).read_text()
@@ -186,7 +186,7 @@ class Declared(Contract):
         """Stored values are used again as long as the version of the unit that made
         them is the same.
         """
-        versions = {unit.name: unit.version for unit in subject.wiring.units}
+        versions = {unit.name: unit.version for unit in subject.spec.units}
         sketches = unit_sketches(subject.values)
         assert (
             changed(read_sketches(self.folder), sketches, versions, subject.variant)
@@ -196,12 +196,12 @@ class Declared(Contract):
     def test_lora_targets_match_layers(self, subject: Subject) -> None:
         """Each of the record's targets, in every network of the variant that has any."""
         pipeline = subject.open()
-        for name, targets in subject.record.lora_targets.items():
+        for name, targets in subject.family.lora_targets.items():
             if isinstance(pipeline.components.get(name), nn.Module):
                 counts = inject(
                     pipeline.components[name],
-                    LoraSpec(name, targets, 1, 1.0),
-                    subject.record.lora_aliases,
+                    LoraConfig(name, targets, 1, 1.0),
+                    subject.family.lora_aliases,
                 )
                 assert all(counts.values())
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dstrain.graph.plan import make_plan
 from dstrain.graph.render import as_text
-from dstrain.graph.spec import Wiring
-from dstrain.registry.family import ModelRecord
+from dstrain.graph.spec import PipelineSpec
+from dstrain.registry.family import ModelFamily
 from dstrain.testing.rows import data_inputs
 from dstrain.testing.trained_sets import trained_sets
 from dstrain.training.losses import SFT
@@ -15,13 +15,13 @@ from dstrain.training.losses import SFT
 FOLDER = "plans"
 
 
-def plan_texts(record: ModelRecord, wiring: Wiring) -> dict[str, str]:
+def plan_texts(family: ModelFamily, spec: PipelineSpec) -> dict[str, str]:
     """Name of the file -> the plan as `dstrain graph` prints it, for one variant."""
     found = {}
-    for trained in trained_sets(record, wiring):
-        plan = make_plan(wiring, data_inputs(wiring), SFT, trained.components)
-        found[f"{wiring.variant}-sft-{'+'.join(trained.components)}.txt"] = as_text(
-            plan, wiring, SFT
+    for trained in trained_sets(family, spec):
+        plan = make_plan(spec, data_inputs(spec), SFT, trained.components)
+        found[f"{spec.variant}-sft-{'+'.join(trained.components)}.txt"] = as_text(
+            plan, spec, SFT
         )
     return found
 

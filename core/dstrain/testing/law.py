@@ -12,7 +12,7 @@ from torch import Tensor
 from dstrain.graph.values import flatten
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
-from dstrain.testing.subject import Run, Subject, world
+from dstrain.testing.subject import Run, Subject, processes
 from dstrain.testing.trained_sets import TrainedSet
 
 BATCHES = (1, 2)
@@ -40,7 +40,7 @@ def stored(subject: Subject, trained: TrainedSet, **flags: Any) -> Setup:
     """Fill the store for a set of trainables; what is there already is not computed
     again. Returns stage 2's setup.
     """
-    data_process(subject.setup(trained, task="sft:data_process"), world())
+    data_process(subject.setup(trained, task="sft:data_process"), processes())
     return subject.setup(trained, task="sft:train", **flags)
 
 
@@ -62,7 +62,7 @@ def outcome(run: Run) -> Outcome:
                 parameter: p.grad
                 for parameter, p in run.module.trained.parameters.items()
             }
-            values |= {key.row: run.crossing(key.row) for key in keys}
+            values |= {key.row: run.cached_values(key.row) for key in keys}
     return Outcome(run, losses, gradients, values)
 
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from dstrain.cli.main import main
 from dstrain.errors import StateError
 from dstrain.lora.export import export
-from dstrain.lora.layers import LoraSpec, save_lora
+from dstrain.lora.layers import LoraConfig, save_lora
 from dstrain.lora.names import namings
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.registry.discovery import load_record
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.discovery import load_family
+from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import SEAL
 from dstrain.testing.loras import Reader, trained
 from dstrain.testing.round_trips import train_and_save
@@ -144,7 +144,7 @@ class LoraFiles:
         """
         names, cases = (
             metafunc.fixturenames,
-            list(self._cases(load_record(self.family))),
+            list(self._cases(load_family(self.family))),
         )
         rows = [(case, program) for case in cases for program in case.programs]
         if "published" in names:
@@ -169,30 +169,30 @@ class LoraFiles:
         elif "case" in names:
             metafunc.parametrize("case", cases, ids=[case.name for case in cases])
 
-    def _cases(self, record: ModelRecord) -> Iterator[Case]:
-        known = {component.name: component for component in record.load("components")}
+    def _cases(self, family: ModelFamily) -> Iterator[Case]:
+        known = {component.name: component for component in family.load("components")}
         seen: set[str] = set()
-        for variant in record.variants:
-            wiring = record.load("wiring")(variant)
+        for variant in family.variants:
+            spec = family.load("pipelines")(variant)
             encoders = [
                 name
-                for name in conditioners(record, wiring)
-                if name in record.lora_targets
+                for name in conditioners(family, spec)
+                if name in family.lora_targets
             ]
             for part in (
-                *denoisers(record, wiring),
+                *denoisers(family, spec),
                 *(name for name in encoders if name not in seen),
             ):
                 programs = tuple(
-                    naming.program for naming in namings(known[part], record)
+                    naming.program for naming in namings(known[part], family)
                 )
                 if part in seen:  # the same layers, but for a few: two namings show it
                     programs = ("diffusers", "comfyui")
                 yield Case(
-                    variant, part, "default", record.lora_targets[part], programs
+                    variant, part, "default", family.lora_targets[part], programs
                 )
                 if not seen:
-                    every = {**self.targets, "aliases": tuple(record.lora_aliases)}
+                    every = {**self.targets, "aliases": tuple(family.lora_aliases)}
                     yield from (
                         Case(variant, part, name, ends, programs)
                         for name, ends in every.items()
@@ -200,7 +200,7 @@ class LoraFiles:
                     )
                     yield from (
                         Case(variant, part, name, (name,), ("comfyui",))
-                        for name in record.lora_aliases
+                        for name in family.lora_aliases
                     )
                 seen.add(part)
 
@@ -210,8 +210,8 @@ class LoraFiles:
         cls, tmp_path_factory: pytest.TempPathFactory
     ) -> Callable[[str], Subject]:
         """Variant -> its toy, made once for all tests of this class."""
-        folder, record = tmp_path_factory.mktemp(cls.family), load_record(cls.family)
-        return cache(lambda variant: Subject(record, variant, folder / variant))
+        folder, family = tmp_path_factory.mktemp(cls.family), load_family(cls.family)
+        return cache(lambda variant: Subject(family, variant, folder / variant))
 
     @pytest.fixture
     def fresh(self, subjects: Callable[[str], Subject]) -> Callable[[str, str], Any]:
@@ -224,9 +224,13 @@ class LoraFiles:
         """The network with LoRA layers that show, at a rank that is not alpha; they are
         saved as a run does.
         """
-        record = load_record(self.family)
-        spec = LoraSpec(case.component, case.patterns, RANK, ALPHA)
-        trained(network, spec, record.lora_aliases if case.targets != "default" else {})
+        family = load_family(self.family)
+        lora_config = LoraConfig(case.component, case.patterns, RANK, ALPHA)
+        trained(
+            network,
+            lora_config,
+            family.lora_aliases if case.targets != "default" else {},
+        )
         content = (
             network.config.to_dict()
             if hasattr(network.config, "to_dict")
@@ -238,16 +242,18 @@ class LoraFiles:
             "component": case.component,
             "config": content,
         }
-        save_lora(file, network, spec, record.lora_prefixes[case.component], about)
+        save_lora(
+            file, network, lora_config, family.lora_prefixes[case.component], about
+        )
         return network
 
     def loaded(self, case: Case, network: nn.Module, file: Path) -> nn.Module:
         """The network with the layers of a file, put there by a pipeline that has
         nothing else.
         """
-        record = load_record(self.family)
+        family = load_family(self.family)
         Pipeline(
-            record.load("wiring")(case.variant), record, {case.component: network}
+            family.load("pipelines")(case.variant), family, {case.component: network}
         ).load_lora(file)
         return network
 
@@ -339,13 +345,13 @@ class LoraFiles:
         self, damage: str, fresh: Callable[[str, str], Any], tmp_path: Path
     ) -> None:
         """By name, and the network is as it was."""
-        record = load_record(self.family)
-        part = record.default_trainable
+        family = load_family(self.family)
+        part = family.default_trainable
         case = Case(
-            record.variants[0],
+            family.variants[0],
             part,
             "default",
-            record.lora_targets[part],
+            family.lora_targets[part],
             ("diffusers",),
         )
         self.saved(case, fresh(case.variant, part), tmp_path / "lora.safetensors")
@@ -359,8 +365,8 @@ class LoraFiles:
         self, subjects: Callable[[str], Subject], tmp_path: Path
     ) -> None:
         """As a user does it: `dstrain export`, then `dstrain generate`."""
-        record = load_record(self.family)
-        subject, part = subjects(record.variants[0]), record.default_trainable
+        family = load_family(self.family)
+        subject, part = subjects(family.variants[0]), family.default_trainable
         files = {"": train_and_save(subject, TrainedSet(lora=part), tmp_path).file}
         for program in ("comfyui", "reference"):
             files[program] = tmp_path / f"{program}.safetensors"
@@ -374,7 +380,7 @@ class LoraFiles:
             "--model_paths",
             json.dumps([list(map(str, paths)) for paths in subject.files.values()]),
         ]
-        video = "frames" in subject.wiring.decoders[-1].makes.values()
+        video = "frames" in subject.spec.decoders[-1].outputs.values()
         flags = {
             "height": 32,
             "width": 32,

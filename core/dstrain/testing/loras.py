@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.lora.layers import LoraSpec, inject
-from dstrain.models.formats import Layout, in_layout, out_of_layout
+from dstrain.lora.layers import LoraConfig, inject
+from dstrain.models.formats import CheckpointFormat, in_layout, out_of_layout
 
 PAIRS = (
     ("lora_down.weight", "lora_up.weight"),
@@ -35,19 +35,23 @@ class Reader:
     of modelscope/DiffSynth-Studio.
     """
 
-    layout: Layout | None
+    checkpoint_format: CheckpointFormat | None
     prefix: str = ""
-    flat: bool = False
+    underscored: bool = False
 
     def layer(self, weight: str) -> str:
         """What it calls the layer of this weight."""
         name = weight.removesuffix(".weight")
-        return self.prefix + (name.replace(".", "_") if self.flat else name)
+        return self.prefix + (name.replace(".", "_") if self.underscored else name)
 
     def weights(self, network: nn.Module) -> dict[str, Tensor]:
         """A network's weights as the program has them, in fp64."""
         state = {name: weight.double() for name, weight in network.state_dict().items()}
-        return state if self.layout is None else in_layout(self.layout, state)
+        return (
+            state
+            if self.checkpoint_format is None
+            else in_layout(self.checkpoint_format, state)
+        )
 
     def read(
         self, network: nn.Module, tensors: Mapping[str, Tensor]
@@ -70,7 +74,9 @@ class Reader:
                 left -= {*pair, f"{layer}.alpha"}
         changed = deepcopy(network).double()
         changed.load_state_dict(
-            weights if self.layout is None else out_of_layout(self.layout, weights)
+            weights
+            if self.checkpoint_format is None
+            else out_of_layout(self.checkpoint_format, weights)
         )
         return changed, sorted(left)
 
@@ -94,7 +100,9 @@ class Reader:
         made = {}
         down, up = PAIRS[2 if alpha is None else 0]
         for name, weight in (
-            state if self.layout is None else in_layout(self.layout, state)
+            state
+            if self.checkpoint_format is None
+            else in_layout(self.checkpoint_format, state)
         ).items():
             layer = self.layer(name)
             made[f"{layer}.{down}"] = 0.3 * torch.randn(
@@ -109,14 +117,14 @@ class Reader:
 
 
 def trained(
-    network: Any, spec: LoraSpec, aliases: Mapping[str, tuple[str, ...]]
+    network: Any, lora_config: LoraConfig, aliases: Mapping[str, tuple[str, ...]]
 ) -> Any:
     """The network itself, with LoRA layers none of whose weights is zero, drawn from
     seed 0.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        inject(network, spec, aliases)
+        inject(network, lora_config, aliases)
         with torch.no_grad():
             for name, weight in network.named_parameters():
                 if "lora_" in name:

@@ -13,10 +13,10 @@ from torch import Tensor
 from dstrain.graph.values import Frames
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
-from dstrain.runs.build import feed
+from dstrain.runs.build import open_training_data
 from dstrain.runs.loop import train
 from dstrain.testing.law import stored
-from dstrain.testing.subject import Subject, world
+from dstrain.testing.subject import Subject, processes
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain.training.batch import Sample
 from dstrain.training.module import TrainingModule
@@ -45,24 +45,24 @@ class Ended:
         """Of the sample's latents, half noise, at a timestep of the component that was
         trained.
         """
-        wiring, (component,) = pipeline.wiring, self.module.trained.components
+        spec, (component,) = pipeline.spec, self.module.trained.components
         values = dict(self.sample.values)
         pipeline.run(
-            self.module.plan(self.sample.inputs).live,
+            self.module.plan(self.sample.inputs).train_steps,
             values,
             Rng([SampleKey(0, 0, 0, 0)]),
         )
         least, greatest = (
-            wiring.expert.ranges.get(component, (0.0, 1000.0))
-            if wiring.expert
+            spec.experts.ranges.get(component, (0.0, 1000.0))
+            if spec.experts
             else (0.0, 1000.0)
         )
         latents: Tensor = values["input_latents"]
         noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(0))
-        held = pipeline.hold(values)(
+        constrained = pipeline.constrain_latents(values)(
             (latents + noise) / 2, torch.tensor([(least + greatest) / 2]), noise
         )
-        return pipeline.predict(values, held.latents, held.timestep)
+        return pipeline.predict(values, constrained.latents, constrained.timestep)
 
 
 def train_and_save(subject: Subject, trained: TrainedSet, output: Path) -> Ended:
@@ -81,10 +81,10 @@ def train_and_save(subject: Subject, trained: TrainedSet, output: Path) -> Ended
     setup = stored(
         subject, trained, output_path=output, max_steps=STEPS, learning_rate=1e-2
     )
-    train(setup, world(), Kept)
+    train(setup, processes(), Kept)
     return Ended(
         kept[0].eval(),
-        feed(setup, world()).source.sample(0),
+        open_training_data(setup, processes()).source.sample(0),
         output / f"step-{STEPS}.safetensors",
     )
 

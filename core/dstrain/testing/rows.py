@@ -12,9 +12,9 @@ from PIL import Image
 
 from dstrain.data.output import write_video
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Given, Setting, Size
+from dstrain.graph.inputs import Column, Constant, InferenceOnly, Measured
 from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames
 from dstrain.pipeline.sampling import generate_task
 from dstrain.training.losses import SFT
@@ -32,13 +32,13 @@ LIST = 2
 """Entries of a list of texts or of pictures."""
 
 
-def sides(wiring: Wiring) -> tuple[int, int]:
+def sides(spec: PipelineSpec) -> tuple[int, int]:
     """(height, width) of every picture: the least multiples of what the inputs need
     that are at least 32 and 48.
     """
     multiple = lcm(
         16,
-        *(column.multiple for column in _columns(wiring).values() if column.multiple),
+        *(column.multiple for column in _columns(spec).values() if column.multiple),
     )
     height, width = (
         -(-least // multiple) * multiple for least in (LEAST_SIDE, LEAST_SIDE * 3 // 2)
@@ -46,33 +46,38 @@ def sides(wiring: Wiring) -> tuple[int, int]:
     return height, width
 
 
-def frames(wiring: Wiring) -> int:
+def frames(spec: PipelineSpec) -> int:
     """How many frames every video has."""
     return 1 + CLIPS * lcm(
-        1, *(column.frames for column in _columns(wiring).values() if column.frames)
+        1,
+        *(
+            column.frame_multiple
+            for column in _columns(spec).values()
+            if column.frame_multiple
+        ),
     )
 
 
-def write_rows(wiring: Wiring, folder: Path) -> Path:
+def write_rows(spec: PipelineSpec, folder: Path) -> Path:
     """Write a data set that gives every column of a variant, and rows without those
     that can be absent.
 
     Noise with captions of several lengths: three rows that have everything, then two
-    without optional files and numbers if there are such columns. Equal wirings write
+    without optional files and numbers if there are such columns. Equal pipeline specs write
     equal pictures and rows.
     """
     folder.mkdir(parents=True)
     # Of inputs from one column, those that are no frame picked from it say what it
     # holds.
     columns = {
-        c.name: c for c in sorted(_columns(wiring).values(), key=lambda c: not c.pick)
+        c.name: c for c in sorted(_columns(spec).values(), key=lambda c: not c.frame)
     }
-    optional = _optional(wiring)
+    optional = _optional(spec)
     rows = []
     for i, caption in enumerate((*CAPTIONS, *CAPTIONS[1:]) if optional else CAPTIONS):
         left_out = optional if i >= len(CAPTIONS) else frozenset()
         cells = {
-            name: _cell(wiring, column, i, caption, folder)
+            name: _cell(spec, column, i, caption, folder)
             for name, column in columns.items()
             if name not in left_out
         }
@@ -81,38 +86,38 @@ def write_rows(wiring: Wiring, folder: Path) -> Path:
     return folder
 
 
-def inputs(wiring: Wiring) -> dict[str, Any]:
+def inputs(spec: PipelineSpec) -> dict[str, Any]:
     """A value for every input of a variant: of columns and what is measured on them,
     settings, and defaults.
 
     Of those that only inference gives, the negative side's and those with a default.
     """
-    height, width = sides(wiring)
-    measures = {"height": height, "width": width, "frames": frames(wiring)}
+    height, width = sides(spec)
+    measures = {"height": height, "width": width, "frames": frames(spec)}
     given: dict[str, Any] = {}
-    for name, source in wiring.inputs.items():
-        if name in wiring.per_side.values():
+    for name, source in spec.inputs.items():
+        if name in spec.cfg_inputs.values():
             given[name] = NEGATIVE
         elif isinstance(source, Column):
-            given[name] = _value(wiring, source)
-        elif isinstance(source, Size):
+            given[name] = _value(spec, source)
+        elif isinstance(source, Measured):
             given[name] = measures[source.axis]
-        elif isinstance(source, Setting):
+        elif isinstance(source, Constant):
             given[name] = source.value
-        elif name in wiring.defaults:
-            given[name] = wiring.defaults[name]
+        elif name in spec.defaults:
+            given[name] = spec.defaults[name]
     return given
 
 
-def arguments(wiring: Wiring, guided: bool) -> dict[str, Any]:
+def arguments(spec: PipelineSpec, guided: bool) -> dict[str, Any]:
     """Arguments of a short inference: every input that it uses, three steps, the
     negative side if `guided`.
     """
-    given = inputs(wiring)
+    given = inputs(spec)
     if not guided:
-        given |= dict.fromkeys(wiring.per_side.values())
+        given |= dict.fromkeys(spec.cfg_inputs.values())
     present = frozenset(name for name, value in given.items() if value is not None)
-    used = make_plan(wiring, present, generate_task(wiring, guided)).used_inputs
+    used = make_plan(spec, present, generate_task(spec, guided)).used_inputs
     wanted = {
         name: value for name, value in given.items() if name in used or value is None
     }
@@ -124,60 +129,62 @@ def arguments(wiring: Wiring, guided: bool) -> dict[str, Any]:
     }
 
 
-def data_inputs(wiring: Wiring) -> frozenset[str]:
+def data_inputs(spec: PipelineSpec) -> frozenset[str]:
     """The inputs that a data set gives: all but those of inference alone, and the
     negative side's.
     """
-    negatives = set(wiring.per_side.values())
+    negatives = set(spec.cfg_inputs.values())
     given = (
         name
-        for name, source in wiring.inputs.items()
-        if not isinstance(source, Given) and name not in negatives
+        for name, source in spec.inputs.items()
+        if not isinstance(source, InferenceOnly) and name not in negatives
     )
     return frozenset(given)
 
 
-def _columns(wiring: Wiring) -> dict[str, Column]:
+def _columns(spec: PipelineSpec) -> dict[str, Column]:
     return {
         name: source
-        for name, source in wiring.inputs.items()
+        for name, source in spec.inputs.items()
         if isinstance(source, Column)
     }
 
 
-def _optional(wiring: Wiring) -> frozenset[str]:
+def _optional(spec: PipelineSpec) -> frozenset[str]:
     """Names of the columns of files and numbers that a row may lack, all of them
     together.
     """
-    columns = _columns(wiring)
+    columns = _columns(spec)
     absent: set[str] = set()
     for name in dict.fromkeys(
         c.name for c in columns.values() if c.is_file or c.kind in ("integer", "number")
     ):
-        if _trains(wiring, absent | {name}):
+        if _trains(spec, absent | {name}):
             absent.add(name)
     return frozenset(absent)
 
 
-def _trains(wiring: Wiring, absent: Iterable[str]) -> bool:
+def _trains(spec: PipelineSpec, absent: Iterable[str]) -> bool:
     gone = {
-        name for name, column in _columns(wiring).items() if column.name in set(absent)
+        name for name, column in _columns(spec).items() if column.name in set(absent)
     }
     gone |= {
         name
-        for name, source in wiring.inputs.items()
-        if isinstance(source, Size) and source.of in gone
+        for name, source in spec.inputs.items()
+        if isinstance(source, Measured) and source.of in gone
     }
     try:
-        make_plan(wiring, data_inputs(wiring) - gone, SFT)
+        make_plan(spec, data_inputs(spec) - gone, SFT)
     except UsageError:
         return False
     return True
 
 
-def _cell(wiring: Wiring, column: Column, row: int, caption: str, folder: Path) -> Any:
+def _cell(
+    spec: PipelineSpec, column: Column, row: int, caption: str, folder: Path
+) -> Any:
     """What stands in one row of metadata.json; files are written beside it."""
-    value = _value(wiring, column, row, caption)
+    value = _value(spec, column, row, caption)
     files = folder / column.name
     if column.kind == "pictures":
         files.mkdir(exist_ok=True)
@@ -185,19 +192,19 @@ def _cell(wiring: Wiring, column: Column, row: int, caption: str, folder: Path) 
         for name, picture in zip(names, value, strict=True):
             picture.save(folder / name)
         return names
-    if isinstance(value, Image.Image) and not (column.pick or column.kind == "frames"):
+    if isinstance(value, Image.Image) and not (column.frame or column.kind == "frames"):
         files.mkdir(exist_ok=True)
         value.save(files / f"{row}.png")
         return f"{column.name}/{row}.png"
     if column.is_file:
         files.mkdir(exist_ok=True)
-        write_video(_video(wiring, column, row), files / f"{row}.mp4")
+        write_video(_video(spec, column, row), files / f"{row}.mp4")
         return f"{column.name}/{row}.mp4"
     return value
 
 
 def _value(
-    wiring: Wiring, column: Column, row: int = 0, caption: str = CAPTIONS[0]
+    spec: PipelineSpec, column: Column, row: int = 0, caption: str = CAPTIONS[0]
 ) -> Any:
     """The value of an input in one row, as a unit reads it."""
     if column.kind == "text":
@@ -209,23 +216,23 @@ def _value(
     if column.kind == "number":
         return 0.5
     if column.kind == "pictures":
-        return [_picture(wiring, column, LIST * row + i) for i in range(LIST)]
+        return [_picture(spec, column, LIST * row + i) for i in range(LIST)]
     return (
-        _video(wiring, column, row)
+        _video(spec, column, row)
         if column.kind == "frames"
-        else _picture(wiring, column, row)
+        else _picture(spec, column, row)
     )
 
 
-def _picture(wiring: Wiring, column: Column, seed: int) -> Image.Image:
+def _picture(spec: PipelineSpec, column: Column, seed: int) -> Image.Image:
     bands = {"RGB": 3, "RGBA": 4, "L": 1}[column.mode]
-    pixels = _noise((*sides(wiring), bands), seed)
+    pixels = _noise((*sides(spec), bands), seed)
     return Image.fromarray(pixels if bands > 1 else pixels[..., 0])
 
 
-def _video(wiring: Wiring, column: Column, seed: int) -> Frames:
+def _video(spec: PipelineSpec, column: Column, seed: int) -> Frames:
     return Frames(
-        torch.from_numpy(_noise((frames(wiring), *sides(wiring), 3), seed)),
+        torch.from_numpy(_noise((frames(spec), *sides(spec), 3), seed)),
         column.fps or FPS,
     )
 

@@ -32,7 +32,7 @@ class Saved(Contract):
         pipeline = subject.open()
         pipeline.load_lora(ended.file)
         assert torch.equal(*ended.predictions(pipeline))
-        generate(pipeline, arguments(pipeline.wiring, guided=False))
+        generate(pipeline, arguments(pipeline.spec, guided=False))
 
     def test_a_checkpoint_gives_back_what_was_trained(
         self, subject: Subject, component: str, tmp_path: Path
@@ -41,7 +41,7 @@ class Saved(Contract):
         published files.
         """
         ended = train_and_save(subject, TrainedSet((component,)), tmp_path)
-        known = subject.record.load("components")
+        known = subject.family.load("components")
         published = find_weights(
             assign(subject.models, known, [component])[component].paths
         )
@@ -49,13 +49,13 @@ class Saved(Contract):
         assert not torch.equal(*ended.predictions(subject.pipeline))
         pipeline = subject.open(subject.with_file(component, ended.file))
         assert torch.equal(*ended.predictions(pipeline))
-        generate(pipeline, arguments(pipeline.wiring, guided=False))
+        generate(pipeline, arguments(pipeline.spec, guided=False))
 
     def test_inference_makes_what_was_asked_for(
         self, subject: Subject, guided: bool
     ) -> None:
         """A picture or frames of the size asked for, the same again for the same seed."""
-        given = arguments(subject.wiring, guided)
+        given = arguments(subject.spec, guided)
         latents, made = generate(subject.pipeline, given)
         assert len(latents) == given["num_inference_steps"]
         assert all(bool(one.isfinite().all()) for one in latents)
@@ -71,13 +71,13 @@ class Saved(Contract):
         self, subject: Subject, guided: bool, reference: Published
     ) -> None:
         """Latents differ by 1e-5 at most, pixels by one of 255."""
-        pipeline, everything = subject.open(), arguments(subject.wiring, guided)
+        pipeline, everything = subject.open(), arguments(subject.spec, guided)
         most = self.published_pictures
         given: dict[str, Any] = {
             n: v[:most] if isinstance(v, list) else v for n, v in everything.items()
         }
         with torch.no_grad():  # the default initialisation hardly listens to conditions
-            for name in denoisers(subject.record, subject.wiring):
+            for name in denoisers(subject.family, subject.spec):
                 for weight in pipeline.components[name].parameters():
                     weight.mul_(2 if weight.ndim > 1 else 1)
         latents, made = generate(pipeline, given)

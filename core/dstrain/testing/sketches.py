@@ -59,22 +59,24 @@ def unit_values(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     """Unit -> what it makes by name, for every unit that training or inference runs at
     the toy's sizes.
     """
-    wiring, given = pipeline.wiring, inputs(pipeline.wiring)
+    spec, given = pipeline.spec, inputs(pipeline.spec)
     tasks = (
-        (SFT, data_inputs(wiring)),
-        (generate_task(wiring, guided=False), frozenset(given)),
+        (SFT, data_inputs(spec)),
+        (generate_task(spec, guided=False), frozenset(given)),
     )
     found: dict[str, dict[str, Any]] = {}
     for task, names in tasks:
-        plan = make_plan(wiring, names & frozenset(given), task)
+        plan = make_plan(spec, names & frozenset(given), task)
         values = dict(given)
         with torch.no_grad():
             pipeline.run(
-                (*plan.frozen, *plan.live), values, Rng([SampleKey(0, 0, 0, 0)])
+                (*plan.cached_steps, *plan.train_steps),
+                values,
+                Rng([SampleKey(0, 0, 0, 0)]),
             )
-        for step in (*plan.frozen, *plan.live):
+        for step in (*plan.cached_steps, *plan.train_steps):
             found[step.unit.name] = {
-                name: values[key] for name, key in step.makes.items()
+                name: values[key] for name, key in step.outputs.items()
             }
     return found
 

@@ -14,17 +14,17 @@ from accelerate import Accelerator
 from torch import nn
 
 from dstrain.config.schema import TrainConfig
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import Plan
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
-from dstrain.registry.family import ModelRecord
-from dstrain.runs.build import feed, prepare
-from dstrain.runs.job import Feed
+from dstrain.registry.family import ModelFamily
+from dstrain.runs.build import open_training_data, prepare
+from dstrain.runs.job import TrainingData
 from dstrain.runs.resolve import resolve
 from dstrain.runs.setup import Setup
 from dstrain.testing.rows import write_rows
@@ -58,7 +58,7 @@ class Run:
 
     setup: Setup
     module: TrainingModule
-    samples: Feed
+    samples: TrainingData
 
     @cached_property
     def sample(self) -> Callable[[int], Sample]:
@@ -67,7 +67,7 @@ class Run:
         """
         return cache(self.samples.source.sample)
 
-    def crossing(self, row: int) -> Mapping[str, Any]:
+    def cached_values(self, row: int) -> Mapping[str, Any]:
         """The values of one row that cross between the stages."""
         sample = self.sample(row)
         return (
@@ -111,14 +111,14 @@ class Run:
 class Subject:
     """A variant that is tested; everything it writes lies below `folder`."""
 
-    record: ModelRecord
+    family: ModelFamily
     variant: str
     folder: Path
 
     @cached_property
     def models(self) -> tuple[ModelConfig, ...]:
         """The files of the toy model, written at the first use."""
-        return write_toy(self.record, self.variant, self.model)
+        return write_toy(self.family, self.variant, self.model)
 
     @property
     def model(self) -> Path:
@@ -128,14 +128,14 @@ class Subject:
     @cached_property
     def data(self) -> Path:
         """The folder of the data set, written at the first use."""
-        return write_rows(self.wiring, self.folder / "data")
+        return write_rows(self.spec, self.folder / "data")
 
     @cached_property
-    def wiring(self) -> Wiring:
-        """The variant's wiring with the toy's settings."""
+    def spec(self) -> PipelineSpec:
+        """The variant's pipeline spec with the toy's settings."""
         return resolve(
-            TrainConfig(model=self.record.name, variant=self.variant, toy=True)
-        ).wiring
+            TrainConfig(model=self.family.name, variant=self.variant, toy=True)
+        ).spec
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -152,7 +152,7 @@ class Subject:
         in `cache`, writes `out`.
         """
         given = {
-            "model": self.record.name,
+            "model": self.family.name,
             "variant": self.variant,
             "toy": True,
             "mixed_precision": "no",
@@ -160,8 +160,8 @@ class Subject:
             "feature_cache": self.folder / "cache",
             "extra_inputs": ",".join(
                 n
-                for n, s in self.wiring.inputs.items()
-                if isinstance(s, Column) and s.extra
+                for n, s in self.spec.inputs.items()
+                if isinstance(s, Column) and s.optional
             ),
             "output_path": self.folder / "out",
             **trained.flags,
@@ -184,8 +184,8 @@ class Subject:
         """Load what a run trains; LoRA's second factors are not zero, so that the first
         ones have gradients.
         """
-        samples = feed(setup, world())
-        module = prepare(setup, world(), samples, Remembering).module
+        samples = open_training_data(setup, processes())
+        module = prepare(setup, processes(), samples, Remembering).module
         with torch.no_grad():
             for name, parameter in module.trained.parameters.items():
                 if "lora_B" in name:
@@ -199,17 +199,15 @@ class Subject:
         given.
         """
         return Pipeline.from_files(
-            self.record, self.wiring, models or self.models, "cpu", torch.float32
+            self.family, self.spec, models or self.models, "cpu", torch.float32
         )
 
     @cached_property
     def files(self) -> Mapping[str, tuple[Path, ...]]:
         """Component with weights -> the toy's files of it."""
-        known = self.record.load("components")
+        known = self.family.load("components")
         wanted = [
-            c.name
-            for c in known
-            if not c.is_folder and c.name in self.wiring.components
+            c.name for c in known if not c.is_folder and c.name in self.spec.components
         ]
         return {
             name: found.paths
@@ -228,7 +226,7 @@ class Subject:
         }
         folders = [
             c
-            for c in self.record.load("components")
+            for c in self.family.load("components")
             if c.is_folder and c.name in components
         ]
         for folder in {
@@ -267,6 +265,6 @@ def opened(network: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(before)
 
 
-def world() -> World:
+def processes() -> ProcessGroup:
     """This process alone, on the CPU."""
-    return World(Accelerator(cpu=True))
+    return ProcessGroup(Accelerator(cpu=True))

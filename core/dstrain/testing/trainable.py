@@ -14,7 +14,7 @@ from dstrain.graph.plan import Plan
 from dstrain.runs.precompute import data_process
 from dstrain.testing.contract import Contract, Ways
 from dstrain.testing.law import differences, without_gradient
-from dstrain.testing.subject import Subject, opened, world
+from dstrain.testing.subject import Subject, opened, processes
 from dstrain.testing.trained_sets import TrainedSet, trained_sets
 
 
@@ -38,7 +38,7 @@ class Trainable(Contract):
         setup = subject.setup(trained, task="sft:data_process", feature_cache=store)
         plans = [setup.plan(frozenset(cells)) for cells in setup.dataset.rows]
         first = subject.alone(opened_in(plans, "data_process"), tmp_path / "first")
-        data_process(replace(setup, models=first), world())
+        data_process(replace(setup, models=first), processes())
         second = subject.alone(opened_in(plans, "train"), tmp_path / "second")
         run = subject.run(
             subject.setup(trained, second, task="sft:train", feature_cache=store)
@@ -48,8 +48,8 @@ class Trainable(Contract):
     def test_every_trained_parameter_gets_a_gradient(
         self, subject: Subject, trained: TrainedSet, ways: Ways
     ) -> None:
-        """One without would be decayed, and stop DDP; list it in the wiring's
-        `unreached`.
+        """One without would be decayed, and stop DDP; list it in the pipeline spec's
+        `unused_parameters`.
         """
         unsplit, _ = ways(subject, trained)
         assert without_gradient(unsplit) == []
@@ -77,8 +77,8 @@ class Trainable(Contract):
         with opened(network):
             reached = {f"{component}.{name}" for name in split.run.reached(network)}
         names = {f"{component}.{name}" for name, _ in network.named_parameters()}
-        assert names - reached == set(split.run.module.trained.unreached)
-        for pattern in subject.wiring.unreached.get(component, ()):
+        assert names - reached == set(split.run.module.trained.unused_parameters)
+        for pattern in subject.spec.unused_parameters.get(component, ()):
             anywhere = f"{component}.{pattern.replace('{last}', '*')}"
             assert any(fnmatchcase(name, anywhere) for name in names), (
                 f"{pattern} names no parameter"
@@ -88,7 +88,7 @@ class Trainable(Contract):
         self, subject: Subject, ways: Ways
     ) -> None:
         """Padding in a batch changes nothing."""
-        _, split = ways(subject, trained_sets(subject.record, subject.wiring)[0])
+        _, split = ways(subject, trained_sets(subject.family, subject.spec)[0])
         for keys in split.run.batches(2):
             together, alone = (
                 split.run.losses(keys),
@@ -98,7 +98,7 @@ class Trainable(Contract):
 
     def test_bf16_is_near_fp32(self, subject: Subject, ways: Ways) -> None:
         """Units, model_fn and loss run in the precision of a GPU, too."""
-        trained = trained_sets(subject.record, subject.wiring)[0]
+        trained = trained_sets(subject.family, subject.spec)[0]
         exact, _ = ways(subject, trained)
         rounded = subject.run(subject.setup(trained, mixed_precision="bf16"))
         one, other = (

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import Wiring
-from dstrain.registry.family import ModelRecord
+from dstrain.graph.spec import PipelineSpec
+from dstrain.registry.family import ModelFamily
 from dstrain.testing.rows import data_inputs
 from dstrain.training.losses import SFT
 
@@ -41,44 +41,44 @@ class TrainedSet:
         return {**full, **({"lora_base_model": self.lora, **LORA} if self.lora else {})}
 
 
-def trained_sets(record: ModelRecord, wiring: Wiring) -> tuple[TrainedSet, ...]:
+def trained_sets(family: ModelFamily, spec: PipelineSpec) -> tuple[TrainedSet, ...]:
     """LoRA on the denoiser and the denoiser whole, by each of its parts; every
     conditioner whole, alone and with LoRA.
 
     A conditioner is a network that units borrow to make what model_fn reads, such as a
     text encoder. Those of the record's `lora_targets` get LoRA layers alone, too.
     """
-    parts = denoisers(record, wiring)
+    parts = denoisers(family, spec)
     sets = [
         one for part in parts for one in (TrainedSet(lora=part), TrainedSet((part,)))
     ]
-    for encoder in conditioners(record, wiring):
+    for encoder in conditioners(family, spec):
         sets += [TrainedSet((encoder,)), TrainedSet((encoder,), parts[0])]
-        sets += [TrainedSet(lora=encoder)] if encoder in record.lora_targets else []
+        sets += [TrainedSet(lora=encoder)] if encoder in family.lora_targets else []
     return tuple(sets)
 
 
-def denoisers(record: ModelRecord, wiring: Wiring) -> tuple[str, ...]:
+def denoisers(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
     """The denoiser, or its parts where it has several, the noisiest first."""
-    return wiring.expert.components if wiring.expert else (record.default_trainable,)
+    return spec.experts.components if spec.experts else (family.default_trainable,)
 
 
-def conditioners(record: ModelRecord, wiring: Wiring) -> tuple[str, ...]:
+def conditioners(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
     """The networks that units borrow to make what model_fn reads, less those that
     decoders borrow, too (a VAE).
     """
     networks = {
         component.name
-        for component in record.load("components")
+        for component in family.load("components")
         if not component.is_folder
     }
-    decoding = {name for decoder in wiring.decoders for name in decoder.borrows}
-    wanted = set(wiring.model_fn.reads)
+    decoding = {name for decoder in spec.decoders for name in decoder.components}
+    wanted = set(spec.model_fn.inputs)
     borrowed: set[str] = set()
-    for step in reversed(make_plan(wiring, data_inputs(wiring), SFT).frozen):
-        if wanted & set(step.unit.makes):
-            wanted |= set(step.unit.reads)
-            borrowed |= set(step.unit.borrows)
+    for step in reversed(make_plan(spec, data_inputs(spec), SFT).cached_steps):
+        if wanted & set(step.unit.outputs):
+            wanted |= set(step.unit.inputs)
+            borrowed |= set(step.unit.components)
     return tuple(
-        name for name in wiring.components if name in (borrowed & networks) - decoding
+        name for name in spec.components if name in (borrowed & networks) - decoding
     )

@@ -37,12 +37,12 @@ def direct_distill(
         seeded_noise(shape, one, device)
         for one, device in zip(seed, devices, strict=True)
     ]
-    held = sampler(
+    constrained = sampler(
         predict,
         torch.cat([one.to(input_latents.device) for one in noise]),
         num_inference_steps,
     )
-    return mean_square(held.latents - input_latents, held.mask)
+    return mean_square(constrained.latents - input_latents, constrained.mask)
 
 
 def _why_no_steps(steps: int) -> str:
@@ -82,7 +82,7 @@ DIRECT_DISTILL = Task.of(
     inputs={
         **NOISE_COLUMNS,
         "num_inference_steps": Column(
-            "num_inference_steps", "integer", alike=True, check=_why_no_steps
+            "num_inference_steps", "integer", same_in_batch=True, check=_why_no_steps
         ),
         "cfg_scale": Column("cfg_scale", "number", check=_why_no_guidance),
     },

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from dstrain.cache.store import FeatureStore
+from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell, load_cell
 from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.values import unflatten
@@ -18,7 +18,7 @@ from dstrain.training.batch import Batch, Sample
 from dstrain.training.order import MicroBatch, sample_number
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Where samples come from, by row and by chunk: the clip of the row's video."""
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
@@ -69,7 +69,7 @@ class StoredRows:
     first: as in `Rows`.
     """
 
-    store: FeatureStore
+    store: FeatureCache
     rows: Sequence[Mapping[str, Any]]
     presence: Sequence[frozenset[str]]
     first: Sequence[int] = ()
@@ -85,7 +85,7 @@ class StoredRows:
 
 
 class _Batches(TorchDataset[Batch]):
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SampleSource) -> None:
         self.source = source
 
     def __getitem__(self, micro: Any) -> Any:
@@ -108,7 +108,7 @@ class _Order:
 
 
 def load_batches(
-    source: Source, micros: Callable[[], Iterable[MicroBatch]], workers: int
+    source: SampleSource, micros: Callable[[], Iterable[MicroBatch]], workers: int
 ) -> Iterator[Batch]:
     """Yield the batches of `micros` in order, loaded by `workers` processes (0: in this
     one).

@@ -6,11 +6,17 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dstrain.graph.schedule import TRAIN_TIMESTEPS, Held, Hold, NoiseLevels, Velocity
+from dstrain.graph.schedule import (
+    TRAIN_TIMESTEPS,
+    ConstrainLatents,
+    LatentConstraint,
+    TimestepSampler,
+    Velocity,
+)
 from dstrain.graph.task import Task
 from dstrain.randomness import Rng
 
-Sampler = Callable[[Velocity, Tensor, int], Held]
+Sampler = Callable[[Velocity, Tensor, int], LatentConstraint]
 """(velocity, noise, steps) -> the sampler's final latents, with gradients; see
 `dstrain.sampler.integrate`.
 """
@@ -20,8 +26,8 @@ def flow_match(
     predict: Callable[..., Tensor],
     input_latents: Tensor,
     *,
-    schedule: NoiseLevels,
-    hold: Hold,
+    timestep_sampler: TimestepSampler,
+    constrain_latents: ConstrainLatents,
     rng: Rng,
 ) -> Tensor:
     """Weighted mean square of (prediction - (noise - x_0)) per sample: (batch,) fp32.
@@ -29,16 +35,17 @@ def flow_match(
     input_latents: (batch, channels, ...). Noise and timesteps are fp32, drawn on the
     CPU per sample.
     """
-    sigma = schedule.draw(rng)
+    sigma = timestep_sampler.draw(rng)
     noise = rng.normal("noise", input_latents.shape[1:]).to(input_latents.device)
-    weight, sigma = schedule.weight(sigma).to(noise.device), sigma.to(noise.device)
+    weight, sigma = timestep_sampler.weight(sigma).to(noise.device), sigma.to(noise.device)
     level = sigma.view(-1, *[1] * (input_latents.ndim - 1))
-    held = hold(
+    constrained = constrain_latents(
         (1 - level) * input_latents + level * noise, sigma * TRAIN_TIMESTEPS, noise
     )
     return weight * mean_square(
-        predict(held.latents, held.timestep).float() - (noise - input_latents),
-        held.mask,
+        predict(constrained.latents, constrained.timestep).float()
+        - (noise - input_latents),
+        constrained.mask,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.schedule import NoiseLevels
+from dstrain.graph.schedule import TimestepSampler
 from dstrain.graph.task import Task
 from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline
@@ -19,7 +19,7 @@ from dstrain.randomness import Rng, SampleKey, seed_global
 from dstrain.training.batch import Batch, Sample, moved
 from dstrain.training.collate import collate
 from dstrain.training.losses import SFT
-from dstrain.training.trainables import Trained, prepare_trainables
+from dstrain.training.trainables import TrainableModules, prepare_trainables
 
 
 class TrainingModule(nn.Module):
@@ -35,15 +35,17 @@ class TrainingModule(nn.Module):
         self,
         pipeline: Pipeline,
         task: Task = SFT,
-        levels: NoiseLevels | None = None,
+        timestep_sampler: TimestepSampler | None = None,
         stage: str = "",
     ) -> None:
         super().__init__()
         self.pipeline = pipeline
         self.task = task
-        self.levels = levels or NoiseLevels(pipeline.wiring.schedule)
+        self.timestep_sampler = timestep_sampler or TimestepSampler(
+            pipeline.spec.schedule
+        )
         self.stage = stage
-        self.trained = Trained()
+        self.trained = TrainableModules()
         self.networks = nn.ModuleDict()
         self._plans: dict[frozenset[str], Plan] = {}
 
@@ -59,7 +61,7 @@ class TrainingModule(nn.Module):
         """The plan for samples with these inputs present."""
         if inputs not in self._plans:
             plan = make_plan(
-                self.pipeline.wiring, inputs, self.task, self.trained.components
+                self.pipeline.spec, inputs, self.task, self.trained.components
             )
             self._plans[inputs] = plan
             for name in plan.components["train"]:
@@ -91,10 +93,10 @@ class TrainingModule(nn.Module):
                 name: moved(value, self.pipeline.device)
                 for name, value in table.items()
             }
-            self.pipeline.run(plan.live, values, Rng([key]))
+            self.pipeline.run(plan.train_steps, values, Rng([key]))
             in_step.append({name: values[name] for name in plan.in_step})
         return self._loss(
-            collate(in_step, self.pipeline.wiring.padded, self.task.listed), keys
+            collate(in_step, self.pipeline.spec.padded, self.task.listed), keys
         )
 
     @torch.no_grad()
@@ -103,18 +105,27 @@ class TrainingModule(nn.Module):
         that stage 1 stores.
         """
         table = dict(sample.values)
-        self.pipeline.run(plan.frozen, table)
-        return {key: table[key] for key in plan.crossing}
+        self.pipeline.run(plan.cached_steps, table)
+        return {key: table[key] for key in plan.cached_values}
 
     def _loss(self, values: Mapping[str, Any], keys: Sequence[SampleKey]) -> Tensor:
-        def predict(noisy: Tensor, timestep: Tensor, side: str = "positive") -> Tensor:
-            return self.pipeline.predict(values, noisy, timestep, side)
+        def predict(
+            noisy_latents: Tensor, timestep: Tensor, branch: str = "positive"
+        ) -> Tensor:
+            return self.pipeline.predict(values, noisy_latents, timestep, branch)
 
-        loss, hold = self.task.loss, self.pipeline.hold(values)
-        reads = {name: values[name] for name in loss.reads if name in values}
-        sampler = partial(integrate, self.pipeline.wiring.schedule, hold)
-        lent = self.pipeline.lend(
-            loss, schedule=self.levels, hold=hold, sampler=sampler, rng=Rng(keys)
+        loss, constrain_latents = (
+            self.task.loss,
+            self.pipeline.constrain_latents(values),
+        )
+        reads = {name: values[name] for name in loss.inputs if name in values}
+        sampler = partial(integrate, self.pipeline.spec.schedule, constrain_latents)
+        lent = self.pipeline.bind_components(
+            loss,
+            timestep_sampler=self.timestep_sampler,
+            constrain_latents=constrain_latents,
+            sampler=sampler,
+            rng=Rng(keys),
         )
         losses: Tensor = loss.function(predict, **reads, **lent)
         return losses

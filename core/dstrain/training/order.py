@@ -142,7 +142,7 @@ class Order:
             yield queues[group]
 
 
-def first_samples(places: Sequence[tuple[int, int]]) -> Sequence[int]:
+def row_starts(places: Sequence[tuple[int, int]]) -> Sequence[int]:
     """Row -> the number of its first sample, from the (row, chunk) of all samples in
     order; -1 for a row without.
     """
@@ -151,7 +151,7 @@ def first_samples(places: Sequence[tuple[int, int]]) -> Sequence[int]:
     return range(len(first)) if first == tuple(range(len(places))) else first
 
 
-def with_gaps(
+def with_excluded_rows(
     groups: Sequence[int], places: Sequence[tuple[int, int]], rows: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
     """Groups and places of samples, with one of the group `LEFT_OUT` for each of the
@@ -173,13 +173,13 @@ def sample_number(first: Sequence[int], row: int, chunk: int) -> int:
     return (first[row] if first else row) + chunk
 
 
-def deal(
-    samples: Sequence[SampleKey], batch_size: int, rank: int, world: int
+def split_across_ranks(
+    samples: Sequence[SampleKey], batch_size: int, rank: int, processes: int
 ) -> Iterator[MicroBatch]:
     """Yield one process's micro-batches of a global batch; every process gets equally
     many.
     """
-    stride = batch_size * world
+    stride = batch_size * processes
     starts = range(0, len(samples), stride)
     for start in starts:
         keys = samples[start : start + stride][rank * batch_size :][:batch_size]

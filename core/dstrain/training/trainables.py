@@ -8,46 +8,46 @@ from torch import nn
 
 from dstrain.console import warn
 from dstrain.errors import UsageError, nearest
-from dstrain.lora.layers import LoraSpec, Trainables, inject, start_layers
+from dstrain.lora.layers import LoraConfig, Trainables, inject, start_layers
 from dstrain.lora.names import names_like, shapes_of
 from dstrain.lora.reader import read_lora
 from dstrain.pipeline.pipeline import Pipeline
 
 
 def start_from_lora(
-    pipeline: Pipeline, trained: Mapping[str, LoraSpec], path: Path
+    pipeline: Pipeline, trained: Mapping[str, LoraConfig], path: Path
 ) -> None:
     """Fill the LoRA layers in training, by component, from a file of any naming.
 
     Raises StateError unless every key, rank and alpha fit.
     """
-    spare = pipeline.spare_layers()
-    for component, spec in trained.items():
+    spare = pipeline.optional_layers()
+    for component, lora_config in trained.items():
         network = pipeline.components[component]
         for lora in read_lora(
-            path, pipeline.record, {component: shapes_of(network)}, component, spare
+            path, pipeline.family, {component: shapes_of(network)}, component, spare
         ):
             for note in lora.notes:
                 warn(note)
-            start_layers(network, lora.layers, spec, str(path), spare[component])
+            start_layers(network, lora.layers, lora_config, str(path), spare[component])
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainableModules:
     """What was made trainable: parameters by 'component.name'; matches: component ->
     pattern -> modules with LoRA.
 
-    unreached: parameters left frozen because no loss reaches them.
+    unused_parameters: parameters left frozen because no loss reaches them.
     """
 
     components: tuple[str, ...] = ()
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
-    lora: Mapping[str, LoraSpec] = field(default_factory=dict)
+    lora: Mapping[str, LoraConfig] = field(default_factory=dict)
     matches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    unreached: tuple[str, ...] = ()
+    unused_parameters: tuple[str, ...] = ()
 
 
-def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> Trained:
+def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableModules:
     """Freeze every component, then open what is trained; trained parameters are fp32,
     only they are in train mode.
     """
@@ -57,15 +57,17 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> Trained:
     for name in trainables.full:
         _part(pipeline, name).float().requires_grad_(True).train()
     matches = {}
-    for spec in trainables.lora:
-        module = _part(pipeline, spec.component)
-        matches[spec.component] = inject(module, spec, pipeline.record.lora_aliases)
+    for lora_config in trainables.lora:
+        module = _part(pipeline, lora_config.component)
+        matches[lora_config.component] = inject(
+            module, lora_config, pipeline.family.lora_aliases
+        )
         module.train()
-    unreached = [
+    unused_parameters = [
         f"{name}.{parameter}"
         for name in trainables.components
         for parameter in _freeze_unreached(
-            _part(pipeline, name), pipeline.wiring.unreached.get(name, ())
+            _part(pipeline, name), pipeline.spec.unused_parameters.get(name, ())
         )
     ]
     parameters = {
@@ -79,12 +81,12 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> Trained:
             "--trainable_models",
             f"nothing to train in {', '.join(trainables.components) or 'no component'}",
         )
-    return Trained(
+    return TrainableModules(
         trainables.components,
         parameters,
-        {spec.component: spec for spec in trainables.lora},
+        {lora_config.component: lora_config for lora_config in trainables.lora},
         matches,
-        tuple(unreached),
+        tuple(unused_parameters),
     )
 
 

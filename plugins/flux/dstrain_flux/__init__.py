@@ -4,7 +4,7 @@ torch.
 
 from types import MappingProxyType
 
-from dstrain.registry.family import ModelRecord, Option
+from dstrain.registry.family import ModelFamily, Option
 
 JOINT, SINGLE = "transformer_blocks.*", "single_transformer_blocks.*"
 
@@ -54,9 +54,9 @@ LORA_ALIASES = MappingProxyType(
     }
 )
 
-MODEL = ModelRecord(
+MODEL = ModelFamily(
     name="flux",
-    wiring="dstrain_flux.pipeline:build",
+    pipelines="dstrain_flux.pipeline:build",
     components="dstrain_flux.components:COMPONENTS",
     toy="dstrain_flux.toy:write",
     variants=("dev", "kontext"),

@@ -9,7 +9,7 @@ from dstrain.models.components import Component
 from dstrain.models.formats import Shapes
 from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
 
-from dstrain_flux import layouts
+from dstrain_flux import formats
 
 DIT = Network("diffusers:FluxTransformer2DModel")
 VAE = Network("diffusers:AutoencoderKL")
@@ -138,7 +138,7 @@ COMPONENTS: tuple[Component, ...] = (
         name="dit",
         folders=("transformer",),
         load=DIT.load,
-        marks=(
+        key_patterns=(
             "context_embedder.weight",
             "single_transformer_blocks.*.proj_mlp.weight",
         ),
@@ -150,16 +150,19 @@ COMPONENTS: tuple[Component, ...] = (
             }
         ),
         infer=infer_dit,
-        originals=("flux1-*",),
-        layouts=layouts.DIT_LAYOUTS,
-        prefixes=layouts.DIT_PREFIXES,
-        lora=layouts.DIT_LORA,
+        original_filenames=("flux1-*",),
+        formats=formats.DIT_LAYOUTS,
+        prefixes=formats.DIT_PREFIXES,
+        lora=formats.DIT_LORA,
     ),
     Component(
         name="text_encoder_1",
         folders=("text_encoder",),
         load=CLIP.load,
-        marks=("embeddings.token_embedding.weight", "encoder.layers.*.mlp.fc1.weight"),
+        key_patterns=(
+            "embeddings.token_embedding.weight",
+            "encoder.layers.*.mlp.fc1.weight",
+        ),
         configure=CLIP.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_CLIP)),
         infer=partial(
@@ -168,15 +171,15 @@ COMPONENTS: tuple[Component, ...] = (
             "embeddings.token_embedding.weight",
             (49408, 768),
         ),
-        layouts=layouts.TEXT_ENCODER_1_LAYOUTS,
-        prefixes=layouts.TEXT_ENCODER_1_PREFIXES,
-        lora=layouts.TEXT_ENCODER_1_LORA,
+        formats=formats.TEXT_ENCODER_1_LAYOUTS,
+        prefixes=formats.TEXT_ENCODER_1_PREFIXES,
+        lora=formats.TEXT_ENCODER_1_LORA,
     ),
     Component(
         name="text_encoder_2",
         folders=("text_encoder_2",),
         load=T5.load,
-        marks=(
+        key_patterns=(
             "encoder.block.*.layer.1.DenseReluDense.wi_0.weight",
             "encoder.block.*.layer.0.SelfAttention.q.weight",
         ),
@@ -188,26 +191,26 @@ COMPONENTS: tuple[Component, ...] = (
             "encoder.block.23.layer.1.DenseReluDense.wi_0.weight",
             (10240, 4096),
         ),
-        layouts=layouts.TEXT_ENCODER_2_LAYOUTS,
-        prefixes=layouts.TEXT_ENCODER_2_PREFIXES,
-        lora=layouts.TEXT_ENCODER_2_LORA,
+        formats=formats.TEXT_ENCODER_2_LAYOUTS,
+        prefixes=formats.TEXT_ENCODER_2_PREFIXES,
+        lora=formats.TEXT_ENCODER_2_LORA,
     ),
     Component(
         name="vae",
         folders=("vae",),
         load=VAE.load,
-        marks=(
+        key_patterns=(
             "encoder.down_blocks.*.resnets.*.conv1.weight",
             "decoder.mid_block.attentions.0.to_q.weight",
         ),
         configure=VAE.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_VAE)),
-        originals=("ae.*",),
+        original_filenames=("ae.*",),
         infer=partial(
             published_if, PUBLISHED_VAE, "decoder.conv_in.weight", (512, 16, 3, 3)
         ),
-        layouts=layouts.VAE_LAYOUTS,
-        prefixes=layouts.VAE_PREFIXES,
+        formats=formats.VAE_LAYOUTS,
+        prefixes=formats.VAE_PREFIXES,
     ),
     Component(
         name="tokenizer_1", folders=("tokenizer",), load=Tokenizer("CLIPTokenizer").load

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from dstrain.graph.schedule import TRAIN_TIMESTEPS
-from dstrain.models.functional import check_sides, exact_arguments, pack, unpack
+from dstrain.models.functional import (
+    check_sides,
+    override_positional_args,
+    pack,
+    unpack,
+)
 from torch import Tensor
 
 CHANNELS = 16
@@ -20,7 +25,7 @@ PATCH = 2
 
 
 def predict(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     pooled_emb: Tensor,
@@ -34,11 +39,13 @@ def predict(
     512, channels), of T5. pooled_emb: (batch, channels), of CLIP. embedded_guidance:
     the scale that a guidance-distilled transformer is told; others are told none.
     """
-    return _denoise(noisy, timestep, prompt_emb, pooled_emb, embedded_guidance, (), dit)
+    return _denoise(
+        noisy_latents, timestep, prompt_emb, pooled_emb, embedded_guidance, (), dit
+    )
 
 
 def predict_kontext(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     pooled_emb: Tensor,
@@ -51,12 +58,18 @@ def predict_kontext(
     each of a size of its own.
     """
     return _denoise(
-        noisy, timestep, prompt_emb, pooled_emb, embedded_guidance, kontext_latents, dit
+        noisy_latents,
+        timestep,
+        prompt_emb,
+        pooled_emb,
+        embedded_guidance,
+        kontext_latents,
+        dit,
     )
 
 
 def _denoise(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     pooled_emb: Tensor,
@@ -67,7 +80,7 @@ def _denoise(
     """Call the transformer on noisy's tokens and, after them, those of the references;
     keep the former.
     """
-    pictures = (noisy, *references)
+    pictures = (noisy_latents, *references)
     tokens = [pack(picture) for picture in pictures]
     time = timestep / TRAIN_TIMESTEPS
     guidance = (
@@ -76,20 +89,20 @@ def _denoise(
     # The transformer counts both in thousandths and rounds them to the dtype of its
     # hidden states.
     exact = [value * 1000 for value in (time, guidance) if value is not None]
-    with exact_arguments(dit.time_text_embed, *exact):
+    with override_positional_args(dit.time_text_embed, *exact):
         prediction = dit(
             hidden_states=torch.cat(tokens, dim=1),
             timestep=time,
             guidance=guidance,
             pooled_projections=pooled_emb,
             encoder_hidden_states=prompt_emb,
-            txt_ids=noisy.new_zeros(prompt_emb.shape[1], 3),
+            txt_ids=noisy_latents.new_zeros(prompt_emb.shape[1], 3),
             img_ids=torch.cat(
                 [picture_ids(picture, i) for i, picture in enumerate(pictures)]
             ),
             return_dict=False,
         )[0]
-    return unpack(prediction[:, : tokens[0].shape[1]], *noisy.shape[-2:])
+    return unpack(prediction[:, : tokens[0].shape[1]], *noisy_latents.shape[-2:])
 
 
 def picture_ids(latents: Tensor, index: int) -> Tensor:

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.graph.inputs import Column, Given, Setting, Size, Source, at_least
+from dstrain.graph.inputs import (
+    Column,
+    Constant,
+    InferenceOnly,
+    Input,
+    Measured,
+    at_least,
+)
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
-from dstrain.graph.unit import Signature, Unit
-from dstrain.models.functional import guide
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, PipelineSpec
+from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.models.functional import apply_guidance
 
 from dstrain_flux import model_fn, units
 
@@ -38,19 +45,19 @@ class Variant:
 
     predict: Callable[..., Any]
     units: tuple[Callable[..., Any], ...]
-    inputs: Mapping[str, Source]
+    inputs: Mapping[str, Input]
     defaults: Mapping[str, Any]
 
 
 TEXT_TO_IMAGE_UNITS = (units.encode_clip, units.encode_prompt, units.encode_image)
-TEXT_TO_IMAGE: Mapping[str, Source] = MappingProxyType(
+TEXT_TO_IMAGE: Mapping[str, Input] = MappingProxyType(
     {
         "prompt": Column("prompt"),
-        "negative_prompt": Given(),
+        "negative_prompt": InferenceOnly(),
         "input_image": Column("image", "picture", multiple=SIDE_MULTIPLE),
-        "height": Size("input_image", "height"),
-        "width": Size("input_image", "width"),
-        "embedded_guidance": Given("number"),
+        "height": Measured("input_image", "height"),
+        "width": Measured("input_image", "width"),
+        "embedded_guidance": InferenceOnly("number"),
     }
 )
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -72,7 +79,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             {
                 **TEXT_TO_IMAGE,
                 "kontext_images": Column("kontext_images", "pictures"),
-                "kontext_pixels": Setting(
+                "kontext_pixels": Constant(
                     units.KONTEXT_PIXELS, toy=32 * 32, check=at_least(SIDE_MULTIPLE**2)
                 ),
             },
@@ -82,10 +89,10 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 )
 
 
-def build(variant: str) -> Wiring:
+def build(variant: str) -> PipelineSpec:
     """Wire one of the variants that the record names."""
     row = VARIANTS[variant]
-    return Wiring(
+    return PipelineSpec(
         family="flux",
         variant=variant,
         components=(
@@ -97,12 +104,12 @@ def build(variant: str) -> Wiring:
             "tokenizer_2",
         ),
         units=tuple(Unit.of(function) for function in row.units),
-        model_fn=Signature.of(row.predict, given=GIVEN_TO_MODEL_FN),
+        model_fn=FunctionSpec.of(row.predict, given=GIVEN_TO_MODEL_FN),
         decoders=(Unit.of(units.decode, given=GIVEN_TO_DECODER),),
         inputs=row.inputs,
         schedule=SCHEDULE,
-        latent_shape=Signature.of(model_fn.latent_shape),
-        guide=guide,
-        per_side=MappingProxyType({"prompt": "negative_prompt"}),
+        latent_shape=FunctionSpec.of(model_fn.latent_shape),
+        apply_guidance=apply_guidance,
+        cfg_inputs=MappingProxyType({"prompt": "negative_prompt"}),
         defaults=row.defaults,
     )

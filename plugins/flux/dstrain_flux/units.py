@@ -5,7 +5,7 @@ from typing import Any, TypedDict
 
 import torch
 from dstrain.data.images import convert
-from dstrain.models.functional import as_picture, signed_pixels
+from dstrain.models.functional import images_to_tensor, tensor_to_image
 from PIL import Image
 from torch import Tensor
 
@@ -166,7 +166,9 @@ def decode(latents: Tensor, *, vae: Any) -> Picture:
         latents.to(vae.device, torch.float32) / vae.config.scaling_factor
         + vae.config.shift_factor
     )
-    return {"image": as_picture(vae.decode(plain.to(vae.dtype), return_dict=False)[0])}
+    return {
+        "image": tensor_to_image(vae.decode(plain.to(vae.dtype), return_dict=False)[0])
+    }
 
 
 def _tokens(prompt: str, tokenizer: Any, length: int) -> Tensor:
@@ -186,7 +188,7 @@ def _encode(
     picture: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     mode: Tensor = (
-        vae.encode(signed_pixels([picture]).to(device, dtype))
+        vae.encode(images_to_tensor([picture]).to(device, dtype))
         .latent_dist.mode()
         .float()
     )

@@ -34,7 +34,7 @@ class TestConformance(Conformance):
         scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(
             folder / "scheduler"
         )
-        kontext = pipe.wiring.variant == "kontext"
+        kontext = pipe.spec.variant == "kontext"
         kind = FluxKontextPipeline if kontext else FluxPipeline
         published = kind(
             scheduler=scheduler,
@@ -44,7 +44,7 @@ class TestConformance(Conformance):
         height, width = (arguments[side] // DOWNSCALE for side in ("height", "width"))
         passed: list[Tensor] = []
 
-        def record(
+        def family(
             pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
         ) -> dict[str, Any]:
             passed.append(unpack(values["latents"], height, width))
@@ -62,6 +62,6 @@ class TestConformance(Conformance):
             }
         picture = published(
             **given | {"latents": pack(arguments["latents"])},
-            callback_on_step_end=record,
+            callback_on_step_end=family,
         ).images[0]
         return passed, picture

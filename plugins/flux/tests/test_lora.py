@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from dstrain.lora.layers import LoraSpec, inject, save_lora
+from dstrain.lora.layers import LoraConfig, inject, save_lora
 from dstrain.models.functional import pack
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
@@ -35,15 +35,15 @@ def saved(
     module: nn.Module, component: str, targets: tuple[str, ...], file: Path
 ) -> Path:
     """Write a LoRA file with weights that show, of rank 4 and alpha 6, as a run does."""
-    spec = LoraSpec(component, targets, 4, 6.0)
-    inject(module, spec, MODEL.lora_aliases)
+    lora_config = LoraConfig(component, targets, 4, 6.0)
+    inject(module, lora_config, MODEL.lora_aliases)
     with torch.no_grad():
         for name, weight in module.named_parameters():
             if "lora_" in name:
                 weight.normal_(
                     generator=torch.Generator().manual_seed(weight.numel()), std=0.3
                 )
-    save_lora(file, module, spec, MODEL.lora_prefixes[component], {})
+    save_lora(file, module, lora_config, MODEL.lora_prefixes[component], {})
     return file
 
 
@@ -70,7 +70,7 @@ def theirs(
     pipeline.set_progress_bar_config(disable=True)
     pipeline.load_lora_weights(lora)
 
-    def record(
+    def family(
         pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
     ) -> dict[str, Any]:
         passed.append(values["latents"])
@@ -79,7 +79,7 @@ def theirs(
     pipeline(
         prompt="a dog",
         latents=pack(noise),
-        callback_on_step_end=record,
+        callback_on_step_end=family,
         **given,
         **SIZE,
     )

@@ -18,7 +18,7 @@ from dstrain.testing.lora_files import Case, LoraFiles
 from dstrain.testing.loras import Reader
 from dstrain.testing.subject import Subject
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain_flux import LORA_ALIASES, MODEL, layouts
+from dstrain_flux import LORA_ALIASES, MODEL, formats
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -30,24 +30,24 @@ class TestLoraFiles(LoraFiles):
     readers = MappingProxyType(
         {
             "dit": {
-                "comfyui": Reader(layouts.ORIGINAL_DIT, "diffusion_model."),
-                "kohya": Reader(layouts.ORIGINAL_DIT, "lora_unet_", flat=True),
-                "reference": Reader(layouts.REFERENCE_DIT),
+                "comfyui": Reader(formats.ORIGINAL_DIT, "diffusion_model."),
+                "kohya": Reader(formats.ORIGINAL_DIT, "lora_unet_", underscored=True),
+                "reference": Reader(formats.REFERENCE_DIT),
             },
             "text_encoder_1": {
                 "comfyui": Reader(
-                    layouts.COMFYUI_TEXT_ENCODER_1, "text_encoders.clip_l."
+                    formats.COMFYUI_TEXT_ENCODER_1, "text_encoders.clip_l."
                 ),
                 "kohya": Reader(
-                    layouts.PUBLISHED_TEXT_ENCODER_1, "lora_te1_", flat=True
+                    formats.PUBLISHED_TEXT_ENCODER_1, "lora_te1_", underscored=True
                 ),
-                "reference": Reader(layouts.REFERENCE_TEXT_ENCODER_1),
+                "reference": Reader(formats.REFERENCE_TEXT_ENCODER_1),
             },
             "text_encoder_2": {
                 "comfyui": Reader(
-                    layouts.COMFYUI_TEXT_ENCODER_2, "text_encoders.t5xxl."
+                    formats.COMFYUI_TEXT_ENCODER_2, "text_encoders.t5xxl."
                 ),
-                "kohya": Reader(None, "lora_te3_", flat=True),
+                "kohya": Reader(None, "lora_te3_", underscored=True),
                 "reference": Reader(None),
             },
         }
@@ -239,7 +239,7 @@ def test_a_file_of_kohyas_with_text_encoders_goes_to_each_and_names_the_one_that
         lora_weights(pipeline.components[name])
         for name in ("dit", "text_encoder_1", "text_encoder_2")
     )
-    alone = Pipeline(subject.wiring, MODEL, {"dit": subject.open().components["dit"]})
+    alone = Pipeline(subject.spec, MODEL, {"dit": subject.open().components["dit"]})
     with pytest.raises(StateError, match="layers of text_encoder_1, which is not here"):
         alone.load_lora(file)
     assert not lora_weights(alone.components["dit"])

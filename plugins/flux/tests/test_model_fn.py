@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import peft
 import pytest
 import torch
 from diffusers import FluxKontextPipeline, FluxPipeline
 from dstrain.errors import UsageError
-from dstrain.lora.layers import LoraSpec, inject
+from dstrain.lora.layers import LoraConfig, inject
 from dstrain.models.functional import pack, unpack
 from dstrain_flux import LORA_ALIASES, MODEL
 from dstrain_flux.model_fn import latent_shape, picture_ids, predict, predict_kontext
-from peft import LoraConfig, inject_adapter_in_model
+from peft import inject_adapter_in_model
 from torch import Tensor
 
 # Of torch, where fp32 weights of a norm meet bf16: it then computes in fp32, which is
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
 def inputs(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     return {
-        "noisy": torch.randn(2, 16, 8, 12, generator=generator),
+        "noisy_latents": torch.randn(2, 16, 8, 12, generator=generator),
         "prompt_emb": torch.randn(2, 20, 32, generator=generator).to(dtype),
         "pooled_emb": torch.randn(2, 32, generator=generator).to(dtype),
     }
@@ -42,7 +43,7 @@ def plain_call(
     dit: Any, timestep: Tensor, given: dict[str, Tensor], guidance: float
 ) -> Tensor:
     tokens = dit(
-        hidden_states=pack(given["noisy"]),
+        hidden_states=pack(given["noisy_latents"]),
         timestep=timestep / 1000,
         guidance=torch.full((2,), guidance),
         pooled_projections=given["pooled_emb"],
@@ -104,7 +105,7 @@ def test_in_bf16_neighbouring_timesteps_and_guidances_embed_differently(
     assert not torch.equal(exact[0], exact[1])
     assert not torch.equal(one, other)
     assert torch.equal(rounded[0], rounded[1]), (
-        "diffusers no longer rounds timesteps; exact_arguments can go"
+        "diffusers no longer rounds timesteps; override_positional_args can go"
     )
 
 
@@ -113,7 +114,9 @@ def test_exact_timesteps_reach_a_denoiser_with_lora_layers(
 ) -> None:
     dit = lent_bf16["dit"]
     inject_adapter_in_model(
-        LoraConfig(r=4, target_modules=["linear_1", "to_q"], init_lora_weights=False),
+        peft.LoraConfig(
+            r=4, target_modules=["linear_1", "to_q"], init_lora_weights=False
+        ),
         dit,
     )
     given = inputs(torch.bfloat16) | {
@@ -169,7 +172,7 @@ def test_pictures_to_edit_follow_the_noise_each_with_its_own_first_id(
     assert made.shape == (2, 16, 8, 12)
     tokens = seen[0]["hidden_states"]
     assert torch.equal(
-        tokens, torch.cat([pack(one) for one in (inputs()["noisy"], *pictures)], dim=1)
+        tokens, torch.cat([pack(one) for one in (inputs()["noisy_latents"], *pictures)], dim=1)
     )
     assert seen[0]["img_ids"][:, 0].tolist() == [0] * 24 + [1] * 6 + [2] * 4
     swapped = predict_kontext(
@@ -196,7 +199,7 @@ def test_the_shape_of_the_latents() -> None:
 
 def matches(dit: Any, *targets: str) -> tuple[dict[str, int], set[str]]:
     """How many layers each target matches, and the layers that got LoRA layers."""
-    counts = inject(dit, LoraSpec("dit", targets, 2, 2.0), MODEL.lora_aliases)
+    counts = inject(dit, LoraConfig("dit", targets, 2, 2.0), MODEL.lora_aliases)
     return counts, {
         name.removesuffix(".lora_A")
         for name, _ in dit.named_modules()

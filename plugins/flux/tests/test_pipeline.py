@@ -1,4 +1,4 @@
-"""The family's wiring: equal to diffusers' pipelines, its schedule, and what losses
+"""The family's pipeline spec: equal to diffusers' pipelines, its schedule, and what losses
 reach.
 """
 
@@ -12,7 +12,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxKontextPipeline, FluxPipeline
 from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
-from dstrain.graph.schedule import Held, NoiseLevels
+from dstrain.graph.schedule import LatentConstraint, TimestepSampler
 from dstrain.models.functional import pack
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
@@ -57,14 +57,14 @@ def by_diffusers(
     """The latents after each step of diffusers' pipeline, packed, and its picture."""
     passed: list[Tensor] = []
 
-    def record(
+    def family(
         pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
     ) -> dict[str, Any]:
         passed.append(values["latents"])
         return values
 
     images = pipeline(
-        prompt=PROMPT, latents=pack(noise), callback_on_step_end=record, **arguments
+        prompt=PROMPT, latents=pack(noise), callback_on_step_end=family, **arguments
     ).images
     return passed, images[0]
 
@@ -262,29 +262,31 @@ def test_the_record_names_the_variants_that_are_wired() -> None:
 def test_a_data_set_without_its_pictures_is_refused_by_its_column(
     variant: str, missing: str
 ) -> None:
-    wiring = build(variant)
+    spec = build(variant)
     present = frozenset(
         name
-        for name, source in wiring.inputs.items()
+        for name, source in spec.inputs.items()
         if getattr(source, "name", "") != missing
     )
     with pytest.raises(UsageError, match=f"no column '{missing}'"):
-        make_plan(wiring, present - {"height", "width"}, SFT, ("dit",))
+        make_plan(spec, present - {"height", "width"}, SFT, ("dit",))
 
 
 def test_stage_1_needs_no_denoiser() -> None:
     for variant in VARIANTS:
-        wiring = build(variant)
-        plan = make_plan(wiring, frozenset(wiring.inputs), SFT, ("dit",))
+        spec = build(variant)
+        plan = make_plan(spec, frozenset(spec.inputs), SFT, ("dit",))
         assert not any(
-            name.startswith("dit") for step in plan.frozen for name in step.unit.borrows
+            name.startswith("dit")
+            for step in plan.cached_steps
+            for name in step.unit.components
         )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> None:
-    """So nothing is listed as unreached."""
-    wiring = build(variant)
+    """So nothing is listed as unused_parameters."""
+    spec = build(variant)
     trained = ("dit", "text_encoder_1", "text_encoder_2")
     for name in trained:
         lent[name].requires_grad_(True)
@@ -294,16 +296,16 @@ def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> N
         "kontext_images": [picture(32, 48)],
     }
     values["kontext_pixels"] = 32 * 32
-    for unit in wiring.units:
-        values |= unit.run({name: values[name] for name in unit.reads}, lent)
-    reads = {name: values[name] for name in wiring.model_fn.reads if name in values}
+    for unit in spec.units:
+        values |= unit.run({name: values[name] for name in unit.inputs}, lent)
+    reads = {name: values[name] for name in spec.model_fn.inputs if name in values}
     loss = SFT.loss.function(
-        lambda noisy, timestep: wiring.model_fn.function(
-            noisy, timestep, **reads, dit=lent["dit"]
+        lambda noisy_latents, timestep: spec.model_fn.function(
+            noisy_latents, timestep, **reads, dit=lent["dit"]
         ),
         values["input_latents"],
-        schedule=NoiseLevels(wiring.schedule),
-        hold=Held,
+        timestep_sampler=TimestepSampler(spec.schedule),
+        constrain_latents=LatentConstraint,
         rng=Rng([SampleKey(0, 0, 0, 0)]),
     )
     loss.sum().backward()
@@ -314,8 +316,8 @@ def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> N
             for n, weight in weights.items()
             if weight.grad is None or not weight.grad.any()
         ] == []
-        assert wiring.unreached.get(name, ()) == ()
+        assert spec.unused_parameters.get(name, ()) == ()
 
 
 def test_both_halves_of_the_text_are_per_side() -> None:
-    assert build("kontext").sided == {"prompt", "pooled_emb", "prompt_emb"}
+    assert build("kontext").branched == {"prompt", "pooled_emb", "prompt_emb"}

@@ -4,7 +4,7 @@ no torch.
 
 from types import MappingProxyType
 
-from dstrain.registry.family import ModelRecord, Option
+from dstrain.registry.family import ModelFamily, Option
 
 DIT_LORA_TARGETS = (
     "to_q",
@@ -21,9 +21,9 @@ DIT_LORA_TARGETS = (
     "txt_mod.1",
 )
 
-MODEL = ModelRecord(
+MODEL = ModelFamily(
     name="qwen_image",
-    wiring="dstrain_qwen_image.pipeline:build",
+    pipelines="dstrain_qwen_image.pipeline:build",
     components="dstrain_qwen_image.components:COMPONENTS",
     toy="dstrain_qwen_image.toy:write",
     variants=("base", "edit", "edit-2509", "edit-2511"),

@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import Layout, LoraNaming, Row, same_configuration
+from dstrain.models.formats import (
+    CheckpointFormat,
+    KeyMap,
+    LoraKeyFormat,
+    same_configuration,
+)
 from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
 
 from dstrain_qwen_image.processor import Processor
@@ -99,14 +104,14 @@ PUBLISHED_TEXT_ENCODER = MappingProxyType(
 )
 
 # The names of transformers before version 5, as published.
-PUBLISHED_TEXT_ENCODER_LAYOUT = Layout(
-    marks=("model.embed_tokens.weight", "visual.patch_embed.proj.weight"),
-    rows=(Row("model.visual", "visual"), Row("model.language_model", "model")),
+PUBLISHED_TEXT_ENCODER_LAYOUT = CheckpointFormat(
+    key_patterns=("model.embed_tokens.weight", "visual.patch_embed.proj.weight"),
+    rows=(KeyMap("model.visual", "visual"), KeyMap("model.language_model", "model")),
     configuration=same_configuration,
 )
 
 # comfy/lora.py of ComfyUI, model_lora_keys_clip.
-COMFYUI_TEXT_ENCODER_LORA = LoraNaming(
+COMFYUI_TEXT_ENCODER_LORA = LoraKeyFormat(
     "comfyui", ("text_encoders.qwen25_7b.transformer.",), PUBLISHED_TEXT_ENCODER_LAYOUT
 )
 
@@ -147,7 +152,7 @@ COMPONENTS: tuple[Component, ...] = (
         name="dit",
         folders=("transformer",),
         load=DIT.load,
-        marks=(
+        key_patterns=(
             "txt_norm.weight",
             "transformer_blocks.*.img_mod.1.weight",
             "proj_out.weight",
@@ -166,11 +171,11 @@ COMPONENTS: tuple[Component, ...] = (
         name="text_encoder",
         folders=("text_encoder",),
         load=TEXT_ENCODER.load,
-        marks=(
+        key_patterns=(
             "model.language_model.embed_tokens.weight",
             "model.visual.patch_embed.proj.weight",
         ),
-        layouts=(PUBLISHED_TEXT_ENCODER_LAYOUT,),
+        formats=(PUBLISHED_TEXT_ENCODER_LAYOUT,),
         lora=(COMFYUI_TEXT_ENCODER_LORA,),
         configure=TEXT_ENCODER.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_TEXT_ENCODER)),
@@ -179,7 +184,11 @@ COMPONENTS: tuple[Component, ...] = (
         name="vae",
         folders=("vae",),
         load=VAE.load,
-        marks=("post_quant_conv.weight", "encoder.*.gamma", "decoder.up_blocks.*"),
+        key_patterns=(
+            "post_quant_conv.weight",
+            "encoder.*.gamma",
+            "decoder.up_blocks.*",
+        ),
         configure=VAE.configure,
         published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_VAE)),
     ),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from dstrain.graph.schedule import TRAIN_TIMESTEPS
 from dstrain.models import functional as latents
-from dstrain.models.functional import exact_arguments
+from dstrain.models.functional import override_positional_args
 from PIL import Image
 from torch import Tensor
 
@@ -22,7 +22,7 @@ PATCH = 2
 
 
 def predict(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     prompt_mask: Tensor,
@@ -35,11 +35,11 @@ def predict(
     tokens, channels). prompt_mask: (batch, tokens) bool; all true counts as no mask,
     which lets attention use its faster kernels.
     """
-    return predict_edit(noisy, timestep, prompt_emb, prompt_mask, [], dit=dit)
+    return predict_edit(noisy_latents, timestep, prompt_emb, prompt_mask, [], dit=dit)
 
 
 def predict_edit(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     prompt_mask: Tensor,
@@ -53,13 +53,13 @@ def predict_edit(
     Each picture has its own grid of positions. A denoiser with `zero_cond_t` sees these
     tokens at timestep 0.
     """
-    pictures = [noisy, *edit_latents]
+    pictures = [noisy_latents, *edit_latents]
     grids = [
         (1, picture.shape[-2] // PATCH, picture.shape[-1] // PATCH)
         for picture in pictures
     ]
     time = timestep / TRAIN_TIMESTEPS
-    with exact_arguments(
+    with override_positional_args(
         dit.time_text_embed,
         torch.cat([time, torch.zeros_like(time)]) if dit.zero_cond_t else time,
     ):
@@ -68,14 +68,14 @@ def predict_edit(
             timestep=time,
             encoder_hidden_states=prompt_emb,
             encoder_hidden_states_mask=None if prompt_mask.all() else prompt_mask,
-            img_shapes=[grids] * len(noisy),
+            img_shapes=[grids] * len(noisy_latents),
             return_dict=False,
         )[0]
     _, rows, columns = grids[0]
     return unpack(tokens[:, : rows * columns], rows, columns)
 
 
-def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     """Classifier-free guidance, each token then rescaled to the norm it has in
     `positive`.
 
@@ -83,7 +83,7 @@ def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     """
     rows, columns = positive.shape[-2] // PATCH, positive.shape[-1] // PATCH
     wanted = pack(positive)
-    guided = latents.guide(wanted, pack(negative), scale)
+    guided = latents.apply_guidance(wanted, pack(negative), scale)
     return unpack(
         guided
         * (wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)),

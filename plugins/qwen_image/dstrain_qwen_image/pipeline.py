@@ -5,10 +5,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.graph.inputs import Column, Given, Setting, Size, Source, at_least
+from dstrain.graph.inputs import (
+    Column,
+    Constant,
+    InferenceOnly,
+    Input,
+    Measured,
+    at_least,
+)
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, Wiring
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, PipelineSpec
+from dstrain.graph.unit import FunctionSpec, Unit
 
 from dstrain_qwen_image import model_fn, units
 
@@ -43,43 +50,43 @@ class Variant:
     """What one variant has of its own; `units` are the functions of its units, in
     order.
 
-    defaults: those of inference. unreached: patterns of the text encoder's parameters
+    defaults: those of inference. unused_parameters: patterns of the text encoder's parameters
     that no loss reaches.
     """
 
     units: tuple[Callable[..., Any], ...]
-    inputs: Mapping[str, Source]
+    inputs: Mapping[str, Input]
     predict: Callable[..., Any] = model_fn.predict_edit
     components: tuple[str, ...] = ("dit", "text_encoder", "vae", "processor")
     latent_shape: Callable[..., Any] = model_fn.latent_shape_edit
     defaults: Mapping[str, Any] = field(default_factory=lambda: SAMPLING)
-    unreached: tuple[str, ...] = ("lm_head.*",)
+    unused_parameters: tuple[str, ...] = ("lm_head.*",)
 
 
-TEXT_TO_IMAGE: Mapping[str, Source] = MappingProxyType(
+TEXT_TO_IMAGE: Mapping[str, Input] = MappingProxyType(
     {
         "prompt": Column("prompt"),
-        "negative_prompt": Given(),
+        "negative_prompt": InferenceOnly(),
         "input_image": Column("image", "picture", multiple=SIDE_MULTIPLE),
-        "height": Size("input_image", "height"),
-        "width": Size("input_image", "width"),
+        "height": Measured("input_image", "height"),
+        "width": Measured("input_image", "width"),
     }
 )
 # VAE_IMAGE_SIZE and CONDITION_IMAGE_SIZE of diffusers' QwenImageEditPlusPipeline.
-EDIT: Mapping[str, Source] = MappingProxyType(
+EDIT: Mapping[str, Input] = MappingProxyType(
     {
         **TEXT_TO_IMAGE,
         "edit_image": Column("edit_image", "picture"),
-        "edit_pixels": Setting(
+        "edit_pixels": Constant(
             1024 * 1024, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)
         ),
     }
 )
-EDIT_SEVERAL: Mapping[str, Source] = MappingProxyType(
+EDIT_SEVERAL: Mapping[str, Input] = MappingProxyType(
     {
         **EDIT,
         "edit_image": Column("edit_image", "pictures"),
-        "edit_text_pixels": Setting(
+        "edit_text_pixels": Constant(
             384 * 384, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)
         ),
     }
@@ -127,22 +134,24 @@ def variants_for(dit: Mapping[str, Any]) -> tuple[str, ...]:
     return ("edit-2511",) if dit.get("zero_cond_t") else ("base", "edit", "edit-2509")
 
 
-def build(variant: str) -> Wiring:
+def build(variant: str) -> PipelineSpec:
     """Wire one of the variants that the record names."""
     row = VARIANTS[variant]
-    return Wiring(
+    return PipelineSpec(
         family="qwen_image",
         variant=variant,
         components=row.components,
         units=tuple(Unit.of(function) for function in row.units),
-        model_fn=Signature.of(row.predict, given=GIVEN_TO_MODEL_FN),
+        model_fn=FunctionSpec.of(row.predict, given=GIVEN_TO_MODEL_FN),
         decoders=(Unit.of(units.decode, given=GIVEN_TO_DECODER),),
         inputs=row.inputs,
         schedule=SCHEDULE,
-        latent_shape=Signature.of(row.latent_shape),
-        guide=model_fn.guide,
-        per_side=MappingProxyType({"prompt": "negative_prompt"}),
+        latent_shape=FunctionSpec.of(row.latent_shape),
+        apply_guidance=model_fn.apply_guidance,
+        cfg_inputs=MappingProxyType({"prompt": "negative_prompt"}),
         padded=MappingProxyType({"prompt_emb": 1, "prompt_mask": 1}),
-        unreached=MappingProxyType({"dit": LAST_TEXT, "text_encoder": row.unreached}),
+        unused_parameters=MappingProxyType(
+            {"dit": LAST_TEXT, "text_encoder": row.unused_parameters}
+        ),
         defaults=row.defaults,
     )

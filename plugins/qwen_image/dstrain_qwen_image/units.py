@@ -8,7 +8,11 @@ from typing import Any, TypedDict
 import torch
 from dstrain.data.images import convert
 from dstrain.errors import UsageError
-from dstrain.models.functional import as_picture, signed_pixels, statistics
+from dstrain.models.functional import (
+    images_to_tensor,
+    latents_mean_std,
+    tensor_to_image,
+)
 from PIL import Image
 from torch import Tensor
 
@@ -227,12 +231,12 @@ def encode_edit_images(
 def decode(latents: Tensor, *, vae: Any) -> Picture:
     """Latents, (1, 16, 1, height / 8, width / 8) -> RGB picture."""
     latents = latents.to(vae.device, torch.float32)
-    mean, std = statistics(vae.config, latents)
+    mean, std = latents_mean_std(vae.config, latents)
     # Not latents * std: diffusers divides, and then the pixels are equal, too.
     pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[
         0
     ]
-    return {"image": as_picture(pixels[:, :, 0])}
+    return {"image": tensor_to_image(pixels[:, :, 0])}
 
 
 def check_prefix(tokenizer: Any, prefix: str, wanted: int, component: str) -> None:
@@ -275,8 +279,8 @@ def _encode_with_pictures(
 def _encode_picture(
     picture: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    pixels = signed_pixels([picture]).to(device, dtype)
+    pixels = images_to_tensor([picture]).to(device, dtype)
     mode = vae.encode(pixels[:, :, None]).latent_dist.mode().float()
-    mean, std = statistics(vae.config, mode)
+    mean, std = latents_mean_std(vae.config, mode)
     normalised: Tensor = (mode - mean) / std
     return normalised

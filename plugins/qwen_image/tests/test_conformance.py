@@ -76,7 +76,7 @@ def by_diffusers(
     )
     passed: list[Tensor] = []
 
-    def record(
+    def family(
         pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
     ) -> dict[str, Any]:
         passed.append(unpack(values["latents"], rows, columns))
@@ -88,7 +88,7 @@ def by_diffusers(
         if name not in OURS
     }
     picture = published(
-        **given | {"latents": pack(arguments["latents"])}, callback_on_step_end=record
+        **given | {"latents": pack(arguments["latents"])}, callback_on_step_end=family
     ).images[0]
     return passed, picture
 
@@ -103,7 +103,7 @@ def edit(
     forward, image = encoder.forward, encoder.config.image_token_id
     kind = (
         QwenImageEditPipeline
-        if pipe.wiring.variant == "edit"
+        if pipe.spec.variant == "edit"
         else QwenImageEditPlusPipeline
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -139,6 +139,6 @@ class TestConformance(Conformance):
     def published(
         pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
     ) -> tuple[list[Tensor], Any]:
-        if pipe.wiring.variant == "base":
+        if pipe.spec.variant == "base":
             return by_diffusers(QwenImagePipeline, pipe, folder, arguments)
         return edit(pipe, folder, arguments)

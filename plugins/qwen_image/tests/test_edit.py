@@ -258,7 +258,7 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
         on_step=lambda i, latents: passed.append(latents),
     )
 
-    def record(
+    def family(
         pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
     ) -> dict[str, Any]:
         wanted.append(values["latents"])
@@ -272,7 +272,7 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
         true_cfg_scale=4.0,
         num_inference_steps=4,
         latents=pack(noise),
-        callback_on_step_end=record,
+        callback_on_step_end=family,
         **given,
     ).images[0]
     differences = [

@@ -24,7 +24,7 @@ class TestLoraFiles(LoraFiles):
         {
             "dit": {
                 "comfyui": Reader(None, "diffusion_model."),
-                "kohya": Reader(None, "lora_unet_", flat=True),
+                "kohya": Reader(None, "lora_unet_", underscored=True),
                 "reference": Reader(None),
             },
             "text_encoder": {

@@ -5,13 +5,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.models.functional import exact_arguments
+from dstrain.models.functional import override_positional_args
 from dstrain_qwen_image import MODEL
-from dstrain_qwen_image.model_fn import guide, latent_shape, pack, predict, unpack
-from peft import LoraConfig, inject_adapter_in_model
+from dstrain_qwen_image.model_fn import (
+    apply_guidance,
+    latent_shape,
+    pack,
+    predict,
+    unpack,
+)
+from peft import inject_adapter_in_model
 from torch import Tensor
 
 
@@ -20,7 +27,7 @@ def inputs(
 ) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
     return {
-        "noisy": torch.randn(batch, 16, 1, 8, 12, generator=generator),
+        "noisy_latents": torch.randn(batch, 16, 1, 8, 12, generator=generator),
         "prompt_emb": torch.randn(batch, tokens, 32, generator=generator).to(dtype),
         "prompt_mask": torch.ones(batch, tokens, dtype=torch.bool),
     }
@@ -28,10 +35,10 @@ def inputs(
 
 def plain_call(dit: Any, timestep: Tensor, given: dict[str, Tensor]) -> Tensor:
     tokens = dit(
-        hidden_states=pack(given["noisy"]),
+        hidden_states=pack(given["noisy_latents"]),
         timestep=timestep / 1000,
         encoder_hidden_states=given["prompt_emb"],
-        img_shapes=[[(1, 4, 6)]] * len(given["noisy"]),
+        img_shapes=[[(1, 4, 6)]] * len(given["noisy_latents"]),
         return_dict=False,
     )[0]
     return unpack(tokens, 4, 6)
@@ -71,7 +78,7 @@ def test_in_bf16_neighbouring_timesteps_embed_differently(
     assert exact.dtype == torch.bfloat16
     assert not torch.equal(exact[0], exact[1])
     assert torch.equal(rounded[0], rounded[1]), (
-        "diffusers no longer rounds timesteps; exact_arguments can go"
+        "diffusers no longer rounds timesteps; override_positional_args can go"
     )
 
 
@@ -79,7 +86,7 @@ def test_exact_timestep_leaves_no_hook_behind_even_after_an_error(
     lent: dict[str, Any],
 ) -> None:
     embed = lent["dit"].time_text_embed
-    with pytest.raises(RuntimeError), exact_arguments(embed, torch.ones(1)):
+    with pytest.raises(RuntimeError), override_positional_args(embed, torch.ones(1)):
         raise RuntimeError
     predict(timestep=torch.ones(2), **inputs(), dit=lent["dit"])
     assert not embed._forward_pre_hooks
@@ -116,7 +123,7 @@ def test_exact_timesteps_reach_a_denoiser_with_lora_layers(
     dit = lent_bf16["dit"]
     targets = [*MODEL.lora_targets["dit"], "linear_1"]
     inject_adapter_in_model(
-        LoraConfig(r=4, target_modules=targets, init_lora_weights=False), dit
+        peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False), dit
     )
     with torch.autocast("cpu", torch.bfloat16), embeddings(dit) as seen:
         predict(
@@ -179,7 +186,7 @@ def test_padding_that_the_mask_hides_does_not_change_the_prediction(
 ) -> None:
     given, timestep = inputs(), torch.tensor([500.0, 20.0])
     padded = {
-        "noisy": given["noisy"],
+        "noisy_latents": given["noisy_latents"],
         "prompt_emb": torch.nn.functional.pad(given["prompt_emb"], (0, 0, 0, 5)),
         "prompt_mask": torch.nn.functional.pad(given["prompt_mask"], (0, 5)),
     }
@@ -222,9 +229,9 @@ def test_guidance_keeps_each_tokens_norm() -> None:
     positive, negative = torch.randn(
         2, 1, 16, 1, 4, 6, generator=torch.Generator().manual_seed(0)
     ).unbind()
-    guided = guide(positive, negative, 4.0)
+    guided = apply_guidance(positive, negative, 4.0)
     assert torch.allclose(pack(guided).norm(dim=-1), pack(positive).norm(dim=-1))
-    assert torch.allclose(guide(positive, negative, 1.0), positive, atol=1e-6)
+    assert torch.allclose(apply_guidance(positive, negative, 1.0), positive, atol=1e-6)
     direction = pack(negative + 4 * (positive - negative))
     assert torch.allclose(
         torch.cosine_similarity(pack(guided), direction, dim=-1), torch.ones(1, 6)

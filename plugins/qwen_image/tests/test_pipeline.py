@@ -1,4 +1,4 @@
-"""The family's wiring: equal to diffusers' pipeline, also for several prompts and many
+"""The family's pipeline spec: equal to diffusers' pipeline, also for several prompts and many
 steps; its sides.
 """
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from dstrain.errors import UsageError
-from dstrain.graph.plan import make_plan, side_name
+from dstrain.graph.plan import branch_key, make_plan
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL
@@ -49,9 +49,9 @@ def denoise(
     lent: dict[str, Any],
 ) -> list[Tensor]:
     """Euler steps from noise; returns the latents after each."""
-    wiring = build("base")
-    sigmas = wiring.schedule.sigmas(
-        steps, noise[0, 0].numel() // wiring.schedule.latents_per_token
+    spec = build("base")
+    sigmas = spec.schedule.sigmas(
+        steps, noise[0, 0].numel() // spec.schedule.latents_per_token
     )
     positive, negative = (
         encode(prompts, lent),
@@ -60,14 +60,14 @@ def denoise(
     latents, passed = noise, []
     for now, then in pairwise(sigmas):
         timestep = (now * 1000).expand(len(latents))
-        prediction = wiring.model_fn.function(
+        prediction = spec.model_fn.function(
             latents, timestep, **positive, dit=lent["dit"]
         )
         if negative:
-            other = wiring.model_fn.function(
+            other = spec.model_fn.function(
                 latents, timestep, **negative, dit=lent["dit"]
             )
-            prediction = wiring.guide(prediction, other, scale)
+            prediction = spec.apply_guidance(prediction, other, scale)
         latents = latents + (then - now) * prediction
         passed.append(latents)
     return passed
@@ -132,7 +132,7 @@ def test_every_step_equals_that_of_diffusers(
     )
     wanted: list[Tensor] = []
 
-    def record(
+    def family(
         pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
     ) -> dict[str, Any]:
         wanted.append(values["latents"])
@@ -146,7 +146,7 @@ def test_every_step_equals_that_of_diffusers(
         width=size[1],
         num_inference_steps=steps,
         latents=pack(noise),
-        callback_on_step_end=record,
+        callback_on_step_end=family,
     ).images[0]
     if count == 1:
         made, picture = by_pipe(noise, guided, size, steps, lent)
@@ -209,7 +209,7 @@ def test_the_record_names_the_variants_that_are_wired() -> None:
 
 
 def test_sides_and_padding_name_what_they_should() -> None:
-    wiring = build("base")
-    assert wiring.sided == {"prompt", "prompt_emb", "prompt_mask"}
-    assert side_name("prompt_emb", "negative") == "negative.prompt_emb"
-    assert wiring.padded == {"prompt_emb": 1, "prompt_mask": 1}
+    spec = build("base")
+    assert spec.branched == {"prompt", "prompt_emb", "prompt_mask"}
+    assert branch_key("prompt_emb", "negative") == "negative.prompt_emb"
+    assert spec.padded == {"prompt_emb": 1, "prompt_mask": 1}

@@ -16,22 +16,22 @@ def test_importing_the_record_imports_no_torch() -> None:
 
 def test_the_entry_point_is_the_record_and_every_part_of_it_loads() -> None:
     (point,) = entry_points(group="dstrain.models", name="qwen_image")
-    record = point.load()
-    assert record.name == "qwen_image"
-    wirings = [record.load("wiring")(variant) for variant in record.variants]
-    assert {wiring.family for wiring in wirings} == {record.name}
-    names = {component.name for component in record.load("components")}
-    assert {name for wiring in wirings for name in wiring.components} == names
-    assert set(record.model_ids) == set(record.variants)
-    settings = {name for wiring in wirings for name in wiring.settings}
+    family = point.load()
+    assert family.name == "qwen_image"
+    specs = [family.load("pipelines")(variant) for variant in family.variants]
+    assert {spec.family for spec in specs} == {family.name}
+    names = {component.name for component in family.load("components")}
+    assert {name for spec in specs for name in spec.components} == names
+    assert set(family.model_ids) == set(family.variants)
+    settings = {name for spec in specs for name in spec.settings}
     assert {
-        option.name for option in record.options if not option.component
+        option.name for option in family.options if not option.component
     } == settings
     assert {
-        *record.lora_targets,
-        *record.lora_prefixes,
-        *record.default_ids,
-        record.default_trainable,
+        *family.lora_targets,
+        *family.lora_prefixes,
+        *family.default_ids,
+        family.default_trainable,
     } <= names
-    assert callable(record.load("toy"))
-    assert callable(record.load("variants_for"))
+    assert callable(family.load("toy"))
+    assert callable(family.load("variants_for"))

@@ -17,13 +17,13 @@ import torch
 from accelerate import Accelerator
 from diffusers import QwenImagePipeline
 from dstrain.config.schema import TrainConfig
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.build import feed, prepare
+from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.job import Job
+from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import optimizer_steps, steps
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
@@ -96,16 +96,16 @@ def having(config: TrainConfig, **changes: Any) -> TrainConfig:
     return TrainConfig(**{**vars(config), **changes})
 
 
-def job(
+def training_run(
     config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
-) -> Job:
-    setup, world = resolve(config), World(Accelerator(cpu=True))
-    return prepare(setup, world, feed(setup, world), module_class)
+) -> TrainingRun:
+    setup, processes = resolve(config), ProcessGroup(Accelerator(cpu=True))
+    return prepare(setup, processes, open_training_data(setup, processes), module_class)
 
 
 def first_gradients(config: TrainConfig) -> tuple[Tensor, dict[str, Tensor | None]]:
     """The first loss and its gradients, LoRA's second factors not being zero."""
-    ready = job(config)
+    ready = training_run(config)
     with torch.no_grad():
         for name, parameter in ready.module.trained.parameters.items():
             if "lora_B" in name:
@@ -149,10 +149,10 @@ def test_every_trained_parameter_is_fp32_and_gets_a_gradient(
 
 
 def test_what_no_loss_reaches_is_frozen(config: TrainConfig) -> None:
-    module = job(having(config, trainable_models="dit,text_encoder")).module
+    module = training_run(having(config, trainable_models="dit,text_encoder")).module
     last = {
         name.removeprefix("dit.transformer_blocks.1.").rpartition(".")[0]
-        for name in module.trained.unreached
+        for name in module.trained.unused_parameters
     }
     assert {
         "attn.add_q_proj",
@@ -161,9 +161,10 @@ def test_what_no_loss_reaches_is_frozen(config: TrainConfig) -> None:
         "txt_mlp.net.2",
     } <= last
     assert any(
-        name.startswith("text_encoder.lm_head") for name in module.trained.unreached
+        name.startswith("text_encoder.lm_head")
+        for name in module.trained.unused_parameters
     )
-    assert module.trained.parameters.keys().isdisjoint(module.trained.unreached)
+    assert module.trained.parameters.keys().isdisjoint(module.trained.unused_parameters)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_checkpointing_changes_no_gradient_by_a_bit(
 )
 def test_checkpointing_keeps_less(flag: str, name: str, config: TrainConfig) -> None:
     def kept(flags: TrainConfig) -> int:
-        ready, total = job(flags), 0
+        ready, total = training_run(flags), 0
         _, (batch,) = next(optimizer_steps(ready))
 
         def pack_bytes(value: Tensor) -> Tensor:
@@ -306,15 +307,17 @@ def test_in_bf16_the_split_equals_the_unsplit_run_too(
         feature_cache=tmp_path / "cache",
         **TRAINED[name],
     )
-    whole = [numbers["loss"] for numbers in steps(job(flags))]
+    whole = [numbers["loss"] for numbers in steps(training_run(flags))]
     run(having(flags, task="sft:data_process"))
     assert [
-        numbers["loss"] for numbers in steps(job(having(flags, task="sft:train")))
+        numbers["loss"]
+        for numbers in steps(training_run(having(flags, task="sft:train")))
     ] == whole
     assert len(whole) == 4
     assert np.isfinite(whole).all()
     exact = [
-        numbers["loss"] for numbers in steps(job(having(flags, mixed_precision="no")))
+        numbers["loss"]
+        for numbers in steps(training_run(having(flags, mixed_precision="no")))
     ]
     assert whole != exact
     assert whole == pytest.approx(exact, rel=0.1)
@@ -323,7 +326,7 @@ def test_in_bf16_the_split_equals_the_unsplit_run_too(
 def test_timesteps_of_a_bf16_run_reach_the_denoiser_in_fp32(
     config: TrainConfig,
 ) -> None:
-    ready = job(having(config, mixed_precision="bf16"))
+    ready = training_run(having(config, mixed_precision="bf16"))
     seen: list[Tensor] = []
     embed = ready.module.pipeline.components["dit"].time_text_embed.time_proj
     embed.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
@@ -396,8 +399,8 @@ def test_a_saved_text_encoder_is_loaded_by_itself_and_trained_on(
     shutil.copy(saved, alone)
     paths = [weights(toy_folder, "transformer"), str(alone), weights(toy_folder, "vae")]
     again = having(flags, model_paths=json.dumps(paths), output_path=tmp_path / "again")
-    loaded = job(again).module.pipeline.components["text_encoder"]
-    module = job(flags).module.pipeline.components["text_encoder"]
+    loaded = training_run(again).module.pipeline.components["text_encoder"]
+    module = training_run(flags).module.pipeline.components["text_encoder"]
     published = load_file(saved)
     assert set(published) == set(load_file(weights(toy_folder, "text_encoder")[0]))
     assert loaded.state_dict().keys() == module.state_dict().keys()

@@ -4,13 +4,13 @@ imports no torch.
 
 from types import MappingProxyType
 
-from dstrain.registry.family import ModelRecord, Option
+from dstrain.registry.family import ModelFamily, Option
 
 DIT_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
 
-MODEL = ModelRecord(
+MODEL = ModelFamily(
     name="wan",
-    wiring="dstrain_wan.pipeline:build",
+    pipelines="dstrain_wan.pipeline:build",
     components="dstrain_wan.components:COMPONENTS",
     toy="dstrain_wan.toy:write",
     variants=("t2v", "i2v", "t2v-a14b", "i2v-a14b", "ti2v-5b"),

@@ -7,7 +7,7 @@ from typing import Any
 from dstrain.models.components import Component
 from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
 
-from dstrain_wan import layouts
+from dstrain_wan import formats
 
 DIT = Network("diffusers:WanTransformer3DModel")
 VAE = Network("diffusers:AutoencoderKLWan")
@@ -136,7 +136,7 @@ IMAGE_ENCODER = MappingProxyType(
 # The published models, in their original layout and in that of diffusers.
 DITS = MappingProxyType(
     {
-        f"Wan-AI/{name}{layout}": configuration
+        f"Wan-AI/{name}{checkpoint_format}": configuration
         for name, configuration in (
             ("Wan2.1-T2V-1.3B", DIT_1_3B),
             ("Wan2.1-T2V-14B", DIT_14B),
@@ -146,7 +146,7 @@ DITS = MappingProxyType(
             ("Wan2.2-I2V-A14B", DIT_I2V_A14B),
             ("Wan2.2-TI2V-5B", DIT_5B),
         )
-        for layout in ("", "-Diffusers")
+        for checkpoint_format in ("", "-Diffusers")
     }
 )
 VAES = MappingProxyType(
@@ -227,7 +227,7 @@ def _dit(name: str, *folders: str) -> Component:
         name=name,
         folders=folders,
         load=DIT.load,
-        marks=(
+        key_patterns=(
             "patch_embedding.weight",
             "condition_embedder.time_proj.weight",
             "blocks.*.attn2.to_q.weight",
@@ -235,10 +235,10 @@ def _dit(name: str, *folders: str) -> Component:
         configure=DIT.configure,
         published=DITS,
         infer=infer_dit,
-        originals=("diffusion_pytorch_model*",) if name == "dit" else (),
-        layouts=layouts.DIT_LAYOUTS,
-        prefixes=layouts.DIT_PREFIXES,
-        lora=layouts.dit_lora(name),
+        original_filenames=("diffusion_pytorch_model*",) if name == "dit" else (),
+        formats=formats.DIT_LAYOUTS,
+        prefixes=formats.DIT_PREFIXES,
+        lora=formats.dit_lora(name),
     )
 
 
@@ -249,43 +249,47 @@ COMPONENTS: tuple[Component, ...] = (
         name="text_encoder",
         folders=("text_encoder",),
         load=UMT5.load,
-        marks=(
+        key_patterns=(
             "encoder.block.*.SelfAttention.relative_attention_bias.weight",
             "encoder.final_layer_norm.weight",
         ),
         configure=UMT5.configure,
         published=MappingProxyType(dict.fromkeys(DITS, TEXT_ENCODER)),
         infer=infer_text_encoder,
-        originals=("models_t5_umt5*",),
-        layouts=layouts.TEXT_ENCODER_LAYOUTS,
-        prefixes=layouts.TEXT_ENCODER_PREFIXES,
-        lora=layouts.TEXT_ENCODER_LORA,
+        original_filenames=("models_t5_umt5*",),
+        formats=formats.TEXT_ENCODER_LAYOUTS,
+        prefixes=formats.TEXT_ENCODER_PREFIXES,
+        lora=formats.TEXT_ENCODER_LORA,
     ),
     Component(
         name="vae",
         folders=("vae",),
         load=VAE.load,
-        marks=("post_quant_conv.weight", "encoder.*.gamma", "decoder.up_blocks.*"),
+        key_patterns=(
+            "post_quant_conv.weight",
+            "encoder.*.gamma",
+            "decoder.up_blocks.*",
+        ),
         configure=VAE.configure,
         published=VAES,
         infer=infer_vae,
-        originals=("Wan2.*_VAE.*",),
-        layouts=layouts.VAE_LAYOUTS,
-        prefixes=layouts.VAE_PREFIXES,
+        original_filenames=("Wan2.*_VAE.*",),
+        formats=formats.VAE_LAYOUTS,
+        prefixes=formats.VAE_PREFIXES,
     ),
     Component(
         name="image_encoder",
         folders=("image_encoder",),
         load=CLIP.load,
-        marks=("embeddings.class_embedding", "post_layernorm.weight"),
-        layouts=layouts.IMAGE_ENCODER_LAYOUTS,
-        prefixes=layouts.IMAGE_ENCODER_PREFIXES,
+        key_patterns=("embeddings.class_embedding", "post_layernorm.weight"),
+        formats=formats.IMAGE_ENCODER_LAYOUTS,
+        prefixes=formats.IMAGE_ENCODER_PREFIXES,
         configure=CLIP.configure,
         published=MappingProxyType(
             {name: IMAGE_ENCODER for name in DITS if "Wan2.1-I2V" in name}
         ),
         infer=infer_image_encoder,
-        originals=("models_clip_*",),
+        original_filenames=("models_clip_*",),
     ),
     Component(
         name="tokenizer",

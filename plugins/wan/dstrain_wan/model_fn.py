@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.schedule import Held
+from dstrain.graph.schedule import LatentConstraint
 from dstrain.models.functional import check_sides
 from torch import Tensor
 from torch.nn.functional import pad
@@ -20,27 +20,31 @@ PATCH = 2
 """Latents per token, along height and width."""
 
 
-def predict(noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any) -> Tensor:
+def predict(
+    noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
+) -> Tensor:
     """Predict noise - x_0, shaped as noisy, from text alone.
 
     noisy: (batch, channels, frames, h, w). timestep: fp32, 0 to 1000, (batch,) or what
     broadcasts over the latents. prompt_emb: (batch, tokens, channels), shorter prompts
     filled up with zeros.
     """
-    return _denoise(dit, noisy, noisy, timestep, prompt_emb)
+    return _denoise(dit, noisy_latents, noisy_latents, timestep, prompt_emb)
 
 
 def predict_known(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, *, dit: Any
+    noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, *, dit: Any
 ) -> Tensor:
     """As `predict`, with y, (batch, 20, frames, h, w): which frames are known, and
     their latents.
     """
-    return _denoise(dit, noisy, torch.cat([noisy, y], dim=1), timestep, prompt_emb)
+    return _denoise(
+        dit, noisy_latents, torch.cat([noisy_latents, y], dim=1), timestep, prompt_emb
+    )
 
 
 def predict_seen(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     y: Tensor,
@@ -52,13 +56,18 @@ def predict_seen(
     the image encoder sees it.
     """
     return _denoise(
-        dit, noisy, torch.cat([noisy, y], dim=1), timestep, prompt_emb, clip_feature
+        dit,
+        noisy_latents,
+        torch.cat([noisy_latents, y], dim=1),
+        timestep,
+        prompt_emb,
+        clip_feature,
     )
 
 
 def _denoise(
     dit: Any,
-    noisy: Tensor,
+    noisy_latents: Tensor,
     read: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
@@ -73,7 +82,7 @@ def _denoise(
     if timestep.ndim > 1:
         # One per token: that of the patch's first latent, since nothing is held in part
         # of a patch.
-        timestep = timestep.expand(-1, -1, *noisy.shape[2:])[
+        timestep = timestep.expand(-1, -1, *noisy_latents.shape[2:])[
             :, 0, :, ::PATCH, ::PATCH
         ].flatten(1)
     prediction: Tensor = dit(
@@ -93,7 +102,7 @@ def hold_first_frame(
     timestep: Tensor,
     noise: Tensor,
     first_latents: Tensor | None = None,
-) -> Held:
+) -> LatentConstraint:
     """With first_latents, (batch, channels, 1, h, w): latent frame 0 is these, at
     timestep 0, and not in the loss.
 
@@ -101,7 +110,7 @@ def hold_first_frame(
     UsageError when there is no other frame.
     """
     if first_latents is None:
-        return Held(latents, timestep)
+        return LatentConstraint(latents, timestep)
     if latents.shape[2] == 1:
         raise UsageError(
             "num_frames",
@@ -109,8 +118,8 @@ def hold_first_frame(
         )
     later = latents.new_ones(1, 1, latents.shape[2], 1, 1)
     later[:, :, 0] = 0
-    held = torch.cat([first_latents.to(latents.dtype), latents[:, :, 1:]], dim=2)
-    return Held(held, timestep.view(-1, 1, 1, 1, 1) * later, later)
+    constrained = torch.cat([first_latents.to(latents.dtype), latents[:, :, 1:]], dim=2)
+    return LatentConstraint(constrained, timestep.view(-1, 1, 1, 1, 1) * later, later)
 
 
 def latent_shape(

@@ -7,17 +7,24 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.graph.inputs import Column, Given, Setting, Size, Source, at_least
+from dstrain.graph.inputs import (
+    Column,
+    Constant,
+    InferenceOnly,
+    Input,
+    Measured,
+    at_least,
+)
 from dstrain.graph.schedule import TRAIN_TIMESTEPS, FlowMatchSchedule
 from dstrain.graph.spec import (
+    GIVEN_TO_CONSTRAIN_LATENTS,
     GIVEN_TO_DECODER,
-    GIVEN_TO_HOLD,
     GIVEN_TO_MODEL_FN,
-    Expert,
-    Wiring,
+    ExpertSchedule,
+    PipelineSpec,
 )
-from dstrain.graph.unit import Signature, Unit
-from dstrain.models.functional import guide
+from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.models.functional import apply_guidance
 
 from dstrain_wan import model_fn, units
 
@@ -54,35 +61,37 @@ class Variant:
     boundary: float = 0.0
     with_picture: bool = True
     components: tuple[str, ...] = ()
-    hold: Signature | None = None
+    constrain_latents: FunctionSpec | None = None
     multiple: int = 16
     fps: float = 16.0
 
 
-def _inputs(variant: Variant) -> Mapping[str, Source]:
+def _inputs(variant: Variant) -> Mapping[str, Input]:
     """The table of inputs: the video's frames, and the first of them as a picture."""
     loaded: dict[str, Any] = {
         "multiple": variant.multiple,
-        "frames": FRAMES_PER_LATENT,
+        "frame_multiple": FRAMES_PER_LATENT,
         "fps": variant.fps,
     }
     # Where a denoiser can do without it, a data set's own first frame is given only if
     # the user asks for it.
-    held = variant.hold is not None
+    constrained = variant.constrain_latents is not None
     picture = {
-        "input_image": Column("video", "picture", pick="first", extra=held, **loaded)
+        "input_image": Column(
+            "video", "picture", frame="first", optional=constrained, **loaded
+        )
     }
     picture = picture if variant.with_picture else {}
     return MappingProxyType(
         {
             "prompt": Column("prompt"),
-            "negative_prompt": Given(),
+            "negative_prompt": InferenceOnly(),
             "input_video": Column("video", "frames", **loaded),
             **picture,
-            "height": Size("input_video", "height"),
-            "width": Size("input_video", "width"),
-            "num_frames": Size("input_video", "frames"),
-            "fps": Setting(variant.fps, check=at_least(1)),
+            "height": Measured("input_video", "height"),
+            "width": Measured("input_video", "width"),
+            "num_frames": Measured("input_video", "frames"),
+            "fps": Constant(variant.fps, check=at_least(1)),
         }
     )
 
@@ -133,7 +142,9 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             (*TEXT, units.encode_first_frame),
             model_fn.predict,
             _defaults(50, 5.0, 704, 1280, 121),
-            hold=Signature.of(model_fn.hold_first_frame, given=GIVEN_TO_HOLD),
+            constrain_latents=FunctionSpec.of(
+                model_fn.hold_first_frame, given=GIVEN_TO_CONSTRAIN_LATENTS
+            ),
             multiple=32,
             fps=24.0,
         ),
@@ -141,37 +152,37 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 )
 
 
-def build(variant: str) -> Wiring:
+def build(variant: str) -> PipelineSpec:
     """Wire one of the variants that the record names."""
     row = VARIANTS[variant]
-    expert = _expert(row.boundary) if row.boundary else None
-    denoisers = expert.components if expert else ("dit",)
-    return Wiring(
+    experts = _expert(row.boundary) if row.boundary else None
+    denoisers = experts.components if experts else ("dit",)
+    return PipelineSpec(
         family="wan",
         variant=variant,
         components=(*denoisers, "text_encoder", "vae", *row.components, "tokenizer"),
         units=tuple(Unit.of(function) for function in row.units),
-        model_fn=Signature.of(row.predict, given=GIVEN_TO_MODEL_FN),
+        model_fn=FunctionSpec.of(row.predict, given=GIVEN_TO_MODEL_FN),
         decoders=(Unit.of(units.decode, given=GIVEN_TO_DECODER),),
         inputs=_inputs(row),
         schedule=SCHEDULE,
-        latent_shape=Signature.of(model_fn.latent_shape),
-        guide=guide,
-        hold=row.hold,
-        expert=expert,
-        per_side=MappingProxyType({"prompt": "negative_prompt"}),
+        latent_shape=FunctionSpec.of(model_fn.latent_shape),
+        apply_guidance=apply_guidance,
+        constrain_latents=row.constrain_latents,
+        experts=experts,
+        cfg_inputs=MappingProxyType({"prompt": "negative_prompt"}),
         padded=MappingProxyType({"prompt_emb": 1}),
-        unreached=UNREACHED,
+        unused_parameters=UNREACHED,
         defaults=row.defaults,
     )
 
 
-def _expert(boundary: float) -> Expert:
+def _expert(boundary: float) -> ExpertSchedule:
     """The two experts of Wan 2.2 A14B: `dit` from the boundary up to pure noise, `dit2`
     below it.
     """
     least = boundary * TRAIN_TIMESTEPS
-    return Expert(
+    return ExpertSchedule(
         "dit",
         MappingProxyType(
             {"dit": (least, float(TRAIN_TIMESTEPS)), "dit2": (0.0, least)}

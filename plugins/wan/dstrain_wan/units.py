@@ -10,7 +10,12 @@ import numpy as np
 import torch
 from dstrain.data.images import convert
 from dstrain.graph.values import Frames
-from dstrain.models.functional import as_uint8, signed, signed_pixels, statistics
+from dstrain.models.functional import (
+    as_uint8,
+    images_to_tensor,
+    latents_mean_std,
+    to_minus_one_one,
+)
 from PIL import Image
 from torch import Tensor
 
@@ -97,7 +102,7 @@ def clean(prompt: str) -> str:
 
 def encode_video(input_video: Frames, *, vae: Any) -> Latents:
     """Video of 4n + 1 frames -> the mode of the VAE's distribution, normalised in fp32."""
-    return {"input_latents": _encode(signed(input_video.pixels), vae)}
+    return {"input_latents": _encode(to_minus_one_one(input_video.pixels), vae)}
 
 
 def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
@@ -138,7 +143,7 @@ def encode_first(
     frame is one frame alone. Source: WanImageToVideoPipeline.prepare_latents of
     diffusers.
     """
-    first = signed_pixels([_resized(input_image, height, width)])
+    first = images_to_tensor([_resized(input_image, height, width)])
     grey = first.new_zeros(num_frames - 1, 3, height, width)
     latents = _encode(torch.cat([first, grey]), vae)
     mask = latents.new_zeros(1, vae.config.scale_factor_temporal, *latents.shape[2:])
@@ -152,7 +157,7 @@ def encode_first_frame(
     """First frame, RGB -> the mode of the VAE's distribution, normalised in fp32."""
     return {
         "first_latents": _encode(
-            signed_pixels([_resized(input_image, height, width)]), vae
+            images_to_tensor([_resized(input_image, height, width)]), vae
         )
     }
 
@@ -162,7 +167,7 @@ def decode(latents: Tensor, fps: float, *, vae: Any) -> Video:
     `fps` frames per second.
     """
     latents = latents.to(vae.device, torch.float32)
-    mean, std = statistics(vae.config, latents)
+    mean, std = latents_mean_std(vae.config, latents)
     # Not latents * std: diffusers divides, and then the pixels are equal, too.
     pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[
         0
@@ -177,7 +182,7 @@ def _encode(frames: Tensor, vae: Any) -> Tensor:
         .latent_dist.mode()
         .float()
     )
-    mean, std = statistics(vae.config, mode)
+    mean, std = latents_mean_std(vae.config, mode)
     return (mode - mean) * (1 / std)
 
 

@@ -60,7 +60,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 @pytest.fixture
-def lend(toys: Mapping[str, Path]) -> Callable[..., dict[str, Any]]:
+def bind_components(toys: Mapping[str, Path]) -> Callable[..., dict[str, Any]]:
     """Load fresh components of a variant, in fp32 or the dtype given."""
     return lambda variant, dtype=torch.float32: load(toys[variant], variant, dtype)
 

@@ -86,9 +86,9 @@ def test_loads_the_weights_that_the_library_loads(
     variant: str,
     name: str,
     toys: Mapping[str, Path],
-    lend: Callable[..., dict[str, Any]],
+    bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    ours = lend(variant)[name]
+    ours = bind_components(variant)[name]
     theirs = CLASSES[name].from_pretrained(toys[variant] / BY_NAME[name].folders[0])
     first, second = ours.state_dict(), theirs.state_dict()
     assert first.keys() == second.keys()
@@ -101,9 +101,11 @@ def test_loads_the_weights_that_the_library_loads(
 
 
 def test_the_text_encoders_words_are_one_weight_however_often_the_file_has_it(
-    toys: Mapping[str, Path], lend: Callable[..., dict[str, Any]], tmp_path: Path
+    toys: Mapping[str, Path],
+    bind_components: Callable[..., dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
-    lent = lend("t2v")
+    lent = bind_components("t2v")
     encoder = lent["text_encoder"]
     assert encoder.shared.weight is encoder.encoder.embed_tokens.weight
     (file,) = weights_of(toys["t2v"], "text_encoder")
@@ -120,9 +122,9 @@ def test_the_text_encoders_words_are_one_weight_however_often_the_file_has_it(
 
 
 def test_the_image_encoder_loads_from_published_names_too(
-    lend: Callable[..., dict[str, Any]], tmp_path: Path
+    bind_components: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    lent = lend("i2v")
+    lent = bind_components("i2v")
     own = {
         name: weight.clone()
         for name, weight in lent["image_encoder"].state_dict().items()
@@ -142,9 +144,9 @@ def test_the_image_encoder_loads_from_published_names_too(
 
 @pytest.mark.parametrize("name", ["dit", "vae"])
 def test_the_configuration_without_weights_equals_the_modules_own(
-    name: str, lend: Callable[..., dict[str, Any]]
+    name: str, bind_components: Callable[..., dict[str, Any]]
 ) -> None:
-    lent = lend("ti2v-5b")
+    lent = bind_components("ti2v-5b")
     own = {
         key: value
         for key, value in lent[name].config.items()
@@ -178,9 +180,9 @@ def test_shapes_tell_the_published_configuration_and_size_of_a_transformer(
 
 
 def test_shapes_of_heads_that_are_not_published_tell_nothing(
-    lend: Callable[..., dict[str, Any]],
+    bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    lent = lend("i2v")
+    lent = bind_components("i2v")
     assert infer_dit(shapes_of(lent["dit"])) is None
     assert infer_vae(shapes_of(lent["vae"])) is None
     for name in ("text_encoder", "image_encoder"):
@@ -232,13 +234,13 @@ def test_the_published_configuration_builds_an_encoder_of_the_published_size(
 
 
 def test_the_tokenizer_loads_from_its_folder(
-    toys: Mapping[str, Path], lend: Callable[..., dict[str, Any]]
+    toys: Mapping[str, Path], bind_components: Callable[..., dict[str, Any]]
 ) -> None:
     theirs = AutoTokenizer.from_pretrained(
         toys["t2v"] / "tokenizer", local_files_only=True
     )
     text = "a red dog runs, 红 <pad>"
-    ids = lend("t2v")["tokenizer"](text).input_ids
+    ids = bind_components("t2v")["tokenizer"](text).input_ids
     assert ids == theirs(text).input_ids
     assert ids[-1] == 1
 

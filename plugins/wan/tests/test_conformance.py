@@ -46,7 +46,7 @@ class TestConformance(Conformance):
         """diffusers puts a clean first frame back before a step, we after it, too: in
         between it means nothing.
         """
-        variant, picture = pipe.wiring.variant, arguments.get("input_image")
+        variant, picture = pipe.spec.variant, arguments.get("input_image")
         parts = {PARTS.get(name, name): one for name, one in pipe.components.items()}
         if "image_encoder" in parts:
             side = parts["image_encoder"].config.image_size
@@ -62,7 +62,7 @@ class TestConformance(Conformance):
         published.set_progress_bar_config(disable=True)
         passed: list[Tensor] = []
 
-        def record(
+        def family(
             pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
         ) -> dict[str, Any]:
             passed.append(values["latents"].clone())
@@ -82,5 +82,5 @@ class TestConformance(Conformance):
             patch.setattr(
                 pipeline_wan_i2v, "ftfy", SimpleNamespace(fix_text=str), raising=False
             )
-            video = published(**given, callback_on_step_end=record).frames[0]
+            video = published(**given, callback_on_step_end=family).frames[0]
         return passed, np.round(video * 255).astype(np.uint8)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import WanPipeline
-from dstrain.lora.layers import LoraSpec, inject, save_lora
+from dstrain.lora.layers import LoraConfig, inject, save_lora
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain_wan import MODEL
 from dstrain_wan.pipeline import build
@@ -37,12 +37,19 @@ def prediction(dit: Any) -> Tensor:
 @pytest.mark.filterwarnings("ignore:While injecting the PEFT adapters")
 @pytest.mark.parametrize(("variant", "part"), CASES)
 def test_a_file_acts_on_its_expert_alone_here_and_in_diffusers(
-    variant: str, part: str, lend: Callable[..., dict[str, Any]], tmp_path: Path
+    variant: str,
+    part: str,
+    bind_components: Callable[..., dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
-    trained, ours, theirs = lend(variant), lend(variant), lend(variant)
-    spec = LoraSpec(part, MODEL.lora_targets[part], 4, 6.0)
+    trained, ours, theirs = (
+        bind_components(variant),
+        bind_components(variant),
+        bind_components(variant),
+    )
+    lora_config = LoraConfig(part, MODEL.lora_targets[part], 4, 6.0)
     torch.manual_seed(0)
-    inject(trained[part], spec, MODEL.lora_aliases)
+    inject(trained[part], lora_config, MODEL.lora_aliases)
     with torch.no_grad():
         for name, weight in trained[part].named_parameters():
             if "lora_B" in name:
@@ -50,7 +57,7 @@ def test_a_file_acts_on_its_expert_alone_here_and_in_diffusers(
     save_lora(
         tmp_path / "lora.safetensors",
         trained[part],
-        spec,
+        lora_config,
         MODEL.lora_prefixes[part],
         {},
     )
@@ -67,7 +74,7 @@ def test_a_file_acts_on_its_expert_alone_here_and_in_diffusers(
     published.load_lora_weights(
         tmp_path, weight_name="lora.safetensors", load_into_transformer_2=part == "dit2"
     )
-    plain = lend(variant)[part]
+    plain = bind_components(variant)[part]
     assert not torch.equal(prediction(trained[part]), prediction(plain))
     for name in EXPERTS:
         if name in trained:

@@ -17,16 +17,16 @@ from dstrain.testing.lora_files import Case, LoraFiles
 from dstrain.testing.loras import Reader
 from dstrain.testing.subject import Subject
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain_wan import MODEL, layouts
+from dstrain_wan import MODEL, formats
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 DIT = MappingProxyType(
     {
-        "comfyui": Reader(layouts.ORIGINAL_DIT, "diffusion_model."),
-        "kohya": Reader(layouts.ORIGINAL_DIT, "lora_unet_", flat=True),
-        "reference": Reader(layouts.ORIGINAL_DIT),
+        "comfyui": Reader(formats.ORIGINAL_DIT, "diffusion_model."),
+        "kohya": Reader(formats.ORIGINAL_DIT, "lora_unet_", underscored=True),
+        "reference": Reader(formats.ORIGINAL_DIT),
     }
 )
 
@@ -52,9 +52,9 @@ class TestLoraFiles(LoraFiles):
             "dit2": DIT,
             "text_encoder": {
                 "comfyui": Reader(
-                    layouts.COMFYUI_TEXT_ENCODER_IN_ALL, "text_encoders.umt5xxl."
+                    formats.COMFYUI_TEXT_ENCODER_IN_ALL, "text_encoders.umt5xxl."
                 ),
-                "reference": Reader(layouts.ORIGINAL_TEXT_ENCODER),
+                "reference": Reader(formats.ORIGINAL_TEXT_ENCODER),
             },
         }
     )

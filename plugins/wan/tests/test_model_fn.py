@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.schedule import NoiseLevels
-from dstrain.lora.layers import LoraSpec, inject
+from dstrain.graph.schedule import TimestepSampler
+from dstrain.lora.layers import LoraConfig, inject
 from dstrain.randomness import Rng, SampleKey
 from dstrain.training.losses import flow_match
 from dstrain_wan import MODEL
@@ -34,7 +34,7 @@ def draw(*shape: int, seed: int = 3) -> Tensor:
 
 def given(variant: str = "t2v", batch: int = 2, tokens: int = 7) -> dict[str, Tensor]:
     return {
-        "noisy": draw(batch, 48 if variant == "ti2v-5b" else 16, 3, 4, 6),
+        "noisy_latents": draw(batch, 48 if variant == "ti2v-5b" else 16, 3, 4, 6),
         "prompt_emb": draw(batch, tokens, 32),
     }
 
@@ -57,9 +57,9 @@ def embedded(dit: Any, timestep: Tensor) -> Tensor:
     "autocast", [False, True], ids=["bf16 weights", "bf16 autocast over fp32 weights"]
 )
 def test_in_bf16_neighbouring_timesteps_embed_differently(
-    autocast: bool, lend: Callable[..., dict[str, Any]]
+    autocast: bool, bind_components: Callable[..., dict[str, Any]]
 ) -> None:
-    dit = lend("t2v", torch.float32 if autocast else torch.bfloat16)["dit"]
+    dit = bind_components("t2v", torch.float32 if autocast else torch.bfloat16)["dit"]
     with torch.autocast("cpu", torch.bfloat16):
         one, other = embedded(dit, torch.tensor([500.0, 501.0]))
     assert one.dtype == torch.bfloat16
@@ -73,18 +73,22 @@ def embedded_alone(dit: Any, timestep: float) -> Tensor:
 
 
 def test_a_prompt_is_filled_up_with_zeros_to_512_tokens(
-    lend: Callable[..., dict[str, Any]],
+    bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    dit, values, timestep = lend("t2v")["dit"], given(), torch.tensor([500.0, 20.0])
+    dit, values, timestep = (
+        bind_components("t2v")["dit"],
+        given(),
+        torch.tensor([500.0, 20.0]),
+    )
     filled = torch.cat([values["prompt_emb"], torch.zeros(2, 505, 32)], dim=1)
-    wanted = dit(values["noisy"], timestep, filled, return_dict=False)[0]
+    wanted = dit(values["noisy_latents"], timestep, filled, return_dict=False)[0]
     assert torch.equal(predict(timestep=timestep, **values, dit=dit), wanted)
     values["prompt_emb"] = filled[:, :30]
     assert torch.equal(predict(timestep=timestep, **values, dit=dit), wanted)
 
 
 def test_conditions_follow_the_noisy_latents_as_channels(
-    lend: Callable[..., dict[str, Any]],
+    bind_components: Callable[..., dict[str, Any]],
 ) -> None:
     values, timestep, y, clip = (
         given(),
@@ -93,28 +97,28 @@ def test_conditions_follow_the_noisy_latents_as_channels(
         draw(2, 5, 16),
     )
     text = torch.nn.functional.pad(values["prompt_emb"], (0, 0, 0, 505))
-    both = torch.cat([values["noisy"], y], dim=1)
-    dit = lend("i2v")["dit"]
+    both = torch.cat([values["noisy_latents"], y], dim=1)
+    dit = bind_components("i2v")["dit"]
     wanted = dit(both, timestep, text, clip, return_dict=False)[0]
     assert torch.equal(
         predict_seen(timestep=timestep, **values, y=y, clip_feature=clip, dit=dit),
         wanted,
     )
-    dit = lend("i2v-a14b")["dit"]
+    dit = bind_components("i2v-a14b")["dit"]
     wanted = dit(both, timestep, text, return_dict=False)[0]
     assert torch.equal(predict_known(timestep=timestep, **values, y=y, dit=dit), wanted)
 
 
 def test_parts_of_a_sample_have_timesteps_of_their_own(
-    lend: Callable[..., dict[str, Any]],
+    bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    dit, values = lend("ti2v-5b")["dit"], given("ti2v-5b")
+    dit, values = bind_components("ti2v-5b")["dit"], given("ti2v-5b")
     each = torch.tensor([500.0, 20.0]).view(2, 1, 1, 1, 1) * torch.tensor(
         [0.0, 1.0, 1.0]
     ).view(1, 1, 3, 1, 1)
     tokens = each.view(2, 3, 1).expand(2, 3, 6).reshape(2, 18)
     text = torch.nn.functional.pad(values["prompt_emb"], (0, 0, 0, 505))
-    wanted = dit(values["noisy"], tokens, text, return_dict=False)[0]
+    wanted = dit(values["noisy_latents"], tokens, text, return_dict=False)[0]
     assert torch.equal(predict(timestep=each, **values, dit=dit), wanted)
     equal = torch.tensor([500.0, 20.0])
     spread = predict(timestep=equal.view(2, 1, 1, 1, 1), **values, dit=dit)
@@ -131,9 +135,9 @@ def gradients(dit: Any, dtype: torch.dtype) -> dict[str, Tensor | None]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradient_checkpointing_changes_no_gradient(
-    dtype: torch.dtype, lend: Callable[..., dict[str, Any]]
+    dtype: torch.dtype, bind_components: Callable[..., dict[str, Any]]
 ) -> None:
-    dit = lend("t2v")["dit"].requires_grad_(True)
+    dit = bind_components("t2v")["dit"].requires_grad_(True)
     plain = gradients(dit, dtype)
     dit.enable_gradient_checkpointing()
     checkpointed = gradients(dit, dtype)
@@ -144,11 +148,13 @@ def test_gradient_checkpointing_changes_no_gradient(
 
 @pytest.mark.parametrize("variant", ["t2v", "i2v"])
 def test_names_of_the_published_code_mean_the_same_layers(
-    variant: str, lend: Callable[..., dict[str, Any]]
+    variant: str, bind_components: Callable[..., dict[str, Any]]
 ) -> None:
     counts = [
         inject(
-            lend(variant)["dit"], LoraSpec("dit", targets, 4, 4.0), MODEL.lora_aliases
+            bind_components(variant)["dit"],
+            LoraConfig("dit", targets, 4, 4.0),
+            MODEL.lora_aliases,
         )
         for targets in (
             MODEL.lora_targets["dit"],
@@ -183,21 +189,25 @@ def test_the_first_frame_is_held_clean_at_timestep_0_and_left_out_of_the_loss() 
         draw(2, 48, 3, 2, 4, seed=4),
         draw(2, 48, 1, 2, 4, seed=5),
     )
-    held = hold_first_frame(latents, torch.tensor([500.0, 20.0]), noise, first)
-    assert torch.equal(held.latents[:, :, :1], first)
-    assert torch.equal(held.latents[:, :, 1:], latents[:, :, 1:])
-    assert held.timestep.expand(2, 1, 3, 2, 4)[:, 0, :, 0, 0].tolist() == [
+    constrained = hold_first_frame(latents, torch.tensor([500.0, 20.0]), noise, first)
+    assert torch.equal(constrained.latents[:, :, :1], first)
+    assert torch.equal(constrained.latents[:, :, 1:], latents[:, :, 1:])
+    assert constrained.timestep.expand(2, 1, 3, 2, 4)[:, 0, :, 0, 0].tolist() == [
         [0, 500, 500],
         [0, 20, 20],
     ]
-    assert held.mask is not None
-    assert held.mask.expand_as(latents)[0, 0, :, 0, 0].tolist() == [0, 1, 1]
+    assert constrained.mask is not None
+    assert constrained.mask.expand_as(latents)[0, 0, :, 0, 0].tolist() == [0, 1, 1]
 
 
 def test_without_a_first_frame_nothing_is_held() -> None:
     latents, timestep = draw(2, 48, 3, 2, 4), torch.tensor([500.0, 20.0])
-    held = hold_first_frame(latents, timestep, latents)
-    assert (held.latents is latents, held.timestep is timestep, held.mask) == (
+    constrained = hold_first_frame(latents, timestep, latents)
+    assert (
+        constrained.latents is latents,
+        constrained.timestep is timestep,
+        constrained.mask,
+    ) == (
         True,
         True,
         None,
@@ -216,23 +226,23 @@ def test_a_first_frame_that_is_the_only_one_is_refused() -> None:
 
 def test_the_loss_of_a_held_first_frame_is_the_mean_over_the_others() -> None:
     latents, first = draw(1, 48, 3, 2, 4), draw(1, 48, 1, 2, 4, seed=5)
-    levels, key, seen = (
-        NoiseLevels(SCHEDULE, weighting="none"),
+    timestep_sampler, key, seen = (
+        TimestepSampler(SCHEDULE, weighting="none"),
         SampleKey(0, 0, 0, 0),
         {},
     )
 
-    def guess(noisy: Tensor, timestep: Tensor) -> Tensor:
-        seen.update(noisy=noisy, timestep=timestep)
-        return torch.zeros_like(noisy)
+    def guess(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
+        seen.update(noisy_latents=noisy_latents, timestep=timestep)
+        return torch.zeros_like(noisy_latents)
 
     loss = flow_match(
         guess,
         latents,
-        schedule=levels,
-        hold=lambda *held: hold_first_frame(*held, first),
+        timestep_sampler=timestep_sampler,
+        constrain_latents=lambda *constrained: hold_first_frame(*constrained, first),
         rng=Rng([key]),
     )
     target = Rng([key]).normal("noise", latents.shape[1:]) - latents
     assert torch.allclose(loss, target[:, :, 1:].square().mean(), rtol=1e-6)
-    assert torch.equal(seen["noisy"][:, :, :1], first)
+    assert torch.equal(seen["noisy_latents"][:, :, :1], first)

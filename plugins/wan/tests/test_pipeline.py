@@ -1,4 +1,4 @@
-"""The family's wiring: its schedule, its experts, its inputs, and which variant a
+"""The family's pipeline spec: its schedule, its experts, its inputs, and which variant a
 configuration means.
 """
 
@@ -17,7 +17,7 @@ from dstrain.data.output import write_video
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
-from dstrain.graph.schedule import NoiseLevels
+from dstrain.graph.schedule import TimestepSampler
 from dstrain.graph.values import Frames
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
@@ -46,16 +46,18 @@ def test_sigmas_are_bit_equal_to_diffusers_euler_scheduler(steps: int) -> None:
 def test_the_experts_share_the_timesteps_at_the_published_boundary(
     variant: str, fraction: float, least: float
 ) -> None:
-    expert = build(variant).expert
-    assert expert is not None
-    assert [expert.choose(t) for t in (1000.0, least, np.nextafter(least, 0), 0.0)] == [
+    experts = build(variant).experts
+    assert experts is not None
+    assert [
+        experts.choose(t) for t in (1000.0, least, np.nextafter(least, 0), 0.0)
+    ] == [
         "dit",
         "dit",
         "dit2",
         "dit2",
     ]
-    high = NoiseLevels(SCHEDULE, max_boundary=fraction)
-    low = NoiseLevels(SCHEDULE, min_boundary=fraction)
+    high = TimestepSampler(SCHEDULE, max_boundary=fraction)
+    low = TimestepSampler(SCHEDULE, min_boundary=fraction)
     edge = SCHEDULE.table[low._index(fraction)].item() * 1000
     assert abs(edge - least) < 1, (
         "the published index fraction is that of the boundary at shift 5"
@@ -64,9 +66,9 @@ def test_the_experts_share_the_timesteps_at_the_published_boundary(
 
 
 def test_each_expert_is_called_for_its_own_timesteps(
-    lend: Callable[..., dict[str, Any]],
+    bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    lent, called = lend("t2v-a14b"), []
+    lent, called = bind_components("t2v-a14b"), []
     for name in ("dit", "dit2"):
         lent[name].register_forward_hook(lambda *_, name=name: called.append(name))
     size = {"height": 32, "width": 32, "num_frames": 5}
@@ -81,31 +83,31 @@ def test_each_expert_is_called_for_its_own_timesteps(
 
 
 @pytest.mark.parametrize(
-    ("variant", "crossing"),
+    ("variant", "cached_values"),
     [
         ("t2v-a14b", ("input_latents", "prompt_emb")),
         ("i2v-a14b", ("input_latents", "prompt_emb", "y")),
     ],
 )
 def test_one_expert_leaves_the_other_out_and_one_store_serves_both(
-    variant: str, crossing: tuple[str, ...]
+    variant: str, cached_values: tuple[str, ...]
 ) -> None:
-    wiring = build(variant)
-    given = (ROW | {"input_image"}) & set(wiring.inputs)
-    one, other = (make_plan(wiring, given, SFT, (name,)) for name in ("dit", "dit2"))
+    spec = build(variant)
+    given = (ROW | {"input_image"}) & set(spec.inputs)
+    one, other = (make_plan(spec, given, SFT, (name,)) for name in ("dit", "dit2"))
     assert (one.components["train"], other.components["train"]) == (("dit",), ("dit2",))
     assert (
         one.components["data_process"]
         == other.components["data_process"]
         == ("text_encoder", "vae", "tokenizer")
     )
-    assert one.frozen == other.frozen
-    assert one.crossing == other.crossing == crossing
+    assert one.cached_steps == other.cached_steps
+    assert one.cached_values == other.cached_values == cached_values
 
 
 def test_without_a_picture_ti2v_makes_a_video_from_text_alone() -> None:
     plan = make_plan(build("ti2v-5b"), ROW, SFT, ("dit",))
-    assert plan.crossing == ("input_latents", "prompt_emb")
+    assert plan.cached_values == ("input_latents", "prompt_emb")
     assert plan.skipped == {"encode_first_frame": "absent: input_image"}
     with pytest.raises(UsageError, match="no column 'video'"):
         make_plan(build("i2v"), ROW, SFT, ("dit",))
@@ -155,15 +157,18 @@ def test_one_trained_expert_draws_its_own_timesteps_as_with_the_published_bounda
         config = TrainConfig(
             model="wan", variant=variant, toy=True, lora_base_model=part
         )
-        levels = resolve(config).levels
-        assert levels == resolve(replace(config, **flags)).levels
+        timestep_sampler = resolve(config).timestep_sampler
+        assert timestep_sampler == resolve(replace(config, **flags)).timestep_sampler
         drawn = (
             torch.cat(
-                [levels.draw(Rng([SampleKey(0, 0, 0, row)])) for row in range(2000)]
+                [
+                    timestep_sampler.draw(Rng([SampleKey(0, 0, 0, row)]))
+                    for row in range(2000)
+                ]
             )
             * 1000
         )
-        least, greatest = build(variant).expert.ranges[part]
+        least, greatest = build(variant).experts.ranges[part]
         assert least - 0.1 <= drawn.min() <= least + 10
         assert greatest - 10 <= drawn.max() <= greatest
 

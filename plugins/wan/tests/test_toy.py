@@ -75,10 +75,10 @@ def test_diffusers_loads_the_folder_as_its_own_pipeline(
 
 
 def test_a_toy_takes_the_size_that_videos_have_by_default(
-    lend: Callable[..., dict[str, Any]],
+    bind_components: Callable[..., dict[str, Any]],
 ) -> None:
     wide = VARIANTS["t2v"].defaults["width"] // 8
-    dit = lend("t2v")["dit"]
+    dit = bind_components("t2v")["dit"]
     with torch.no_grad():
         made = predict(
             torch.zeros(1, 16, 1, 2, wide),

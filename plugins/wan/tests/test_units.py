@@ -29,7 +29,7 @@ def video(frames: int, height: int, width: int, fps: float = 16.0) -> Frames:
     return Frames(pixels.to(torch.uint8), fps)
 
 
-def signed(frames: Frames) -> Tensor:
+def to_minus_one_one(frames: Frames) -> Tensor:
     return VideoProcessor(vae_scale_factor=8).preprocess_video(
         frames.pixels.numpy()[None].astype(np.float32) / 255
     )
@@ -57,9 +57,9 @@ TEXTS = [
     "prompt", TEXTS, ids=["plain", "blank", "escapes", "too long", "unknown letters"]
 )
 def test_prompt_embeddings_are_those_of_diffusers_up_to_their_true_length(
-    prompt: str, lend: Callable[..., dict[str, Any]]
+    prompt: str, bind_components: Callable[..., dict[str, Any]]
 ) -> None:
-    lent = lend("t2v")
+    lent = bind_components("t2v")
     made = PROMPT.run({"prompt": prompt}, lent)["prompt_emb"]
     parts = {name: lent[name] for name in ("text_encoder", "tokenizer", "vae")}
     wanted, _ = WanPipeline(**parts, scheduler=None).encode_prompt(
@@ -77,21 +77,23 @@ def test_prompt_embeddings_are_those_of_diffusers_up_to_their_true_length(
     ("variant", "shape"), [("t2v", (1, 16, 3, 4, 6)), ("ti2v-5b", (1, 48, 3, 2, 3))]
 )
 def test_a_video_is_encoded_as_the_normalised_mode(
-    variant: str, shape: tuple[int, ...], lend: Callable[..., dict[str, Any]]
+    variant: str, shape: tuple[int, ...], bind_components: Callable[..., dict[str, Any]]
 ) -> None:
-    vae = lend(variant)["vae"]
+    vae = bind_components(variant)["vae"]
     vae.register_to_config(
         latents_mean=list(range(shape[1])), latents_std=list(range(1, shape[1] + 1))
     )
     frames = video(9, 32, 48)
     made = VIDEO.run({"input_video": frames}, {"vae": vae})["input_latents"]
     assert made.shape == shape
-    assert torch.equal(made, normalised(vae, signed(frames)))
+    assert torch.equal(made, normalised(vae, to_minus_one_one(frames)))
 
 
 @torch.no_grad()
-def test_a_single_frame_is_a_video_too(lend: Callable[..., dict[str, Any]]) -> None:
-    assert VIDEO.run({"input_video": video(1, 32, 32)}, lend("t2v"))[
+def test_a_single_frame_is_a_video_too(
+    bind_components: Callable[..., dict[str, Any]],
+) -> None:
+    assert VIDEO.run({"input_video": video(1, 32, 32)}, bind_components("t2v"))[
         "input_latents"
     ].shape == (1, 16, 1, 4, 4)
 
@@ -101,9 +103,11 @@ def test_a_single_frame_is_a_video_too(lend: Callable[..., dict[str, Any]]) -> N
     "size", [(72, 56), (56, 72), (28, 28), (29, 97), (20, 31), (640, 352)]
 )
 def test_the_image_encoder_sees_what_clips_processor_makes(
-    size: tuple[int, int], lend: Callable[..., dict[str, Any]], picture: Image.Image
+    size: tuple[int, int],
+    bind_components: Callable[..., dict[str, Any]],
+    picture: Image.Image,
 ) -> None:
-    encoder = lend("i2v")["image_encoder"]
+    encoder = bind_components("i2v")["image_encoder"]
     resized = picture.resize(size)
     pixels = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=28)(
         resized, return_tensors="pt"
@@ -126,9 +130,9 @@ def _published_statistics() -> Tensor:
 
 @torch.no_grad()
 def test_the_first_frame_is_known_and_grey_follows(
-    lend: Callable[..., dict[str, Any]], picture: Image.Image
+    bind_components: Callable[..., dict[str, Any]], picture: Image.Image
 ) -> None:
-    vae = lend("i2v")["vae"]
+    vae = bind_components("i2v")["vae"]
     made = FIRST.run(
         {"input_image": picture, "num_frames": 9, "height": 32, "width": 48},
         {"vae": vae},
@@ -145,9 +149,9 @@ def test_the_first_frame_is_known_and_grey_follows(
 
 @torch.no_grad()
 def test_the_first_latents_are_those_of_a_video_that_begins_with_the_picture(
-    lend: Callable[..., dict[str, Any]],
+    bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    lent, frames = lend("ti2v-5b"), video(5, 32, 64)
+    lent, frames = bind_components("ti2v-5b"), video(5, 32, 64)
     given = {
         "input_image": Image.fromarray(frames.pixels[0].numpy()),
         "height": 32,
@@ -165,9 +169,9 @@ def test_the_first_latents_are_those_of_a_video_that_begins_with_the_picture(
     ("variant", "shape"), [("t2v", (1, 16, 2, 4, 6)), ("ti2v-5b", (1, 48, 2, 2, 3))]
 )
 def test_decoding_makes_the_frames_that_diffusers_makes(
-    variant: str, shape: tuple[int, ...], lend: Callable[..., dict[str, Any]]
+    variant: str, shape: tuple[int, ...], bind_components: Callable[..., dict[str, Any]]
 ) -> None:
-    vae = lend(variant)["vae"]
+    vae = bind_components(variant)["vae"]
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     mean, std = (
         torch.tensor(v).view(1, -1, 1, 1, 1)
@@ -187,9 +191,9 @@ def test_decoding_makes_the_frames_that_diffusers_makes(
 
 @torch.no_grad()
 def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
-    lend: Callable[..., dict[str, Any]], picture: Image.Image
+    bind_components: Callable[..., dict[str, Any]], picture: Image.Image
 ) -> None:
-    lent = lend("i2v", torch.bfloat16)
+    lent = bind_components("i2v", torch.bfloat16)
     size = {"num_frames": 5, "height": 32, "width": 32}
     assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
     assert (

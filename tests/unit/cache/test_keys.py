@@ -24,7 +24,7 @@ class Made(TypedDict):
 def encode(prompt: str, size: int = 0, *, text_encoder: Any, dtype: Any) -> Made: ...
 
 
-def sided(prompt: str, *, side: str) -> Made: ...
+def branched(prompt: str, *, branch: str) -> Made: ...
 
 
 STEP = Step(
@@ -67,15 +67,15 @@ def test_a_key_does_not_change_with_what_the_unit_does_not_use() -> None:
         "float32",
     )
     assert key == step_key(
-        "family", replace(STEP, side="negative"), READS, COMPONENTS, "float32"
+        "family", replace(STEP, branch="negative"), READS, COMPONENTS, "float32"
     )
 
 
 def test_the_side_is_part_of_a_key_only_if_the_unit_borrows_it() -> None:
-    step = Step(Unit.of(sided), "positive", {"prompt": "prompt"}, {"emb": "emb"})
+    step = Step(Unit.of(branched), "positive", {"prompt": "prompt"}, {"emb": "emb"})
     keys = [
-        step_key("f", replace(step, side=side), {"prompt": "k"}, {}, "float32")
-        for side in ("positive", "negative")
+        step_key("f", replace(step, branch=branch), {"prompt": "k"}, {}, "float32")
+        for branch in ("positive", "negative")
     ]
     assert keys[0] != keys[1]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.cache.store import FeatureStore, Lines, ShardWriter, open_shard
+from dstrain.cache.store import FeatureCache, Lines, ShardWriter, open_shard
 from dstrain.errors import StateError
 from dstrain.graph.values import Frames
 from PIL import Image
@@ -40,16 +40,16 @@ VALUES = {
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FeatureStore:
+def store(tmp_path: Path) -> FeatureCache:
     return empty(tmp_path / "store")
 
 
-def empty(folder: Path) -> FeatureStore:
-    FeatureStore.create(folder)
-    return FeatureStore.open(folder)
+def empty(folder: Path) -> FeatureCache:
+    FeatureCache.create(folder)
+    return FeatureCache.open(folder)
 
 
-def fill(store: FeatureStore, values: dict[str, Any], **limits: Any) -> list[Path]:
+def fill(store: FeatureCache, values: dict[str, Any], **limits: Any) -> list[Path]:
     writer = ShardWriter(store, {"core": "1"}, **limits)
     for address, value in values.items():
         writer.add(address, value)
@@ -59,16 +59,16 @@ def fill(store: FeatureStore, values: dict[str, Any], **limits: Any) -> list[Pat
 
 @pytest.mark.parametrize("address", list(VALUES))
 def test_every_kind_of_value_comes_back_as_it_was(
-    store: FeatureStore, address: str
+    store: FeatureCache, address: str
 ) -> None:
     fill(store, {address: VALUES[address]})
-    assert plain(FeatureStore.open(store.folder).read(address)) == plain(
+    assert plain(FeatureCache.open(store.folder).read(address)) == plain(
         VALUES[address]
     )
 
 
 def test_one_shard_holds_all_kinds_and_the_writer_can_read_it_at_once(
-    store: FeatureStore,
+    store: FeatureCache,
 ) -> None:
     assert len(fill(store, VALUES)) == 1
     assert plain({address: store.read(address) for address in VALUES}) == plain(VALUES)
@@ -80,13 +80,13 @@ def test_equal_values_give_equal_bytes(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_tensor_that_was_read_is_the_readers_own(store: FeatureStore) -> None:
+def test_a_tensor_that_was_read_is_the_readers_own(store: FeatureCache) -> None:
     fill(store, {"tensor": VALUES["tensor"]})
     store.read("tensor").zero_()
     assert torch.equal(store.read("tensor"), VALUES["tensor"])
 
 
-def test_a_view_is_stored_without_what_it_is_a_view_of(store: FeatureStore) -> None:
+def test_a_view_is_stored_without_what_it_is_a_view_of(store: FeatureCache) -> None:
     (path,) = fill(store, {"view": torch.zeros(1000, 1000)[::100, ::100]})
     assert path.stat().st_size < 100 * 4 + 1000
 
@@ -98,17 +98,17 @@ def test_a_shard_is_committed_when_it_is_full_or_old(tmp_path: Path) -> None:
     assert len(fill(empty(tmp_path / "neither"), values)) == 1
 
 
-def test_what_is_stored_is_not_stored_again(store: FeatureStore) -> None:
+def test_what_is_stored_is_not_stored_again(store: FeatureCache) -> None:
     before = fill(store, {"a": torch.ones(2), "b": 1})
     assert fill(store, {"a": torch.ones(2), "b": 1}) == before
-    (added,) = set(fill(FeatureStore.open(store.folder), {"b": 1, "c": 2})) - set(
+    (added,) = set(fill(FeatureCache.open(store.folder), {"b": 1, "c": 2})) - set(
         before
     )
     assert set(open_shard(added).values) == {"c"}
 
 
 def test_more_shards_than_are_kept_open_can_be_read(
-    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    store: FeatureCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dstrain.cache.store.OPEN_SHARDS", 2)
     fill(store, {str(i): torch.tensor(i) for i in range(9)}, max_bytes=1)
@@ -118,7 +118,7 @@ def test_more_shards_than_are_kept_open_can_be_read(
 
 
 def test_only_temporaries_are_removed_when_a_store_is_made_again(
-    store: FeatureStore,
+    store: FeatureCache,
 ) -> None:
     (kept,) = fill(store, VALUES)
     strangers = [
@@ -131,10 +131,10 @@ def test_only_temporaries_are_removed_when_a_store_is_made_again(
     ]
     for path in (*strangers, *leftovers):
         path.write_text("x")
-    FeatureStore.create(store.folder)
+    FeatureCache.create(store.folder)
     assert not any(path.exists() for path in leftovers)
     assert all(path.exists() for path in (kept, *strangers))
-    assert set(FeatureStore.open(store.folder).where) == set(VALUES)
+    assert set(FeatureCache.open(store.folder).where) == set(VALUES)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_only_temporaries_are_removed_when_a_store_is_made_again(
     ],
 )
 def test_what_is_no_store_of_this_version_is_refused(
-    store: FeatureStore, marker: str | None, words: str
+    store: FeatureCache, marker: str | None, words: str
 ) -> None:
     path = store.folder / "store.json"
     path.unlink() if marker is None else path.write_text(marker)
     with pytest.raises(StateError, match=words):
-        FeatureStore.open(store.folder)
+        FeatureCache.open(store.folder)
 
 
 class Payload:
@@ -164,18 +164,18 @@ class Payload:
         return (os.mkdir, (str(self.path),))
 
 
-def test_a_pickle_is_refused_unopened(store: FeatureStore, tmp_path: Path) -> None:
+def test_a_pickle_is_refused_unopened(store: FeatureCache, tmp_path: Path) -> None:
     path = store.folder / "shards" / f"{'0' * 40}.safetensors"
     path.write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
     with pytest.raises(StateError, match=f"{path.name}: cannot be read"):
-        FeatureStore.open(store.folder)
+        FeatureCache.open(store.folder)
     torch.save({"a": torch.ones(1)}, path)
     with pytest.raises(StateError, match=f"{path.name}: cannot be read"):
-        FeatureStore.open(store.folder)
+        FeatureCache.open(store.folder)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_safetensors_file_of_another_origin_is_refused(store: FeatureStore) -> None:
+def test_a_safetensors_file_of_another_origin_is_refused(store: FeatureCache) -> None:
     from safetensors.torch import save_file
 
     path = store.folder / "shards/model.safetensors"
@@ -183,26 +183,26 @@ def test_a_safetensors_file_of_another_origin_is_refused(store: FeatureStore) ->
     with pytest.raises(
         StateError, match=r"model\.safetensors: cannot be read: 'dstrain'"
     ):
-        FeatureStore.open(store.folder)
+        FeatureCache.open(store.folder)
 
 
-def test_a_shard_that_is_gone_is_named(store: FeatureStore) -> None:
+def test_a_shard_that_is_gone_is_named(store: FeatureCache) -> None:
     (path,) = fill(store, VALUES)
     path.unlink()
     with pytest.raises(StateError, match=path.name):
         store.read("tensor")
     with pytest.raises(StateError, match="lacks value tensor"):
-        FeatureStore.open(store.folder).read("tensor")
+        FeatureCache.open(store.folder).read("tensor")
 
 
-def test_a_shard_of_another_name_is_refused(store: FeatureStore) -> None:
+def test_a_shard_of_another_name_is_refused(store: FeatureCache) -> None:
     (path,) = fill(store, VALUES)
     path.rename(path.with_stem("0" * 40))
     with pytest.raises(StateError, match="its name is not the hash of its header"):
-        FeatureStore.open(store.folder)
+        FeatureCache.open(store.folder)
 
 
-def test_every_plan_that_is_written_is_the_newest(store: FeatureStore) -> None:
+def test_every_plan_that_is_written_is_the_newest(store: FeatureCache) -> None:
     for data in ("a", "b", "c", "a", "b"):
         store.write_plan({}, {"data set": data}, [{"row": 0}])
         newest = max(store.plans(), key=lambda plan: int(plan[1]["sequence"]))
@@ -221,7 +221,7 @@ def test_lines_are_read_by_index() -> None:
 
 
 def test_a_picture_of_a_mode_that_would_lose_something_is_refused(
-    store: FeatureStore,
+    store: FeatureCache,
 ) -> None:
     from dstrain.errors import UsageError
 

@@ -21,9 +21,9 @@ def toy(folder, variant, seed):
 
 
 @pytest.fixture
-def faky(fake_plugin: Install, record_source: Source) -> None:
+def faky(fake_plugin: Install, family_source: Source) -> None:
     """The family `faky` is installed."""
-    modules = {"faky_record": record_source("faky") + TOY}
+    modules = {"faky_record": family_source("faky") + TOY}
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
 
 
@@ -41,7 +41,7 @@ def test_graph_prints_the_plan_of_a_training_command_line(
 
     def plan_of(config: TrainConfig) -> tuple[str, str, str]:
         asked.append(config)
-        return "plan", "wiring", "task"
+        return "plan", "pipeline spec", "task"
 
     stub(monkeypatch, "dstrain.runs.resolve", plan_of=plan_of)
     stub(
@@ -51,7 +51,7 @@ def test_graph_prints_the_plan_of_a_training_command_line(
         as_data=lambda plan: {"of": plan},
     )
     assert main(["graph", "--model", "faky", "--task", "sft:train"]) == 0
-    assert capsys.readouterr().out == "text of ('plan', 'wiring', 'task')\n"
+    assert capsys.readouterr().out == "text of ('plan', 'pipeline spec', 'task')\n"
     assert asked == [TrainConfig(model="faky", task="sft:train")]
     assert main(["graph", "--model", "faky", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"of": "plan"}
@@ -61,7 +61,7 @@ def test_graph_prints_the_plan_of_a_training_command_line(
 @pytest.mark.usefixtures("faky")
 def test_generate_hands_on_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[GenerateConfig] = []
-    stub(monkeypatch, "dstrain.generation.single", generate=asked.append)
+    stub(monkeypatch, "dstrain.generation.run", generate=asked.append)
     words = ["generate", "--model", "faky", "--toy", "--prompt", "-a cat", "--lora", "a.safetensors", "--lora",
              "b.safetensors:0.5", "--num-inference-steps", "4", "--output", "x.png"]  # fmt: skip
     assert main(words) == 0

@@ -193,10 +193,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def runs(
-    fake_plugin: Install, record_source: Source, monkeypatch: pytest.MonkeyPatch
+    fake_plugin: Install, family_source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> list[TrainConfig]:
     """The configurations that the runner is given; the family `faky` is installed."""
-    modules = {"faky_record": record_source("faky", options=OPTIONS)}
+    modules = {"faky_record": family_source("faky", options=OPTIONS)}
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
     asked: list[TrainConfig] = []
     runner = types.ModuleType("dstrain.runs.runner")
@@ -249,13 +249,13 @@ def test_the_command_lines_model_decides_which_flags_there_are(
     here: Path,
     runs: list[TrainConfig],
     fake_plugin: Install,
-    record_source: Source,
+    family_source: Source,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake_plugin(
         "plugin-othy",
         {"othy": "othy_record:MODEL"},
-        {"othy_record": record_source("othy", options="()")},
+        {"othy_record": family_source("othy", options="()")},
     )
     (here / "a.toml").write_text(TOML)
     assert main(["--config", "a.toml", "--model", "othy"]) == 2
@@ -287,12 +287,12 @@ def test_words_of_yaml_are_what_the_flag_takes_them_for(
 
 
 def test_plugins_can_be_left_out_by_a_file(
-    here: Path, runs: list[TrainConfig], fake_plugin: Install, record_source: Source
+    here: Path, runs: list[TrainConfig], fake_plugin: Install, family_source: Source
 ) -> None:
     fake_plugin(
         "plugin-twin",
         {"faky": "twin_record:MODEL"},
-        {"twin_record": record_source("faky")},
+        {"twin_record": family_source("faky")},
     )
     (here / "a.toml").write_text(TOML)
     assert main(["--config", "a.toml"]) == 2
@@ -382,9 +382,9 @@ def test_generate_and_graph_read_a_file_too(
     here: Path, runs: list[TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[GenerateConfig] = []
-    module = types.ModuleType("dstrain.generation.single")
+    module = types.ModuleType("dstrain.generation.run")
     module.__dict__["generate"] = asked.append
-    monkeypatch.setitem(sys.modules, "dstrain.generation.single", module)
+    monkeypatch.setitem(sys.modules, "dstrain.generation.run", module)
     (here / "a.yaml").write_text(
         "model: faky\ntoy: true\nprompt: no\noutput: x.png\nlora: ['a.s:0.5', b.s]\ninput: [edit-image=a.png]\n"
     )
@@ -463,9 +463,9 @@ def configurations(draw: st.DrawFn, kind: type[ModelChoice]) -> ModelChoice:
 
 @pytest.mark.parametrize("kind", [TrainConfig, GenerateConfig])
 def test_a_written_configuration_is_read_back_as_it_was(
-    kind: type[ModelChoice], fake_plugin: Install, record_source: Source
+    kind: type[ModelChoice], fake_plugin: Install, family_source: Source
 ) -> None:
-    modules = {"faky_record": record_source("faky", options=OPTIONS)}
+    modules = {"faky_record": family_source("faky", options=OPTIONS)}
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
     fake_plugin("plugin-left", {"faky": "left_record:MODEL"}, {})
     found: list[ModelChoice] = []

@@ -127,6 +127,7 @@ def allocate() -> None:
     torch.empty(2**50)
 
 
+WRITE = "dstrain.generation.single.write"
 FULL = OSError(28, "No space left on device")
 WAYS: tuple[tuple[int, str, Way], ...] = (
     (0, "help", Way(("--help",))),
@@ -137,8 +138,8 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (0, "stage 1 again", Way(STAGE_1, first=(STAGE_1,))),
     (0, "a picture", Way(GENERATE)),
     (1, "a defect in a step", Way(SHORT, "", prepare=at_forward(raising(ValueError("deep\ninside"))))),
-    (1, "a defect while it loads", Way(SHORT, "", prepare=at("dstrain.runs.build.prepare", KeyError("deep")))),
-    (1, "a defect of a sampler", Way(GENERATE, "", prepare=at("dstrain.data.output.write", RuntimeError("deep")))),
+    (1, "a defect while it loads", Way(SHORT, "", prepare=at("dstrain.runs.loop.prepare", KeyError("deep")))),
+    (1, "a defect of a sampler", Way(GENERATE, "", prepare=at(WRITE, RuntimeError("deep")))),
     (1, "a defect in a data loader's process", Way(
         (*SHORT, "--dataset_num_workers", "1"), "data loader: ValueError: deep",
         prepare=at("dstrain.training.loader.load_cell", ValueError("deep")))),
@@ -189,7 +190,7 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
                                    prepare=at_forward(lambda: os.kill(os.getpid(), signal.SIGINT)))),
     (75, "Ctrl-C while it loads", Way(SHORT, "", prepare=at("tests.support.family.Dit.__init__", KeyboardInterrupt()))),
     (75, "Ctrl-C in stage 1", Way(STAGE_1, "", prepare=at("dstrain.training.loader.load_cell", KeyboardInterrupt()))),
-    (75, "Ctrl-C in inference", Way(GENERATE, "", prepare=at("dstrain.data.output.write", KeyboardInterrupt()))),
+    (75, "Ctrl-C in inference", Way(GENERATE, "", prepare=at(WRITE, KeyboardInterrupt()))),
 )  # fmt: skip
 
 

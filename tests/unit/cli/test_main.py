@@ -33,13 +33,13 @@ BASE = (
 
 @pytest.fixture
 def runs(
-    fake_plugin: Install, record_source: Source, monkeypatch: pytest.MonkeyPatch
+    fake_plugin: Install, family_source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> list[TrainConfig]:
     """The configurations that the runner is given; the family `faky` is installed."""
     fake_plugin(
         "plugin-faky",
         {"faky": "faky_record:MODEL"},
-        {"faky_record": record_source("faky")},
+        {"faky_record": family_source("faky")},
     )
     given: list[TrainConfig] = []
     runner = types.ModuleType("dstrain.runs.runner")
@@ -235,9 +235,9 @@ def test_a_familys_flag_without_its_value_is_refused(
 
 
 def test_a_family_flag_named_like_one_of_ours_is_refused(
-    fake_plugin: Install, record_source: Source, capsys: pytest.CaptureFixture[str]
+    fake_plugin: Install, family_source: Source, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = record_source("clashy", options="(Option('seed', 'Another seed.'),)")
+    source = family_source("clashy", options="(Option('seed', 'Another seed.'),)")
     fake_plugin(
         "plugin-clashy", {"clashy": "clashy_record:MODEL"}, {"clashy_record": source}
     )
@@ -425,12 +425,12 @@ def test_a_plugin_adds_a_command(
 
 
 def test_plugins_are_listed_as_table_and_as_data(
-    fake_plugin: Install, record_source: Source, capsys: pytest.CaptureFixture[str]
+    fake_plugin: Install, family_source: Source, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_plugin(
         "plugin-faky",
         {"faky": "faky_record:MODEL"},
-        {"faky_record": record_source("faky")},
+        {"faky_record": family_source("faky")},
     )
     fake_plugin(
         "plugin-bad",

@@ -21,20 +21,20 @@ from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, open_dataset
 from dstrain.data.images import Resolution
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Size, Source
+from dstrain.graph.inputs import Column, Input, Measured
 from dstrain.storage.hashing import Digests
 from PIL import Image
 
 from tests.support.videos import film, folder, frame, gif, seconds, steady
 
 DYNAMIC = Resolution(None, None, 1024 * 1024)
-SCENE: Mapping[str, Source] = {
+SCENE: Mapping[str, Input] = {
     "prompt": Column("prompt"),
-    "input_video": Column("video", "frames", multiple=16, frames=4, fps=15.0),
-    "input_image": Column("video", "picture", pick="first"),
-    "end_image": Column("video", "picture", pick="last", mode="L"),
-    "num_frames": Size("input_video", "frames"),
-    "width": Size("input_video", "width"),
+    "input_video": Column("video", "frames", multiple=16, frame_multiple=4, fps=15.0),
+    "input_image": Column("video", "picture", frame="first"),
+    "end_image": Column("video", "picture", frame="last", mode="L"),
+    "num_frames": Measured("input_video", "frames"),
+    "width": Measured("input_video", "width"),
 }
 
 
@@ -72,7 +72,7 @@ def opened(
     base: Path,
     rows: list[dict[str, str]],
     sampling: FrameSampling,
-    inputs: Mapping[str, Source] = SCENE,
+    inputs: Mapping[str, Input] = SCENE,
     resolution: Resolution = DYNAMIC,
 ) -> Dataset:
     (base / "metadata.json").write_text(json.dumps(rows))
@@ -172,7 +172,7 @@ def test_videos_of_one_row_are_cut_at_the_same_places_as_far_as_the_shortest_goe
 ) -> None:
     inputs = {
         **SCENE,
-        "control": Column("control", "frames", multiple=16, frames=4, fps=15.0),
+        "control": Column("control", "frames", multiple=16, frame_multiple=4, fps=15.0),
     }
     rows = [
         {"video": "long.mp4", "control": "frames"},

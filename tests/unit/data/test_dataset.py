@@ -25,11 +25,11 @@ from dstrain.data.dataset import (
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Given, Setting, Size, Source
+from dstrain.graph.inputs import Column, Constant, InferenceOnly, Input, Measured
 from PIL import Image
 
 DYNAMIC = Resolution(None, None, 1024 * 1024)
-INPUTS: Mapping[str, Source] = {
+INPUTS: Mapping[str, Input] = {
     "prompt": Column("prompt"),
     "negative_prompt": Column("negative_prompt"),
     "input_image": Column("image", "picture", multiple=16),
@@ -37,9 +37,9 @@ INPUTS: Mapping[str, Source] = {
     "mask": Column("mask", "picture", mode="L"),
     "seed": Column("seed", "integer"),
     "cfg_scale": Column("cfg_scale", "number"),
-    "height": Size("input_image", "height"),
-    "width": Size("input_image", "width"),
-    "latents": Given(),
+    "height": Measured("input_image", "height"),
+    "width": Measured("input_image", "width"),
+    "latents": InferenceOnly(),
 }
 
 
@@ -311,7 +311,7 @@ def test_files_inside_the_folder_may_be_named_by_absolute_paths_dots_and_links(
 
 
 def test_an_extra_column_is_read_only_where_it_is_asked_for(base: Path) -> None:
-    inputs = {**INPUTS, "mask": Column("mask", "picture", mode="L", extra=True)}
+    inputs = {**INPUTS, "mask": Column("mask", "picture", mode="L", optional=True)}
     metadata = "image,mask,prompt\nwide.png,wide.png,a\n"
     assert "mask" not in opened(base, metadata, inputs=inputs).rows[0]
     assert (
@@ -467,9 +467,9 @@ def test_workers_import_no_torch() -> None:
 def test_constants_of_the_variant_are_cells_of_every_row(base: Path) -> None:
     inputs = {
         "prompt": Column("prompt"),
-        "edit_pixels": Setting(4096),
-        "shift": Setting(3.0),
-        "mode": Setting("plain"),
+        "edit_pixels": Constant(4096),
+        "shift": Constant(3.0),
+        "mode": Constant("plain"),
     }
     data = opened(base, "prompt\na\nb\n", inputs=inputs)
     for row in data.rows:

@@ -9,14 +9,14 @@ import pytest
 from dstrain.data.dataset import DataConfig, Dataset, open_dataset
 from dstrain.data.images import Resolution
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Size, Source
+from dstrain.graph.inputs import Column, Input, Measured
 from PIL import Image
 
-INPUTS: Mapping[str, Source] = {
+INPUTS: Mapping[str, Input] = {
     "prompt": Column("prompt"),
     "input_image": Column("image", "picture", multiple=16),
     "mask": Column("mask", "picture"),
-    "height": Size("input_image", "height"),
+    "height": Measured("input_image", "height"),
 }
 
 

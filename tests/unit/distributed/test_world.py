@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache.store import FeatureStore
+from dstrain.cache.store import FeatureCache
 
 from tests.support.family import weights_of, write_data
 from tests.support.processes import commands, in_world, words
@@ -55,7 +55,7 @@ def test_stage_1_gives_exactly_the_rows_on_any_number_of_processes(
             tmp_path,
             flags(here, f"rows-{rows}", task="sft:data_process", feature_cache=cache),
         )
-        store = FeatureStore.open(cache)
+        store = FeatureCache.open(cache)
         ((plan, _),) = store.plans()
         lines = list(store.plan_rows(plan))
         values = [

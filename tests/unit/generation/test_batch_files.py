@@ -16,8 +16,8 @@ from dstrain.config.schema import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.run import generate
 from dstrain.graph.inputs import Column
-from dstrain.graph.spec import GIVEN_TO_MODEL_FN, Wiring
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.spec import GIVEN_TO_MODEL_FN, PipelineSpec
+from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.graph.values import Frames
 from PIL import Image, ImageChops
 from torch import Tensor
@@ -42,7 +42,7 @@ def encode_hint(
 
 
 def predict_hinted(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     prompt_mask: Tensor,
@@ -51,17 +51,17 @@ def predict_hinted(
     dit: Any,
 ) -> Tensor:
     return (
-        family.predict(noisy, timestep, prompt_emb, prompt_mask, dit=dit)
+        family.predict(noisy_latents, timestep, prompt_emb, prompt_mask, dit=dit)
         + hint.view(-1, 1, 1, 1) / 255
     )
 
 
-def hinted(variant: str) -> Wiring:
+def hinted(variant: str) -> PipelineSpec:
     plain = build(variant)
     return replace(
         plain,
         units=(*plain.units, Unit.of(encode_hint)),
-        model_fn=Signature.of(predict_hinted, given=GIVEN_TO_MODEL_FN),
+        model_fn=FunctionSpec.of(predict_hinted, given=GIVEN_TO_MODEL_FN),
         inputs={
             **plain.inputs,
             "hint_image": Column("hint_image", "picture", multiple=8),

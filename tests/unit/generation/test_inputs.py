@@ -12,7 +12,7 @@ from dstrain.config.fields import NamedInput, parse_input
 from dstrain.config.schema import GenerateConfig
 from dstrain.errors import UsageError
 from dstrain.generation.inputs import inputs_given, names_given
-from dstrain.graph.inputs import Column, Given, Setting
+from dstrain.graph.inputs import Column, Constant, InferenceOnly
 from PIL import Image
 
 from tests.support.family import build
@@ -26,14 +26,14 @@ WIRING = replace(
         "first": Column(
             "video",
             "picture",
-            pick="first",
+            frame="first",
             multiple=16,
-            frames=4,
+            frame_multiple=4,
             fps=16.0,
-            extra=True,
+            optional=True,
         ),
-        "strength": Given("number"),
-        "area": Setting(1024),
+        "strength": InferenceOnly("number"),
+        "area": Constant(1024),
     },
 )
 
@@ -119,14 +119,14 @@ def test_the_flag_of_an_input_that_the_variant_does_not_have_is_refused(
         for name, source in WIRING.inputs.items()
         if name != "negative_prompt"
     }
-    wiring = replace(WIRING, inputs=inputs, per_side={}, defaults={})
+    spec = replace(WIRING, inputs=inputs, cfg_inputs={}, defaults={})
     wanted = GenerateConfig(
         model="tiny", toy=True, output=Path("x.png"), prompt="dog", **{flag: value}
     )
     with pytest.raises(
         UsageError, match=f"--{flag}: would do nothing: variant base has no such input"
     ):
-        inputs_given(wanted, wiring)
+        inputs_given(wanted, spec)
 
 
 @pytest.mark.parametrize("text", ["edit_image", "=x.png", ""])

@@ -20,7 +20,7 @@ from dstrain.data.output import write as write_made
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.generation.run import generate
 from dstrain.generation.source import PipelineSource
-from dstrain.graph.spec import Expert, Wiring
+from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from PIL import Image
@@ -242,12 +242,12 @@ def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     `dit2`.
     """
 
-    def wire(variant: str) -> Wiring:
-        expert = Expert("dit", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)})
+    def wire(variant: str) -> PipelineSpec:
+        experts = ExpertSchedule("dit", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)})
         return replace(
             build(variant),
             components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
-            expert=expert,
+            experts=experts,
         )
 
     (dit,) = (component for component in family.COMPONENTS if component.name == "dit")

@@ -9,12 +9,12 @@ from typing import Any, TypedDict
 
 import pytest
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Given, Size
+from dstrain.graph.inputs import Column, InferenceOnly, Measured
 from dstrain.graph.plan import Plan, Step, make_plan
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import Expert, Wiring
+from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.task import Task
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.unit import FunctionSpec, Unit
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from PIL.Image import Image
@@ -58,20 +58,27 @@ def jitter(input_latents: Tensor, *, rng: Any) -> Jitter: ...
 def make_ids(height: int, *, dit_config: Any) -> Ids: ...
 def idle_encode(input_image: Image, *, big: Any) -> Unread: ...
 def predict(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, ids: Tensor, *, dit: Any
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    ids: Tensor,
+    *,
+    dit: Any,
 ) -> Tensor: ...
 def shape(height: int) -> tuple[int, ...]: ...
-def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
-def loss(predict: Any, input_latents: Tensor, *, schedule: Any, rng: Any) -> Tensor: ...
+def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
+def loss(predict: Any, input_latents: Tensor, *, timestep_sampler: Any, rng: Any) -> Tensor: ...
 def jitter_loss(predict: Any, jittered: Tensor) -> Tensor: ...
 def teacher_loss(predict: Any, input_latents: Tensor, *, teacher: Any) -> Tensor: ...
 def seeded_loss(predict: Any, input_latents: Tensor, seed: int) -> Tensor: ...
-def hold(latents: Tensor, timestep: Tensor, hint_emb: Tensor | None = None) -> Any: ...
+def constrain_latents(
+    latents: Tensor, timestep: Tensor, hint_emb: Tensor | None = None
+) -> Any: ...
 
 
 TASK = Task.of("sft", loss)
 GUIDED = Task.of("guided", loss, ("positive", "negative"))
-WIRING = Wiring(
+WIRING = PipelineSpec(
     family="toy",
     variant="base",
     components=("dit", "text_encoder", "tokenizer", "vae", "hint_encoder", "big"),
@@ -87,21 +94,21 @@ WIRING = Wiring(
             idle_encode,
         )
     ),
-    model_fn=Signature.of(predict, ("noisy", "timestep")),
+    model_fn=FunctionSpec.of(predict, ("noisy_latents", "timestep")),
     decoders=(),
     inputs={
         "prompt": Column("prompt"),
         "negative_prompt": Column("negative_prompt"),
         "input_image": Column("image", "picture"),
         "hint": Column("hint_image", "picture"),
-        "height": Size("input_image", "height"),
+        "height": Measured("input_image", "height"),
         "seed": Column("seed", "integer"),
-        "scale": Given(),
+        "scale": InferenceOnly(),
     },
     schedule=FlowMatchSchedule(shift=3.0),
-    latent_shape=Signature.of(shape),
-    guide=guide,
-    per_side={"prompt": "negative_prompt"},
+    latent_shape=FunctionSpec.of(shape),
+    apply_guidance=apply_guidance,
+    cfg_inputs={"prompt": "negative_prompt"},
 )
 INPUTS = frozenset({"prompt", "input_image", "height"})
 
@@ -114,9 +121,9 @@ def plan(
     *trainables: str,
     inputs: frozenset[str] = INPUTS,
     task: Task = TASK,
-    wiring: Wiring = WIRING,
+    spec: PipelineSpec = WIRING,
 ) -> Plan:
-    return make_plan(wiring, inputs, task, trainables)
+    return make_plan(spec, inputs, task, trainables)
 
 
 # Stages.
@@ -124,24 +131,24 @@ def plan(
 
 def test_what_borrows_nothing_trained_is_frozen() -> None:
     made = plan("dit")
-    assert names(made.frozen) == [
+    assert names(made.cached_steps) == [
         "encode_text",
         "join_prompt",
         "encode_picture",
         "make_ids",
     ]
-    assert made.live == ()
-    assert made.crossing == ("ids", "input_latents", "prompt_emb")
+    assert made.train_steps == ()
+    assert made.cached_values == ("ids", "input_latents", "prompt_emb")
 
 
 def test_a_unit_that_borrows_the_trained_component_is_live_and_so_is_whoever_reads_it() -> (
     None
 ):
     made = plan("text_encoder")
-    assert names(made.frozen) == ["encode_picture", "make_ids"]
-    assert names(made.live) == ["encode_text", "join_prompt"]
-    assert made.crossing == ("ids", "input_latents", "prompt")
-    assert made.crossing_kinds == {
+    assert names(made.cached_steps) == ["encode_picture", "make_ids"]
+    assert names(made.train_steps) == ["encode_text", "join_prompt"]
+    assert made.cached_values == ("ids", "input_latents", "prompt")
+    assert made.cached_kinds == {
         "ids": "tensor",
         "input_latents": "tensor",
         "prompt": "str",
@@ -150,16 +157,16 @@ def test_a_unit_that_borrows_the_trained_component_is_live_and_so_is_whoever_rea
 
 def test_borrowing_rng_makes_a_unit_live() -> None:
     made = plan("dit", task=Task.of("jitter", jitter_loss))
-    assert names(made.live) == ["jitter"]
-    assert "input_latents" in made.crossing
-    assert "jittered" not in made.crossing
+    assert names(made.train_steps) == ["jitter"]
+    assert "input_latents" in made.cached_values
+    assert "jittered" not in made.cached_values
 
 
 def test_borrowing_a_configuration_does_not_make_a_unit_live_nor_load_the_weights() -> (
     None
 ):
     made = plan("dit")
-    assert "make_ids" in names(made.frozen)
+    assert "make_ids" in names(made.cached_steps)
     assert made.configs["data_process"] == ("dit",)
     assert "dit" not in made.components["data_process"]
 
@@ -176,7 +183,10 @@ def test_idle_units_never_run_in_any_task_nor_load_anything() -> None:
     for task in (TASK, GUIDED):
         made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=task)
         assert set(made.idle) == {"jitter", "idle_encode"}
-        assert not {"jitter", "idle_encode"} & {*names(made.frozen), *names(made.live)}
+        assert not {"jitter", "idle_encode"} & {
+            *names(made.cached_steps),
+            *names(made.train_steps),
+        }
         assert "big" not in made.components[""]
 
 
@@ -187,9 +197,12 @@ def test_dotted_trainables_count_as_their_component() -> None:
 
 
 def test_what_hold_reads_crosses() -> None:
-    wiring = replace(WIRING, hold=Signature.of(hold, ("latents", "timestep")))
-    assert "hint_emb" in plan("dit", inputs=INPUTS | {"hint"}, wiring=wiring).crossing
-    assert "hint_emb" not in plan("dit", wiring=wiring).crossing
+    spec = replace(
+        WIRING,
+        constrain_latents=FunctionSpec.of(constrain_latents, ("latents", "timestep")),
+    )
+    assert "hint_emb" in plan("dit", inputs=INPUTS | {"hint"}, spec=spec).cached_values
+    assert "hint_emb" not in plan("dit", spec=spec).cached_values
 
 
 def test_the_plan_is_the_same_for_any_order_of_inputs_and_calls_no_unit() -> None:
@@ -200,14 +213,16 @@ def test_the_plan_is_the_same_for_any_order_of_inputs_and_calls_no_unit() -> Non
 
 
 def test_an_absent_optional_value_is_not_read() -> None:
-    step = next(step for step in plan("dit").frozen if step.unit.name == "join_prompt")
-    assert dict(step.reads) == {"text_emb": "text_emb"}
+    step = next(
+        step for step in plan("dit").cached_steps if step.unit.name == "join_prompt"
+    )
+    assert dict(step.inputs) == {"text_emb": "text_emb"}
     step = next(
         step
-        for step in plan("dit", inputs=INPUTS | {"hint"}).frozen
+        for step in plan("dit", inputs=INPUTS | {"hint"}).cached_steps
         if step.unit.name == "join_prompt"
     )
-    assert dict(step.reads) == {"text_emb": "text_emb", "hint_emb": "hint_emb"}
+    assert dict(step.inputs) == {"text_emb": "text_emb", "hint_emb": "hint_emb"}
 
 
 def test_skips_are_kept_with_their_reason_and_cascade_through_required_reads_only() -> (
@@ -249,12 +264,12 @@ def test_an_absent_input_is_named_once() -> None:
     def blend(input_latents: Tensor, unread: Tensor) -> Both: ...
     def blend_loss(predict: Any, both: Tensor) -> Tensor: ...
 
-    wiring = replace(WIRING, units=(*WIRING.units, Unit.of(blend)))
+    spec = replace(WIRING, units=(*WIRING.units, Unit.of(blend)))
     with pytest.raises(UsageError) as caught:
         plan(
             "dit",
             inputs=frozenset({"prompt", "height"}),
-            wiring=wiring,
+            spec=spec,
             task=Task.of("blend", blend_loss),
         )
     assert str(caught.value).count("column 'image'") == 1
@@ -280,15 +295,17 @@ def test_training_what_no_step_uses_is_refused_naming_what_a_step_uses() -> None
 def test_the_negative_side_is_computed_only_if_the_task_needs_it() -> None:
     inputs = INPUTS | {"negative_prompt"}
     assert not [
-        key for key in plan("dit", inputs=inputs).crossing if key.startswith("negative")
+        key
+        for key in plan("dit", inputs=inputs).cached_values
+        if key.startswith("negative")
     ]
     made = plan("dit", inputs=inputs, task=GUIDED)
-    assert {"prompt_emb", "negative.prompt_emb"} <= set(made.crossing)
+    assert {"prompt_emb", "negative.prompt_emb"} <= set(made.cached_values)
 
 
 def test_units_run_once_per_side_only_where_a_value_differs_by_side() -> None:
     made = plan("dit", inputs=INPUTS | {"negative_prompt", "hint"}, task=GUIDED)
-    assert names(made.frozen) == [
+    assert names(made.cached_steps) == [
         *[
             "encode_text",
             "encode_text",
@@ -299,12 +316,12 @@ def test_units_run_once_per_side_only_where_a_value_differs_by_side() -> None:
             "make_ids",
         ]
     ]
-    joins = [step for step in made.frozen if step.unit.name == "join_prompt"]
-    assert [dict(step.reads) for step in joins] == [
+    joins = [step for step in made.cached_steps if step.unit.name == "join_prompt"]
+    assert [dict(step.inputs) for step in joins] == [
         {"text_emb": "text_emb", "hint_emb": "hint_emb"},
         {"text_emb": "negative.text_emb", "hint_emb": "hint_emb"},
     ]
-    assert [dict(step.makes) for step in joins] == [
+    assert [dict(step.outputs) for step in joins] == [
         {"prompt_emb": "prompt_emb"},
         {"prompt_emb": "negative.prompt_emb"},
     ]
@@ -312,17 +329,17 @@ def test_units_run_once_per_side_only_where_a_value_differs_by_side() -> None:
 
 def test_the_inputs_of_both_sides_cross_when_the_encoder_is_trained() -> None:
     made = plan("text_encoder", inputs=INPUTS | {"negative_prompt"}, task=GUIDED)
-    assert {"prompt", "negative_prompt"} <= set(made.crossing)
-    assert made.crossing_kinds["negative_prompt"] == "str"
+    assert {"prompt", "negative_prompt"} <= set(made.cached_values)
+    assert made.cached_kinds["negative_prompt"] == "str"
 
 
 def test_borrowing_side_makes_what_a_unit_makes_per_side() -> None:
-    def make_sided_ids(height: int, *, side: str) -> Ids: ...
+    def make_sided_ids(height: int, *, branch: str) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
-    wiring = replace(WIRING, units=(*units, Unit.of(make_sided_ids)))
-    made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=GUIDED, wiring=wiring)
-    assert {"ids", "negative.ids"} <= set(made.crossing)
+    spec = replace(WIRING, units=(*units, Unit.of(make_sided_ids)))
+    made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=GUIDED, spec=spec)
+    assert {"ids", "negative.ids"} <= set(made.cached_values)
 
 
 def test_an_absent_negative_input_is_refused_when_the_task_needs_that_side() -> None:
@@ -335,7 +352,7 @@ def test_an_absent_negative_input_is_refused_when_the_task_needs_that_side() -> 
 
 def test_what_only_the_loss_reads_crosses() -> None:
     made = plan("dit", inputs=INPUTS | {"seed"}, task=Task.of("seeded", seeded_loss))
-    assert made.crossing_kinds["seed"] == "int"
+    assert made.cached_kinds["seed"] == "int"
     with pytest.raises(UsageError, match="seeded_loss needs seed"):
         plan("dit", task=Task.of("seeded", seeded_loss))
 
@@ -346,8 +363,8 @@ def test_a_loss_that_borrows_what_is_no_component_is_refused() -> None:
 
 
 def test_a_component_that_only_the_loss_borrows_is_loaded_in_stage_2() -> None:
-    wiring = replace(WIRING, components=(*WIRING.components, "teacher"))
-    made = plan("dit", task=Task.of("taught", teacher_loss), wiring=wiring)
+    spec = replace(WIRING, components=(*WIRING.components, "teacher"))
+    made = plan("dit", task=Task.of("taught", teacher_loss), spec=spec)
     assert made.components["train"] == ("dit", "teacher")
 
 
@@ -356,9 +373,9 @@ def test_the_kind_of_an_input_is_said_as_that_of_a_made_value() -> None:
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
     inputs = {**WIRING.inputs, "hints": Column("hints", "pictures")}
-    wiring = replace(WIRING, units=(*units, Unit.of(embed)), inputs=inputs)
+    spec = replace(WIRING, units=(*units, Unit.of(embed)), inputs=inputs)
     assert (
-        plan("dit", inputs=INPUTS | {"hints"}, wiring=wiring).crossing_kinds["hints"]
+        plan("dit", inputs=INPUTS | {"hints"}, spec=spec).cached_kinds["hints"]
         == "list[picture]"
     )
 
@@ -369,21 +386,24 @@ def test_the_kind_of_an_input_is_said_as_that_of_a_made_value() -> None:
 EXPERTS = replace(
     WIRING,
     components=(*WIRING.components, "dit2"),
-    expert=Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)}),
+    experts=ExpertSchedule("dit", {"dit": (875, 1000), "dit2": (0, 875)}),
 )
 
 
 def test_the_expert_that_is_trained_is_the_one_that_is_loaded() -> None:
-    first, second = plan("dit", wiring=EXPERTS), plan("dit2", wiring=EXPERTS)
+    first, second = plan("dit", spec=EXPERTS), plan("dit2", spec=EXPERTS)
     assert (first.components["train"], second.components["train"]) == (
         ("dit",),
         ("dit2",),
     )
-    assert (first.frozen, first.crossing) == (second.frozen, second.crossing)
+    assert (first.cached_steps, first.cached_values) == (
+        second.cached_steps,
+        second.cached_values,
+    )
 
 
 def test_training_something_else_loads_every_expert() -> None:
-    assert plan("text_encoder", wiring=EXPERTS).components["train"] == (
+    assert plan("text_encoder", spec=EXPERTS).components["train"] == (
         "dit",
         "text_encoder",
         "tokenizer",
@@ -395,10 +415,10 @@ def test_a_unit_that_borrows_the_role_is_live_whichever_expert_is_trained() -> N
     def embed_size(height: int, *, dit: Any) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
-    wiring = replace(EXPERTS, units=(*units, Unit.of(embed_size)))
+    spec = replace(EXPERTS, units=(*units, Unit.of(embed_size)))
     assert (
-        names(plan("dit", wiring=wiring).live)
-        == names(plan("dit2", wiring=wiring).live)
+        names(plan("dit", spec=spec).train_steps)
+        == names(plan("dit2", spec=spec).train_steps)
         == ["embed_size"]
     )
 
@@ -418,7 +438,7 @@ def node(name: str, reads: Mapping[str, bool], borrows: tuple[str, ...]) -> Unit
 @st.composite
 def graphs(
     draw: Callable[..., Any],
-) -> tuple[Wiring, Task, frozenset[str], tuple[str, ...]]:
+) -> tuple[PipelineSpec, Task, frozenset[str], tuple[str, ...]]:
     inputs = ["a", "b", "c", "not_a"]
     components = ("m", "n", "o")
     known, units = ["a", "b", "c"], []
@@ -427,7 +447,7 @@ def graphs(
         borrows = tuple(
             draw(
                 st.sets(
-                    st.sampled_from([*components, "rng", "m_config", "side"]),
+                    st.sampled_from([*components, "rng", "m_config", "branch"]),
                     max_size=2,
                 )
             )
@@ -435,37 +455,39 @@ def graphs(
         units.append(node(f"v{i}", reads, tuple(sorted(borrows))))
         known.append(f"v{i}")
     reads = draw(st.dictionaries(st.sampled_from(known), st.booleans(), max_size=3))
-    wiring = replace(
+    spec = replace(
         WIRING,
         components=components,
         units=tuple(units),
-        model_fn=Signature(
+        model_fn=FunctionSpec(
             "predict", print, MappingProxyType(reads | {known[-1]: False}), ("m",)
         ),
         inputs={name: Column(name) for name in inputs},
-        latent_shape=Signature("shape", print),
-        per_side={"a": "not_a"},
+        latent_shape=FunctionSpec("shape", print),
+        cfg_inputs={"a": "not_a"},
     )
     loss_reads = draw(
         st.dictionaries(st.sampled_from(known), st.booleans(), max_size=2)
     )
-    sides = draw(st.sampled_from([("positive",), ("positive", "negative")]))
-    task = Task("random", Signature("loss", print, MappingProxyType(loss_reads)), sides)
+    branches = draw(st.sampled_from([("positive",), ("positive", "negative")]))
+    task = Task(
+        "random", FunctionSpec("loss", print, MappingProxyType(loss_reads)), branches
+    )
     present = frozenset(draw(st.sets(st.sampled_from(["b", "c"]))) | {"a", "not_a"})
     try:
-        used = make_plan(wiring, present, task, ()).components[""]
+        used = make_plan(spec, present, task, ()).components[""]
     except UsageError:
         reject()
-    return wiring, task, present, tuple(sorted(draw(st.sets(st.sampled_from(used)))))
+    return spec, task, present, tuple(sorted(draw(st.sets(st.sampled_from(used)))))
 
 
 def execute(steps: tuple[Step, ...], values: dict[str, Any]) -> dict[str, Any]:
     for step in steps:
-        reads = {name: values[key] for name, key in step.reads.items()}
+        reads = {name: values[key] for name, key in step.inputs.items()}
         made = step.unit.run(
-            reads, {name: (name, step.side) for name in step.unit.borrows}
+            reads, {name: (name, step.branch) for name in step.unit.components}
         )
-        values |= {step.makes[name]: value for name, value in made.items()}
+        values |= {step.outputs[name]: value for name, value in made.items()}
     return values
 
 
@@ -474,22 +496,27 @@ def execute(steps: tuple[Step, ...], values: dict[str, Any]) -> dict[str, Any]:
 )
 @given(graphs())
 def test_law_staged_is_unsplit_and_nothing_live_could_have_been_frozen(
-    graph: tuple[Wiring, Task, frozenset[str], tuple[str, ...]],
+    graph: tuple[PipelineSpec, Task, frozenset[str], tuple[str, ...]],
 ) -> None:
-    wiring, task, present, trained = graph
-    made = make_plan(wiring, present, task, trained)
+    spec, task, present, trained = graph
+    made = make_plan(spec, present, task, trained)
     start = {name: f"<{name}>" for name in present}
-    stage_1 = execute(made.frozen, dict(start))
-    stage_2 = execute(made.live, {key: stage_1[key] for key in made.crossing})
-    order = {unit.name: i for i, unit in enumerate(wiring.units)}
+    stage_1 = execute(made.cached_steps, dict(start))
+    stage_2 = execute(
+        made.train_steps, {key: stage_1[key] for key in made.cached_values}
+    )
+    order = {unit.name: i for i, unit in enumerate(spec.units)}
     whole = execute(
         tuple(
-            sorted((*made.frozen, *made.live), key=lambda step: order[step.unit.name])
+            sorted(
+                (*made.cached_steps, *made.train_steps),
+                key=lambda step: order[step.unit.name],
+            )
         ),
         dict(start),
     )
     wanted = {
-        name for name in (*wiring.model_fn.reads, *task.loss.reads) if name in whole
+        name for name in (*spec.model_fn.inputs, *task.loss.inputs) if name in whole
     }
     assert {name: stage_2[name] for name in wanted} == {
         name: whole[name] for name in wanted
@@ -498,13 +525,13 @@ def test_law_staged_is_unsplit_and_nothing_live_could_have_been_frozen(
 
 
 def _assert_stages_are_right(made: Plan, trained: tuple[str, ...]) -> None:
-    live_makes = {key for step in made.live for key in step.makes.values()}
-    for step in made.live:
-        assert {"rng", *trained} & set(step.unit.borrows) or live_makes & set(
-            step.reads.values()
+    live_makes = {key for step in made.train_steps for key in step.outputs.values()}
+    for step in made.train_steps:
+        assert {"rng", *trained} & set(step.unit.components) or live_makes & set(
+            step.inputs.values()
         ), step.unit.name
-    for step in made.frozen:
-        assert not {"rng", *trained} & set(step.unit.borrows), step.unit.name
-        assert not live_makes & set(step.reads.values()), step.unit.name
+    for step in made.cached_steps:
+        assert not {"rng", *trained} & set(step.unit.components), step.unit.name
+        assert not live_makes & set(step.inputs.values()), step.unit.name
     assert not set(made.components["data_process"]) & set(trained)
-    assert not live_makes & set(made.crossing)
+    assert not live_makes & set(made.cached_values)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.schedule import FlowMatchSchedule, NoiseLevels
+from dstrain.graph.schedule import FlowMatchSchedule, TimestepSampler
 from dstrain.randomness import Rng, SampleKey
 from numpy.typing import NDArray
 
@@ -20,7 +20,7 @@ STRETCHED = FlowMatchSchedule(max_mu=0.9, max_tokens=8192, shift_terminal=0.02)
 Numbers = NDArray[np.float64]
 
 
-def draw(levels: NoiseLevels, count: int = DRAWS) -> torch.Tensor:
+def draw(levels: TimestepSampler, count: int = DRAWS) -> torch.Tensor:
     return levels.draw(Rng([SampleKey(0, 0, 0, row) for row in range(count)]))
 
 
@@ -62,7 +62,7 @@ def test_draws_have_the_wanted_density(
     """The largest distance between the two distribution functions; chance alone stays
     below .0052 in 99 of 100.
     """
-    sigmas = np.sort(draw(NoiseLevels(PLAIN, sampling=sampling)).double().numpy())
+    sigmas = np.sort(draw(TimestepSampler(PLAIN, sampling=sampling)).double().numpy())
     steps = np.arange(1, DRAWS + 1) / DRAWS
     at = np.flatnonzero(
         np.diff(sigmas, append=2.0) > 0
@@ -71,11 +71,11 @@ def test_draws_have_the_wanted_density(
 
 
 def test_draws_are_fp32_and_use_the_whole_table() -> None:
-    sigmas = draw(NoiseLevels(PLAIN))
+    sigmas = draw(TimestepSampler(PLAIN))
     assert sigmas.dtype == torch.float32
     assert len(sigmas.unique()) == 1000
     assert len(sigmas.bfloat16().unique()) < 400
-    assert len(draw(NoiseLevels(PLAIN, sampling="uniform")).unique()) > 0.99 * DRAWS
+    assert len(draw(TimestepSampler(PLAIN, sampling="uniform")).unique()) > 0.99 * DRAWS
 
 
 @pytest.mark.parametrize("sampling", ["shifted", "logit_normal", "uniform", "mode"])
@@ -83,7 +83,7 @@ def test_draws_are_fp32_and_use_the_whole_table() -> None:
 def test_boundaries_keep_the_draws_between_them(
     sampling: str, least: float, most: float
 ) -> None:
-    levels = NoiseLevels(
+    levels = TimestepSampler(
         PLAIN, sampling=sampling, min_boundary=least, max_boundary=most
     )
     sigmas = draw(levels, 4_000)
@@ -104,7 +104,7 @@ def test_boundaries_keep_the_draws_between_them(
 )
 def test_boundaries_that_leave_nothing_are_refused(least: float, most: float) -> None:
     with pytest.raises(UsageError, match=f"got {least} and {most}"):
-        NoiseLevels(PLAIN, min_boundary=least, max_boundary=most)
+        TimestepSampler(PLAIN, min_boundary=least, max_boundary=most)
 
 
 @pytest.mark.parametrize("schedule", [PLAIN, STRETCHED, FlowMatchSchedule()])
@@ -165,7 +165,7 @@ def test_a_table_with_a_least_sigma_ends_there() -> None:
 
 
 def test_weights_have_mean_one_and_are_largest_in_the_middle() -> None:
-    levels = NoiseLevels(PLAIN)
+    levels = TimestepSampler(PLAIN)
     weights = levels.weight(PLAIN.table)
     assert float(weights.mean()) == pytest.approx(1, abs=1e-4)
     assert float(weights.min()) == 0
@@ -179,6 +179,6 @@ def test_weights_have_mean_one_and_are_largest_in_the_middle() -> None:
 
 
 def test_without_weighting_every_weight_is_one() -> None:
-    assert NoiseLevels(PLAIN, weighting="none").weight(
+    assert TimestepSampler(PLAIN, weighting="none").weight(
         PLAIN.table
     ).unique().tolist() == [1.0]

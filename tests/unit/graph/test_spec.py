@@ -1,4 +1,4 @@
-"""A wiring whose names do not fit is refused when it is built, naming the places that
+"""A pipeline spec whose names do not fit is refused when it is built, naming the places that
 disagree.
 """
 
@@ -7,10 +7,15 @@ from typing import Any, TypedDict
 
 import pytest
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Size, Source
+from dstrain.graph.inputs import Column, Input, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Expert, Wiring
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.spec import (
+    GIVEN_TO_CONSTRAIN_LATENTS,
+    GIVEN_TO_MODEL_FN,
+    ExpertSchedule,
+    PipelineSpec,
+)
+from dstrain.graph.unit import FunctionSpec, Unit
 from torch import Tensor
 
 
@@ -38,45 +43,47 @@ def misspells(promt: str) -> Joined: ...
 def borrows_unknown(prompt: str, *, text_encoders: Any) -> Joined: ...
 def overwrites(prompt: str) -> Overwritten: ...
 def ambient(
-    prompt: str, *, device: Any, dtype: Any, rng: Any, side: str, dit_config: Any
+    prompt: str, *, device: Any, dtype: Any, rng: Any, branch: str, dit_config: Any
 ) -> Joined: ...
 def predict(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
+    noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
 ) -> Tensor: ...
 def predict_more(
-    noisy: Tensor, timestep: Tensor, prompt_embs: Tensor, *, dit: Any
+    noisy_latents: Tensor, timestep: Tensor, prompt_embs: Tensor, *, dit: Any
 ) -> Tensor: ...
 def shape() -> tuple[int, ...]: ...
-def hold(latents: Tensor, timestep: Tensor, first_latents: Tensor) -> Any: ...
-def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
+def constrain_latents(
+    latents: Tensor, timestep: Tensor, first_latents: Tensor
+) -> Any: ...
+def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
 
 
-INPUTS: dict[str, Source] = {
+INPUTS: dict[str, Input] = {
     "prompt": Column("prompt"),
     "negative_prompt": Column("negative_prompt"),
     "input_image": Column("image", "picture"),
 }
 
 
-def build(*functions: Callable[..., Any], **changes: Any) -> Wiring:
-    """A toy variant of these units; `changes` replace fields of the wiring."""
+def build(*functions: Callable[..., Any], **changes: Any) -> PipelineSpec:
+    """A toy variant of these units; `changes` replace fields of the pipeline spec."""
     fields: dict[str, Any] = {
         "family": "toy",
         "variant": "base",
         "components": ("dit", "text_encoder", "vae"),
         "units": tuple(Unit.of(function) for function in functions),
-        "model_fn": Signature.of(predict, GIVEN_TO_MODEL_FN),
+        "model_fn": FunctionSpec.of(predict, GIVEN_TO_MODEL_FN),
         "decoders": (),
         "inputs": INPUTS,
         "schedule": FlowMatchSchedule(shift=3.0),
-        "latent_shape": Signature.of(shape),
-        "guide": guide,
+        "latent_shape": FunctionSpec.of(shape),
+        "apply_guidance": apply_guidance,
     }
-    return Wiring(**(fields | changes))
+    return PipelineSpec(**(fields | changes))
 
 
 def refusal(*functions: Callable[..., Any], **changes: Any) -> str:
-    """The message with which a wiring is refused."""
+    """The message with which a pipeline spec is refused."""
     with pytest.raises(UsageError) as caught:
         build(*functions, **changes)
     return str(caught.value)
@@ -126,15 +133,18 @@ def test_ambient_names_and_configurations_may_be_borrowed() -> None:
 
 def test_model_fn_and_hold_read_only_what_is_known() -> None:
     assert "prompt_embs" in refusal(
-        encode_prompt, model_fn=Signature.of(predict_more, GIVEN_TO_MODEL_FN)
+        encode_prompt, model_fn=FunctionSpec.of(predict_more, GIVEN_TO_MODEL_FN)
     )
     assert "first_latents" in refusal(
-        encode_prompt, hold=Signature.of(hold, GIVEN_TO_HOLD)
+        encode_prompt,
+        constrain_latents=FunctionSpec.of(
+            constrain_latents, GIVEN_TO_CONSTRAIN_LATENTS
+        ),
     )
 
 
 def test_per_side_names_inputs() -> None:
-    assert "unprompt" in refusal(encode_prompt, per_side={"prompt": "unprompt"})
+    assert "unprompt" in refusal(encode_prompt, cfg_inputs={"prompt": "unprompt"})
 
 
 def test_padded_names_known_values() -> None:
@@ -144,17 +154,19 @@ def test_padded_names_known_values() -> None:
 def test_the_role_of_experts_may_be_borrowed_though_no_component_has_that_name() -> (
     None
 ):
-    expert = Expert("dit", {"high": (875, 1000), "low": (0, 875)})
+    experts = ExpertSchedule("dit", {"high": (875, 1000), "low": (0, 875)})
     assert build(
-        encode_prompt, components=("high", "low", "text_encoder", "vae"), expert=expert
+        encode_prompt,
+        components=("high", "low", "text_encoder", "vae"),
+        experts=experts,
     )
 
 
 def test_what_is_made_from_a_per_side_value_is_per_side() -> None:
-    wiring = build(
-        encode_prompt, encode_picture, join, per_side={"prompt": "negative_prompt"}
+    spec = build(
+        encode_prompt, encode_picture, join, cfg_inputs={"prompt": "negative_prompt"}
     )
-    assert wiring.sided == {"prompt", "prompt_emb", "joined"}
+    assert spec.branched == {"prompt", "prompt_emb", "joined"}
 
 
 def test_two_units_of_one_name_are_refused() -> None:
@@ -167,13 +179,14 @@ def test_two_units_of_one_name_are_refused() -> None:
 
 def test_a_size_is_measured_on_a_known_input() -> None:
     assert "video" in refusal(
-        encode_prompt, inputs={**INPUTS, "height": Size("video", "height")}
+        encode_prompt, inputs={**INPUTS, "height": Measured("video", "height")}
     )
 
 
 def test_the_parts_of_an_expert_are_components() -> None:
     assert "low" in refusal(
-        encode_prompt, expert=Expert("dit", {"dit": (875, 1000), "low": (0, 875)})
+        encode_prompt,
+        experts=ExpertSchedule("dit", {"dit": (875, 1000), "low": (0, 875)}),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.unit import Signature, Unit, component_of
+from dstrain.graph.unit import FunctionSpec, Unit, component_of
 from dstrain.graph.values import Frames
 from PIL.Image import Image
 from torch import Tensor
@@ -49,16 +49,16 @@ def encode(
 def test_reads_borrows_and_makes_are_the_signature() -> None:
     unit = Unit.of(encode, version=3)
     assert (unit.name, unit.version) == ("encode", 3)
-    assert dict(unit.reads) == {"prompt": True, "picture": False}
+    assert dict(unit.inputs) == {"prompt": True, "picture": False}
     assert unit.required == ("prompt",)
-    assert unit.borrows == ("text_encoder", "tokenizer")
-    assert dict(unit.makes) == {"emb": "tensor", "mask": "tensor | none"}
+    assert unit.components == ("text_encoder", "tokenizer")
+    assert dict(unit.outputs) == {"emb": "tensor", "mask": "tensor | none"}
 
 
 def test_every_storable_kind_is_named() -> None:
     def unit() -> Kinds: ...
 
-    assert dict(Unit.of(unit).makes) == {
+    assert dict(Unit.of(unit).outputs) == {
         "tensor": "tensor",
         "text": "str",
         "count": "int",
@@ -107,10 +107,10 @@ def test_incomplete_declaration_is_refused_naming_function_and_fault(
 
 def test_given_parameters_are_not_reads() -> None:
     def predict(
-        noisy: Tensor, timestep: Tensor, emb: Tensor, *, dit: Any
+        noisy_latents: Tensor, timestep: Tensor, emb: Tensor, *, dit: Any
     ) -> Tensor: ...
 
-    assert dict(Signature.of(predict, given=("noisy", "timestep")).reads) == {
+    assert dict(FunctionSpec.of(predict, given=("noisy_latents", "timestep")).inputs) == {
         "emb": True
     }
 

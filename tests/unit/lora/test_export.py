@@ -15,11 +15,11 @@ from dstrain.cli.main import main
 from dstrain.config.fields import parse_alpha
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.export import export
-from dstrain.lora.layers import LoraSpec
+from dstrain.lora.layers import LoraConfig
 from dstrain.lora.reader import read_lora
 from dstrain.models.components import Files
 from dstrain.models.configs import Sought, find_configuration
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import SEAL, check_file, read_tensors
 from safetensors.torch import load_file, save_file
 
@@ -47,12 +47,12 @@ PROGRAMS = ("diffusers", "comfyui", "kohya", "reference")
 
 @pytest.fixture(autouse=True)
 def family(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = dstrain.lora.export.load_record
+    known = dstrain.lora.export.load_family
 
-    def load(name: str, left_out: Collection[str] = ()) -> ModelRecord:
+    def load(name: str, left_out: Collection[str] = ()) -> ModelFamily:
         return MODEL if name == "fused" else known(name, left_out)
 
-    monkeypatch.setattr(dstrain.lora.export, "load_record", load)
+    monkeypatch.setattr(dstrain.lora.export, "load_family", load)
 
 
 @pytest.mark.parametrize("first", PROGRAMS)
@@ -254,7 +254,7 @@ def test_the_weights_of_a_component_get_the_original_names_and_back(
     )
     assert torch.equal(there["final.mod.bias"], state["norm_out.linear.bias"].roll(6))
     assert read_tensors(tmp_path / "x.safetensors")[1]["config"] == CONFIG["config"]
-    files = Files((tmp_path / "x.safetensors",), layout=ORIGINAL)
+    files = Files((tmp_path / "x.safetensors",), checkpoint_format=ORIGINAL)
     loaded = DIT.load(files, DIT.configure({"width": 6}), torch.float32)
     assert torch.equal(output(loaded), output(network()))
     export(tmp_path / "x.safetensors", tmp_path / "y.safetensors", "diffusers")
@@ -343,7 +343,7 @@ def test_the_toy_of_diffusers_loader_acts_the_same(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> Any:
             return self.net(x)
 
-    path, module = ours(tmp_path, LoraSpec("dit", SPEC.targets, 4, 6.0), **CONFIG)
+    path, module = ours(tmp_path, LoraConfig("dit", SPEC.targets, 4, 6.0), **CONFIG)
     export(path, tmp_path / "kohya.safetensors", "kohya")
     export(tmp_path / "kohya.safetensors", tmp_path / "back.safetensors", "diffusers")
     for file in (path, tmp_path / "back.safetensors"):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.layers import (
+    LoraConfig,
     LoraLayer,
-    LoraSpec,
     add_layers,
     inject,
     lora_state,
@@ -23,18 +23,18 @@ from dstrain.lora.layers import (
 from dstrain.lora.names import shapes_of
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import SEAL
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-SPEC = LoraSpec("net", ("to_q", "to_out.0"), 4, 8.0)
+SPEC = LoraConfig("net", ("to_q", "to_out.0"), 4, 8.0)
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
 
 
 COMPONENTS = (Component("net", (), nn.Identity, ("blocks.*.to_q.weight",)),)
-RECORD = ModelRecord(
+RECORD = ModelFamily(
     "fam",
     "",
     f"{__name__}:COMPONENTS",
@@ -74,8 +74,8 @@ def load(
     add_layers(module, read(path, module).layers, scale, adapter_name)
 
 
-def start(path: Path, module: nn.Module, spec: LoraSpec = SPEC) -> None:
-    start_layers(module, read(path, module).layers, spec, str(path))
+def start(path: Path, module: nn.Module, lora_config: LoraConfig = SPEC) -> None:
+    start_layers(module, read(path, module).layers, lora_config, str(path))
 
 
 def run(module: nn.Module) -> Tensor:
@@ -83,9 +83,9 @@ def run(module: nn.Module) -> Tensor:
         return module["blocks"](X)
 
 
-def trained(spec: LoraSpec = SPEC, seed: int = 3) -> nn.Module:
+def trained(lora_config: LoraConfig = SPEC, seed: int = 3) -> nn.Module:
     module = net()
-    inject(module, spec, {})
+    inject(module, lora_config, {})
     generator = torch.Generator().manual_seed(seed)
     for tensor in lora_state(module).values():
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
@@ -112,7 +112,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 def test_inject_counts_what_each_target_matches_and_trains_only_that() -> None:
     module = net()
     before = run(module)
-    assert inject(module, LoraSpec("net", ("to_q", "to_out.0", "1.to_q", "out"), 2, 2.0), {"out": ("to_out.0",)}) == {
+    assert inject(module, LoraConfig("net", ("to_q", "to_out.0", "1.to_q", "out"), 2, 2.0), {"out": ("to_out.0",)}) == {
         "to_q": 2, "to_out.0": 2, "1.to_q": 1, "out": 2,
     }  # fmt: skip
     trainable = {
@@ -146,13 +146,13 @@ def test_a_target_that_matches_nothing_is_refused_with_the_nearest() -> None:
     with pytest.raises(
         UsageError, match=r"no layer of net matches 'to_qq'\n.*to_q"
     ) as caught:
-        inject(net(), LoraSpec("net", ("to_q", "to_qq"), 4, 4.0), {})
+        inject(net(), LoraConfig("net", ("to_q", "to_qq"), 4, 4.0), {})
     assert caught.value.exit_code == 2
 
 
 def test_a_target_that_ends_inside_a_name_does_not_match() -> None:
     with pytest.raises(UsageError, match="no layer of net matches 'q'"):
-        inject(net(), LoraSpec("net", ("q",), 4, 4.0), {})
+        inject(net(), LoraConfig("net", ("q",), 4, 4.0), {})
 
 
 def test_a_target_that_is_no_layer_is_refused_by_its_kind() -> None:
@@ -160,19 +160,19 @@ def test_a_target_that_is_no_layer_is_refused_by_its_kind() -> None:
         UsageError,
         match=r"matches net\.blocks\.0\.to_out, a ModuleList[^\n]*\n.*to_out\.0",
     ):
-        inject(net(), LoraSpec("net", ("to_out",), 4, 4.0), {})
+        inject(net(), LoraConfig("net", ("to_out",), 4, 4.0), {})
 
 
 def test_no_targets_are_refused() -> None:
     with pytest.raises(UsageError, match="names no layer of net"):
-        inject(net(), LoraSpec("net", (), 4, 4.0), {})
+        inject(net(), LoraConfig("net", (), 4, 4.0), {})
 
 
 def test_a_refused_target_leaves_the_module_as_it_was() -> None:
     module = net()
     names = [name for name, _ in module.named_parameters()]
     with pytest.raises(UsageError):
-        inject(module, LoraSpec("net", ("to_q", "nothing"), 4, 4.0), {})
+        inject(module, LoraConfig("net", ("to_q", "nothing"), 4, 4.0), {})
     assert [name for name, p in module.named_parameters() if p.requires_grad] == names
 
 
@@ -204,9 +204,9 @@ def test_the_file_says_all_that_is_needed_to_use_it(
 
 
 def test_an_alias_is_saved_as_the_layer_it_stands_for(tmp_path: Path) -> None:
-    spec, module = LoraSpec("net", ("out",), 2, 2.0), net()
-    inject(module, spec, {"out": ("to_out.0",)})
-    save_lora(tmp_path / "a.safetensors", module, spec, "transformer", {})
+    lora_config, module = LoraConfig("net", ("out",), 2, 2.0), net()
+    inject(module, lora_config, {"out": ("to_out.0",)})
+    save_lora(tmp_path / "a.safetensors", module, lora_config, "transformer", {})
     load(tmp_path / "a.safetensors", net())
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert file.metadata()["targets"] == "to_out.0"
@@ -216,9 +216,9 @@ def test_an_alias_is_saved_as_the_layer_it_stands_for(tmp_path: Path) -> None:
 def test_a_saved_lora_loads_exactly_for_every_alpha(
     tmp_path: Path, rank: int, alpha: float
 ) -> None:
-    spec = LoraSpec("net", SPEC.targets, rank, alpha)
-    module = trained(spec)
-    save_lora(tmp_path / "a.safetensors", module, spec, "transformer", {})
+    lora_config = LoraConfig("net", SPEC.targets, rank, alpha)
+    module = trained(lora_config)
+    save_lora(tmp_path / "a.safetensors", module, lora_config, "transformer", {})
     other = net()
     load(tmp_path / "a.safetensors", other)
     assert torch.equal(run(other), run(module))
@@ -244,7 +244,7 @@ def test_scale_zero_gives_the_plain_module(saved: tuple[Path, nn.Module]) -> Non
 
 
 def test_two_loras_act_together(saved: tuple[Path, nn.Module], tmp_path: Path) -> None:
-    other = LoraSpec("net", ("to_q",), 2, 1.0)
+    other = LoraConfig("net", ("to_q",), 2, 1.0)
     save_lora(
         tmp_path / "b.safetensors", trained(other, seed=9), other, "transformer", {}
     )
@@ -296,7 +296,7 @@ def test_training_beside_a_loaded_lora_saves_only_what_is_trained(
     module = net()
     load(saved[0], module, adapter_name="preset")
     before = run(module)
-    counts = inject(module, LoraSpec("net", ("to_q",), 2, 2.0), {})
+    counts = inject(module, LoraConfig("net", ("to_q",), 2, 2.0), {})
     assert counts == {"to_q": 2}
     assert torch.equal(run(module), before)
     trainable = [name for name, p in module.named_parameters() if p.requires_grad]
@@ -307,19 +307,19 @@ def test_training_beside_a_loaded_lora_saves_only_what_is_trained(
     } == {2}
 
 
-@pytest.mark.parametrize(("spec", "flag"), [(LoraSpec("net", SPEC.targets, 2, 8.0), "--lora_rank 4"),
-                                            (LoraSpec("net", SPEC.targets, 4, 4.0), "--lora_alpha 8")])  # fmt: skip
+@pytest.mark.parametrize(("lora_config", "flag"), [(LoraConfig("net", SPEC.targets, 2, 8.0), "--lora_rank 4"),
+                                            (LoraConfig("net", SPEC.targets, 4, 4.0), "--lora_alpha 8")])  # fmt: skip
 def test_another_rank_or_alpha_is_refused(
-    saved: tuple[Path, nn.Module], spec: LoraSpec, flag: str
+    saved: tuple[Path, nn.Module], lora_config: LoraConfig, flag: str
 ) -> None:
     with pytest.raises(StateError, match=flag):
-        start(saved[0], trained(spec), spec)
+        start(saved[0], trained(lora_config), lora_config)
 
 
 def test_other_targets_are_refused_both_ways(
     saved: tuple[Path, nn.Module], tmp_path: Path
 ) -> None:
-    fewer = LoraSpec("net", ("to_q",), 4, 8.0)
+    fewer = LoraConfig("net", ("to_q",), 4, 8.0)
     with pytest.raises(
         StateError, match=r"2 layers in the file, and not trained: blocks\.0\.to_out\.0"
     ):
@@ -334,22 +334,24 @@ def test_other_targets_are_refused_both_ways(
 def test_layers_that_no_loss_reaches_may_be_missing_or_without_effect(
     saved: tuple[Path, nn.Module],
 ) -> None:
-    layers, spare = dict(read(saved[0], net()).layers), ["blocks.1.to_out.0"]
-    fewer = {name: layer for name, layer in layers.items() if name not in spare}
+    layers, optional_layers = dict(read(saved[0], net()).layers), ["blocks.1.to_out.0"]
+    fewer = {
+        name: layer for name, layer in layers.items() if name not in optional_layers
+    }
     module = net()
     inject(module, SPEC, {})
-    start_layers(module, fewer, SPEC, "file", spare)
+    start_layers(module, fewer, SPEC, "file", optional_layers)
     assert torch.equal(
         lora_state(module)["blocks.0.to_q.lora_B.weight"], layers["blocks.0.to_q"].up
     )
     with pytest.raises(StateError, match="1 layers trained, and not in the file"):
         start_layers(module, fewer, SPEC, "file")
-    module, three = net(), LoraSpec("net", ("to_q", "0.to_out.0"), 4, 8.0)
+    module, three = net(), LoraConfig("net", ("to_q", "0.to_out.0"), 4, 8.0)
     inject(module, three, {})
     with pytest.raises(StateError, match="1 layers in the file, and not trained"):
-        start_layers(module, layers, three, "file", spare)
-    layers[spare[0]].up.zero_()
-    start_layers(module, layers, three, "file", spare)
+        start_layers(module, layers, three, "file", optional_layers)
+    layers[optional_layers[0]].up.zero_()
+    start_layers(module, layers, three, "file", optional_layers)
 
 
 def test_layers_of_several_ranks_and_alphas_act_exactly() -> None:
@@ -401,15 +403,19 @@ def test_an_embedding_is_saved_added_and_merged(tmp_path: Path) -> None:
         torch.manual_seed(0)
         return nn.ModuleDict({"embed": nn.Embedding(5, 3)})
 
-    spec, module, ids = LoraSpec("net", ("embed",), 2, 3.0), words(), torch.arange(5)
-    inject(module, spec, {})
+    lora_config, module, ids = (
+        LoraConfig("net", ("embed",), 2, 3.0),
+        words(),
+        torch.arange(5),
+    )
+    inject(module, lora_config, {})
     for tensor in lora_state(module).values():
         tensor.copy_(
             torch.randn(
                 tensor.shape, generator=torch.Generator().manual_seed(len(tensor))
             )
         )
-    save_lora(tmp_path / "a.safetensors", module, spec, "transformer", {})
+    save_lora(tmp_path / "a.safetensors", module, lora_config, "transformer", {})
     added, merged = words(), words()
     load(tmp_path / "a.safetensors", added)
     merge_layers(merged, read(tmp_path / "a.safetensors", words()).layers)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from dstrain.cli.main import main
 from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.graph.spec import Expert, Wiring
+from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.lora.export import export
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support import family
 from tests.support.family import MODEL
-from tests.support.runs import config, files, job, project, same, train
+from tests.support.runs import config, files, project, same, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -56,7 +56,10 @@ def test_the_weights_trained_on_are_those_with_the_preset(
     here: Path, tmp_path: Path
 ) -> None:
     path = preset_for(here, "dit", tmp_path / "first")
-    plain, merged = job(config(here)), job(config(here, preset_lora_path=path))
+    plain, merged = (
+        training_run(config(here)),
+        training_run(config(here, preset_lora_path=path)),
+    )
     weight, other = (
         one.module.pipeline.components["dit"].blocks[0].to_out.base_layer.weight
         for one in (plain, merged)
@@ -243,18 +246,18 @@ def test_a_preset_of_what_no_stage_loads_is_refused_unless_a_preview_does(
         "task": f"sft{stage}",
     }
     plain = family.build
-    expert = Expert(
+    experts = ExpertSchedule(
         "denoiser", MappingProxyType({"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)})
     )
 
-    def build(variant: str) -> Wiring:
-        wiring = plain(variant)
-        predict = replace(wiring.model_fn, borrows=("denoiser",))
+    def build(variant: str) -> PipelineSpec:
+        spec = plain(variant)
+        predict = replace(spec.model_fn, components=("denoiser",))
         return replace(
-            wiring,
-            components=(*wiring.components, "dit2"),
+            spec,
+            components=(*spec.components, "dit2"),
             model_fn=predict,
-            expert=expert,
+            experts=experts,
         )
 
     monkeypatch.setattr(family, "build", build)

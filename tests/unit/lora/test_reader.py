@@ -10,7 +10,7 @@ import pytest
 import torch
 from dstrain.errors import StateError
 from dstrain.lora.export import fused
-from dstrain.lora.layers import LoraLayer, LoraSpec, add_layers, save_lora
+from dstrain.lora.layers import LoraConfig, LoraLayer, add_layers, save_lora
 from dstrain.lora.names import scheme
 from dstrain.lora.reader import read_lora, unfused
 from safetensors.torch import load_file
@@ -78,9 +78,9 @@ NAMINGS = (
 def test_a_file_in_any_naming_acts_as_what_was_trained(
     naming: Naming, rank: int, alpha: float, tmp_path: Path
 ) -> None:
-    spec = LoraSpec("dit", SPEC.targets, rank, alpha)
-    path, module = ours(tmp_path, spec)
-    tensors = in_names_of(naming.program, tmp_path, spec)
+    lora_config = LoraConfig("dit", SPEC.targets, rank, alpha)
+    path, module = ours(tmp_path, lora_config)
+    tensors = in_names_of(naming.program, tmp_path, lora_config)
     assert sorted(key for key in tensors if key.startswith(f"{naming.layer}.")) == [
         f"{naming.layer}.{end}" for end in naming.ends
     ]
@@ -116,9 +116,9 @@ def test_fused_layers_have_three_times_the_rank_and_come_back_bit_for_bit(
 def test_parts_of_a_fused_layer_without_lora_are_zero_rows(
     targets: tuple[str, ...], tmp_path: Path
 ) -> None:
-    spec = LoraSpec("dit", targets, 4, 6.0)
-    path, _ = ours(tmp_path, spec)
-    tensors = in_names_of("comfyui", tmp_path, spec)
+    lora_config = LoraConfig("dit", targets, 4, 6.0)
+    path, _ = ours(tmp_path, lora_config)
+    tensors = in_names_of("comfyui", tmp_path, lora_config)
     ranks = {len(tensors[key]) for key in tensors if key.endswith("down.weight")}
     assert ranks == {8 if targets == ("to_k", "to_v") else 4}
     again = read(written(tmp_path / "x.safetensors", tensors))
@@ -198,7 +198,7 @@ ACCEPTED: tuple[tuple[str, Change, Header], ...] = (
 def test_the_same_layers_in_other_words_act_the_same(
     change: Change, header: Header, tmp_path: Path
 ) -> None:
-    path, module = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    path, module = ours(tmp_path, LoraConfig("dit", ("to_q",), 4, 6.0))
     changed = written(tmp_path / "x.safetensors", change(load_file(path)), header)
     plain = network()
     add_layers(plain, read(changed).layers)
@@ -221,7 +221,7 @@ def test_files_of_half_precision_are_computed_in_fp32(
 
 
 def test_peft_keeps_rank_and_alpha_in_a_file_beside_it(tmp_path: Path) -> None:
-    path, module = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    path, module = ours(tmp_path, LoraConfig("dit", ("to_q",), 4, 6.0))
     bare = prefixed(load_file(path), "base_model.model.")
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({"r": 4, "lora_alpha": 6, "target_modules": ["to_q"]})
@@ -234,7 +234,7 @@ def test_peft_keeps_rank_and_alpha_in_a_file_beside_it(tmp_path: Path) -> None:
 
 
 def test_patterns_of_rank_and_alpha_are_followed(tmp_path: Path) -> None:
-    path, _ = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    path, _ = ours(tmp_path, LoraConfig("dit", ("to_q",), 4, 6.0))
     tensors = load_file(path)
     key = "transformer.blocks.0.attn.to_q.lora_A.weight"
     tensors[key] = tensors[key][:2]
@@ -261,7 +261,7 @@ def test_the_reference_has_no_alpha_and_that_is_said(tmp_path: Path) -> None:
 
 
 def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
-    encoder = LoraSpec("text_encoder", ("q_proj",), 2, 2.0)
+    encoder = LoraConfig("text_encoder", ("q_proj",), 2, 2.0)
     save_lora(
         tmp_path / "e.safetensors",
         trained(encoder, Encoder),
@@ -321,14 +321,14 @@ def test_twins_are_told_apart_by_the_header_or_by_what_is_asked(tmp_path: Path) 
 def test_fields_of_the_header_that_change_nothing_are_accepted(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    path, _ = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    path, _ = ours(tmp_path, LoraConfig("dit", ("to_q",), 4, 6.0))
     read(written(tmp_path / "x.safetensors", load_file(path), adapter(**fields)))
 
 
 def test_our_own_header_tells_half_a_file_in_every_naming(tmp_path: Path) -> None:
     header = {"component": "dit", "targets": "to_out.0,to_q"}
     tensors = in_names_of(
-        "kohya", tmp_path, LoraSpec("dit", ("to_q", "to_out.0"), 4, 6.0)
+        "kohya", tmp_path, LoraConfig("dit", ("to_q", "to_out.0"), 4, 6.0)
     )
     read(written(tmp_path / "x.safetensors", tensors, header))
     half = {key: value for key, value in tensors.items() if "double_1_proj" not in key}
@@ -337,12 +337,15 @@ def test_our_own_header_tells_half_a_file_in_every_naming(tmp_path: Path) -> Non
         match=r"1 layers that its header names as targets.*\n.*blocks\.1\.attn\.to_out\.0",
     ):
         read(written(tmp_path / "x.safetensors", half, header))
-    spare = {"dit": {"blocks.1.attn.to_out.0"}}
+    optional_layers = {"dit": {"blocks.1.attn.to_out.0"}}
     assert (
         len(
-            read_lora(tmp_path / "x.safetensors", MODEL, {"dit": SHAPES}, spare=spare)[
-                0
-            ].layers
+            read_lora(
+                tmp_path / "x.safetensors",
+                MODEL,
+                {"dit": SHAPES},
+                optional_layers=optional_layers,
+            )[0].layers
         )
         == 3
     )

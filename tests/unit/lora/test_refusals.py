@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain.errors import StateError
-from dstrain.lora.layers import LoraSpec
+from dstrain.lora.layers import LoraConfig
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -101,7 +101,7 @@ REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
 def test_what_would_be_silently_wrong_is_refused_by_name(
     change: Change, header: Header, match: str, tmp_path: Path
 ) -> None:
-    path, _ = ours(tmp_path, LoraSpec("dit", ("to_q",), 4, 6.0))
+    path, _ = ours(tmp_path, LoraConfig("dit", ("to_q",), 4, 6.0))
     changed = written(tmp_path / "x.safetensors", change(load_file(path)), header)
     with pytest.raises(StateError, match=match) as caught:
         read(changed)

@@ -14,7 +14,7 @@ from dstrain.errors import StateError, UsageError
 from dstrain.generation.batch import generate_dataset
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import Sought, find_configuration
-from dstrain.models.formats import Layout, Row, same_configuration
+from dstrain.models.formats import CheckpointFormat, KeyMap, same_configuration
 from dstrain.models.hub import Origin
 from dstrain.models.locate import (
     ModelConfig,
@@ -60,8 +60,10 @@ def translated(
     return {"width": content["dim"], "depth": len(shapes)}
 
 
-OLD = Layout(("old.weight",), (Row("new", "old"),), configuration=translated)
-FOREIGN = Layout(("foreign.weight",), (Row("new", "foreign"),))
+OLD = CheckpointFormat(
+    ("old.weight",), (KeyMap("new", "old"),), configuration=translated
+)
+FOREIGN = CheckpointFormat(("foreign.weight",), (KeyMap("new", "foreign"),))
 
 
 def part(name: str, *folders: str, **fields: Any) -> Component:
@@ -69,7 +71,7 @@ def part(name: str, *folders: str, **fields: Any) -> Component:
         name,
         folders,
         lambda *_: None,
-        **{"marks": ("new.weight",), "layouts": (OLD, FOREIGN), **fields},
+        **{"key_patterns": ("new.weight",), "formats": (OLD, FOREIGN), **fields},
     )
 
 
@@ -266,7 +268,7 @@ def test_a_flag_says_which_of_twins_a_file_is(tmp_path: Path) -> None:
         component="dit2",
     )
     (files,) = assign([given], (DIT, TWIN), ()).values()
-    assert (files.prefix, files.layout) == ("net.", OLD)
+    assert (files.prefix, files.checkpoint_format) == ("net.", OLD)
     with pytest.raises(StateError, match="is none of dit2"):
         assign(
             [replace(given, path=weights(tmp_path / "b.safetensors", "strange"))],
@@ -366,12 +368,12 @@ def test_a_configuration_beside_several_components_is_that_of_the_class_it_names
     translating: bool,
     tmp_path: Path,
 ) -> None:
-    layouts = (
-        (Layout(("old.weight",), configuration=same_configuration),)
+    formats = (
+        (CheckpointFormat(("old.weight",), configuration=same_configuration),)
         if translating
         else ()
     )
-    component = replace(DIT, configure=network.configure, layouts=layouts)
+    component = replace(DIT, configure=network.configure, formats=formats)
     files = Files((Path(weights(tmp_path / "x.safetensors", "new.weight")),))
     for content in (own, {}):
         (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dstrain.models.functional import exact_arguments
+from dstrain.models.functional import override_positional_args
 from torch import Tensor, nn
 
 
@@ -15,9 +15,9 @@ class Sum(nn.Module):
 
 def test_the_first_arguments_are_replaced_and_the_others_kept() -> None:
     module, one = Sum(), torch.ones(1)
-    with exact_arguments(module, 10 * one):
+    with override_positional_args(module, 10 * one):
         assert module(one, one, one).item() == 12
-    with exact_arguments(module, 10 * one, 100 * one):
+    with override_positional_args(module, 10 * one, 100 * one):
         assert module(one, one, one).item() == 111
     assert module(one, one, one).item() == 3
 
@@ -26,12 +26,12 @@ def test_what_would_be_rounded_arrives_as_it_is() -> None:
     module, exact = Sum(), torch.tensor([501.0])
     rounded = exact.bfloat16()
     zero = torch.zeros(1)
-    with exact_arguments(module, exact):
+    with override_positional_args(module, exact):
         assert module(rounded, zero, zero).item() == 501.0 != rounded.item()
 
 
 def test_nothing_is_left_behind_even_after_an_error() -> None:
     module = Sum()
-    with pytest.raises(RuntimeError), exact_arguments(module, torch.ones(1)):
+    with pytest.raises(RuntimeError), override_positional_args(module, torch.ones(1)):
         raise RuntimeError
     assert not module._forward_pre_hooks

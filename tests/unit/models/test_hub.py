@@ -180,7 +180,8 @@ def test_files_of_unknown_names_are_fetched_only_until_the_wanted_components_are
     }
     assert "dit.safetensors" not in server.fetched
     known = tuple(
-        replace(part, originals=(f"{part.name}.*",)) for part in family.COMPONENTS
+        replace(part, original_filenames=(f"{part.name}.*",))
+        for part in family.COMPONENTS
     )
     server.forget()
     shutil.rmtree("models")

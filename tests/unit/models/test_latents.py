@@ -9,14 +9,14 @@ from diffusers import QwenImagePipeline
 from diffusers.image_processor import VaeImageProcessor
 from dstrain.errors import UsageError
 from dstrain.models.functional import (
-    as_picture,
+    apply_guidance,
     as_uint8,
     check_sides,
-    guide,
+    images_to_tensor,
+    latents_mean_std,
     pack,
-    signed,
-    signed_pixels,
-    statistics,
+    tensor_to_image,
+    to_minus_one_one,
     unpack,
 )
 from PIL import Image
@@ -30,7 +30,7 @@ def picture(seed: int, height: int = 6, width: int = 10) -> Image.Image:
 
 def test_pictures_are_signed_as_in_diffusers_and_come_back_exactly() -> None:
     pictures = [picture(0), picture(1)]
-    pixels = signed_pixels(pictures)
+    pixels = images_to_tensor(pictures)
     theirs = VaeImageProcessor(vae_scale_factor=2).preprocess(pictures)
     assert pixels.dtype == torch.float32
     assert torch.equal(pixels, theirs)
@@ -39,14 +39,14 @@ def test_pictures_are_signed_as_in_diffusers_and_come_back_exactly() -> None:
         as_uint8(pixels),
         torch.from_numpy(np.stack([np.array(one) for one in pictures])),
     )
-    assert np.array_equal(np.array(as_picture(pixels[:1])), np.array(pictures[0]))
+    assert np.array_equal(np.array(tensor_to_image(pixels[:1])), np.array(pictures[0]))
 
 
 def test_every_value_of_a_pixel_comes_back_and_what_is_beyond_is_cut() -> None:
     values = (
         torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)
     )
-    assert torch.equal(as_uint8(signed(values)), values)
+    assert torch.equal(as_uint8(to_minus_one_one(values)), values)
     assert as_uint8(torch.full((1, 3, 1, 1), 1.7)).unique().tolist() == [255]
     assert as_uint8(torch.full((1, 3, 1, 1), -9.0)).unique().tolist() == [0]
 
@@ -54,7 +54,9 @@ def test_every_value_of_a_pixel_comes_back_and_what_is_beyond_is_cut() -> None:
 @pytest.mark.parametrize("axes", [2, 3])
 def test_statistics_are_per_channel_whatever_follows(axes: int) -> None:
     config = SimpleNamespace(latents_mean=[1.0, 2.0], latents_std=[3.0, 4.0])
-    mean, std = statistics(config, torch.zeros(5, 2, *[4] * axes, dtype=torch.float64))
+    mean, std = latents_mean_std(
+        config, torch.zeros(5, 2, *[4] * axes, dtype=torch.float64)
+    )
     assert mean.shape == std.shape == (1, 2, *[1] * axes)
     assert (mean.flatten().tolist(), std.flatten().tolist(), std.dtype) == (
         [1.0, 2.0],
@@ -86,7 +88,9 @@ def test_a_side_that_is_no_multiple_is_refused_by_name(
 
 def test_guidance_goes_from_the_negative_through_the_positive() -> None:
     positive, negative = torch.tensor([2.0]), torch.tensor([1.0])
-    assert [guide(positive, negative, scale).item() for scale in (0.0, 1.0, 3.0)] == [
+    assert [
+        apply_guidance(positive, negative, scale).item() for scale in (0.0, 1.0, 3.0)
+    ] == [
         1.0,
         2.0,
         4.0,

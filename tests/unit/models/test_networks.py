@@ -10,7 +10,7 @@ import pytest
 import torch
 from dstrain.errors import StateError
 from dstrain.models.components import Files
-from dstrain.models.formats import Layout, Row, nth_of
+from dstrain.models.formats import CheckpointFormat, KeyMap, nth_of
 from dstrain.models.networks import Network, load_network
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -105,13 +105,13 @@ def test_building_draws_no_random_numbers_and_allocates_no_weights(
     assert seen == ["meta"]
 
 
-OLD = Layout(
-    marks=("old.weight", "old.second"),
+OLD = CheckpointFormat(
+    key_patterns=("old.weight", "old.second"),
     rows=(
-        Row("first.weight", "old.weight", nth_of(1, 2)),
-        Row("first.weight", "old.weight", nth_of(0, 2)),
-        Row("first.bias", "old.weights", nth_of(0, 1)),
-        Row("second", "old.second"),
+        KeyMap("first.weight", "old.weight", nth_of(1, 2)),
+        KeyMap("first.weight", "old.weight", nth_of(0, 2)),
+        KeyMap("first.bias", "old.weights", nth_of(0, 1)),
+        KeyMap("second", "old.second"),
     ),
     ignored=("optimizer.*",),
 )
@@ -138,7 +138,9 @@ def old(folder: Path, **changes: Tensor | None) -> tuple[Files, Small]:
     }
     tensors = {f"net.{name}": weight.detach() for name, weight in kept.items()}
     save_file({**tensors, "other.weight": torch.zeros(1)}, folder / "old.safetensors")
-    return Files((folder / "old.safetensors",), prefix="net.", layout=OLD), small
+    return Files(
+        (folder / "old.safetensors",), prefix="net.", checkpoint_format=OLD
+    ), small
 
 
 def test_a_network_is_filled_from_another_layout_behind_a_prefix(

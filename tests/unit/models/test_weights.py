@@ -15,27 +15,33 @@ import pytest
 import torch
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import Layout, Piece, Row, in_layout, nth_of
+from dstrain.models.formats import (
+    CheckpointFormat,
+    KeyMap,
+    TensorSlice,
+    in_layout,
+    nth_of,
+)
 from dstrain.models.weights import Weights, find_weights, recognise
 from safetensors.torch import save_file
 from torch import Tensor
 
-LAYOUT = Layout(
-    marks=("blocks.*.qkv.weight",),
+LAYOUT = CheckpointFormat(
+    key_patterns=("blocks.*.qkv.weight",),
     rows=(
-        Row("layers.*.mix.*.q", "blocks.*.*.qkv", nth_of(0, 3)),
-        Row("layers.*.mix.*.k", "blocks.*.*.qkv", nth_of(1, 3)),
-        Row("layers.*.mix.*.v", "blocks.*.*.qkv", nth_of(2, 3)),
-        Row("layers.*.rest", "blocks.*"),
-        Row("", "model"),
-        Row("scale", "last.gain"),
+        KeyMap("layers.*.mix.*.q", "blocks.*.*.qkv", nth_of(0, 3)),
+        KeyMap("layers.*.mix.*.k", "blocks.*.*.qkv", nth_of(1, 3)),
+        KeyMap("layers.*.mix.*.v", "blocks.*.*.qkv", nth_of(2, 3)),
+        KeyMap("layers.*.rest", "blocks.*"),
+        KeyMap("", "model"),
+        KeyMap("scale", "last.gain"),
     ),
     ignored=("log.*",),
 )
 
 
-def component(name: str, *marks: str, **fields: Any) -> Component:
-    return Component(name, (name,), lambda *_: None, marks, **fields)
+def component(name: str, *key_patterns: str, **fields: Any) -> Component:
+    return Component(name, (name,), lambda *_: None, key_patterns, **fields)
 
 
 def written(path: Path, *names: str) -> Files:
@@ -53,37 +59,42 @@ def test_the_longest_row_that_knows_a_name_says_what_it_is() -> None:
         "x": (1,),
     }
     assert LAYOUT.convert({**shapes, "log.scale": ()}) == {
-        "layers.3.mix.7.q.weight": (Piece("blocks.3.7.qkv.weight", 0, 2),),
-        "layers.3.mix.7.k.weight": (Piece("blocks.3.7.qkv.weight", 2, 4),),
-        "layers.3.mix.7.v.weight": (Piece("blocks.3.7.qkv.weight", 4, 6),),
-        "layers.3.rest.norm.bias": (Piece("blocks.3.norm.bias"),),
-        "a.b": (Piece("model.a.b"),),
-        "scale": (Piece("last.gain"),),
-        "x": (Piece("x"),),
+        "layers.3.mix.7.q.weight": (TensorSlice("blocks.3.7.qkv.weight", 0, 2),),
+        "layers.3.mix.7.k.weight": (TensorSlice("blocks.3.7.qkv.weight", 2, 4),),
+        "layers.3.mix.7.v.weight": (TensorSlice("blocks.3.7.qkv.weight", 4, 6),),
+        "layers.3.rest.norm.bias": (TensorSlice("blocks.3.norm.bias"),),
+        "a.b": (TensorSlice("model.a.b"),),
+        "scale": (TensorSlice("last.gain"),),
+        "x": (TensorSlice("x"),),
     }
 
 
 def test_pieces_are_joined_in_the_order_of_the_rows() -> None:
-    layout = Layout(
-        (), (Row("w", "second"), Row("w", "first"), Row("v", "second", nth_of(1, 2)))
+    checkpoint_format = CheckpointFormat(
+        (),
+        (
+            KeyMap("w", "second"),
+            KeyMap("w", "first"),
+            KeyMap("v", "second", nth_of(1, 2)),
+        ),
     )
-    pieces = layout.convert({"first": (2, 3), "second": (4, 3)})
+    pieces = checkpoint_format.convert({"first": (2, 3), "second": (4, 3)})
     assert pieces == {
-        "w": (Piece("second"), Piece("first")),
-        "v": (Piece("second", 2, 4),),
+        "w": (TensorSlice("second"), TensorSlice("first")),
+        "v": (TensorSlice("second", 2, 4),),
     }
 
 
 def test_rows_may_follow_from_the_shapes() -> None:
-    def rows(shapes: Any) -> tuple[Row, ...]:
+    def rows(shapes: Any) -> tuple[KeyMap, ...]:
         return tuple(
-            Row(f"up.{len(shapes) - 1 - i}", f"down.{i}") for i in range(len(shapes))
+            KeyMap(f"up.{len(shapes) - 1 - i}", f"down.{i}") for i in range(len(shapes))
         )
 
-    layout = Layout((), rows)
+    checkpoint_format = CheckpointFormat((), rows)
     shapes = {"down.0.weight": (1,), "down.1.weight": (1,)}
-    assert set(layout.convert(shapes)) == {"up.1.weight", "up.0.weight"}
-    assert layout.original("up.1.weight", shapes) == "down.0.weight"
+    assert set(checkpoint_format.convert(shapes)) == {"up.1.weight", "up.0.weight"}
+    assert checkpoint_format.original("up.1.weight", shapes) == "down.0.weight"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +135,7 @@ def test_weights_are_read_in_pieces_in_the_dtype_asked_for(
     torch.save(state, path) if suffix == "pth" else save_file(
         {n: w.contiguous() for n, w in state.items()}, path
     )
-    weights = Weights.of(Files((path,), prefix="net.", layout=LAYOUT))
+    weights = Weights.of(Files((path,), prefix="net.", checkpoint_format=LAYOUT))
     assert weights.shapes["layers.0.mix.0.k.weight"] == (2, 2)
     wanted: dict[str, tuple[int, ...]] = {
         "layers.0.mix.0.k.weight": (2, 2, 1),
@@ -149,7 +160,12 @@ def test_a_weight_may_be_joined_from_several_files(tmp_path: Path) -> None:
     torch.save({"second": torch.ones(2, 2)}, tmp_path / "2.pth")
     paths = (tmp_path / "1.safetensors", tmp_path / "2.pth")
     weights = Weights.of(
-        Files(paths, layout=Layout((), (Row("w", "second"), Row("w", "first"))))
+        Files(
+            paths,
+            checkpoint_format=CheckpointFormat(
+                (), (KeyMap("w", "second"), KeyMap("w", "first"))
+            ),
+        )
     )
     assert weights.shapes == {"w": (3, 2)}
     assert torch.equal(
@@ -161,7 +177,12 @@ def test_a_weight_may_be_joined_from_several_files(tmp_path: Path) -> None:
         StateError, match="second, first: parts of one weight differ in shape"
     ):
         _ = Weights.of(
-            Files(paths, layout=Layout((), (Row("w", "second"), Row("w", "first"))))
+            Files(
+                paths,
+                checkpoint_format=CheckpointFormat(
+                    (), (KeyMap("w", "second"), KeyMap("w", "first"))
+                ),
+            )
         ).shapes
 
 
@@ -302,7 +323,7 @@ def test_reading_a_torch_file_does_not_copy_what_is_not_asked_for(
 DIT = component(
     "dit",
     "proj.weight",
-    layouts=(LAYOUT,),
+    formats=(LAYOUT,),
     prefixes=("model.diffusion_model.", "diffusion_model."),
 )
 VAE = component("vae", "encoder.*", "decoder.*", prefixes=("vae.",))
@@ -311,9 +332,9 @@ TOKENS = component("tokenizer")
 
 def found(
     files: Files, *components: Component
-) -> list[tuple[list[str], str, Layout | None]]:
+) -> list[tuple[list[str], str, CheckpointFormat | None]]:
     return [
-        ([c.name for c in fitting], part.prefix, part.layout)
+        ([c.name for c in fitting], part.prefix, part.checkpoint_format)
         for fitting, part in recognise(files, components)
     ]
 
@@ -354,7 +375,7 @@ def test_one_file_may_hold_several_components(tmp_path: Path) -> None:
 
 
 def test_twins_are_found_together(tmp_path: Path) -> None:
-    twin = component("dit2", "proj.weight", layouts=DIT.layouts, prefixes=DIT.prefixes)
+    twin = component("dit2", "proj.weight", formats=DIT.formats, prefixes=DIT.prefixes)
     files = written(tmp_path / "x.safetensors", "proj.weight")
     assert found(files, DIT, VAE, twin) == [(["dit", "dit2"], "", None)]
     with pytest.raises(
@@ -369,6 +390,6 @@ def test_twins_are_found_together(tmp_path: Path) -> None:
 
 def test_files_with_their_layout_can_be_sent_to_another_process() -> None:
     sent = multiprocessing.reduction.ForkingPickler.dumps(
-        Files((Path("model.pth"),), layout=LAYOUT)
+        Files((Path("model.pth"),), checkpoint_format=LAYOUT)
     )
     assert b"model.pth" in bytes(sent)

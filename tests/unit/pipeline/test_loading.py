@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.layers import LoraSpec, inject, save_lora
+from dstrain.lora.layers import LoraConfig, inject, save_lora
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from safetensors import safe_open
@@ -79,14 +79,16 @@ def test_a_lora_goes_to_the_component_its_keys_name(
 ) -> None:
     for component, prefix in MODEL.lora_prefixes.items():
         source = opened(model).components[component]
-        spec = LoraSpec(component, tuple(MODEL.lora_targets[component]), 2, 4.0)
-        inject(source, spec, {})
+        lora_config = LoraConfig(
+            component, tuple(MODEL.lora_targets[component]), 2, 4.0
+        )
+        inject(source, lora_config, {})
         with torch.no_grad():
             for parameter in source.parameters():
                 if parameter.requires_grad:
                     parameter.normal_()
         path = tmp_path / f"{component}.safetensors"
-        save_lora(path, source, spec, prefix, {})
+        save_lora(path, source, lora_config, prefix, {})
         pipeline = opened(model)
         pipeline.load_lora(path, 1.0)
         arguments = (torch.tensor([[1, 2]]),) if component == "text_encoder" else (
@@ -116,7 +118,7 @@ def test_what_a_lora_was_trained_for_and_on_is_said_where_it_is_another(
     opened(here / "model").load_lora(path, 1.0)
     assert capsys.readouterr().err == ""
     other = opened(tmp_path / "further")
-    other.wiring = build("other")
+    other.spec = build("other")
     other.load_lora(path, 1.0)
     assert capsys.readouterr().err.splitlines() == [
         f"dstrain: warning: {path}: was trained for variant base, and this is other",
@@ -175,7 +177,7 @@ def test_a_pipeline_is_opened_in_the_dtype_asked_for(model: Path) -> None:
     } == {torch.bfloat16}
     assert (pipeline.dtype, pipeline.autocast) == (torch.bfloat16, torch.bfloat16)
     assert (
-        Pipeline.from_pretrained("tiny", configs(model), "other").wiring.variant
+        Pipeline.from_pretrained("tiny", configs(model), "other").spec.variant
         == "other"
     )
     with pytest.raises(

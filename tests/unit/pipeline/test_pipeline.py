@@ -10,10 +10,15 @@ import torch
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
-from dstrain.graph.schedule import FlowMatchSchedule, Held
-from dstrain.graph.spec import GIVEN_TO_HOLD, GIVEN_TO_MODEL_FN, Expert, Wiring
+from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint
+from dstrain.graph.spec import (
+    GIVEN_TO_CONSTRAIN_LATENTS,
+    GIVEN_TO_MODEL_FN,
+    ExpertSchedule,
+    PipelineSpec,
+)
 from dstrain.graph.task import Task
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.training.losses import SFT
 from torch import Tensor
@@ -39,36 +44,41 @@ def encode_number(number: int, *, vae: Any, dit_config: Any) -> Latents:
     return {"input_latents": vae(number) * dit_config["patch"]}
 
 
-def label_side(prompt: str, *, side: str) -> Sided:
-    return {"label": f"{side} {prompt}"}
+def label_side(prompt: str, *, branch: str) -> Sided:
+    return {"label": f"{branch} {prompt}"}
 
 
 def predict(
-    noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, scale: int = 1, *, dit: Any
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    scale: int = 1,
+    *,
+    dit: Any,
 ) -> Tensor:
-    return dit(noisy) + prompt_emb * scale
+    return dit(noisy_latents) + prompt_emb * scale
 
 
 def shape() -> tuple[int, ...]:
     return (1, 4)
 
 
-def hold(
+def constrain_latents(
     latents: Tensor, timestep: Tensor, noise: Tensor, input_latents: Tensor
-) -> Held:
-    return Held(input_latents, timestep * 0)
+) -> LatentConstraint:
+    return LatentConstraint(input_latents, timestep * 0)
 
 
-def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     return negative + scale * (positive - negative)
 
 
-WIRING = Wiring(
+WIRING = PipelineSpec(
     family="toy",
     variant="base",
     components=("dit", "text_encoder", "vae"),
     units=(Unit.of(encode_prompt), Unit.of(encode_number), Unit.of(label_side)),
-    model_fn=Signature.of(predict, GIVEN_TO_MODEL_FN),
+    model_fn=FunctionSpec.of(predict, GIVEN_TO_MODEL_FN),
     decoders=(),
     inputs={
         "prompt": Column("prompt"),
@@ -77,13 +87,13 @@ WIRING = Wiring(
         "scale": Column("scale", "integer"),
     },
     schedule=FlowMatchSchedule(shift=3.0),
-    latent_shape=Signature.of(shape),
-    guide=guide,
-    per_side={"prompt": "negative_prompt"},
+    latent_shape=FunctionSpec.of(shape),
+    apply_guidance=apply_guidance,
+    cfg_inputs={"prompt": "negative_prompt"},
 )
 RECORD: Any = None
 COMPONENTS = {
-    "dit": lambda noisy: noisy * 2,
+    "dit": lambda noisy_latents: noisy_latents * 2,
     "text_encoder": lambda prompt: torch.full((1, 4), float(len(prompt))),
     "vae": lambda number: torch.full((1, 4), float(number)),
 }
@@ -93,16 +103,16 @@ GUIDED = Task.of(
 )
 
 
-def pipeline(wiring: Wiring = WIRING, **components: Any) -> Pipeline:
+def pipeline(spec: PipelineSpec = WIRING, **components: Any) -> Pipeline:
     return Pipeline(
-        wiring, RECORD, dict(components or COMPONENTS), {"dit": {"patch": 10}}
+        spec, RECORD, dict(components or COMPONENTS), {"dit": {"patch": 10}}
     )
 
 
 def ready(pipe: Pipeline, task: Task = GUIDED) -> dict[str, Any]:
     values: dict[str, Any] = dict(VALUES)
-    plan = make_plan(pipe.wiring, frozenset(VALUES), task, ())
-    pipe.run((*plan.frozen, *plan.live), values)
+    plan = make_plan(pipe.spec, frozenset(VALUES), task, ())
+    pipe.run((*plan.cached_steps, *plan.train_steps), values)
     return values
 
 
@@ -122,10 +132,14 @@ def test_units_leave_what_they_read_as_it_was() -> None:
 def test_model_fn_gets_the_conditions_of_the_side_asked_for() -> None:
     pipe = pipeline()
     values = ready(pipe)
-    noisy, timestep = torch.ones(1, 4), torch.tensor([500.0])
-    assert pipe.predict(values, noisy, timestep).tolist() == [[6.0] * 4]
-    assert pipe.predict(values, noisy, timestep, "negative").tolist() == [[2.0] * 4]
-    assert pipe.predict(values | {"scale": 2}, noisy, timestep).tolist() == [[10.0] * 4]
+    noisy_latents, timestep = torch.ones(1, 4), torch.tensor([500.0])
+    assert pipe.predict(values, noisy_latents, timestep).tolist() == [[6.0] * 4]
+    assert pipe.predict(values, noisy_latents, timestep, "negative").tolist() == [
+        [2.0] * 4
+    ]
+    assert pipe.predict(values | {"scale": 2}, noisy_latents, timestep).tolist() == [
+        [10.0] * 4
+    ]
 
 
 def test_a_component_that_is_not_loaded_is_named() -> None:
@@ -146,31 +160,38 @@ def test_a_configuration_is_lent_without_its_component() -> None:
 
 def test_without_hold_nothing_is_held() -> None:
     latents, timestep = torch.ones(1, 4), torch.tensor([500.0])
-    held = pipeline().hold({})(latents, timestep, latents)
-    assert held.latents is latents
-    assert held.timestep is timestep
-    assert held.mask is None
+    constrained = pipeline().constrain_latents({})(latents, timestep, latents)
+    assert constrained.latents is latents
+    assert constrained.timestep is timestep
+    assert constrained.mask is None
 
 
 def test_hold_reads_the_values_it_names() -> None:
-    pipe = pipeline(replace(WIRING, hold=Signature.of(hold, GIVEN_TO_HOLD)))
-    held = pipe.hold(ready(pipe, SFT))(
+    pipe = pipeline(
+        replace(
+            WIRING,
+            constrain_latents=FunctionSpec.of(
+                constrain_latents, GIVEN_TO_CONSTRAIN_LATENTS
+            ),
+        )
+    )
+    constrained = pipe.constrain_latents(ready(pipe, SFT))(
         torch.ones(1, 4), torch.tensor([500.0]), torch.zeros(1, 4)
     )
-    assert held.latents.tolist() == [[30.0] * 4]
-    assert held.timestep.tolist() == [0.0]
+    assert constrained.latents.tolist() == [[30.0] * 4]
+    assert constrained.timestep.tolist() == [0.0]
 
 
 def experts(model_fn: Any = predict) -> Pipeline:
-    parts = COMPONENTS | {"dit2": lambda noisy: noisy * 3}
-    expert = Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})
-    wiring = replace(
+    parts = COMPONENTS | {"dit2": lambda noisy_latents: noisy_latents * 3}
+    experts = ExpertSchedule("dit", {"dit": (875, 1000), "dit2": (0, 875)})
+    spec = replace(
         WIRING,
         components=(*WIRING.components, "dit2"),
-        expert=expert,
-        model_fn=Signature.of(model_fn, GIVEN_TO_MODEL_FN),
+        experts=experts,
+        model_fn=FunctionSpec.of(model_fn, GIVEN_TO_MODEL_FN),
     )
-    return pipeline(wiring, **parts)
+    return pipeline(spec, **parts)
 
 
 def test_the_expert_is_chosen_by_the_timestep() -> None:
@@ -187,7 +208,7 @@ def test_each_sample_of_a_batch_is_predicted_by_the_expert_for_its_timestep() ->
     seen: list[tuple[float, ...]] = []
 
     def predict_all(
-        noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
+        noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
     ) -> Tensor:
         seen.append(
             tuple(
@@ -196,17 +217,17 @@ def test_each_sample_of_a_batch_is_predicted_by_the_expert_for_its_timestep() ->
                 else timestep.tolist()
             )
         )
-        return dit(noisy) + prompt_emb
+        return dit(noisy_latents) + prompt_emb
 
     values = {"prompt_emb": torch.tensor([[10.0], [20.0], [30.0]])}
-    noisy = torch.tensor([[1.0], [2.0], [3.0]])
+    noisy_latents = torch.tensor([[1.0], [2.0], [3.0]])
     made = experts(predict_all).predict(
-        values, noisy, torch.tensor([900.0, 100.0, 880.0])
+        values, noisy_latents, torch.tensor([900.0, 100.0, 880.0])
     )
     assert made.tolist() == [[12.0], [26.0], [36.0]]
     assert seen == [(900.0, 880.0), (100.0,)]
     one = experts(predict_all).predict(
-        values, noisy, torch.tensor([[0.0, 900.0], [0.0, 100.0], [880.0, 0.0]])
+        values, noisy_latents, torch.tensor([[0.0, 900.0], [0.0, 100.0], [880.0, 0.0]])
     )
     assert torch.equal(one, made)
 
@@ -222,14 +243,14 @@ def test_the_only_expert_loaded_serves_every_timestep() -> None:
 
 def test_model_fn_beside_experts_may_borrow_ambient_names() -> None:
     def predict_in_dtype(
-        noisy: Tensor,
+        noisy_latents: Tensor,
         timestep: Tensor,
         prompt_emb: Tensor,
         *,
         dit: Any,
         dtype: torch.dtype,
     ) -> Tensor:
-        return dit(noisy).to(dtype)
+        return dit(noisy_latents).to(dtype)
 
     values = {"prompt_emb": torch.zeros(1, 4)}
     assert (
@@ -242,22 +263,22 @@ def test_model_fn_beside_experts_may_borrow_ambient_names() -> None:
 
 def test_a_component_named_like_the_role_is_not_taken_for_an_expert() -> None:
     def predict_beside(
-        noisy: Tensor,
+        noisy_latents: Tensor,
         timestep: Tensor,
         prompt_emb: Tensor,
         *,
         dit: Any,
         dit_adapter: Any,
     ) -> Tensor:
-        return dit(noisy) + dit_adapter
+        return dit(noisy_latents) + dit_adapter
 
     pipe = experts()
-    wiring = replace(
-        pipe.wiring,
-        components=(*pipe.wiring.components, "dit_adapter"),
-        model_fn=Signature.of(predict_beside, GIVEN_TO_MODEL_FN),
+    spec = replace(
+        pipe.spec,
+        components=(*pipe.spec.components, "dit_adapter"),
+        model_fn=FunctionSpec.of(predict_beside, GIVEN_TO_MODEL_FN),
     )
-    pipe = Pipeline(wiring, RECORD, pipe.components | {"dit_adapter": 1.0})
+    pipe = Pipeline(spec, RECORD, pipe.components | {"dit_adapter": 1.0})
     made = pipe.predict(
         {"prompt_emb": torch.zeros(1, 4)}, torch.ones(1, 4), torch.tensor([1.0])
     )
@@ -266,12 +287,17 @@ def test_a_component_named_like_the_role_is_not_taken_for_an_expert() -> None:
 
 def test_model_fn_is_lent_the_side_it_is_called_for() -> None:
     def predict_side(
-        noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any, side: str
+        noisy_latents: Tensor,
+        timestep: Tensor,
+        prompt_emb: Tensor,
+        *,
+        dit: Any,
+        branch: str,
     ) -> Tensor:
-        return noisy if side == "positive" else -noisy
+        return noisy_latents if branch == "positive" else -noisy_latents
 
     pipe = pipeline(
-        replace(WIRING, model_fn=Signature.of(predict_side, GIVEN_TO_MODEL_FN))
+        replace(WIRING, model_fn=FunctionSpec.of(predict_side, GIVEN_TO_MODEL_FN))
     )
     made = pipe.predict(ready(pipe), torch.ones(1, 4), torch.tensor([1.0]), "negative")
     assert made.tolist() == [[-1.0] * 4]

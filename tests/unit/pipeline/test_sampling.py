@@ -8,11 +8,11 @@ from typing import Any, TypedDict
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Given
-from dstrain.graph.plan import make_plan, side_name
-from dstrain.graph.schedule import Held
-from dstrain.graph.spec import GIVEN_TO_HOLD
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.inputs import InferenceOnly
+from dstrain.graph.plan import branch_key, make_plan
+from dstrain.graph.schedule import LatentConstraint
+from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS
+from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import generate_task, planned
@@ -66,7 +66,7 @@ def by_hand(
         "text_encoder": pipe.components["text_encoder"],
         "tokenizer": pipe.components["tokenizer"],
     }
-    sigmas = pipe.wiring.schedule.sigmas(steps, noise[0, 0].numel())
+    sigmas = pipe.spec.schedule.sigmas(steps, noise[0, 0].numel())
     seen, latents = [], noise
     for now, then in pairwise(sigmas):
 
@@ -135,7 +135,7 @@ def test_the_seed_alone_decides_the_noise_and_what_is_not_given_is_the_familys(
 ) -> None:
     one, again, other = (collected(pipe, prompt="dog", seed=seed) for seed in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(one[0], again[0], strict=True))
-    assert len(one[0]) == pipe.wiring.defaults["num_inference_steps"]
+    assert len(one[0]) == pipe.spec.defaults["num_inference_steps"]
     assert one[0][0].shape == (1, 4, 2, 2)
     assert not torch.equal(one[0][-1], other[0][-1])
     noise = torch.randn((1, 4, 2, 2), generator=torch.Generator().manual_seed(3))
@@ -154,16 +154,16 @@ def test_an_unknown_argument_is_refused_with_the_nearest(pipe: Pipeline) -> None
 def test_generation_needs_what_the_latents_shape_and_the_decoders_read(
     pipe: Pipeline,
 ) -> None:
-    task = generate_task(pipe.wiring, guided=True)
-    assert task.sides == ("positive", "negative")
-    assert task.loss.reads == {"height": True, "width": True}
-    assert task.loss.borrows == ("vae",)
+    task = generate_task(pipe.spec, guided=True)
+    assert task.branches == ("positive", "negative")
+    assert task.loss.inputs == {"height": True, "width": True}
+    assert task.loss.components == ("vae",)
     plan = make_plan(
-        pipe.wiring, frozenset({"prompt", "negative_prompt", "height", "width"}), task
+        pipe.spec, frozenset({"prompt", "negative_prompt", "height", "width"}), task
     )
-    assert {step.unit.name for step in plan.frozen} == {"encode_prompt"}
-    assert side_name("prompt_emb", "negative") in plan.in_step
-    assert generate_task(pipe.wiring, guided=False).sides == ("positive",)
+    assert {step.unit.name for step in plan.cached_steps} == {"encode_prompt"}
+    assert branch_key("prompt_emb", "negative") in plan.in_step
+    assert generate_task(pipe.spec, guided=False).branches == ("positive",)
 
 
 def test_what_is_held_is_held_at_every_step_and_at_the_end(pipe: Pipeline) -> None:
@@ -173,29 +173,38 @@ def test_what_is_held_is_held_at_every_step_and_at_the_end(pipe: Pipeline) -> No
     first = torch.full((1, 4, 1, 2), 0.5)
     calls: list[float] = []
 
-    def hold(latents: Tensor, timestep: Tensor, noise: Tensor, height: int) -> Held:
+    def constrain_latents(
+        latents: Tensor, timestep: Tensor, noise: Tensor, height: int
+    ) -> LatentConstraint:
         level = (timestep / 1000).view(-1, 1, 1, 1)
         calls.append(float(timestep))
         kept = (1 - level) * first + level * noise[:, :, :1]
-        return Held(torch.cat([kept, latents[:, :, 1:]], 2), timestep)
+        return LatentConstraint(torch.cat([kept, latents[:, :, 1:]], 2), timestep)
 
-    pipe.wiring = replace(pipe.wiring, hold=Signature.of(hold, GIVEN_TO_HOLD))
+    pipe.spec = replace(
+        pipe.spec,
+        constrain_latents=FunctionSpec.of(
+            constrain_latents, GIVEN_TO_CONSTRAIN_LATENTS
+        ),
+    )
     decoded: list[Tensor] = []
-    decoder = pipe.wiring.decoders[0]
+    decoder = pipe.spec.decoders[0]
 
     def look(latents: Tensor, *, vae: Any) -> Any:
         decoded.append(latents)
         return decoder.function(latents, vae=vae)
 
-    pipe.wiring = replace(pipe.wiring, decoders=(replace(decoder, function=look),))
+    pipe.spec = replace(pipe.spec, decoders=(replace(decoder, function=look),))
     seen: list[tuple[Tensor, Tensor]] = []
     pipe.components["dit"].register_forward_hook(
         lambda _, given, made: seen.append((given[0], made))
     )
     latents, _ = collected(pipe, prompt="dog", num_inference_steps=3)
-    sigmas = pipe.wiring.schedule.sigmas(3, 4)
-    for i, (noisy, prediction) in enumerate(seen):
-        assert torch.equal(latents[i], noisy + (sigmas[i + 1] - sigmas[i]) * prediction)
+    sigmas = pipe.spec.schedule.sigmas(3, 4)
+    for i, (noisy_latents, prediction) in enumerate(seen):
+        assert torch.equal(
+            latents[i], noisy_latents + (sigmas[i + 1] - sigmas[i]) * prediction
+        )
     assert torch.equal(decoded[0][:, :, :1], first)
     assert len(calls) == 4
     assert calls[0] == 1000.0
@@ -219,31 +228,31 @@ def test_a_scale_that_is_asked_for_guides_though_no_negative_prompt_is_known(
     blank = in_steps(pipe, guidance_scale=3.0, negative_prompt="")
     known = {
         name: value
-        for name, value in pipe.wiring.defaults.items()
+        for name, value in pipe.spec.defaults.items()
         if name != "negative_prompt"
     }
-    pipe.wiring = replace(pipe.wiring, defaults=known)
+    pipe.spec = replace(pipe.spec, defaults=known)
     assert torch.equal(in_steps(pipe, guidance_scale=3.0), blank)
     plain = in_steps(pipe)
     assert not torch.equal(plain, blank)
     assert torch.equal(in_steps(pipe, guidance_scale=3.0, negative_prompt=None), plain)
-    pipe.wiring = replace(pipe.wiring, defaults={**known, "guidance_scale": 3.0})
+    pipe.spec = replace(pipe.spec, defaults={**known, "guidance_scale": 3.0})
     assert torch.equal(in_steps(pipe), plain)
 
 
 def test_a_negative_side_that_no_text_can_be_is_refused_where_it_is_absent() -> None:
-    wiring = replace(
+    spec = replace(
         build("base"),
-        inputs={**build("base").inputs, "worse_image": Given("picture")},
-        per_side={"prompt": "negative_prompt", "input_image": "worse_image"},
+        inputs={**build("base").inputs, "worse_image": InferenceOnly("picture")},
+        cfg_inputs={"prompt": "negative_prompt", "input_image": "worse_image"},
     )
     with pytest.raises(
         UsageError, match="guidance_scale: above 1 needs input 'worse_image'"
     ):
         planned(
-            wiring, {"prompt": "dog", "input_image": "a picture", "guidance_scale": 2.0}
+            spec, {"prompt": "dog", "input_image": "a picture", "guidance_scale": 2.0}
         )
-    assert planned(wiring, {"prompt": "dog", "guidance_scale": 2.0}).plan.sides == (
+    assert planned(spec, {"prompt": "dog", "guidance_scale": 2.0}).plan.branches == (
         "positive",
         "negative",
     )
@@ -262,17 +271,17 @@ def test_a_unit_that_draws_random_numbers_runs_in_inference_and_the_seed_decides
         drawn.append(rng.normal("jitter", plain_emb.shape[1:]))
         return {"prompt_emb": plain_emb + drawn[-1]}
 
-    first = pipe.wiring.units[
-        [unit.name for unit in pipe.wiring.units].index("encode_prompt")
+    first = pipe.spec.units[
+        [unit.name for unit in pipe.spec.units].index("encode_prompt")
     ]
 
     def encode_plain(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Plain:
         made = first.function(prompt, text_encoder=text_encoder, tokenizer=tokenizer)
         return {"plain_emb": made["prompt_emb"], "prompt_mask": made["prompt_mask"]}
 
-    others = tuple(unit for unit in pipe.wiring.units if unit is not first)
-    pipe.wiring = replace(
-        pipe.wiring, units=(Unit.of(encode_plain), Unit.of(jitter), *others)
+    others = tuple(unit for unit in pipe.spec.units if unit is not first)
+    pipe.spec = replace(
+        pipe.spec, units=(Unit.of(encode_plain), Unit.of(jitter), *others)
     )
     for seed in (1, 1, 2):
         pipe(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from dstrain.config.schema import TrainConfig
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Setting, at_least
+from dstrain.graph.inputs import Column, Constant, at_least
 from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import Expert, Wiring
+from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.lora.layers import Trainables
 from dstrain.models.components import Component
 from dstrain.models.locate import ModelConfig
@@ -27,7 +27,7 @@ from dstrain.pipeline.variants import (
     settled,
 )
 from dstrain.registry.family import Option
-from dstrain.runs.resolve import resolve, role_played
+from dstrain.runs.resolve import resolve, resolve_experts
 from dstrain.runs.runner import run
 from dstrain.runs.setup import advice_on_lists
 from dstrain.training.losses import SFT
@@ -71,10 +71,10 @@ def test_a_list_where_one_file_is_read_tells_the_variants_that_read_several(
         )
         for name, kind in zip(("base", "other"), kinds, strict=True)
     }
-    record: Any = SimpleNamespace(
+    family: Any = SimpleNamespace(
         variants=tuple(by_name), load=lambda _: by_name.__getitem__
     )
-    found = advice_on_lists(tmp_path / "metadata.json", record, by_name["base"])
+    found = advice_on_lists(tmp_path / "metadata.json", family, by_name["base"])
     assert found == ([f"variant base reads {advice}"] if advice else [])
 
 
@@ -165,7 +165,7 @@ def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
     """One of an original repository has no folder: it may be the denoiser's, or a VAE
     that several variants share.
     """
-    record = replace(
+    family = replace(
         MODEL,
         variants_for="",
         model_ids={"base": ("Tiny/Base",), "other": ("Tiny/Other",)},
@@ -175,26 +175,26 @@ def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
         files = [shared, ModelConfig(None, "Tiny/Other", own)]
         for models in (files, files[::-1]):
             if own.startswith("transformer"):
-                assert choose_variant(record, None, Hints(models)) == "other"
+                assert choose_variant(family, None, Hints(models)) == "other"
                 continue
             with pytest.raises(UsageError, match="--variant: could be base, other"):
-                choose_variant(record, None, Hints(models))
+                choose_variant(family, None, Hints(models))
             assert (
                 choose_variant(
-                    record, None, Hints(models, fitting_columns(COLUMNS["other"], ()))
+                    family, None, Hints(models, fitting_columns(COLUMNS["other"], ()))
                 )
                 == "other"
             )
 
 
 def test_a_column_whose_files_are_not_loaded_is_no_hint() -> None:
-    wiring = replace(
+    spec = replace(
         build("base"),
         inputs={**build("base").inputs, "mask": Column("mask", "picture")},
     )
     columns = ("image", "prompt", "mask")
-    assert fitting_columns(columns, ())(wiring) == (3, 0)
-    assert fitting_columns(columns, (), ("image",))(wiring) == (2, 0)
+    assert fitting_columns(columns, ())(spec) == (3, 0)
+    assert fitting_columns(columns, (), ("image",))(spec) == (2, 0)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -265,14 +265,14 @@ def test_stage_2_takes_the_variant_of_its_store(here: Path, tmp_path: Path) -> N
     assert (
         resolve(
             TrainConfig(task="sft:train", output_path=tmp_path, **common)
-        ).wiring.variant
+        ).spec.variant
         == "other"
     )
 
 
-def having(**settings: Setting) -> Wiring:
-    wiring = build("base")
-    return replace(wiring, inputs={**wiring.inputs, **settings})
+def having(**settings: Constant) -> PipelineSpec:
+    spec = build("base")
+    return replace(spec, inputs={**spec.inputs, **settings})
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_setting_is_the_flags_else_the_toys_else_the_variants(
 ) -> None:
     config = TrainConfig(model="tiny", toy=toy, family_options=options)
     assert (
-        settled(having(area=Setting(1024, toy=32)), MODEL, config)
+        settled(having(area=Constant(1024, toy=32)), MODEL, config)
         .settings["area"]
         .value
         == value
@@ -297,14 +297,14 @@ def test_a_setting_is_the_flags_else_the_toys_else_the_variants(
 
 
 def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
-    record = replace(
+    family = replace(
         MODEL,
         options=(*MODEL.options, Option("deep", "Depth.", "dit", "deep", ("other",))),
     )
     config = TrainConfig(model="tiny", family_options={"deep": "True"})
-    assert settled(build("other"), record, config).variant == "other"
+    assert settled(build("other"), family, config).variant == "other"
     with pytest.raises(UsageError, match="--deep: would do nothing: it is for other"):
-        settled(build("base"), record, config)
+        settled(build("base"), family, config)
 
 
 @pytest.mark.parametrize(
@@ -323,16 +323,16 @@ def test_text_that_is_no_such_setting_or_out_of_its_range_is_refused(
 ) -> None:
     config = TrainConfig(model="tiny", family_options={"area": text})
     with pytest.raises(UsageError, match=f"--area: {said}"):
-        settled(having(area=Setting(1024, check=at_least(1))), MODEL, config)
+        settled(having(area=Constant(1024, check=at_least(1))), MODEL, config)
 
 
 def test_a_setting_keeps_its_check_when_it_is_changed() -> None:
     config = TrainConfig(model="tiny", toy=True)
-    setting = Setting(1024, toy=32, check=at_least(1))
+    setting = Constant(1024, toy=32, check=at_least(1))
     assert settled(having(area=setting), MODEL, config).settings["area"] == replace(
         setting, value=32
     )
-    assert [Setting(value).kind for value in ("a", 1, 1.5)] == [
+    assert [Constant(value).kind for value in ("a", 1, 1.5)] == [
         "text",
         "integer",
         "number",
@@ -340,17 +340,18 @@ def test_a_setting_keeps_its_check_when_it_is_changed() -> None:
 
 
 def test_the_flag_of_a_setting_that_the_variant_lacks_is_refused() -> None:
-    record = replace(MODEL, options=(*MODEL.options, Option("area", "Area.")))
+    family = replace(MODEL, options=(*MODEL.options, Option("area", "Area.")))
     config = TrainConfig(
         model="tiny", family_options={"area": "64", "tokenizer_path": "x"}
     )
     assert (
-        settled(having(area=Setting(1024)), record, config).settings["area"].value == 64
+        settled(having(area=Constant(1024)), family, config).settings["area"].value
+        == 64
     )
     with pytest.raises(
         UsageError, match="--area: would do nothing: variant base has no such setting"
     ):
-        settled(build("base"), record, config)
+        settled(build("base"), family, config)
 
 
 @pytest.mark.parametrize(
@@ -370,21 +371,23 @@ def test_the_experts_role_is_played_by_the_part_whose_files_are_given(
     parts = tuple(
         Component(name, (folder,), lambda *_: None) for name, folder in places.items()
     )
-    record: Any = SimpleNamespace(load=lambda part: parts)
-    wiring: Any = SimpleNamespace(
-        expert=Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})
+    family: Any = SimpleNamespace(load=lambda part: parts)
+    spec: Any = SimpleNamespace(
+        experts=ExpertSchedule("dit", {"dit": (875, 1000), "dit2": (0, 875)})
     )
     models = tuple(
         ModelConfig(None, "Some/Id", f"{folder}/*.safetensors") for folder in folders
     )
-    assert role_played(Trainables((asked,)), wiring, record, models).full == (trained,)
+    assert resolve_experts(Trainables((asked,)), spec, family, models).full == (
+        trained,
+    )
 
 
 def test_every_plan_has_the_settings() -> None:
-    wiring = having(area=Setting(1024))
+    spec = having(area=Constant(1024))
     assert (
         "area"
         in make_plan(
-            wiring, frozenset({"prompt", "input_image", "height", "width"}), SFT
+            spec, frozenset({"prompt", "input_image", "height", "width"}), SFT
         ).inputs
     )

@@ -14,7 +14,7 @@ from dstrain.errors import UsageError
 from dstrain.registry.discovery import (
     Installed,
     installed,
-    load_record,
+    load_family,
     refuse_unknown,
     variant_of,
 )
@@ -35,14 +35,14 @@ def test_installed_reads_metadata_and_imports_nothing(fake_plugin: Install) -> N
 
 
 def test_a_record_is_loaded_by_name(
-    fake_plugin: Install, record_source: Source
+    fake_plugin: Install, family_source: Source
 ) -> None:
     fake_plugin(
         "plugin-faky",
         {"faky": "faky_record:MODEL"},
-        {"faky_record": record_source("faky")},
+        {"faky_record": family_source("faky")},
     )
-    assert load_record("faky").variants == ("base", "edit")
+    assert load_family("faky").variants == ("base", "edit")
 
 
 @pytest.mark.parametrize("written", ["fa", "faky_imge", "Faky-Image", "faky"])
@@ -51,7 +51,7 @@ def test_an_unknown_name_gets_the_installed_ones_and_the_nearest(
 ) -> None:
     fake_plugin("plugin-faky", {"faky_image": "faky_record:MODEL"}, {})
     with pytest.raises(UsageError) as caught:
-        load_record(written)
+        load_family(written)
     first = str(caught.value)
     assert first.startswith(
         f"dstrain: error: --model: no model named {written!r}; installed: faky_image"
@@ -61,23 +61,23 @@ def test_an_unknown_name_gets_the_installed_ones_and_the_nearest(
 
 
 def test_two_distributions_with_one_name_are_refused_naming_both(
-    fake_plugin: Install, record_source: Source
+    fake_plugin: Install, family_source: Source
 ) -> None:
     fake_plugin(
         "plugin-one",
         {"faky": "faky_one:MODEL"},
-        {"faky_one": record_source("faky", variants="('one',)")},
+        {"faky_one": family_source("faky", variants="('one',)")},
     )
     fake_plugin("plugin-two", {"faky": "faky_two:MODEL", "other": "faky_other:MODEL"},
-                {"faky_two": record_source("faky"), "faky_other": record_source("other")}, version="2.5")  # fmt: skip
+                {"faky_two": family_source("faky"), "faky_other": family_source("other")}, version="2.5")  # fmt: skip
     with pytest.raises(
         UsageError, match=r"'faky' is offered by plugin-one 1\.0 and by plugin-two 2\.5"
     ):
-        load_record("faky")
-    assert load_record("other").name == "other"
-    assert load_record("faky", ("plugin-two",)).variants == ("one",)
+        load_family("faky")
+    assert load_family("other").name == "other"
+    assert load_family("faky", ("plugin-two",)).variants == ("one",)
     with pytest.raises(UsageError, match="no model named 'faky'"):
-        load_record("faky", ("faky",))
+        load_family("faky", ("faky",))
     reasons = {
         f.plugin.distribution: f.reason
         for f in inspect_all()
@@ -99,20 +99,20 @@ def test_a_plugin_to_leave_out_must_be_there(fake_plugin: Install) -> None:
 
 
 def test_a_variant_is_the_first_or_the_one_named(
-    fake_plugin: Install, record_source: Source
+    fake_plugin: Install, family_source: Source
 ) -> None:
     fake_plugin(
         "plugin-faky",
         {"faky": "faky_record:MODEL"},
-        {"faky_record": record_source("faky")},
+        {"faky_record": family_source("faky")},
     )
-    record = load_record("faky")
-    assert (variant_of(record, None), variant_of(record, "edit")) == ("base", "edit")
+    family = load_family("faky")
+    assert (variant_of(family, None), variant_of(family, "edit")) == ("base", "edit")
     with pytest.raises(
         UsageError,
         match="faky has no variant 'edti'; variants: base, edit; did you mean 'edit'",
     ):
-        variant_of(record, "edti")
+        variant_of(family, "edti")
 
 
 HOOKS = """

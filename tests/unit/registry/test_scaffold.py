@@ -75,14 +75,14 @@ def test_a_name_that_no_package_can_have_is_refused(
 
 def test_the_name_of_an_installed_family_is_refused(
     fake_plugin: Install,
-    record_source: Source,
+    family_source: Source,
     here: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake_plugin(
         "plugin-faky",
         {"faky": "faky_record:MODEL"},
-        {"faky_record": record_source("faky")},
+        {"faky_record": family_source("faky")},
     )
     assert main(["plugins", "new", "faky"]) == 2
     assert (
@@ -110,12 +110,12 @@ def test_flags_of_the_list_are_refused(
 
 
 def test_alone_it_lists_as_before(
-    fake_plugin: Install, record_source: Source, capsys: pytest.CaptureFixture[str]
+    fake_plugin: Install, family_source: Source, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_plugin(
         "plugin-faky",
         {"faky": "faky_record:MODEL"},
-        {"faky_record": record_source("faky")},
+        {"faky_record": family_source("faky")},
     )
     assert main(["plugins"]) == 0
     assert "faky" in capsys.readouterr().out

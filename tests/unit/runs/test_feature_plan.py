@@ -95,10 +95,10 @@ def test_other_values_stored_are_named(
     place.fill()
     monkeypatch.setattr(stored_family, "UNITS", stored_family.UNITS[:3])
     assert len(place.stored().rows) == 4  # a unit nobody needs makes no difference
-    crossing = set(plan_identity(place.setup())["values stored"])
+    cached_values = set(plan_identity(place.setup())["values stored"])
     task = Task.of("sft", needs_less)
     assert "values stored: store ['facts'," in refusal(place, task)
-    assert "input_latents" in crossing
+    assert "input_latents" in cached_values
 
 
 def needs_less(predict: Any) -> Any:
@@ -133,7 +133,7 @@ def test_knobs_of_training_are_no_part_of_a_plan_and_stored_with_no_sample(
     place.fill()
     assert place.values(**knobs) == place.values()
     assert set(place.values()[0]) == set(
-        place.setup().plan(frozenset(place.setup().dataset.rows[0])).crossing
+        place.setup().plan(frozenset(place.setup().dataset.rows[0])).cached_values
     )
 
 

@@ -18,7 +18,7 @@ from dstrain.runs.loop import steps, update
 from dstrain.runs.runner import run
 from dstrain.training.batch import Batch
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import deal
+from dstrain.training.order import split_across_ranks
 from torch import Tensor
 
 from tests.support.runs import (
@@ -26,13 +26,13 @@ from tests.support.runs import (
     changed,
     config,
     files,
-    job,
     log,
     outcome,
     project,
     same,
     stop_at,
     train,
+    training_run,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -94,7 +94,7 @@ def test_the_schedule_counts_optimizer_steps_and_starts_where_it_should(
 def test_small_steps_move_weights_in_bf16_runs_too(
     trained: dict[str, Any], here: Path, tmp_path: Path
 ) -> None:
-    ready = job(
+    ready = training_run(
         config(
             here,
             mixed_precision="bf16",
@@ -139,7 +139,9 @@ def test_accumulation_gives_the_weights_of_a_batch_as_large(
 
 
 def test_the_logged_loss_is_the_mean_over_the_whole_step(here: Path) -> None:
-    ready = job(config(here, trainable_models="dit", gradient_accumulation_steps=3))
+    ready = training_run(
+        config(here, trainable_models="dit", gradient_accumulation_steps=3)
+    )
     keys = next(iter(ready.order.global_batches(0)))
     assert len(keys) == 3
     alone = [
@@ -152,7 +154,7 @@ def test_the_logged_loss_is_the_mean_over_the_whole_step(here: Path) -> None:
 
 
 def test_gradients_are_clipped_and_their_norm_is_logged_as_it_was(here: Path) -> None:
-    ready = job(config(here, trainable_models="dit", max_grad_norm=1e-3))
+    ready = training_run(config(here, trainable_models="dit", max_grad_norm=1e-3))
     seen: list[Tensor] = []
 
     def look(*_: Any) -> None:
@@ -294,7 +296,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_changes_no_weight(
             self.calls += 1
             return super().forward(batch) * (float("nan") if self.calls > 4 else 1.0)
 
-    ready = job(config(here, trainable_models="dit", max_steps=6), Diverging)
+    ready = training_run(config(here, trainable_models="dit", max_steps=6), Diverging)
     told = []
     with pytest.raises(Diverged, match="step 5: loss nan") as caught:
         for numbers in steps(ready):
@@ -320,7 +322,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_changes_no_weight(
 
 
 def test_an_infinite_gradient_ends_the_run_too(here: Path) -> None:
-    ready = job(config(here, trainable_models="dit"))
+    ready = training_run(config(here, trainable_models="dit"))
     ready.module.trained_parameters[0].register_hook(lambda grad: grad * float("inf"))
     with pytest.raises(Diverged, match="gradient norm"):
         next(steps(ready))
@@ -329,7 +331,7 @@ def test_an_infinite_gradient_ends_the_run_too(here: Path) -> None:
 def test_parameters_that_no_loss_reaches_are_named(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ready = job(config(here, trainable_models="dit"))
+    ready = training_run(config(here, trainable_models="dit"))
     ready.module.pipeline.components["dit"].proj_in.bias.requires_grad_(True)
     extra = torch.nn.Parameter(torch.zeros(1))
     ready.module.trained.parameters["dit.forgotten"] = extra
@@ -354,10 +356,10 @@ def spied(ready: Any) -> list[float]:
     predict = ready.module.pipeline.predict
 
     def look(
-        values: Any, noisy: Tensor, timestep: Tensor, side: str = "positive"
+        values: Any, noisy_latents: Tensor, timestep: Tensor, branch: str = "positive"
     ) -> Tensor:
         seen.extend(timestep.tolist())
-        return predict(values, noisy, timestep, side)
+        return predict(values, noisy_latents, timestep, branch)
 
     ready.module.pipeline.predict = look
     return seen
@@ -372,21 +374,23 @@ def test_knobs_of_the_second_stage_act_there(here: Path, tmp_path: Path) -> None
     run(config(here, task="sft:data_process", **flags))
     plain = [
         numbers["loss"]
-        for numbers in steps(job(config(here, task="sft:train", **flags)))
+        for numbers in steps(training_run(config(here, task="sft:train", **flags)))
     ]
-    low = job(config(here, task="sft:train", **flags, min_timestep_boundary=0.9))
+    low = training_run(
+        config(here, task="sft:train", **flags, min_timestep_boundary=0.9)
+    )
     timesteps = spied(low)
     assert len(list(steps(low))) == 6
-    highest = 1000 * low.module.levels.schedule.table[900].item()
+    highest = 1000 * low.module.timestep_sampler.schedule.table[900].item()
     assert max(timesteps) <= highest < 300
     unweighted = [
         n["loss"]
         for n in steps(
-            job(config(here, task="sft:train", **flags, loss_weighting="none"))
+            training_run(config(here, task="sft:train", **flags, loss_weighting="none"))
         )
     ]
     assert unweighted[0] != plain[0]
-    checked = job(
+    checked = training_run(
         config(here, task="sft:train", **flags, use_gradient_checkpointing=True)
     )
     calls = 0
@@ -409,9 +413,11 @@ def test_every_process_gets_as_many_micro_batches_and_fillers_weigh_nothing(
     """Three processes in turn, on one weight: their losses add up to that of one
     process.
     """
-    ready = job(config(here, trainable_models="dit", gradient_accumulation_steps=3))
+    ready = training_run(
+        config(here, trainable_models="dit", gradient_accumulation_steps=3)
+    )
     keys = next(iter(ready.order.global_batches(0)))[:2]
-    parts = [list(deal(keys, 1, rank, 3)) for rank in range(3)]
+    parts = [list(split_across_ranks(keys, 1, rank, 3)) for rank in range(3)]
     assert [len(part) for part in parts] == [1, 1, 1]
     losses = [
         ready.module(
@@ -433,7 +439,7 @@ def test_lora_training_continues_from_a_file_strictly(
 ) -> None:
     first = train(here, output_path=tmp_path / "first", num_epochs=1)
     path = first / "epoch-0.safetensors"
-    ready = job(config(here, lora_checkpoint=path))
+    ready = training_run(config(here, lora_checkpoint=path))
     state = {
         name.partition(".")[2]: value
         for name, value in ready.module.trained.parameters.items()
@@ -449,18 +455,18 @@ def test_lora_training_continues_from_a_file_strictly(
         value.abs().sum() > 0 for name, value in state.items() if "lora_B" in name
     )
     with pytest.raises(StateError, match="lora_rank 2"):
-        job(config(here, lora_checkpoint=path, lora_rank=4))
+        training_run(config(here, lora_checkpoint=path, lora_rank=4))
     with pytest.raises(StateError, match="does not fit"):
-        job(config(here, lora_checkpoint=path, lora_target_modules="to_q"))
+        training_run(config(here, lora_checkpoint=path, lora_target_modules="to_q"))
     with pytest.raises(StateError):
-        job(config(here, lora_checkpoint=path, lora_base_model="text_encoder"))
+        training_run(config(here, lora_checkpoint=path, lora_base_model="text_encoder"))
     with pytest.raises(StateError, match=r"nowhere\.safetensors"):
-        job(config(here, lora_checkpoint=tmp_path / "nowhere.safetensors"))
+        training_run(config(here, lora_checkpoint=tmp_path / "nowhere.safetensors"))
 
 
 def test_an_update_leaves_no_gradient_behind(here: Path) -> None:
-    ready = job(config(here, trainable_models="dit"))
+    ready = training_run(config(here, trainable_models="dit"))
     keys = next(iter(ready.order.global_batches(0)))
-    (micro,) = deal(keys, 1, 0, 1)
+    (micro,) = split_across_ranks(keys, 1, 0, 1)
     update(ready, [Batch(micro, [ready.source.sample(key.row) for key in micro.keys])])
     assert all(parameter.grad is None for parameter in ready.module.trained_parameters)

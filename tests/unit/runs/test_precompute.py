@@ -102,7 +102,7 @@ def test_what_is_stored_is_what_an_unsplit_run_computes(place: Place) -> None:
 def unsplit(setup: Setup) -> TrainingModule:
     found = stage_1.find_components(setup)
     pipeline = Pipeline.from_found(
-        setup.record, setup.wiring, found, setup.device, setup.dtype
+        setup.family, setup.spec, found, setup.device, setup.dtype
     )
     return NoNetworks(pipeline, setup.task)
 
@@ -111,7 +111,7 @@ class NoNetworks(TrainingModule):
     """A module whose denoiser is not there."""
 
     def plan(self, inputs: frozenset[str]) -> Plan:
-        return make_plan(self.pipeline.wiring, inputs, self.task, ("dit",))
+        return make_plan(self.pipeline.spec, inputs, self.task, ("dit",))
 
 
 def test_dtypes_are_kept(place: Place) -> None:
@@ -150,13 +150,13 @@ def test_the_negative_side_is_stored_only_for_a_task_that_asks_for_it(
 
 def test_a_sample_takes_little_more_than_the_tensors_that_cross(place: Place) -> None:
     for row in range(4):
-        picture(row, side=96).save(place.data / f"{row}.png")
+        picture(row, branch=96).save(place.data / f"{row}.png")
     place.fill()
     sample = place.stored()
-    crossing = sum(tensor_bytes(sample.sample(row).values) for row in range(4))
-    assert crossing > 4 * 4 * 96 * 96 * 4
+    cached_values = sum(tensor_bytes(sample.sample(row).values) for row in range(4))
+    assert cached_values > 4 * 4 * 96 * 96 * 4
     on_disk = sum(path.stat().st_size for path in (*place.shards, *place.plans))
-    assert on_disk <= 1.05 * crossing
+    assert on_disk <= 1.05 * cached_values
 
 
 def tensor_bytes(value: Any) -> int:

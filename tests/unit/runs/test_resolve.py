@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from dstrain.config.schema import TrainConfig
 from dstrain.errors import UsageError
-from dstrain.graph.spec import Expert
-from dstrain.lora.layers import LoraSpec, Trainables
+from dstrain.graph.spec import ExpertSchedule
+from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.registry.family import Option
 from dstrain.runs.resolve import check_saved_names, resolve
 
 FULL, OTHER = (
     Trainables(("dit2",)),
-    Trainables(lora=(LoraSpec("dit2", ("to_q",), 2, 2.0),)),
+    Trainables(lora=(LoraConfig("dit2", ("to_q",), 2, 2.0),)),
 )
 SAVES = Option("as_others", "Save in the names of another program.", saves="kohya")
 
@@ -45,10 +45,10 @@ def setup_of(
 ) -> Any:
     return SimpleNamespace(
         config=SimpleNamespace(remove_prefix_in_ckpt=prefix),
-        record=SimpleNamespace(default_trainable="dit"),
+        family=SimpleNamespace(default_trainable="dit"),
         trainables=trained,
-        wiring=SimpleNamespace(
-            expert=Expert("dit", {"dit": (875, 1000), "dit2": (0, 875)})
+        spec=SimpleNamespace(
+            experts=ExpertSchedule("dit", {"dit": (875, 1000), "dit2": (0, 875)})
         ),
         saving=saving,
     )
@@ -75,5 +75,5 @@ def test_names_of_another_program_are_refused_without_a_lora_of_the_default_comp
     ):
         check_saved_names(setup_of(trained, saving=SAVES))
     check_saved_names(
-        setup_of(Trainables(lora=(LoraSpec("dit", ("to_q",), 2, 2.0),)), saving=SAVES)
+        setup_of(Trainables(lora=(LoraConfig("dit", ("to_q",), 2, 2.0),)), saving=SAVES)
     )

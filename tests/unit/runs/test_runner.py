@@ -15,11 +15,11 @@ import torch
 from accelerate import Accelerator
 from dstrain.config.schema import TrainConfig
 from dstrain.data.images import Resolution
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.models.device import default_device
 from dstrain.models.toy import write_toy
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import known_tasks, plan_of, resolve
@@ -28,7 +28,7 @@ from dstrain.training.losses import SFT
 from safetensors import SafetensorError
 
 from tests.support.family import MODEL, weights_of
-from tests.support.runs import config, files, job, project, same, train
+from tests.support.runs import config, files, project, same, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -63,9 +63,9 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(
 def test_the_plan_of_a_command_line_is_that_of_its_columns(
     here: Path, tmp_path: Path
 ) -> None:
-    plan, wiring, task = plan_of(config(here, dry_run=True))
+    plan, spec, task = plan_of(config(here, dry_run=True))
     assert plan.inputs == {"prompt", "input_image", "height", "width"}
-    assert (wiring.variant, task.name, plan.trainables) == ("base", "sft", ("dit",))
+    assert (spec.variant, task.name, plan.trainables) == ("base", "sft", ("dit",))
     (tmp_path / "metadata.json").write_text(json.dumps([{"prompt": "dog"}]))
     with pytest.raises(UsageError, match="no column 'image'"):
         plan_of(config(here, dry_run=True, dataset_base_path=tmp_path))
@@ -165,13 +165,18 @@ def test_a_command_line_resolves_to_what_it_says(here: Path) -> None:
             variant="base",
         )
     )
-    assert (setup.stage, setup.task.name, setup.wiring.variant) == (
+    assert (setup.stage, setup.task.name, setup.spec.variant) == (
         "train",
         "sft",
         "base",
     )
-    (spec,) = setup.trainables.lora
-    assert (spec.component, spec.targets, spec.rank, spec.alpha) == (
+    (lora_config,) = setup.trainables.lora
+    assert (
+        lora_config.component,
+        lora_config.targets,
+        lora_config.rank,
+        lora_config.alpha,
+    ) == (
         "dit",
         ("to_q", "to_out"),
         2,
@@ -203,9 +208,9 @@ def test_the_store_lies_where_the_flags_or_the_reference_commands_say(
         "sft:train": here / "data",
     }
     for task, place in places.items():
-        assert resolve(config(here, task=task)).store_path == place
+        assert resolve(config(here, task=task)).cache_path == place
         assert (
-            resolve(config(here, task=task, feature_cache=here / "cache")).store_path
+            resolve(config(here, task=task, feature_cache=here / "cache")).cache_path
             == here / "cache"
         )
 
@@ -272,7 +277,7 @@ def test_losses_are_finite_in_bf16_and_near_those_in_fp32(here: Path) -> None:
         [
             numbers["loss"]
             for numbers in steps(
-                job(config(here, mixed_precision=precision, max_steps=4))
+                training_run(config(here, mixed_precision=precision, max_steps=4))
             )
         ]
         for precision in ("no", "bf16")
@@ -299,13 +304,13 @@ def test_a_toy_model_lies_in_a_folder_that_is_gone_afterwards(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     setup = resolve(config(here, toy=True))
-    with toy_models(setup, World(Accelerator(cpu=True))) as ready:
+    with toy_models(setup, ProcessGroup(Accelerator(cpu=True))) as ready:
         paths = [Path(name) for model in ready.models for name in model.path or ()]
         assert len(paths) == 4
         assert all(path.is_file() for path in paths)
     assert not any(tmp_path.iterdir())
     plain = resolve(config(here))
-    with toy_models(plain, World(Accelerator(cpu=True))) as ready:
+    with toy_models(plain, ProcessGroup(Accelerator(cpu=True))) as ready:
         assert ready is plain
 
 
@@ -317,31 +322,31 @@ def test_a_toy_for_which_the_disk_has_no_room_is_a_fault_of_the_system(
             "Error while serializing: I/O error: No space left on device (os error 28)"
         )
 
-    record: Any = SimpleNamespace(load=lambda name: full)
+    family: Any = SimpleNamespace(load=lambda name: full)
     with pytest.raises(
         SystemFault, match=r"a toy model cannot be written: .*No space left"
     ) as caught:
-        write_toy(record, "base", tmp_path)
+        write_toy(family, "base", tmp_path)
     assert (
         caught.value.where == str(tmp_path) and "TMPDIR" in caught.value.help_lines[0]
     )
 
 
 def test_toy_files_are_one_entry_per_component(tmp_path: Path) -> None:
-    record: ModelRecord = MODEL
-    made = write_toy(record, "base", tmp_path)
+    family: ModelFamily = MODEL
+    made = write_toy(family, "base", tmp_path)
     assert {tuple(model.path or ()) for model in made} == {
         tuple(paths) for paths in weights_of(tmp_path).values()
     }
 
 
 def test_one_process_alone_is_its_own_world(capsys: pytest.CaptureFixture[str]) -> None:
-    world = World(Accelerator(cpu=True))
-    world.wait()
-    assert (world.rank, world.size, world.is_main) == (0, 1, True)
+    processes = ProcessGroup(Accelerator(cpu=True))
+    processes.wait()
+    assert (processes.rank, processes.size, processes.is_main) == (0, 1, True)
     value = torch.ones(2)
-    assert world.total(value) is value
-    world.say("a line")
+    assert processes.total(value) is value
+    processes.say("a line")
     assert capsys.readouterr().err == "a line\n"
 
 
@@ -363,15 +368,15 @@ def test_another_process_keeps_quiet_and_sums_and_waits_with_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     accelerator = Other()
-    world = World(accelerator)
-    world.say("a line")
-    world.wait()
-    assert (world.is_main, accelerator.waited, capsys.readouterr().err) == (
+    processes = ProcessGroup(accelerator)
+    processes.say("a line")
+    processes.wait()
+    assert (processes.is_main, accelerator.waited, capsys.readouterr().err) == (
         False,
         1,
         "",
     )
-    assert world.total(torch.ones(1)).item() == 2.0
+    assert processes.total(torch.ones(1)).item() == 2.0
 
 
 def test_errors_of_a_run_are_for_its_user(here: Path) -> None:

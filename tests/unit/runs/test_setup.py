@@ -56,10 +56,10 @@ def test_a_warning_says_and_neither_waits_nor_takes_a_lock(
     stage: str, more: list[str]
 ) -> None:
     said: list[str] = []
-    world: Any = SimpleNamespace(
+    processes: Any = SimpleNamespace(
         warn=said.append
     )  # all else that a run shares with other processes is not there
-    warn(setup_of(stage, feature_cache="cache"), world)
+    warn(setup_of(stage, feature_cache="cache"), processes)
     assert len(said) == 1 + len(more)
     assert all(
         words in line

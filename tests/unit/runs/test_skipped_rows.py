@@ -23,7 +23,7 @@ from dstrain.runs.skipped_rows import LIST
 from dstrain.storage.files import lock
 from PIL import Image
 
-from tests.support.runs import config, files, job, log, project, train
+from tests.support.runs import config, files, log, project, train, training_run
 from tests.support.videos import film
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -44,7 +44,7 @@ def listed(folder: Path) -> list[dict[str, Any]]:
 
 def draws(folder: Path, **changes: Any) -> list[tuple[int, int, int]]:
     """(epoch, repeat, row) of two epochs' samples in order."""
-    order = job(config(folder, **changes)).order
+    order = training_run(config(folder, **changes)).order
     return [
         (key.epoch, key.repeat, key.row)
         for epoch in range(2)
@@ -91,10 +91,10 @@ def test_the_rows_that_stay_keep_their_numbers_and_their_order(
 
 def test_the_samples_that_stay_are_those_of_their_rows(tmp_path: Path) -> None:
     folder = project(tmp_path)
-    source = job(config(folder)).source
+    source = training_run(config(folder)).source
     whole = [source.sample(row).values for row in range(6)]
     hurt(folder / "data/2.png")
-    source = job(config(folder, **SKIP)).source
+    source = training_run(config(folder, **SKIP)).source
     for row in (0, 1, 3, 4, 5):
         values = source.sample(row).values
         assert values["prompt"] == whole[row]["prompt"]
@@ -152,22 +152,22 @@ def test_a_rerun_decodes_only_what_changed_or_was_bad(
 
     monkeypatch.setattr(bad_samples, "load_cell", load)
     hurt(folder / "data/1.png")
-    job(config(folder, **SKIP))
+    training_run(config(folder, **SKIP))
     assert sorted(decoded) == [f"{number}.png" for number in range(6)]
     decoded.clear()
     (folder / "data/4.png").write_bytes((folder / "data/2.png").read_bytes())
-    job(config(folder, **SKIP))
+    training_run(config(folder, **SKIP))
     assert sorted(decoded) == ["1.png", "4.png"]
     (folder / "out" / MEMORY).write_text("no json")
     decoded.clear()
-    job(config(folder, **SKIP))
+    training_run(config(folder, **SKIP))
     assert len(decoded) == 6
 
 
 def test_a_file_changed_just_before_is_not_remembered(tmp_path: Path) -> None:
     folder = project(tmp_path)
     (folder / "out").mkdir()
-    job(config(folder, **SKIP))
+    training_run(config(folder, **SKIP))
     assert json.loads((folder / "out" / MEMORY).read_text()) == {}
 
 
@@ -263,7 +263,7 @@ def films(folder: Path, **settings: Any) -> Dataset:
     resolution = Resolution(None, None, 2**20)
     data = DataConfig(folder, None, None, resolution, (), sampling, on_bad="skip")
     return open_dataset(
-        data, {"clip": Column("clip", "frames", multiple=8, frames=4, fps=15.0)}
+        data, {"clip": Column("clip", "frames", multiple=8, frame_multiple=4, fps=15.0)}
     )
 
 

@@ -16,9 +16,9 @@ from dstrain.data.cells import load_cell
 from dstrain.data.dataset import DataConfig, open_dataset
 from dstrain.data.images import Resolution
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Setting, Size
+from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.values import Frames
-from dstrain.registry.discovery import load_record
+from dstrain.registry.discovery import load_family
 from dstrain.registry.scaffold import write_plugin
 from dstrain.testing.__main__ import write as write_golden
 from dstrain.testing.kinds import is_of
@@ -88,8 +88,8 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         "everything_declared_is_used": (
             (
                 "pipeline.py",
-                '"negative_prompt": Given(),',
-                '"negative_prompt": Given(), "mood": Column("mood"),',
+                '"negative_prompt": InferenceOnly(),',
+                '"negative_prompt": InferenceOnly(), "mood": Column("mood"),',
             ),
         ),
         "units_make_the_kinds_of_values_they_declare": (
@@ -112,16 +112,16 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         "units_make_what_they_made": (
             (
                 "units.py",
-                "signed_pixels([input_image])",
-                "0.99 * signed_pixels([input_image])",
+                "images_to_tensor([input_image])",
+                "0.99 * images_to_tensor([input_image])",
             ),
         ),
         "lora_targets_match_layers": (("__init__.py", '("to_q", ', '("to_z", '),),
         "split_equals_unsplit": (
             (
                 "units.py",
-                ".to(device, dtype)).float()",
-                ".to(device, dtype)).float() + torch.rand(())",
+                "        ).float()\n",
+                "        ).float() + torch.rand(())\n",
             ),
         ),
         "each_stage_needs_no_file_of_the_other": (
@@ -150,14 +150,18 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
             (
                 "pipeline.py",
                 "    )\n",
-                '        unreached=MappingProxyType({"dit": ("time.*",)}),\n    )\n',
+                '        unused_parameters=MappingProxyType({"dit": ("time.*",)}),\n    )\n',
             ),
         ),
         "a_sample_has_the_loss_that_it_has_alone": (
             ("networks.py", "attn_mask=visible[:, None]", "attn_mask=None"),
         ),
         "bf16_is_near_fp32": (
-            ("units.py", ".to(device, dtype)).float()", ".to(device)).float()"),
+            (
+                "units.py",
+                "to(device, dtype)\n        ).float()",
+                "to(device)\n        ).float()",
+            ),
         ),
         "a_lora_file_gives_back": COUNTS_ITS_CALLS,
         "a_checkpoint_gives_back": COUNTS_ITS_CALLS,
@@ -221,7 +225,7 @@ def family(name: str, site: Path, changes: tuple[Change, ...] = ()) -> Path:
         path = made / f"dstrain_{name}" / place
         text = path.read_text()
         assert old in text, (place, old)
-        # The last one: a record's and a wiring's closing bracket, a network's last
+        # The last one: a record's and a pipeline spec's closing bracket, a network's last
         # return.
         before, _, after = text.rpartition(old)
         path.write_text(before + new + after)
@@ -289,8 +293,8 @@ def test_digests_change_only_under_a_new_version(site: Path) -> None:
     changes = (
         (
             "units.py",
-            "signed_pixels([input_image])",
-            "0.99 * signed_pixels([input_image])",
+            "images_to_tensor([input_image])",
+            "0.99 * images_to_tensor([input_image])",
         ),
     )
     tests = family("dimmed", site, changes)
@@ -380,28 +384,28 @@ def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
     site: Path, tmp_path: Path
 ) -> None:
     family("kinds", site)
-    plain = load_record("kinds").load("wiring")("base")
+    plain = load_family("kinds").load("pipelines")("base")
     more = {
-        "film": Column("film", "frames", multiple=24, frames=4, fps=16.0),
-        "first": Column("film", "picture", pick="first", multiple=24),
-        "count": Size("film", "frames"),
+        "film": Column("film", "frames", multiple=24, frame_multiple=4, fps=16.0),
+        "first": Column("film", "picture", frame="first", multiple=24),
+        "count": Measured("film", "frames"),
         "mask": Column("mask", "picture", mode="L"),
         "layer": Column("layer", "picture", mode="RGBA"),
         "pictures": Column("pictures", "pictures"),
         "words": Column("words", "texts"),
         "number": Column("number", "number"),
         "whole": Column("whole", "integer"),
-        "area": Setting(64),
+        "area": Constant(64),
     }
-    wiring = replace(plain, inputs={**plain.inputs, **more})
-    assert (sides(wiring), frames(wiring)) == ((48, 48), 9)
-    folder = write_rows(wiring, tmp_path / "data")
+    spec = replace(plain, inputs={**plain.inputs, **more})
+    assert (sides(spec), frames(spec)) == ((48, 48), 9)
+    folder = write_rows(spec, tmp_path / "data")
     dataset = open_dataset(
-        DataConfig(folder, None, None, Resolution(None, None, 2**20)), wiring.inputs
+        DataConfig(folder, None, None, Resolution(None, None, 2**20)), spec.inputs
     )
-    values = inputs(wiring)
+    values = inputs(spec)
     lacking = {"first", "mask", "layer", "pictures", "number", "whole", "film", "count"}
-    full = set(wiring.inputs) - {"negative_prompt"}
+    full = set(spec.inputs) - {"negative_prompt"}
     assert [set(row) for row in dataset.rows] == [full] * 3 + [full - lacking] * 2
     for name, cell in dataset.rows[0].items():
         loaded, value = load_cell(cell), values[name]

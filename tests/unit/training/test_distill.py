@@ -14,16 +14,16 @@ import torch
 from dstrain.config.schema import GenerateConfig, TrainConfig
 from dstrain.errors import UsageError
 from dstrain.generation.run import generate
-from dstrain.graph.inputs import Column, Setting
+from dstrain.graph.inputs import Column, Constant
 from dstrain.graph.plan import make_plan
-from dstrain.graph.schedule import FlowMatchSchedule, Held
-from dstrain.graph.spec import GIVEN_TO_MODEL_FN, Expert
+from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint
+from dstrain.graph.spec import GIVEN_TO_MODEL_FN, ExpertSchedule
 from dstrain.graph.task import Task
-from dstrain.graph.unit import Signature
+from dstrain.graph.unit import FunctionSpec
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import integrate, seeded_noise
 from dstrain.randomness import SampleKey
-from dstrain.runs.job import Job
+from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
@@ -35,7 +35,7 @@ from dstrain.training.order import MicroBatch
 from torch import Tensor
 
 from tests.support.family import build
-from tests.support.runs import config, job, log, outcome, project, same
+from tests.support.runs import config, log, outcome, project, same, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -45,18 +45,20 @@ SEEDS = [5, 7]
 NOISE = torch.cat([seeded_noise((1, 4, 2, 2), seed) for seed in SEEDS])
 
 
-def hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> Held:
-    return Held(latents, timestep)
+def hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> LatentConstraint:
+    return LatentConstraint(latents, timestep)
 
 
-def loss(predict: Any, count: int, hold: Any = hold_nothing, **given: Any) -> Tensor:
+def loss(
+    predict: Any, count: int, constrain_latents: Any = hold_nothing, **given: Any
+) -> Tensor:
     return direct_distill(
         predict,
         LATENTS,
         count,
         SEEDS,
         **given,
-        sampler=partial(integrate, SCHEDULE, hold),
+        sampler=partial(integrate, SCHEDULE, constrain_latents),
     )
 
 
@@ -65,16 +67,21 @@ def test_a_student_that_ends_at_the_teachers_picture_costs_nothing_and_another_i
     count: int,
 ) -> None:
     assert loss(
-        lambda noisy, timestep: NOISE - LATENTS, count
+        lambda noisy_latents, timestep: NOISE - LATENTS, count
     ).tolist() == pytest.approx([0, 0], abs=1e-12)
     assert loss(
-        lambda noisy, timestep: NOISE - LATENTS - 2, count
+        lambda noisy_latents, timestep: NOISE - LATENTS - 2, count
     ).tolist() == pytest.approx([4, 4])
 
 
 def test_the_student_walks_the_inference_schedule_from_the_noise_of_its_seeds() -> None:
     seen: list[tuple[Tensor, Tensor]] = []
-    loss(lambda noisy, timestep: seen.append((noisy, timestep)) or noisy * 0, 3)
+    loss(
+        lambda noisy_latents, timestep: (
+            seen.append((noisy_latents, timestep)) or noisy_latents * 0
+        ),
+        3,
+    )
     assert torch.equal(seen[0][0], NOISE)
     assert all(timestep.dtype == torch.float32 for _, timestep in seen)
     wanted = (SCHEDULE.sigmas(3, 4)[:3] * 1000).tolist()
@@ -88,7 +95,7 @@ def test_gradients_go_through_every_step() -> None:
     gradient of its one weight.
     """
     weight = torch.tensor(0.3, dtype=torch.float32, requires_grad=True)
-    loss(lambda noisy, timestep: weight * noisy, 3).sum().backward()
+    loss(lambda noisy_latents, timestep: weight * noisy_latents, 3).sum().backward()
     known = torch.tensor(0.3, requires_grad=True)
     factor = torch.prod(1 + SCHEDULE.sigmas(3, 4).diff() * known)
     (factor * NOISE - LATENTS).square().flatten(1).mean(1).sum().backward()
@@ -99,14 +106,16 @@ def test_what_is_held_is_seen_at_every_step_and_what_is_masked_costs_nothing() -
     mask = torch.zeros(2, 1, 2, 2)
     mask[..., 0] = 1
 
-    def hold(latents: Tensor, timestep: Tensor, noise: Tensor) -> Held:
-        return Held(latents * mask + 7 * (1 - mask), timestep, mask)
+    def constrain_latents(
+        latents: Tensor, timestep: Tensor, noise: Tensor
+    ) -> LatentConstraint:
+        return LatentConstraint(latents * mask + 7 * (1 - mask), timestep, mask)
 
-    def predict(noisy: Tensor, timestep: Tensor) -> Tensor:
-        assert bool((noisy[..., 1] == 7).all())
+    def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
+        assert bool((noisy_latents[..., 1] == 7).all())
         return NOISE - LATENTS - 3
 
-    assert loss(predict, 4, hold).tolist() == pytest.approx([9, 9])
+    assert loss(predict, 4, constrain_latents).tolist() == pytest.approx([9, 9])
 
 
 def test_the_noise_of_a_device_that_is_absent_is_refused() -> None:
@@ -148,7 +157,7 @@ def distill(folder: Path, **changes: Any) -> TrainConfig:
     return config(folder, **{"task": "direct_distill", **changes})
 
 
-def batch(ready: Job, rows: tuple[int, ...], total: int = 0) -> Batch:
+def batch(ready: TrainingRun, rows: tuple[int, ...], total: int = 0) -> Batch:
     keys = tuple(SampleKey(0, 0, 0, row) for row in rows)
     micro = MicroBatch(keys, (1.0,) * len(rows), total or len(rows), last=True)
     return Batch(micro, [ready.source.sample(row) for row in rows])
@@ -169,7 +178,7 @@ def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) ->
     """So the loss runs the sampler that inference runs, bit for bit, from the same
     noise.
     """
-    ready = job(distill(here))
+    ready = training_run(distill(here))
     module, pipe = ready.module.eval(), ready.module.pipeline
     made: list[Tensor] = []
     pipe(
@@ -201,7 +210,7 @@ def test_what_the_pipeline_itself_draws_from_a_seed_costs_nothing(here: Path) ->
 
 def test_a_batch_has_the_losses_and_gradients_of_its_samples(here: Path) -> None:
     """Rows 0 and 2 differ in seed and in the length of their texts."""
-    ready = job(distill(here, trainable_models="dit"))
+    ready = training_run(distill(here, trainable_models="dit"))
     module = ready.module.eval()
     rows = (0, 2)
     together = module.losses(batch(ready, rows).samples, batch(ready, rows).micro.keys)
@@ -227,7 +236,7 @@ def test_rows_of_one_batch_have_one_number_of_steps(here: Path) -> None:
         [3],
         [4],
     ]  # rows take turns in two sizes
-    numbers = list(steps(job(distill(here, batch_size=6))))
+    numbers = list(steps(training_run(distill(here, batch_size=6))))
     assert [n["epoch"] for n in numbers] == [0] * 4
 
 
@@ -273,7 +282,7 @@ def test_checkpointing_across_steps_changes_no_gradient_by_a_bit(
         tmp_path,
     )
     plain, checked = (
-        job(distill(folder, trainable_models="dit", **flags))
+        training_run(distill(folder, trainable_models="dit", **flags))
         for flags in ({}, {flag: True})
     )
     rows = batch(plain, (0, 2))
@@ -282,8 +291,8 @@ def test_checkpointing_across_steps_changes_no_gradient_by_a_bit(
 
 
 def test_a_module_made_in_a_script_knows_the_tasks_inputs(here: Path) -> None:
-    ready = job(distill(here))
-    pipeline = replace(ready.module.pipeline, wiring=build("base"))
+    ready = training_run(distill(here))
+    pipeline = replace(ready.module.pipeline, spec=build("base"))
     module = TrainingModule(pipeline, DIRECT_DISTILL)
     module.trained = ready.module.trained
     assert torch.equal(module(batch(ready, (1,))), ready.module(batch(ready, (1,))))
@@ -343,7 +352,8 @@ def test_stage_2_refuses_noise_of_a_device_that_only_stage_1_had(
 def test_blank_cells_are_one_on_the_cpu(here: Path, tmp_path: Path) -> None:
     blank = distilling(tmp_path, cfg_scale="", rand_device="")
     losses = [
-        [n["loss"] for n in steps(job(distill(folder)))] for folder in (here, blank)
+        [n["loss"] for n in steps(training_run(distill(folder)))]
+        for folder in (here, blank)
     ]
     assert losses[0] == losses[1]
 
@@ -384,7 +394,7 @@ def test_the_stores_plan_has_what_the_loss_reads(here: Path) -> None:
     plan = resolve(distill(here)).plan(
         frozenset({"prompt", "input_image", "seed", "num_inference_steps"})
     )
-    assert set(plan.crossing) == {
+    assert set(plan.cached_values) == {
         "input_latents",
         "prompt_emb",
         "prompt_mask",
@@ -447,34 +457,34 @@ def test_an_input_of_task_and_variant_is_refused_naming_both() -> None:
 def test_the_loss_is_given_a_list_unless_values_are_alike() -> None:
     inputs = {
         "seed": Column("seed", "integer"),
-        "steps": Column("steps", alike=True),
-        "scale": Setting(1.0),
+        "steps": Column("steps", same_in_batch=True),
+        "scale": Constant(1.0),
     }
     assert Task.of("one", direct_distill, inputs=inputs).listed == {"seed"}
 
 
 def test_a_task_that_runs_the_sampler_uses_every_part_of_a_denoiser() -> None:
     def predict(
-        noisy: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
+        noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
     ) -> Tensor:
-        return noisy
+        return noisy_latents
 
     ranges = MappingProxyType({"dit": (875.0, 1000.0), "dit2": (0.0, 875.0)})
-    wiring = replace(
+    spec = replace(
         build("base"),
         components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
-        model_fn=Signature.of(predict, given=GIVEN_TO_MODEL_FN),
-        expert=Expert("dit", ranges),
+        model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
+        experts=ExpertSchedule("dit", ranges),
     )
     inputs = frozenset({"prompt", "input_image", "seed", "num_inference_steps"})
-    assert make_plan(wiring, inputs, SFT, ("dit2",)).components["train"] == ("dit2",)
-    assert make_plan(wiring, inputs, DIRECT_DISTILL, ("dit2",)).components["train"] == (
+    assert make_plan(spec, inputs, SFT, ("dit2",)).components["train"] == ("dit2",)
+    assert make_plan(spec, inputs, DIRECT_DISTILL, ("dit2",)).components["train"] == (
         "dit",
         "dit2",
     )
 
 
 def test_the_pipeline_of_inference_takes_no_input_of_a_task(here: Path) -> None:
-    pipe: Pipeline = job(config(here)).module.pipeline
+    pipe: Pipeline = training_run(config(here)).module.pipeline
     with pytest.raises(UsageError, match="takes no argument 'cfg_scale'"):
         pipe(prompt="dog", cfg_scale=1)

@@ -16,12 +16,12 @@ from dstrain.data.cells import Cell
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.graph.inputs import Column
 from dstrain.randomness import SampleKey
-from dstrain.runs.build import feed
+from dstrain.runs.build import open_training_data
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
 from dstrain.training import loader as samples
 from dstrain.training.batch import Sample
-from dstrain.training.loader import Rows, Source, load_batches
+from dstrain.training.loader import Rows, SampleSource, load_batches
 from dstrain.training.order import MicroBatch
 
 from tests.support import stored_family
@@ -66,7 +66,7 @@ def unsplit_rows(place: Place) -> Rows:
     return Rows(rows, {frozenset(cells): frozenset(cells) for cells in rows})
 
 
-def loaded(source: Source, workers: int) -> list[Any]:
+def loaded(source: SampleSource, workers: int) -> list[Any]:
     return [
         (
             batch.micro,
@@ -80,7 +80,7 @@ def loaded(source: Source, workers: int) -> list[Any]:
 def test_samples_are_the_same_from_processes_that_are_spawned(
     filled: Place, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source: Source = filled.stored() if kind == "stored" else unsplit_rows(filled)
+    source: SampleSource = filled.stored() if kind == "stored" else unsplit_rows(filled)
     here = loaded(source, 0)
     assert [micro for micro, _ in here] == ORDER
     before = multiprocessing.get_start_method(allow_none=True)
@@ -193,13 +193,13 @@ def with_videos(setup: Setup) -> Setup:
     """The same run, its picture taken from a video's clip."""
     columns = {
         "input_image": Column(
-            "clip", "picture", "first", multiple=8, frames=4, fps=15.0
+            "clip", "picture", "first", multiple=8, frame_multiple=4, fps=15.0
         )
     }
     return replace(
         setup,
-        wiring=replace(
-            setup.wiring, inputs=MappingProxyType({**setup.wiring.inputs, **columns})
+        spec=replace(
+            setup.spec, inputs=MappingProxyType({**setup.spec.inputs, **columns})
         ),
     )
 
@@ -232,7 +232,8 @@ def test_every_clip_is_stored_once_and_read_back_by_row_and_chunk(films: Place) 
     data_process(fill(films, **CHUNKS), alone())
     assert runs()["encode_image"] == 2 + 3 + 1  # the clips of the first video once
     unsplit, split = (
-        feed(fill(films, stage, **CHUNKS), alone()) for stage in ("", "train")
+        open_training_data(fill(films, stage, **CHUNKS), alone())
+        for stage in ("", "train")
     )
     assert (
         split.places
@@ -260,13 +261,13 @@ def test_another_choice_of_frames_is_another_plan(films: Place) -> None:
         {"frame_sampling": "uniform", "frame_samples": 2},
     ):
         with pytest.raises(StateError, match=r"--num_frames|--frame_sampling"):
-            feed(fill(films, "train", **(CHUNKS | other)), alone())
+            open_training_data(fill(films, "train", **(CHUNKS | other)), alone())
 
 
 def test_a_video_damaged_after_the_check_is_named_with_row_and_column(
     films: Place,
 ) -> None:
-    source = feed(fill(films, "", **CHUNKS), alone()).source
+    source = open_training_data(fill(films, "", **CHUNKS), alone()).source
     path = films.data / "b.mp4"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UsageError, match=r"metadata\.csv:3:clip: .b\.mp4. is no video"):

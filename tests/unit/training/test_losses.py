@@ -8,17 +8,17 @@ from typing import Any, TypedDict
 import pytest
 import torch
 from dstrain.graph.inputs import Column
-from dstrain.graph.schedule import FlowMatchSchedule, Held, NoiseLevels
-from dstrain.graph.spec import GIVEN_TO_MODEL_FN, Wiring
-from dstrain.graph.unit import Signature, Unit
+from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint, TimestepSampler
+from dstrain.graph.spec import GIVEN_TO_MODEL_FN, PipelineSpec
+from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
-from dstrain.registry.family import ModelRecord
+from dstrain.registry.family import ModelFamily
 from dstrain.training.batch import Batch, Sample
 from dstrain.training.losses import SFT, flow_match
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import Order, deal
+from dstrain.training.order import Order, split_across_ranks
 from torch import Tensor, nn
 
 SCHEDULE = FlowMatchSchedule(shift=3.0)
@@ -26,48 +26,51 @@ KEYS = [SampleKey(0, 0, 0, row) for row in range(3)]
 LATENTS = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
-def hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> Held:
-    return Held(latents, timestep)
+def hold_nothing(latents: Tensor, timestep: Tensor, noise: Tensor) -> LatentConstraint:
+    return LatentConstraint(latents, timestep)
 
 
 def loss(
-    predict: Any, latents: Tensor = LATENTS, hold: Any = hold_nothing, **levels: Any
+    predict: Any,
+    latents: Tensor = LATENTS,
+    constrain_latents: Any = hold_nothing,
+    **timestep_sampler: Any,
 ) -> Tensor:
     keys = KEYS[: len(latents)]
     return flow_match(
         predict,
         latents,
-        schedule=NoiseLevels(SCHEDULE, **levels),
-        hold=hold,
+        timestep_sampler=TimestepSampler(SCHEDULE, **timestep_sampler),
+        constrain_latents=constrain_latents,
         rng=Rng(keys),
     )
 
 
-def drawn(**levels: Any) -> tuple[Tensor, Tensor]:
+def drawn(**timestep_sampler: Any) -> tuple[Tensor, Tensor]:
     """The sigmas and noises of the three samples."""
     rng = Rng(KEYS)
-    return NoiseLevels(SCHEDULE, **levels).draw(rng), rng.normal(
+    return TimestepSampler(SCHEDULE, **timestep_sampler).draw(rng), rng.normal(
         "noise", LATENTS.shape[1:]
     )
 
 
 def test_the_right_prediction_costs_nothing_and_another_its_square() -> None:
     _, noise = drawn()
-    assert loss(lambda noisy, timestep: noise - LATENTS).tolist() == [0, 0, 0]
+    assert loss(lambda noisy_latents, timestep: noise - LATENTS).tolist() == [0, 0, 0]
     assert loss(
-        lambda noisy, timestep: noise - LATENTS + 2, weighting="none"
+        lambda noisy_latents, timestep: noise - LATENTS + 2, weighting="none"
     ).tolist() == pytest.approx([4, 4, 4])
 
 
 def test_the_denoiser_sees_the_mixture_and_an_fp32_timestep_per_sample() -> None:
     sigma, noise = drawn()
 
-    def predict(noisy: Tensor, timestep: Tensor) -> Tensor:
+    def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
         level = sigma.view(-1, 1, 1, 1)
-        assert torch.equal(noisy, (1 - level) * LATENTS + level * noise)
+        assert torch.equal(noisy_latents, (1 - level) * LATENTS + level * noise)
         assert timestep.dtype == torch.float32
         assert torch.equal(timestep, sigma * 1000)
-        return noisy
+        return noisy_latents
 
     assert loss(predict).shape == (3,)
 
@@ -75,21 +78,23 @@ def test_the_denoiser_sees_the_mixture_and_an_fp32_timestep_per_sample() -> None
 def test_samples_are_weighed_by_their_own_sigma() -> None:
     sigma, _ = drawn()
     plain, weighed = (
-        loss(lambda noisy, timestep: noisy * 0, weighting=name)
+        loss(lambda noisy_latents, timestep: noisy_latents * 0, weighting=name)
         for name in ("none", "bsmntw")
     )
-    assert torch.allclose(weighed, plain * NoiseLevels(SCHEDULE).weight(sigma))
+    assert torch.allclose(weighed, plain * TimestepSampler(SCHEDULE).weight(sigma))
 
 
 def test_a_batch_has_the_losses_of_its_samples() -> None:
-    whole = loss(lambda noisy, timestep: noisy)
-    assert torch.equal(whole[:1], loss(lambda noisy, timestep: noisy, LATENTS[:1]))
+    whole = loss(lambda noisy_latents, timestep: noisy_latents)
+    assert torch.equal(
+        whole[:1], loss(lambda noisy_latents, timestep: noisy_latents, LATENTS[:1])
+    )
 
 
 def test_a_bf16_prediction_is_compared_in_fp32() -> None:
     _, noise = drawn()
     half = (noise - LATENTS).bfloat16()
-    losses = loss(lambda noisy, timestep: half, weighting="none")
+    losses = loss(lambda noisy_latents, timestep: half, weighting="none")
     assert losses.dtype == torch.float32
     assert torch.allclose(
         losses, (half.float() - (noise - LATENTS)).square().flatten(1).mean(1)
@@ -101,17 +106,19 @@ def test_what_is_held_is_seen_and_what_is_masked_costs_nothing() -> None:
     mask = torch.zeros(3, 1, 4, 4)
     mask[:, :, 0] = 1
 
-    def hold(latents: Tensor, timestep: Tensor, noise: Tensor) -> Held:
-        return Held(latents * 0 + 7, timestep * 0, mask)
+    def constrain_latents(
+        latents: Tensor, timestep: Tensor, noise: Tensor
+    ) -> LatentConstraint:
+        return LatentConstraint(latents * 0 + 7, timestep * 0, mask)
 
-    def predict(noisy: Tensor, timestep: Tensor) -> Tensor:
-        assert noisy.unique().tolist() == [7]
+    def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
+        assert noisy_latents.unique().tolist() == [7]
         assert timestep.tolist() == [0, 0, 0]
         return noise - LATENTS + 3 * mask + 100 * (1 - mask)
 
-    assert loss(predict, hold=hold, weighting="none").tolist() == pytest.approx(
-        [9, 9, 9]
-    )
+    assert loss(
+        predict, constrain_latents=constrain_latents, weighting="none"
+    ).tolist() == pytest.approx([9, 9, 9])
 
 
 # The gradient of a global batch, however it is cut into micro-batches and dealt to
@@ -126,30 +133,32 @@ class Made(TypedDict):
 def encode(number: int) -> Made: ...  # never called: the samples hold what it makes
 
 
-def predict(noisy: Tensor, timestep: Tensor, clue: Tensor, *, dit: Any) -> Tensor:
-    return dit(noisy + clue + timestep[:, None] / 1000)
+def predict(
+    noisy_latents: Tensor, timestep: Tensor, clue: Tensor, *, dit: Any
+) -> Tensor:
+    return dit(noisy_latents + clue + timestep[:, None] / 1000)
 
 
 def shape() -> tuple[int, ...]:
     return (1, 3)
 
 
-WIRING = Wiring(
+WIRING = PipelineSpec(
     family="toy",
     variant="base",
     components=("dit",),
     units=(Unit.of(encode),),
-    model_fn=Signature.of(predict, given=GIVEN_TO_MODEL_FN),
+    model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
     decoders=(),
     inputs={"number": Column("number", "integer")},
     schedule=SCHEDULE,
-    latent_shape=Signature.of(shape),
-    guide=lambda positive, negative, scale: positive,
+    latent_shape=FunctionSpec.of(shape),
+    apply_guidance=lambda positive, negative, scale: positive,
 )
-RECORD = ModelRecord("toy", "", "", "", ("base",), "dit", {}, {})
+RECORD = ModelFamily("toy", "", "", "", ("base",), "dit", {}, {})
 
 
-def gradient(count: int, batch_size: int, world: int) -> tuple[float, list[Tensor]]:
+def gradient(count: int, batch_size: int, processes: int) -> tuple[float, list[Tensor]]:
     """The loss and the gradient of one optimizer step over `count` samples, summed over
     processes.
     """
@@ -166,8 +175,8 @@ def gradient(count: int, batch_size: int, world: int) -> tuple[float, list[Tenso
         Order((0,) * count, repeat=1, size=count, seed=0).global_batches(0), 1
     )
     total = 0.0
-    for rank in range(world):
-        for micro in deal(keys, batch_size, rank, world):
+    for rank in range(processes):
+        for micro in split_across_ranks(keys, batch_size, rank, processes):
             part = module(Batch(micro, [samples[key.row] for key in micro.keys]))
             part.backward()
             total += float(part.detach())
@@ -179,7 +188,7 @@ def gradient(count: int, batch_size: int, world: int) -> tuple[float, list[Tenso
 
 
 @pytest.mark.parametrize(
-    ("count", "batch_size", "world"),
+    ("count", "batch_size", "processes"),
     [
         (4, 1, 1),
         (4, 2, 1),
@@ -193,13 +202,13 @@ def gradient(count: int, batch_size: int, world: int) -> tuple[float, list[Tenso
     ],
 )
 def test_accumulation_and_processes_give_the_gradient_of_one_batch(
-    count: int, batch_size: int, world: int
+    count: int, batch_size: int, processes: int
 ) -> None:
     """4 accumulated batches of 1 are one batch of 4, and so are uneven ones with
     fillers.
     """
     whole, wanted = gradient(count, count, 1)
-    parts, have = gradient(count, batch_size, world)
+    parts, have = gradient(count, batch_size, processes)
     assert len(wanted) == 4
     assert parts == pytest.approx(whole, rel=1e-6)
     for one, other in zip(wanted, have, strict=True):

@@ -14,7 +14,7 @@ from dstrain.models.checkpointing import (
     gradient_checkpoint_forward,
 )
 from dstrain.randomness import SampleKey
-from dstrain.runs.job import Job
+from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import steps
 from dstrain.runs.runner import run
 from dstrain.training.batch import Batch, Sample
@@ -23,7 +23,7 @@ from dstrain.training.module import TrainingModule
 from dstrain.training.order import MicroBatch
 from torch import Tensor, nn
 
-from tests.support.runs import config, job, log, project, same
+from tests.support.runs import config, log, project, same, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -34,7 +34,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch(
-    ready: Job,
+    ready: TrainingRun,
     rows: tuple[int, ...],
     weights: tuple[float, ...] | None = None,
     total: int = 0,
@@ -64,7 +64,7 @@ def test_a_batch_has_the_losses_and_gradients_of_its_samples(
     """Their texts are of different lengths, so this holds only if what pads them
     changes nothing.
     """
-    ready = job(config(here, trainable_models=trained))
+    ready = training_run(config(here, trainable_models=trained))
     module = ready.module.eval()
     rows = (0, 2, 4)
     together = module.losses(batch(ready, rows).samples, batch(ready, rows).micro.keys)
@@ -80,7 +80,7 @@ def test_a_batch_has_the_losses_and_gradients_of_its_samples(
 
 
 def test_the_loss_is_the_weighted_share_of_the_global_batch(here: Path) -> None:
-    ready = job(config(here, trainable_models="dit"))
+    ready = training_run(config(here, trainable_models="dit"))
     losses = ready.module.losses(
         batch(ready, (0, 2)).samples, batch(ready, (0, 2)).micro.keys
     )
@@ -108,7 +108,9 @@ def test_only_what_a_training_step_uses_is_registered(
 ) -> None:
     if stage == "sft:train":
         run(config(here, task="sft:data_process", feature_cache=tmp_path, **flags))
-    module = job(config(here, task=stage, feature_cache=tmp_path, **flags)).module
+    module = training_run(
+        config(here, task=stage, feature_cache=tmp_path, **flags)
+    ).module
     assert {name.split(".")[1] for name, _ in module.named_parameters()} == registered
     assert ("vae" in module.pipeline.components) == (stage == "sft")
 
@@ -116,7 +118,7 @@ def test_only_what_a_training_step_uses_is_registered(
 def test_frozen_units_run_once_per_sample_without_gradients_and_keep_what_crosses(
     here: Path,
 ) -> None:
-    ready = job(config(here))
+    ready = training_run(config(here))
     sample = ready.source.sample(0)
     made = ready.module.preprocess(sample, ready.module.plan(sample.inputs))
     assert set(made) == {"input_latents", "prompt_emb", "prompt_mask"}
@@ -129,15 +131,15 @@ def test_a_subclass_can_have_a_loss_of_its_own(here: Path, tmp_path: Path) -> No
         def losses(self, samples: Any, keys: Any) -> Tensor:
             return super().losses(samples, keys) / 2
 
-    whole = next(steps(job(config(here))))
-    halved = next(steps(job(config(here), Halved)))
+    whole = next(steps(training_run(config(here))))
+    halved = next(steps(training_run(config(here), Halved)))
     assert halved["loss"] == whole["loss"] / 2
     run(config(here, output_path=tmp_path, max_steps=1), Halved)
     assert log(tmp_path)[0]["loss"] == pytest.approx(whole["loss"] / 2, rel=1e-5)
 
 
 def test_a_module_is_made_from_a_pipeline_in_a_script(here: Path) -> None:
-    ready = job(config(here))
+    ready = training_run(config(here))
     module = TrainingModule(ready.module.pipeline, SFT)
     module.trained = ready.module.trained
     sample = ready.source.sample(1)
@@ -160,10 +162,10 @@ def test_checkpointing_changes_no_gradient_by_a_bit(
         with pytest.raises(
             UsageError, match=r"text_encoder \(TextEncoder\) does not support it"
         ):
-            job(config(dropping, trainable_models=trained, **{flag: True}))
+            training_run(config(dropping, trainable_models=trained, **{flag: True}))
         return
     plain, checked = (
-        job(config(dropping, trainable_models=trained, **flags))
+        training_run(config(dropping, trainable_models=trained, **flags))
         for flags in ({}, {flag: True})
     )
     kept = saved_bytes(plain), saved_bytes(checked)
@@ -173,7 +175,7 @@ def test_checkpointing_changes_no_gradient_by_a_bit(
     assert same(gradients(plain.module, [rows]), gradients(checked.module, [rows]))
 
 
-def saved_bytes(ready: Job) -> int:
+def saved_bytes(ready: TrainingRun) -> int:
     """Bytes that one forward pass keeps for the backward pass."""
     kept = 0
 
@@ -188,7 +190,9 @@ def saved_bytes(ready: Job) -> int:
 
 
 def test_a_frozen_network_that_cannot_checkpoint_is_left_as_it_is(here: Path) -> None:
-    ready = job(config(here, trainable_models="dit", use_gradient_checkpointing=True))
+    ready = training_run(
+        config(here, trainable_models="dit", use_gradient_checkpointing=True)
+    )
     assert ready.module.pipeline.components["dit"].checkpoint is not None
 
 

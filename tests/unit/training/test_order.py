@@ -14,9 +14,9 @@ from dstrain.training.order import (
     MicroBatch,
     Order,
     Permutation,
-    deal,
-    first_samples,
+    row_starts,
     sample_number,
+    split_across_ranks,
 )
 
 HUGE = Order(tuple(row % 3 for row in range(100_000)), repeat=20_000, size=8, seed=0)
@@ -30,9 +30,12 @@ def keys(count: int) -> list[SampleKey]:
     return [SampleKey(0, 0, 0, row) for row in range(count)]
 
 
-def dealt(count: int, batch_size: int, world: int) -> list[list[MicroBatch]]:
+def dealt(count: int, batch_size: int, processes: int) -> list[list[MicroBatch]]:
     """The micro-batches of a global batch, by process."""
-    return [list(deal(keys(count), batch_size, rank, world)) for rank in range(world)]
+    return [
+        list(split_across_ranks(keys(count), batch_size, rank, processes))
+        for rank in range(processes)
+    ]
 
 
 def test_a_permutation_takes_every_item_once_at_every_size_up_to_300() -> None:
@@ -107,9 +110,9 @@ def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_
 
 
 def test_a_sample_is_found_by_its_row_and_chunk() -> None:
-    first = first_samples(PLACES)
+    first = row_starts(PLACES)
     assert [sample_number(first, row, chunk) for row, chunk in PLACES] == list(range(6))
-    assert first_samples([(0, 0), (1, 0)]) == range(2)
+    assert row_starts([(0, 0), (1, 0)]) == range(2)
     assert sample_number((), 5, 0) == 5
 
 
@@ -138,14 +141,14 @@ def test_a_group_that_no_row_has_makes_no_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "batch_size"),
+    ("processes", "batch_size"),
     [(1, 8), (1, 4), (1, 1), (2, 4), (2, 1), (4, 2), (4, 1), (8, 1)],
 )
 @pytest.mark.parametrize("count", [8, 7, 5, 1])
 def test_any_number_of_processes_gets_the_same_list_of_samples(
-    count: int, world: int, batch_size: int
+    count: int, processes: int, batch_size: int
 ) -> None:
-    by_process = dealt(count, batch_size, world)
+    by_process = dealt(count, batch_size, processes)
     used = [
         key
         for turn in zip(*by_process, strict=True)

@@ -13,7 +13,7 @@ from dstrain.runs.loop import steps
 from dstrain.runs.resolve import resolve
 from torch import nn
 
-from tests.support.runs import config, files, job, project, train
+from tests.support.runs import config, files, project, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -62,7 +62,7 @@ def test_every_trained_parameter_is_fp32_and_gets_a_gradient_and_nothing_else_do
     name: str, precision: str, here: Path
 ) -> None:
     flags, expected = TRAINED[name]
-    ready = job(config(here, mixed_precision=precision, **flags))
+    ready = training_run(config(here, mixed_precision=precision, **flags))
     components, trained = (
         ready.module.pipeline.components,
         ready.module.trained.parameters,
@@ -101,11 +101,11 @@ def test_every_trained_parameter_is_fp32_and_gets_a_gradient_and_nothing_else_do
 
 
 def test_only_what_is_trained_is_in_training_mode(here: Path) -> None:
-    components = job(config(here)).module.pipeline.components
+    components = training_run(config(here)).module.pipeline.components
     assert components["dit"].training
     assert not components["text_encoder"].training
     assert not components["vae"].training
-    components = job(
+    components = training_run(
         config(here, trainable_models="text_encoder.embed")
     ).module.pipeline.components
     assert not components["dit"].training
@@ -114,7 +114,7 @@ def test_only_what_is_trained_is_in_training_mode(here: Path) -> None:
 
 
 def test_training_mode_of_before_is_no_matter(here: Path) -> None:
-    ready = job(config(here))
+    ready = training_run(config(here))
     components = ready.module.pipeline.components
     for name in ("dit", "text_encoder", "vae"):
         components[name].train().requires_grad_(True)
@@ -136,7 +136,7 @@ def test_a_part_is_saved_as_its_whole_component_and_only_the_part_has_changed(
 ) -> None:
     train(here, output_path=tmp_path, trainable_models="dit.blocks.0.to_q,dit.time")
     before = (
-        job(config(here, trainable_models="dit"))
+        training_run(config(here, trainable_models="dit"))
         .module.pipeline.components["dit"]
         .state_dict()
     )
@@ -151,33 +151,35 @@ def test_a_part_is_saved_as_its_whole_component_and_only_the_part_has_changed(
 
 
 @pytest.mark.parametrize(
-    ("trainable", "unreached"),
+    ("trainable", "unused_parameters"),
     [
         ("dit", ("dit.blocks.1.text.weight", "dit.blocks.1.text.bias")),
         ("text_encoder", ("text_encoder.head.weight", "text_encoder.head.bias")),
     ],
 )
 def test_what_no_loss_reaches_is_frozen_and_named(
-    trainable: str, unreached: tuple[str, ...], here: Path
+    trainable: str, unused_parameters: tuple[str, ...], here: Path
 ) -> None:
-    module = job(config(here, trainable_models=trainable)).module
-    assert module.trained.unreached == unreached
-    assert not set(unreached) & set(module.trained.parameters)
+    module = training_run(config(here, trainable_models=trainable)).module
+    assert module.trained.unused_parameters == unused_parameters
+    assert not set(unused_parameters) & set(module.trained.parameters)
 
 
 def test_lora_layers_where_no_loss_reaches_are_frozen_too(here: Path) -> None:
-    module = job(config(here, lora_target_modules="text,to_q")).module
+    module = training_run(config(here, lora_target_modules="text,to_q")).module
     assert module.trained.matches == {"dit": {"text": 2, "to_q": 2}}
-    assert {name.partition(".lora")[0] for name in module.trained.unreached} == {
-        "dit.blocks.1.text"
-    }
+    assert {
+        name.partition(".lora")[0] for name in module.trained.unused_parameters
+    } == {"dit.blocks.1.text"}
     assert "dit.blocks.0.text.lora_A.default.weight" in module.trained.parameters
 
 
 def test_lora_starts_at_nothing_depends_on_the_seed_alone_and_counts_its_matches(
     here: Path,
 ) -> None:
-    first, again, other = (job(config(here, seed=seed)).module for seed in (1, 1, 2))
+    first, again, other = (
+        training_run(config(here, seed=seed)).module for seed in (1, 1, 2)
+    )
     assert first.trained.matches == {"dit": {"to_q": 2, "to_out": 2}}
     for name, parameter in first.trained.parameters.items():
         assert torch.equal(parameter, again.trained.parameters[name])
@@ -207,7 +209,7 @@ def test_what_cannot_be_trained_is_refused_by_name(
     flags: dict[str, str], message: str, here: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        job(config(here, **flags))
+        training_run(config(here, **flags))
 
 
 def test_a_component_without_default_targets_asks_for_them(here: Path) -> None:

@@ -95,10 +95,10 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
             "its header names no component",
             "give model files with --model_paths",
         )
-    if header.get("family") != setup.wiring.family:
+    if header.get("family") != setup.spec.family:
         raise StateError(
             str(path),
-            f"is of family {header.get('family')}, and this is {setup.wiring.family}",
+            f"is of family {header.get('family')}, and this is {setup.spec.family}",
         )
     return header
 
@@ -131,7 +131,7 @@ def _check_kind(path: Path, component: str, is_lora: bool, setup: Setup) -> None
     """Refuse weights of what is not trained, and LoRA layers where all is trained or
     the other way round.
     """
-    layers = {spec.component for spec in setup.trainables.lora}
+    layers = {lora_config.component for lora_config in setup.trainables.lora}
     if component not in setup.trainables.components:
         trained = ", ".join(setup.trainables.components)
         raise StateError(

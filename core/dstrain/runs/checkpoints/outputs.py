@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dstrain.config.fields import split_commas
 from dstrain.config.serialize import write_resolved
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, Interrupted, StateError, UsageError
 from dstrain.lora.export import save_lora_for
 from dstrain.lora.header import base_of
@@ -50,7 +50,7 @@ from dstrain.storage.files import lock, probe, remove_leftovers
 from dstrain.storage.hashing import hashed
 
 if TYPE_CHECKING:
-    from dstrain.runs.job import Job
+    from dstrain.runs.job import TrainingRun
 
 
 RECIPE = ("task", "batch_size", "gradient_accumulation_steps", *DECISIVE)
@@ -80,7 +80,7 @@ class Outputs:
     """The output folder of one run; only the main process writes."""
 
     setup: Setup
-    world: World
+    processes: ProcessGroup
     folder: Path = field(init=False)
     weights: list[Path] = field(default_factory=list)
     content: Mapping[str, str] = field(default_factory=dict)
@@ -100,8 +100,8 @@ class Outputs:
 
         A KeyboardInterrupt within becomes Interrupted, which says how to go on.
         """
-        with lock(self.folder) if self.world.is_main else nullcontext():
-            if self.world.is_main:
+        with lock(self.folder) if self.processes.is_main else nullcontext():
+            if self.processes.is_main:
                 put_back(self.folder)
                 remove_leftovers(self.folder)
                 probe(self.folder)
@@ -116,7 +116,7 @@ class Outputs:
         from; raises StateError.
         """
         config = self.setup.config
-        if self.world.is_main:
+        if self.processes.is_main:
             refuse_strangers(self.folder, config.overwrite)
         if config.resume is None:
             if not config.overwrite:
@@ -140,12 +140,12 @@ class Outputs:
                 f"{ended}{advice}",
             )
 
-    def begin(self, job: "Job") -> None:
+    def begin(self, run: "TrainingRun") -> None:
         """Take up the state to resume from, or remove the run to overwrite, if asked;
         say what will happen.
         """
         config = self.setup.config
-        self.content = content_of(job)
+        self.content = content_of(run)
         if config.resume is not None:
             path = (
                 newest_state(self.folder)
@@ -154,17 +154,17 @@ class Outputs:
             )
             state = load_state(path)
             self._refuse_other_states(path)
-            restore(job, state, self.fingerprint(job), self.content)
+            restore(run, state, self.fingerprint(run), self.content)
             self.whole = frozenset(
                 one for one in states(self.folder) if one.samefile(path)
             )
-            self.world.say(f"resumed at step {job.step} from {path}")
-        announce(job, self.folder)
-        self.world.wait()
-        if self.world.is_main and config.overwrite:
+            self.processes.say(f"resumed at step {run.step} from {path}")
+        announce(run, self.folder)
+        self.processes.wait()
+        if self.processes.is_main and config.overwrite:
             take_away(self.folder)
         self.begun = True
-        if self.world.is_main:
+        if self.processes.is_main:
             remove_leftovers(self.folder)
             self._prune()
             write_list(self.setup)
@@ -183,18 +183,18 @@ class Outputs:
                 "move it away, or give another --output_path",
             )
 
-    def fingerprint(self, job: "Job") -> str:
+    def fingerprint(self, run: "TrainingRun") -> str:
         """A digest of all that decides the numbers of a run; the split, the world and
         where files lie are not in it.
         """
         config = asdict(self.setup.config)
         trainables = asdict(self.setup.trainables)
-        order = [job.order.groups, job.order.size]
+        order = [run.order.groups, run.order.size]
         curve = (
-            job.steps if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP else None
+            run.steps if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP else None
         )
         settings = {
-            name: setting.value for name, setting in self.setup.wiring.settings.items()
+            name: setting.value for name, setting in self.setup.spec.settings.items()
         }
         entries = [
             [model.component, dict(model.entries)]
@@ -202,7 +202,7 @@ class Outputs:
             if model.entries
         ]
         read = [
-            self.setup.wiring.variant,
+            self.setup.spec.variant,
             *(
                 sorted(split_commas(config[n]))
                 for n in ("extra_inputs", "data_file_keys")
@@ -235,26 +235,26 @@ class Outputs:
                 *error.help_lines,
             ) from error
 
-    def save_if_due(self, job: "Job", epoch: int) -> bool:
+    def save_if_due(self, run: "TrainingRun", epoch: int) -> bool:
         """Save at every --save_steps, else after each epoch, and always at the last
         step; return whether it did.
         """
         every = self.setup.config.save_steps
-        ends_epoch = job.step % job.order.steps == 0
+        ends_epoch = run.step % run.order.steps == 0
         if every is None and ends_epoch:
-            self.save(job, f"epoch-{epoch}")
+            self.save(run, f"epoch-{epoch}")
             return True
-        if job.step == job.steps or (every is not None and job.step % every == 0):
-            self.save(job, f"step-{job.step}")
+        if run.step == run.steps or (every is not None and run.step % every == 0):
+            self.save(run, f"step-{run.step}")
             return True
         return False
 
-    def stop(self, job: "Job", saved: bool) -> NoReturn:
+    def stop(self, run: "TrainingRun", saved: bool) -> NoReturn:
         """Save unless that was just done, and raise Interrupted."""
         if not saved:
-            self.save(job, f"step-{job.step}")
+            self.save(run, f"step-{run.step}")
         raise self._interrupted(
-            f"interrupted after step {job.step} of {job.steps}, where it was saved"
+            f"interrupted after step {run.step} of {run.steps}, where it was saved"
         )
 
     def _interrupted(self, what: str) -> Interrupted:
@@ -291,25 +291,28 @@ class Outputs:
             f"run the same command with --resume{swap}",
         )
 
-    def save(self, job: "Job", name: str) -> None:
+    def save(self, run: "TrainingRun", name: str) -> None:
         """Write one weights file per trained component, then the state to resume from;
         then remove what is too old.
         """
-        if self.world.is_main:
-            components = job.module.trained.components
+        if self.processes.is_main:
+            components = run.module.trained.components
             paths = [
                 self.folder / f"{name}{f'.{part}' * (len(components) > 1)}.safetensors"
                 for part in components
             ]
-            WeightsFiles.of(self.folder).add([path.name for path in paths], job.step)
+            WeightsFiles.of(self.folder).add([path.name for path in paths], run.step)
             for component, path in zip(components, paths, strict=True):
-                self._save_component(job, path, component)
+                self._save_component(run, path, component)
             self.weights = paths
-            state = state_folder(self.folder, job.step)
-            save_state(state, state_of(job, self.fingerprint(job), self.content))
+            state = state_folder(self.folder, run.step)
+            save_state(
+                state,
+                state_of(run, self.fingerprint(run), self.content),
+            )
             self.whole |= {state}
             self._prune()
-        self.world.wait()
+        self.processes.wait()
 
     def _prune(self) -> None:
         """Remove states beyond --keep_checkpoints, or beyond two; weights files only if
@@ -320,19 +323,19 @@ class Outputs:
         if keep:
             WeightsFiles.of(self.folder).prune(keep)
 
-    def _save_component(self, job: "Job", path: Path, component: str) -> None:
-        trained = job.module.trained
-        network = job.module.pipeline.components[component]
-        expert = self.setup.wiring.expert
-        part = expert.ranges.get(component) if expert is not None else None
+    def _save_component(self, run: "TrainingRun", path: Path, component: str) -> None:
+        trained = run.module.trained
+        network = run.module.pipeline.components[component]
+        experts = self.setup.spec.experts
+        part = experts.ranges.get(component) if experts is not None else None
         about = {
-            "family": self.setup.wiring.family,
-            "variant": self.setup.wiring.variant,
+            "family": self.setup.spec.family,
+            "variant": self.setup.spec.variant,
             "component": component,
             **(
                 {"timesteps": f"{part[0]:g} to {part[1]:g}"} if part is not None else {}
             ),
-            "step": str(job.step),
+            "step": str(run.step),
             "task": self.setup.task.name,
             **{
                 f"version.{library}": version
@@ -340,24 +343,26 @@ class Outputs:
             },
         }
         if component in trained.lora:
-            prefix = self.setup.record.lora_prefixes.get(component, component)
+            prefix = self.setup.family.lora_prefixes.get(component, component)
             made = made_by(
                 self.setup,
-                job.found.files[component],
-                job.found.contents[component],
-                job.step,
+                run.found.files[component],
+                run.found.contents[component],
+                run.step,
             )
-            spec, record = trained.lora[component], self.setup.record
+            lora_config, family = trained.lora[component], self.setup.family
             option = (
-                self.setup.saving if component == record.default_trainable else None
+                self.setup.saving if component == family.default_trainable else None
             )
             if option is not None:
-                save_lora_for(option.saves, path, network, spec, record, about | made)
+                save_lora_for(
+                    option.saves, path, network, lora_config, family, about | made
+                )
             else:
-                save_lora(path, network, spec, prefix, about | made)
+                save_lora(path, network, lora_config, prefix, about | made)
         else:
-            save_full(path, network, dict(job.found.contents[component]), about)
+            save_full(path, network, dict(run.found.contents[component]), about)
 
-    def end(self, job: "Job") -> None:
+    def end(self, run: "TrainingRun") -> None:
         """Say where the weights are and how to try them."""
-        conclude(job, self.folder, self.weights)
+        conclude(run, self.folder, self.weights)

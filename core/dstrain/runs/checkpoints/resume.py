@@ -18,7 +18,7 @@ from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
 from dstrain.storage.hashing import hashed, sha256
 
 if TYPE_CHECKING:
-    from dstrain.runs.job import Job
+    from dstrain.runs.job import TrainingRun
 
 
 DECISIVE = (
@@ -65,18 +65,18 @@ LENGTHS = ("num_epochs", "max_steps")
 """Flags that say how many; under any other schedule they may differ."""
 
 
-def content_of(job: "Job") -> dict[str, str]:
+def content_of(run: "TrainingRun") -> dict[str, str]:
     """Digests of what the run reads: the metadata's bytes, and the sizes of the files
     that its rows name.
 
     Sizes, because reading every picture would cost more than it saves. Stage 2 has no
     files, and compares values of its store by their keys.
     """
-    if job.about is not None:
-        return {"metadata": str(job.about["data set"]["sha256"])}
-    dataset, size = job.setup.dataset, cache(os.path.getsize)
+    if run.about is not None:
+        return {"metadata": str(run.about["data set"]["sha256"])}
+    dataset, size = run.setup.dataset, cache(os.path.getsize)
     used = {
-        inputs: sorted(job.setup.plan(inputs).used_inputs)
+        inputs: sorted(run.setup.plan(inputs).used_inputs)
         for inputs in {frozenset(row) for row in dataset.rows}
     }
     sizes = [
@@ -110,29 +110,34 @@ def check_state_named(path: Path) -> None:
         )
 
 
-def state_of(job: "Job", fingerprint: str, content: Mapping[str, str]) -> TrainingState:
+def state_of(
+    run: "TrainingRun", fingerprint: str, content: Mapping[str, str]
+) -> TrainingState:
     """Everything a run needs to go on exactly: no generator state, since every draw is
     keyed by its place.
     """
     tensors = {
         name: parameter.detach()
-        for name, parameter in job.module.trained.parameters.items()
+        for name, parameter in run.module.trained.parameters.items()
     }
-    optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
+    optimizer = getattr(run.optimizer, "optimizer", run.optimizer)
     return TrainingState(
-        step=job.step,
+        step=run.step,
         trainable=tensors,
         optimizer=optimizer.state_dict(),
-        scheduler=job.scheduler.state_dict(),
+        scheduler=run.scheduler.state_dict(),
         config_digest=fingerprint,
-        versions=job.setup.versions,
+        versions=run.setup.versions,
         content=content,
     )
 
 
 @torch.no_grad()
 def restore(
-    job: "Job", state: TrainingState, fingerprint: str, content: Mapping[str, str]
+    run: "TrainingRun",
+    state: TrainingState,
+    fingerprint: str,
+    content: Mapping[str, str],
 ) -> None:
     """Put a saved state back, bit for bit; raises StateError if it is of another run,
     or of another data set.
@@ -141,7 +146,7 @@ def restore(
         raise StateError(
             "--resume",
             "the saved run had other settings that decide its numbers",
-            *_differing(job),
+            *_differing(run),
             f"must be equal: {', '.join('--' + name for name in DECISIVE)}, what is trained, the rows",
             "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
             "and for a linear or cosine schedule --num_epochs and --max_steps",
@@ -159,7 +164,7 @@ def restore(
             "put it back as it was",
             "or begin a new run from the saved weights: --resume_from_checkpoint FILE",
         )
-    parameters = job.module.trained.parameters
+    parameters = run.module.trained.parameters
     if set(parameters) != set(state.trainable):
         raise StateError(
             "--resume",
@@ -179,16 +184,16 @@ def restore(
         raise StateError("--resume", what, "; ".join(others[:3]))
     for name, parameter in parameters.items():
         parameter.copy_(state.trainable[name])
-    getattr(job.optimizer, "optimizer", job.optimizer).load_state_dict(
+    getattr(run.optimizer, "optimizer", run.optimizer).load_state_dict(
         dict(state.optimizer)
     )
-    job.scheduler.load_state_dict(dict(state.scheduler))
-    job.step = state.step
+    run.scheduler.load_state_dict(dict(state.scheduler))
+    run.step = state.step
 
 
-def _differing(job: "Job") -> list[str]:
+def _differing(run: "TrainingRun") -> list[str]:
     """The flags that differ from those of the run whose state is resumed, in one line."""
-    config = asdict(job.setup.config)
+    config = asdict(run.setup.config)
     folder = (
         config["output_path"]
         if config["resume"] == "auto"

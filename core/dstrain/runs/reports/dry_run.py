@@ -41,9 +41,10 @@ def _training(setup: Setup) -> Iterator[str]:
     yield f"    device {setup.device}, mixed precision {setup.mixed_precision}"
     for name in setup.trainables.full:
         yield f"    trains {name} in full"
-    for spec in setup.trainables.lora:
-        targets = ", ".join(spec.targets)
-        yield f"    trains LoRA on {spec.component}, rank {spec.rank}, alpha {spec.alpha:g}, of {targets}"
+    for lora_config in setup.trainables.lora:
+        targets = ", ".join(lora_config.targets)
+        size = f"rank {lora_config.rank}, alpha {lora_config.alpha:g}"
+        yield f"    trains LoRA on {lora_config.component}, {size}, of {targets}"
     place = config.feature_cache if setup.stage == "data_process" else None
     yield f"    writes {place or config.output_path or 'nothing: --output_path is not given'}"
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dstrain.cache.store import FeatureStore
+from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell
 from dstrain.data.dataset import check_rows
 from dstrain.data.images import Resolution, fit
 from dstrain.errors import StateError, UsageError
-from dstrain.graph.inputs import Column, Size, as_column
+from dstrain.graph.inputs import Column, Measured, as_column
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.values import flatten, unflatten
 from dstrain.pipeline.sampling import NEGATIVE, Sampling, generate_task, planned
@@ -79,11 +79,11 @@ def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str
     """How a feature store records a preview: as a row, with what inference needs beside
     it.
     """
-    literals = [name for name in preview.plan.crossing if name not in addresses]
+    literals = [name for name in preview.plan.cached_values if name not in addresses]
     return {
         "prompt": preview.prompt,
         "inputs": sorted(preview.plan.inputs),
-        "sides": list(preview.plan.sides),
+        "sides": list(preview.plan.branches),
         "sampling": {name: getattr(preview.sampling, name) for name in RECORDED},
         "values": {
             name: flatten(preview.cells[name].literal, {}, name) for name in literals
@@ -93,7 +93,7 @@ def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str
 
 
 def stored_previews(
-    setup: Setup, store: FeatureStore, about: Mapping[str, Any]
+    setup: Setup, store: FeatureCache, about: Mapping[str, Any]
 ) -> tuple[StoredPreview, ...]:
     """What a store holds of the prompts asked for; raises StateError naming those that
     it lacks.
@@ -117,19 +117,19 @@ def stored_previews(
 
 
 def _stored(
-    setup: Setup, store: FeatureStore, line: Mapping[str, Any]
+    setup: Setup, store: FeatureCache, line: Mapping[str, Any]
 ) -> StoredPreview | None:
     """One preview with its values; None if what is trained now needs values that are
     not there.
     """
-    task = generate_task(setup.wiring, NEGATIVE in line["sides"])
+    task = generate_task(setup.spec, NEGATIVE in line["sides"])
     plan = make_plan(
-        setup.wiring, frozenset(line["inputs"]), task, setup.trainables.components
+        setup.spec, frozenset(line["inputs"]), task, setup.trainables.components
     )
     forms = line["values"]
     if any(
         name not in forms or forms[name].get("at", "") not in {"", *store.where}
-        for name in plan.crossing
+        for name in plan.cached_values
     ):
         return None
     read = {
@@ -140,10 +140,10 @@ def _stored(
 
 
 def _plan_preview(setup: Setup, shared: Mapping[str, Any], prompt: str) -> PreviewPlan:
-    wiring = setup.wiring
-    call = planned(wiring, {**shared, "prompt": prompt})
-    task = generate_task(wiring, NEGATIVE in call.plan.sides)
-    plan = make_plan(wiring, frozenset(call.inputs), task, setup.trainables.components)
+    spec = setup.spec
+    call = planned(spec, {**shared, "prompt": prompt})
+    task = generate_task(spec, NEGATIVE in call.plan.branches)
+    plan = make_plan(spec, frozenset(call.inputs), task, setup.trainables.components)
     cells = {name: _cell(name, call.inputs[name], setup) for name in plan.used_inputs}
     return PreviewPlan(prompt, plan, call.sampling, cells)
 
@@ -153,7 +153,7 @@ def _cell(name: str, value: Any, setup: Setup) -> Cell:
     return (
         value
         if isinstance(value, Cell)
-        else Cell(as_column(name, setup.wiring.inputs[name]).kind, value)
+        else Cell(as_column(name, setup.spec.inputs[name]).kind, value)
     )
 
 
@@ -161,19 +161,19 @@ def _arguments(setup: Setup) -> dict[str, Any]:
     """What all previews have in common: sizes, and what only a row can give, such as a
     picture to be edited.
     """
-    wiring, task = setup.wiring, setup.task
-    given = setup.all_inputs() | (set(wiring.defaults) & set(wiring.inputs))
+    spec, task = setup.spec, setup.task
+    given = setup.all_inputs() | (set(spec.defaults) & set(spec.inputs))
     used = make_plan(
-        wiring, frozenset(given), generate_task(wiring, guided=False)
+        spec, frozenset(given), generate_task(spec, guided=False)
     ).used_inputs
-    others = {*wiring.defaults, *wiring.per_side, *wiring.per_side.values()}
+    others = {*spec.defaults, *spec.cfg_inputs, *spec.cfg_inputs.values()}
     from_row = {
-        n for n in used if isinstance(wiring.inputs[n], Column) and n not in others
+        n for n in used if isinstance(spec.inputs[n], Column) and n not in others
     }
     sizes = {
         name: source
         for name in sorted(used)
-        if isinstance(source := wiring.inputs[name], Size)
+        if isinstance(source := spec.inputs[name], Measured)
     }
     arguments: dict[str, Any] = {}
     if from_row:
@@ -211,20 +211,20 @@ def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
         lines=(dataset.table.lines[row],),
     )
     config = replace(setup.data_config, resolution=_resolution(setup))
-    return check_rows(table, config, setup.wiring.inputs).rows[chunk]
+    return check_rows(table, config, setup.spec.inputs).rows[chunk]
 
 
-def _sizes(setup: Setup, sizes: Mapping[str, Size]) -> dict[str, int]:
+def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
     """--height, --width and --num_frames as far as inference reads them, else the
     variant's size at most PIXELS.
     """
-    wiring, defaults = setup.wiring, setup.wiring.defaults
+    spec, defaults = setup.spec, setup.spec.defaults
     names: dict[str, str] = {
         source.axis: name for name, source in sizes.items() if name in defaults
     }
     found = {}
     if {"height", "width"} <= set(names):
-        measured = wiring.inputs[sizes[names["height"]].of]
+        measured = spec.inputs[sizes[names["height"]].of]
         multiple = measured.multiple if isinstance(measured, Column) else 0
         size = (defaults[names["height"]], defaults[names["width"]])
         found["height"], found["width"] = fit(size, _resolution(setup), multiple)

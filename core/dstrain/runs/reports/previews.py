@@ -35,7 +35,7 @@ from dstrain.training.batch import moved
 from dstrain.training.loader import Rows, StoredRows
 
 if TYPE_CHECKING:
-    from dstrain.runs.job import Feed, Job
+    from dstrain.runs.job import TrainingData, TrainingRun
 
 
 Asked = Callable[[], bool]
@@ -70,7 +70,7 @@ class Previews:
         """The file of one prompt's preview after a step."""
         return (
             self.folder
-            / f"step-{step:06}-{number}.{'mp4' if self.setup.wiring.makes_video else 'png'}"
+            / f"step-{step:06}-{number}.{'mp4' if self.setup.spec.makes_video else 'png'}"
         )
 
     def due(self, step: int, saved: bool) -> bool:
@@ -80,13 +80,13 @@ class Previews:
         every = self.setup.config.preview_steps
         return bool(self.plans) and (step % every == 0 if every else saved)
 
-    def load(self, job: "Job") -> None:
+    def load(self, run: "TrainingRun") -> None:
         """Load what inference needs beside what is trained, and encode what does not
         change; main process only.
         """
-        if not self.plans or not job.world.is_main:
+        if not self.plans or not run.processes.is_main:
             return
-        trains, setup = job.module.pipeline, self.setup
+        trains, setup = run.module.pipeline, self.setup
         files = {
             name: own
             for name, own in self.found.files.items()
@@ -101,12 +101,12 @@ class Previews:
             },
         )
         more = Pipeline.from_found(
-            setup.record,
-            setup.wiring,
+            setup.family,
+            setup.spec,
             lacking,
             setup.device,
             setup.dtype,
-            say=job.world.say,
+            say=run.processes.say,
         )
         # A pipeline of its own: with one more expert loaded, training would choose
         # between them.
@@ -120,15 +120,15 @@ class Previews:
                 _crossing(self.pipeline, preview) for preview in self.plans
             )
 
-    def make_if_due(self, job: "Job", saved: bool, asked: Asked) -> None:
+    def make_if_due(self, run: "TrainingRun", saved: bool, asked: Asked) -> None:
         """Make the previews after this step that are due and not there, while the other
         processes wait.
         """
-        if not self.due(job.step, saved):
+        if not self.due(run.step, saved):
             return
-        if job.world.is_main:
-            self._make(job, asked)
-        job.world.wait()
+        if run.processes.is_main:
+            self._make(run, asked)
+        run.processes.wait()
 
     def _note(self, step: int) -> None:
         """Note what each number stands for from this step on; if that is new, remove
@@ -140,11 +140,11 @@ class Previews:
             self._told(plan, values)
             for plan, values in zip(self.plans, self.values, strict=True)
         ]
-        record = self.folder / PROMPTS
+        family = self.folder / PROMPTS
         try:
             before = {
                 int(first): prompts
-                for first, prompts in json.loads(record.read_bytes()).items()
+                for first, prompts in json.loads(family.read_bytes()).items()
             }
         except (OSError, ValueError, AttributeError):
             before = {}
@@ -157,7 +157,7 @@ class Previews:
                     and int(path.name.split("-")[1]) >= step
                 ):
                     path.unlink()
-            write_json(record, kept if same else {**kept, step: told})
+            write_json(family, kept if same else {**kept, step: told})
         self.noted = True
 
     def _told(
@@ -176,15 +176,15 @@ class Previews:
             "seed": self.setup.config.seed,
         }
 
-    def _make(self, job: "Job", asked: Asked) -> None:
+    def _make(self, run: "TrainingRun", asked: Asked) -> None:
         try:
             if not self.noted:
-                self._note(job.step)
+                self._note(run.step)
         except (OSError, DstrainError) as error:
-            job.world.warn(f"no previews in {self.folder}: {_reason(error)}")
+            run.processes.warn(f"no previews in {self.folder}: {_reason(error)}")
             return
         paths = {
-            number: self.path(job.step, number) for number in range(len(self.plans))
+            number: self.path(run.step, number) for number in range(len(self.plans))
         }
         missing = {number: path for number, path in paths.items() if not path.exists()}
         steps = sum(
@@ -198,13 +198,13 @@ class Previews:
             for number, path in missing.items():
                 try:
                     write(self._made(number, progress, asked), path)
-                    job.world.say(f"preview {path}")
+                    run.processes.say(f"preview {path}")
                 except Stopped:
                     return
                 except (
                     Exception
                 ) as error:  # whatever it is, it is no reason to lose the training
-                    job.world.warn(f"no preview {path}: {_reason(error)}")
+                    run.processes.warn(f"no preview {path}: {_reason(error)}")
         if self.setup.device.type == "cuda":
             torch.cuda.empty_cache()  # other shapes than a training step's
 
@@ -226,7 +226,7 @@ class Previews:
         return pipeline.finish(preview.plan, values, sampling)
 
 
-def open_previews(setup: Setup, samples: "Feed") -> Previews:
+def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
     """Plan the previews that are asked for and find their files, before anything is
     loaded.
 
@@ -281,8 +281,8 @@ def _crossing(
         return dict(preview.values)
     values = Rows((preview.cells,), {}).decode(0, 0, preview.cells).values
     table = dict(values)
-    pipeline.run(preview.plan.frozen, table)
-    return {name: table[name] for name in preview.plan.crossing}
+    pipeline.run(preview.plan.cached_steps, table)
+    return {name: table[name] for name in preview.plan.cached_values}
 
 
 def _reason(error: Exception) -> str:

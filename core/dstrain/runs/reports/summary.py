@@ -16,7 +16,7 @@ from dstrain.console import clock
 from dstrain.errors import DstrainError, StateError
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
-from dstrain.graph.spec import Wiring
+from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import Component
 from dstrain.models.locate import Found, ModelConfig, assign, place_of
 from dstrain.pipeline.sampling import generate_task
@@ -26,7 +26,7 @@ from dstrain.training.loader import Rows, StoredRows
 from dstrain.training.order import LEFT_OUT
 
 if TYPE_CHECKING:
-    from dstrain.runs.job import Job
+    from dstrain.runs.job import TrainingRun
 
 
 GROUPS_TOLD = 3
@@ -37,13 +37,18 @@ not texts.
 """
 
 
-def announce(job: "Job", folder: Path) -> None:
+def announce(run: "TrainingRun", folder: Path) -> None:
     """Say what is trained on what, for how long, and where it goes."""
-    module, say, setup, config = job.module, job.world.say, job.setup, job.setup.config
+    module, say, setup, config = (
+        run.module,
+        run.processes.say,
+        run.setup,
+        run.setup.config,
+    )
     count = sum(parameter.numel() for parameter in module.trained_parameters)
     total = sum(parameter.numel() for parameter in module.networks.parameters())
     say(
-        f"device {setup.device}, mixed precision {setup.mixed_precision}, {job.world.size} process(es)"
+        f"device {setup.device}, mixed precision {setup.mixed_precision}, {run.processes.size} process(es)"
     )
     say(
         f"trains {', '.join(module.trained.components)}: {count:,} parameters, {count / total:.1%} of those in a step"
@@ -53,21 +58,21 @@ def announce(job: "Job", folder: Path) -> None:
             f"LoRA on {component}: "
             + ", ".join(f"{pattern} x{number}" for pattern, number in matches.items())
         )
-    if module.trained.unreached:
+    if module.trained.unused_parameters:
         say(
-            f"frozen, since no loss reaches them: {len(module.trained.unreached)} parameters"
+            f"frozen, since no loss reaches them: {len(module.trained.unused_parameters)} parameters"
         )
-    limit = "--max_steps" if job.steps == config.max_steps else "--num_epochs"
+    limit = "--max_steps" if run.steps == config.max_steps else "--num_epochs"
     limit = (
         f", as {limit} says, the smaller of both"
         if config.max_steps and config.num_epochs
         else ""
     )
     say(
-        f"{samples_told(job)} x {job.order.repeat}, {job.order.steps} steps an epoch; runs to step {job.steps}, "
-        f"{job.steps / job.order.steps:.4g} epochs{limit}"
+        f"{samples_told(run)} x {run.order.repeat}, {run.order.steps} steps an epoch; runs to step {run.steps}, "
+        f"{run.steps / run.order.steps:.4g} epochs{limit}"
     )
-    sizes = ", ".join(f"{number} of {size}" for size, number in groups_told(job))
+    sizes = ", ".join(f"{number} of {size}" for size, number in groups_told(run))
     if sizes:
         say(f"sizes: {sizes}")
     warmup = (
@@ -75,10 +80,12 @@ def announce(job: "Job", folder: Path) -> None:
         if config.lr_warmup_steps
         else ""
     )
+    size = f"{run.processes.size} process(es) x {config.batch_size}"
+    accumulated = f"{config.gradient_accumulation_steps} accumulated"
+    rate = f"{config.learning_rate:g}, {config.lr_scheduler}{warmup}"
     say(
-        f"batch: {job.world.size} process(es) x {config.batch_size} x {config.gradient_accumulation_steps} accumulated "
-        f"= {job.order.size} samples a step; learning rate {config.learning_rate:g}, {config.lr_scheduler}{warmup}; "
-        f"seed {config.seed}"
+        f"batch: {size} x {accumulated} = {run.order.size} samples a step; "
+        f"learning rate {rate}; seed {config.seed}"
     )
     if config.preview_prompt:
         every = (
@@ -92,40 +99,40 @@ def announce(job: "Job", folder: Path) -> None:
     say(f"writes {folder}")
 
 
-def samples_told(job: "Job") -> str:
+def samples_told(run: "TrainingRun") -> str:
     """How many rows are drawn from, and how many samples these give where it is not one
     each.
     """
     places = (
-        zip(job.order.groups, job.order.places, strict=True) if job.order.places else ()
+        zip(run.order.groups, run.order.places, strict=True) if run.order.places else ()
     )
     rows = (
-        len({row for group, (row, _) in places if group != LEFT_OUT}) or job.order.drawn
+        len({row for group, (row, _) in places if group != LEFT_OUT}) or run.order.drawn
     )
     return (
         f"{rows} rows"
-        if rows == job.order.drawn
-        else f"{rows} rows ({job.order.drawn} samples)"
+        if rows == run.order.drawn
+        else f"{rows} rows ({run.order.drawn} samples)"
     )
 
 
-def groups_told(job: "Job") -> list[tuple[str, int]]:
+def groups_told(run: "TrainingRun") -> list[tuple[str, int]]:
     """The sizes that most samples have, each with how many have it; those of what is
     stored, in stage 2.
     """
-    groups = [group for group in job.order.groups if group != LEFT_OUT]
+    groups = [group for group in run.order.groups if group != LEFT_OUT]
     first = {
         group: len(groups) - 1 - place for place, group in enumerate(reversed(groups))
     }
     told: Counter[str] = Counter()
     for group, number in Counter(groups).items():
-        told[", ".join(_sizes(job, first[group]))] += number
+        told[", ".join(_sizes(run, first[group]))] += number
     return [(size, number) for size, number in told.most_common(GROUPS_TOLD) if size]
 
 
-def _sizes(job: "Job", sample: int) -> Iterator[str]:
+def _sizes(run: "TrainingRun", sample: int) -> Iterator[str]:
     """The sizes of a sample's pictures and videos, or of its stored latents."""
-    source: Any = job.source
+    source: Any = run.source
     if isinstance(source, Rows):
         for name, cell in source.rows[sample].items():
             yield from (
@@ -169,37 +176,39 @@ class Tally:
         )
 
 
-def conclude(job: "Job", folder: Path, weights: Sequence[Path]) -> None:
+def conclude(run: "TrainingRun", folder: Path, weights: Sequence[Path]) -> None:
     """Say where the weights are and how to try them."""
     if not weights:
-        job.world.say(
-            f"nothing left to do: {folder} is at step {job.step} of {job.steps}"
+        run.processes.say(
+            f"nothing left to do: {folder} is at step {run.step} of {run.steps}"
         )
         return
-    job.world.say("weights: " + ", ".join(str(path) for path in weights))
-    by_component = dict(zip(job.module.trained.components, weights, strict=True))
+    run.processes.say("weights: " + ", ".join(str(path) for path in weights))
+    by_component = dict(zip(run.module.trained.components, weights, strict=True))
     loras = {
         name: path
         for name, path in by_component.items()
-        if name in job.module.trained.lora
+        if name in run.module.trained.lora
     }
     full = {name: path for name, path in by_component.items() if name not in loras}
-    preset = job.setup.preset
+    preset = run.setup.preset
     if (
         preset is not None and preset.component not in full
     ):  # trained in full, the weights have it in them
         loras = {"preset": preset.path, **loras}
-    job.world.say("try them: " + generate_command(job.setup, job.found, full, loras))
+    run.processes.say(
+        "try them: " + generate_command(run.setup, run.found, full, loras)
+    )
 
 
-def files_needed(wiring: Wiring) -> tuple[str, ...]:
+def files_needed(spec: PipelineSpec) -> tuple[str, ...]:
     """The inputs of inference that are pictures or videos."""
     used = make_plan(
-        wiring, frozenset(wiring.inputs), generate_task(wiring, guided=False)
+        spec, frozenset(spec.inputs), generate_task(spec, guided=False)
     ).used_inputs
     files = (
         name
-        for name, source in wiring.inputs.items()
+        for name, source in spec.inputs.items()
         if isinstance(source, Column) and source.is_file
     )
     return tuple(name for name in files if name in used)
@@ -220,7 +229,7 @@ def generate_command(
     )
     held = _held(others, setup, found)
     # Where only their order tells two experts apart, it is that of the components.
-    order = [component.name for component in setup.record.load("components")]
+    order = [component.name for component in setup.family.load("components")]
     paths: list[tuple[int, Any]] = [
         (order.index(name), str(path)) for name, path in full.items()
     ]
@@ -236,9 +245,9 @@ def generate_command(
         "dstrain",
         "generate",
         "--model",
-        setup.wiring.family,
+        setup.spec.family,
         "--variant",
-        setup.wiring.variant,
+        setup.spec.variant,
     ]
     given = [path for _, path in sorted(paths, key=itemgetter(0))]
     words += ["--model_paths", json.dumps(given)] if given else ["--toy"] if toy else []
@@ -249,8 +258,8 @@ def generate_command(
     words += (
         ["--hub", setup.config.hub] if ids and setup.config.hub != "modelscope" else []
     )
-    bare = {option.name for option in setup.record.options if option.is_flag}
-    saving = {option.name for option in setup.record.options if option.saves}
+    bare = {option.name for option in setup.family.options if option.is_flag}
+    saving = {option.name for option in setup.family.options if option.saves}
     for name, value in (
         (n, v) for n, v in setup.config.family_options.items() if n not in saving
     ):
@@ -261,9 +270,9 @@ def generate_command(
         setup.task.runs_sampler
     ):  # what was trained is a number of steps, without guidance
         words += ["--num_inference_steps", "...", "--guidance_scale", "1"]
-    for name in files_needed(setup.wiring):
+    for name in files_needed(setup.spec):
         words += ["--input", f"{name}=FILE"]
-    output = "video.mp4" if setup.wiring.makes_video else "picture.png"
+    output = "video.mp4" if setup.spec.makes_video else "picture.png"
     lacking = _lacking(setup, {*full, *chain(*held)}) if given or not toy else ()
     advice = (
         f" (add the model files of the other components: {', '.join(lacking)})"
@@ -279,7 +288,7 @@ def _held(
     """The components in each of these sets of files; of files that are not here, what
     their place says.
     """
-    known: Sequence[Component] = setup.record.load("components")
+    known: Sequence[Component] = setup.family.load("components")
     files = dict(found.files)
     here = [replace(config, hub=None) for config in setup.models if _paths(config)]
     with suppress(
@@ -300,11 +309,11 @@ def _held(
 
 def _lacking(setup: Setup, held: Collection[str]) -> tuple[str, ...]:
     """The components with weights that inference loads and that are not held."""
-    known: Sequence[Component] = setup.record.load("components")
+    known: Sequence[Component] = setup.family.load("components")
     loaded = make_plan(
-        setup.wiring,
-        frozenset(setup.wiring.inputs),
-        generate_task(setup.wiring, guided=True),
+        setup.spec,
+        frozenset(setup.spec.inputs),
+        generate_task(setup.spec, guided=True),
     ).components[""]
     weights = {component.name for component in known if not component.is_folder}
     return tuple(name for name in loaded if name in weights - set(held))

@@ -18,7 +18,7 @@ from dstrain.storage.safetensors import (
     write_tensors,
 )
 
-from tests.support.runs import config, files, job, log, project, train
+from tests.support.runs import config, files, log, project, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -71,13 +71,13 @@ def test_a_run_begins_from_the_weights_with_a_new_optimizer_at_step_0(
         learning_rate=1e-3,
         **flags,
     )
-    ready = job(given)
+    ready = training_run(given)
     assert (ready.step, ready.learning_rate, ready.optimizer.state_dict()["state"]) == (
         0,
         1e-3,
         {},
     )
-    plain = job(config(here, **flags)).module.trained.parameters
+    plain = training_run(config(here, **flags)).module.trained.parameters
     network = {
         name: ready.module.pipeline.components[name].state_dict()
         for name in ready.module.trained.components
@@ -217,14 +217,14 @@ def test_a_lora_in_the_names_of_another_program_is_a_start_and_no_full_weights(
     path, kohya = saved["lora"] / "step-2.safetensors", tmp_path / "kohya.safetensors"
     export(path, kohya, "kohya")
     own, other = (
-        job(config(here, resume_from_checkpoint=one)).module.trained.parameters
+        training_run(config(here, resume_from_checkpoint=one)).module.trained.parameters
         for one in (path, kohya)
     )
     assert all(torch.equal(own[name], parameter) for name, parameter in other.items())
     with pytest.raises(
         StateError, match="holds LoRA layers of dit, which is trained in full"
     ):
-        job(config(here, resume_from_checkpoint=kohya, **FULL))
+        training_run(config(here, resume_from_checkpoint=kohya, **FULL))
 
 
 def test_a_preset_is_not_dropped_where_weights_take_the_place_of_what_it_is_for(
@@ -233,19 +233,21 @@ def test_a_preset_is_not_dropped_where_weights_take_the_place_of_what_it_is_for(
     lora, full = (saved[name] / "step-2.safetensors" for name in ("lora", "full"))
     words = rf"--preset_lora_path: is not merged into dit, all of which .*{full}"
     with pytest.raises(UsageError, match=words) as caught:
-        job(config(here, resume_from_checkpoint=full, preset_lora_path=lora, **FULL))
+        training_run(
+            config(here, resume_from_checkpoint=full, preset_lora_path=lora, **FULL)
+        )
     assert (
         "a preset is in the weights that were trained on it"
         in caught.value.help_lines[0]
     )
-    job(config(here, resume_from_checkpoint=lora, preset_lora_path=lora))
+    training_run(config(here, resume_from_checkpoint=lora, preset_lora_path=lora))
 
 
 def test_a_file_whose_name_has_a_comma_is_one_file(
     here: Path, saved: dict[str, Path], tmp_path: Path
 ) -> None:
     path = changed(saved["full"] / "step-2.safetensors", tmp_path / "a,b.safetensors")
-    assert job(config(here, resume_from_checkpoint=path, **FULL)).step == 0
+    assert training_run(config(here, resume_from_checkpoint=path, **FULL)).step == 0
 
 
 def test_a_file_is_sealed_and_one_that_is_not_of_ours_is_not_read_as_ours(

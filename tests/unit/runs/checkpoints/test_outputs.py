@@ -20,12 +20,12 @@ from tests.support.runs import (
     PowerCut,
     config,
     files,
-    job,
     log,
     project,
     same,
     stop_at,
     train,
+    training_run,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -89,7 +89,7 @@ def test_each_of_several_trainables_has_a_file_of_its_own(
         for name in made["epoch-0.dit.safetensors"]
     )
     whole = (
-        job(config(here, trainable_models="text_encoder"))
+        training_run(config(here, trainable_models="text_encoder"))
         .module.pipeline.components["text_encoder"]
         .state_dict()
     )

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.cache.store import FeatureStore
+from dstrain.cache.store import FeatureCache
 from dstrain.config.fields import LoraFile
 from dstrain.config.schema import GenerateConfig
-from dstrain.distributed.world import World
+from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.run import generate
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.build import feed
+from dstrain.runs.build import open_training_data
 from dstrain.runs.reports import previews
 from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.resolve import resolve
@@ -29,12 +29,12 @@ from tests.support.family import weights_of
 from tests.support.runs import (
     PowerCut,
     config,
-    job,
     outcome,
     project,
     same,
     stop_at,
     train,
+    training_run,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -179,11 +179,11 @@ def test_stage_1_stores_prompts_under_the_keys_of_rows_and_a_changed_prompt_refi
 ) -> None:
     place = {"task": STAGES[0], "feature_cache": tmp_path}
     train(here, **place)
-    rows = set(FeatureStore.open(tmp_path).where)
+    rows = set(FeatureCache.open(tmp_path).where)
     train(here, **place, preview_prompt=("dog", "cat"))  # both are captions
-    assert set(FeatureStore.open(tmp_path).where) == rows
+    assert set(FeatureCache.open(tmp_path).where) == rows
     train(here, **place, preview_prompt=("new",))
-    assert len(set(FeatureStore.open(tmp_path).where) - rows) == 2
+    assert len(set(FeatureCache.open(tmp_path).where) - rows) == 2
     assert len(list((tmp_path / "plans").iterdir())) == 1
 
 
@@ -226,9 +226,9 @@ def test_stage_2_loads_a_decoder_for_previews_alone_and_no_encoder(
 
 
 def noting(load: Any, loaded: list[set[str]]) -> Any:
-    def noted(record: Any, wiring: Any, found: Any, *more: Any, **named: Any) -> Any:
+    def noted(family: Any, spec: Any, found: Any, *more: Any, **named: Any) -> Any:
         loaded.append(set(found.files))
-        return load(record, wiring, found, *more, **named)
+        return load(family, spec, found, *more, **named)
 
     return noted
 
@@ -346,15 +346,15 @@ def test_without_a_size_a_preview_has_the_variants_bounded(
     asked = config(here, preview_prompt=("dog",))
     setup = resolve(asked)
     large = replace(
-        setup.wiring, defaults={**setup.wiring.defaults, "height": 1024, "width": 2048}
+        setup.spec, defaults={**setup.spec.defaults, "height": 1024, "width": 2048}
     )
-    assert _size(replace(setup, wiring=large)) == (
+    assert _size(replace(setup, spec=large)) == (
         360,
         720,
     )  # at most 512 x 512 pixels, in multiples of 8
     bounded = replace(
         setup,
-        wiring=large,
+        spec=large,
         config=config(here, preview_prompt=("dog",), max_pixels=64 * 64),
     )
     assert _size(bounded) == (40, 88)
@@ -407,8 +407,10 @@ def test_a_preview_that_fails_is_a_warning_with_its_reason_and_training_goes_on(
 def test_a_run_that_is_asked_to_stop_leaves_its_previews_to_the_continuation(
     here: Path, tmp_path: Path
 ) -> None:
-    ready = job(config(here, output_path=tmp_path, max_steps=1, **TWO))
-    opened = previews.open_previews(ready.setup, feed(ready.setup, ready.world))
+    ready = training_run(config(here, output_path=tmp_path, max_steps=1, **TWO))
+    opened = previews.open_previews(
+        ready.setup, open_training_data(ready.setup, ready.processes)
+    )
     opened.load(ready)
     opened.make_if_due(ready, True, lambda: True)
     assert not made(tmp_path)
@@ -419,13 +421,15 @@ def test_a_run_that_is_asked_to_stop_leaves_its_previews_to_the_continuation(
 def test_processes_beside_the_main_one_load_and_make_nothing_and_wait(
     here: Path, tmp_path: Path
 ) -> None:
-    ready = job(config(here, output_path=tmp_path, **TWO))
+    ready = training_run(config(here, output_path=tmp_path, **TWO))
     waits: list[int] = []
     other = SimpleNamespace(
         process_index=1, num_processes=2, wait_for_everyone=lambda: waits.append(1)
     )
-    ready.world = World(other)
-    opened = previews.open_previews(ready.setup, feed(ready.setup, ready.world))
+    ready.processes = ProcessGroup(other)
+    opened = previews.open_previews(
+        ready.setup, open_training_data(ready.setup, ready.processes)
+    )
     opened.load(ready)
     assert opened.pipeline is None
     opened.make_if_due(ready, False, lambda: False)
@@ -438,7 +442,7 @@ def test_processes_beside_the_main_one_load_and_make_nothing_and_wait(
 def test_modes_generators_and_gradients_are_as_they_were_after_a_preview(
     here: Path,
 ) -> None:
-    pipeline = job(config(here)).module.pipeline
+    pipeline = training_run(config(here)).module.pipeline
     dit = pipeline.components["dit"]
     modes = [module.training for module in dit.modules()]
     opened = [parameter.requires_grad for parameter in dit.parameters()]

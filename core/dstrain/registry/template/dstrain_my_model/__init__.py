@@ -2,11 +2,11 @@
 
 from types import MappingProxyType
 
-from dstrain import ModelRecord
+from dstrain import ModelFamily
 
-MODEL = ModelRecord(
+MODEL = ModelFamily(
     name="my_model",
-    wiring="dstrain_my_model.pipeline:build",
+    pipelines="dstrain_my_model.pipeline:build",
     components="dstrain_my_model.components:COMPONENTS",
     toy="dstrain_my_model.toy:write",
     variants=("base",),

@@ -10,7 +10,7 @@ DOWNSCALE = 8
 
 
 def predict(
-    noisy: Tensor,
+    noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
     prompt_mask: Tensor,
@@ -22,7 +22,7 @@ def predict(
     noisy: (batch, channels, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb: (batch, bytes, channels).
     prompt_mask: (batch, bytes), bool.
     """
-    prediction: Tensor = dit(noisy, timestep / 1000, prompt_emb, prompt_mask)
+    prediction: Tensor = dit(noisy_latents, timestep / 1000, prompt_emb, prompt_mask)
     return prediction
 
 

@@ -2,35 +2,43 @@
 
 from types import MappingProxyType
 
-from dstrain import Column, FlowMatchSchedule, Given, Signature, Size, Unit, Wiring
+from dstrain import (
+    Column,
+    FlowMatchSchedule,
+    FunctionSpec,
+    InferenceOnly,
+    Measured,
+    PipelineSpec,
+    Unit,
+)
 from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN
-from dstrain.models.functional import guide
+from dstrain.models.functional import apply_guidance
 
 from . import model_fn, units
 
 
-def build(variant: str) -> Wiring:
+def build(variant: str) -> PipelineSpec:
     """Wire a variant; dstrain asks only for those that the record names."""
-    return Wiring(
+    return PipelineSpec(
         family="my_model",
         variant=variant,
         components=("dit", "text_encoder", "vae"),
         units=(Unit.of(units.encode_prompt), Unit.of(units.encode_image)),
-        model_fn=Signature.of(model_fn.predict, given=GIVEN_TO_MODEL_FN),
+        model_fn=FunctionSpec.of(model_fn.predict, given=GIVEN_TO_MODEL_FN),
         decoders=(Unit.of(units.decode, given=GIVEN_TO_DECODER),),
         inputs=MappingProxyType(
             {
                 "prompt": Column("prompt"),
-                "negative_prompt": Given(),
+                "negative_prompt": InferenceOnly(),
                 "input_image": Column("image", "picture", multiple=model_fn.DOWNSCALE),
-                "height": Size("input_image", "height"),
-                "width": Size("input_image", "width"),
+                "height": Measured("input_image", "height"),
+                "width": Measured("input_image", "width"),
             }
         ),
         schedule=FlowMatchSchedule(shift=3.0, latents_per_token=1),
-        latent_shape=Signature.of(model_fn.latent_shape),
-        guide=guide,
-        per_side=MappingProxyType({"prompt": "negative_prompt"}),
+        latent_shape=FunctionSpec.of(model_fn.latent_shape),
+        apply_guidance=apply_guidance,
+        cfg_inputs=MappingProxyType({"prompt": "negative_prompt"}),
         padded=MappingProxyType({"prompt_emb": 1, "prompt_mask": 1}),
         defaults=MappingProxyType(
             {

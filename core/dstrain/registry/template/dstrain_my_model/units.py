@@ -3,7 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
-from dstrain.models.functional import as_picture, signed_pixels
+from dstrain.models.functional import images_to_tensor, tensor_to_image
 from PIL import Image
 from torch import Tensor
 
@@ -45,11 +45,11 @@ def encode_image(
     """RGB picture, its sides multiples of 8 -> latents."""
     return {
         "input_latents": vae.encoder(
-            signed_pixels([input_image]).to(device, dtype)
+            images_to_tensor([input_image]).to(device, dtype)
         ).float()
     }
 
 
 def decode(latents: Tensor, *, vae: Any, dtype: torch.dtype) -> Picture:
     """Latents, (1, channels, height / 8, width / 8) -> RGB picture."""
-    return {"image": as_picture(vae.decoder(latents.to(dtype)))}
+    return {"image": tensor_to_image(vae.decoder(latents.to(dtype)))}

@@ -18,7 +18,7 @@ from dstrain.models.formats import in_layout
 from dstrain.models.hub import Origin
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
-from dstrain_wan import layouts
+from dstrain_wan import formats
 from dstrain_wan.components import COMPONENTS
 from dstrain_wan.toy import DIT, DITS, IMAGE, TEXT, VAE, VAE_5B
 from safetensors.torch import save_file
@@ -74,13 +74,13 @@ def original(name: str, network: nn.Module) -> dict[str, Tensor]:
     """The network's weights under the names and in the shapes of the original files."""
     state = dict(network.state_dict())
     if name == "dit":
-        return in_layout(layouts.ORIGINAL_DIT, state)
+        return in_layout(formats.ORIGINAL_DIT, state)
     if name == "vae":
-        return in_layout(layouts.ORIGINAL_VAE, state, _samplers(network.config))
+        return in_layout(formats.ORIGINAL_VAE, state, _samplers(network.config))
     if name == "text_encoder":
         del state["encoder.embed_tokens.weight"]
-        return in_layout(layouts.ORIGINAL_TEXT_ENCODER, state)
-    old = in_layout(layouts.ORIGINAL_IMAGE_ENCODER, state)
+        return in_layout(formats.ORIGINAL_TEXT_ENCODER, state)
+    old = in_layout(formats.ORIGINAL_IMAGE_ENCODER, state)
     old["visual.cls_embedding"] = old["visual.cls_embedding"][None, None]
     old["visual.pos_embedding"] = old["visual.pos_embedding"][None]
     return old | {
@@ -96,7 +96,7 @@ def _samplers(config: Any) -> list[str]:
     """
     blocks = config["num_res_blocks"]
     ends = [(level + 1) * (blocks + 2) - 1 for level in range(3)]
-    flat = [
+    underscored = [
         f"decoder.upsamples.{i}.{'resample.1' if i in ends else 'residual.0'}."
         for i in range(4 * (blocks + 2) - 1)
     ]
@@ -108,7 +108,7 @@ def _samplers(config: Any) -> list[str]:
         f"encoder.downsamples.{level}.downsamples.{blocks}.resample.1.bias"
         for level in range(3)
     ]
-    return [*up, *down] if config["is_residual"] else flat
+    return [*up, *down] if config["is_residual"] else underscored
 
 
 def load(name: str, files: Files, network: Any) -> nn.Module:
@@ -149,7 +149,7 @@ def test_original_files_load_as_the_network_they_were_made_from(
     files = recognised(
         saved(tmp_path / f"model.{suffix}", original(name, network)), name
     )
-    assert files.layout is not None
+    assert files.checkpoint_format is not None
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
 
@@ -159,7 +159,7 @@ def test_files_in_the_networks_own_names_load_too(case: str, tmp_path: Path) -> 
     files = recognised(
         saved(tmp_path / "model.safetensors", network.state_dict()), name
     )
-    assert files.layout is None
+    assert files.checkpoint_format is None
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
 
@@ -333,7 +333,7 @@ def test_one_file_of_comfyui_gives_every_component(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("prefix", (*layouts.IMAGE_ENCODER_PREFIXES, ""))
+@pytest.mark.parametrize("prefix", (*formats.IMAGE_ENCODER_PREFIXES, ""))
 def test_the_published_image_encoder_loads_with_the_halves_nobody_needs(
     prefix: str, tmp_path: Path
 ) -> None:

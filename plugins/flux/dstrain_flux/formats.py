@@ -9,9 +9,9 @@ files that ComfyUI reads and writes.
 from functools import partial
 
 from dstrain.models.formats import (
-    Layout,
-    LoraNaming,
-    Row,
+    CheckpointFormat,
+    KeyMap,
+    LoraKeyFormat,
     Shapes,
     nth_of,
     same_configuration,
@@ -23,9 +23,9 @@ TEXT_ENCODER_1_PREFIXES = ("text_encoders.clip_l.",)
 TEXT_ENCODER_2_PREFIXES = ("text_encoders.t5xxl.",)
 
 
-def _fused(own: tuple[str, ...], file: str) -> tuple[Row, ...]:
+def _fused(own: tuple[str, ...], file: str) -> tuple[KeyMap, ...]:
     """Modules whose weights the file has as one, in this order and of equal size."""
-    return tuple(Row(name, file, nth_of(i, len(own))) for i, name in enumerate(own))
+    return tuple(KeyMap(name, file, nth_of(i, len(own))) for i, name in enumerate(own))
 
 
 def _rows_of(
@@ -35,7 +35,7 @@ def _rows_of(
     return first * width, None if last is None else last * width
 
 
-def _qkv_and_mlp(file: str, embedder: str) -> tuple[Row, ...]:
+def _qkv_and_mlp(file: str, embedder: str) -> tuple[KeyMap, ...]:
     """The first linear layers of a block for both, whose weights the file has as one:
     three of the width, one wider.
 
@@ -48,16 +48,16 @@ def _qkv_and_mlp(file: str, embedder: str) -> tuple[Row, ...]:
         ("proj_mlp", 3, None),
     )
     return tuple(
-        Row(f"{_SINGLE}{own}", file, partial(_rows_of, first, last, embedder))
+        KeyMap(f"{_SINGLE}{own}", file, partial(_rows_of, first, last, embedder))
         for own, first, last in parts
     )
 
 
-def _embedder(own: str, file: str) -> tuple[Row, ...]:
+def _embedder(own: str, file: str) -> tuple[KeyMap, ...]:
     place = f"time_text_embed.{own}_embedder"
     return (
-        Row(f"{place}.linear_1", f"{file}.in_layer"),
-        Row(f"{place}.linear_2", f"{file}.out_layer"),
+        KeyMap(f"{place}.linear_1", f"{file}.in_layer"),
+        KeyMap(f"{place}.linear_2", f"{file}.out_layer"),
     )
 
 
@@ -68,33 +68,33 @@ def _stream(
     norms: tuple[str, str],
     out: str,
     ff: str,
-) -> list[Row]:
+) -> list[KeyMap]:
     """The rows of the half for pictures (`img`) or text (`txt`) of a block that has
     both.
     """
     own, old = "transformer_blocks.*.", f"double_blocks.*.{file}_"
     return [
-        Row(f"{own}{norm}.linear", f"{old}mod.lin"),
+        KeyMap(f"{own}{norm}.linear", f"{old}mod.lin"),
         *_fused(tuple(f"{own}attn.{name}" for name in qkv), f"{old}attn.qkv"),
-        Row(f"{own}attn.{norms[0]}.weight", f"{old}attn.norm.query_norm.scale"),
-        Row(f"{own}attn.{norms[1]}.weight", f"{old}attn.norm.key_norm.scale"),
-        Row(f"{own}attn.{out}", f"{old}attn.proj"),
-        Row(f"{own}{ff}.net.0.proj", f"{old}mlp.0"),
-        Row(f"{own}{ff}.net.2", f"{old}mlp.2"),
+        KeyMap(f"{own}attn.{norms[0]}.weight", f"{old}attn.norm.query_norm.scale"),
+        KeyMap(f"{own}attn.{norms[1]}.weight", f"{old}attn.norm.key_norm.scale"),
+        KeyMap(f"{own}attn.{out}", f"{old}attn.proj"),
+        KeyMap(f"{own}{ff}.net.0.proj", f"{old}mlp.0"),
+        KeyMap(f"{own}{ff}.net.2", f"{old}mlp.2"),
     ]
 
 
 _SINGLE = "single_transformer_blocks.*."
 
-ORIGINAL_DIT = Layout(
-    marks=(
+ORIGINAL_DIT = CheckpointFormat(
+    key_patterns=(
         "img_in.weight",
         "double_blocks.*.img_attn.qkv.weight",
         "single_blocks.*.linear1.weight",
     ),
     rows=(
-        Row("x_embedder", "img_in"),
-        Row("context_embedder", "txt_in"),
+        KeyMap("x_embedder", "img_in"),
+        KeyMap("context_embedder", "txt_in"),
         *_embedder("timestep", "time_in"),
         *_embedder("text", "vector_in"),
         *_embedder("guidance", "guidance_in"),
@@ -114,41 +114,41 @@ ORIGINAL_DIT = Layout(
             "to_add_out",
             "ff_context",
         ),
-        Row(f"{_SINGLE}norm.linear", "single_blocks.*.modulation.lin"),
+        KeyMap(f"{_SINGLE}norm.linear", "single_blocks.*.modulation.lin"),
         *_qkv_and_mlp("single_blocks.*.linear1", "img_in.weight"),
-        Row(f"{_SINGLE}attn.norm_q.weight", "single_blocks.*.norm.query_norm.scale"),
-        Row(f"{_SINGLE}attn.norm_k.weight", "single_blocks.*.norm.key_norm.scale"),
-        Row(f"{_SINGLE}proj_out", "single_blocks.*.linear2"),
+        KeyMap(f"{_SINGLE}attn.norm_q.weight", "single_blocks.*.norm.query_norm.scale"),
+        KeyMap(f"{_SINGLE}attn.norm_k.weight", "single_blocks.*.norm.key_norm.scale"),
+        KeyMap(f"{_SINGLE}proj_out", "single_blocks.*.linear2"),
         # The original gives shift, then scale; diffusers takes scale, then shift.
-        Row("norm_out.linear", "final_layer.adaLN_modulation.1", nth_of(1, 2)),
-        Row("norm_out.linear", "final_layer.adaLN_modulation.1", nth_of(0, 2)),
-        Row("proj_out", "final_layer.linear"),
+        KeyMap("norm_out.linear", "final_layer.adaLN_modulation.1", nth_of(1, 2)),
+        KeyMap("norm_out.linear", "final_layer.adaLN_modulation.1", nth_of(0, 2)),
+        KeyMap("proj_out", "final_layer.linear"),
     ),
 )
 
 
 def _reference_stream(
     file: str, norm: str, qkv: tuple[str, str, str], out: str, ff: str
-) -> list[Row]:
+) -> list[KeyMap]:
     """The rows of the half for pictures (`a`) or text (`b`) of a block that has both."""
     own, old, norms = "transformer_blocks.*.", "blocks.*.", ("norm_q", "norm_k")
     mine = norms if file == "a" else ("norm_added_q", "norm_added_k")
     return [
-        Row(f"{own}{norm}.linear", f"{old}norm1_{file}.linear"),
+        KeyMap(f"{own}{norm}.linear", f"{old}norm1_{file}.linear"),
         *_fused(tuple(f"{own}attn.{name}" for name in qkv), f"{old}attn.{file}_to_qkv"),
         *(
-            Row(f"{own}attn.{name}", f"{old}attn.{theirs}_{file}")
+            KeyMap(f"{own}attn.{name}", f"{old}attn.{theirs}_{file}")
             for name, theirs in zip(mine, norms, strict=True)
         ),
-        Row(f"{own}attn.{out}", f"{old}attn.{file}_to_out"),
-        Row(f"{own}{ff}.net.0.proj", f"{old}ff_{file}.0"),
-        Row(f"{own}{ff}.net.2", f"{old}ff_{file}.2"),
+        KeyMap(f"{own}attn.{out}", f"{old}attn.{file}_to_out"),
+        KeyMap(f"{own}{ff}.net.0.proj", f"{old}ff_{file}.0"),
+        KeyMap(f"{own}{ff}.net.2", f"{old}ff_{file}.2"),
     ]
 
 
-def _reference_embedder(own: str, file: str) -> tuple[Row, ...]:
+def _reference_embedder(own: str, file: str) -> tuple[KeyMap, ...]:
     return tuple(
-        Row(f"time_text_embed.{own}_embedder.linear_{i + 1}", f"{file}.{2 * i}")
+        KeyMap(f"time_text_embed.{own}_embedder.linear_{i + 1}", f"{file}.{2 * i}")
         for i in range(2)
     )
 
@@ -156,8 +156,8 @@ def _reference_embedder(own: str, file: str) -> tuple[Row, ...]:
 # The names of the DiT of modelscope/DiffSynth-Studio (diffsynth/models/flux_dit.py and,
 # beside the original names, utils/state_dict_converters/flux_dit.py), which are those
 # of the reference documents' --lora_target_modules.
-REFERENCE_DIT = Layout(
-    marks=(
+REFERENCE_DIT = CheckpointFormat(
+    key_patterns=(
         "x_embedder.weight",
         "blocks.*.attn.a_to_qkv.weight",
         "single_blocks.*.to_qkv_mlp.weight",
@@ -174,19 +174,19 @@ REFERENCE_DIT = Layout(
             "to_add_out",
             "ff_context",
         ),
-        Row(f"{_SINGLE}norm.linear", "single_blocks.*.norm.linear"),
+        KeyMap(f"{_SINGLE}norm.linear", "single_blocks.*.norm.linear"),
         *_qkv_and_mlp("single_blocks.*.to_qkv_mlp", "x_embedder.weight"),
-        Row(f"{_SINGLE}attn.norm_q.weight", "single_blocks.*.norm_q_a.weight"),
-        Row(f"{_SINGLE}attn.norm_k.weight", "single_blocks.*.norm_k_a.weight"),
-        Row(f"{_SINGLE}proj_out", "single_blocks.*.proj_out"),
-        Row("norm_out.linear", "final_norm_out.linear", nth_of(1, 2)),
-        Row("norm_out.linear", "final_norm_out.linear", nth_of(0, 2)),
-        Row("proj_out", "final_proj_out"),
+        KeyMap(f"{_SINGLE}attn.norm_q.weight", "single_blocks.*.norm_q_a.weight"),
+        KeyMap(f"{_SINGLE}attn.norm_k.weight", "single_blocks.*.norm_k_a.weight"),
+        KeyMap(f"{_SINGLE}proj_out", "single_blocks.*.proj_out"),
+        KeyMap("norm_out.linear", "final_norm_out.linear", nth_of(1, 2)),
+        KeyMap("norm_out.linear", "final_norm_out.linear", nth_of(0, 2)),
+        KeyMap("proj_out", "final_proj_out"),
     ),
 )
 
 
-def autoencoder_rows(shapes: Shapes) -> tuple[Row, ...]:
+def autoencoder_rows(shapes: Shapes) -> tuple[KeyMap, ...]:
     """The table of an autoencoder of any depth: the original counts the decoder's
     levels from the picture up.
     """
@@ -194,14 +194,16 @@ def autoencoder_rows(shapes: Shapes) -> tuple[Row, ...]:
         int(name.split(".")[2]) for name in shapes if name.startswith("decoder.up.")
     }
     rows = [
-        Row("encoder.conv_norm_out", "encoder.norm_out"),
-        Row("decoder.conv_norm_out", "decoder.norm_out"),
+        KeyMap("encoder.conv_norm_out", "encoder.norm_out"),
+        KeyMap("decoder.conv_norm_out", "decoder.norm_out"),
     ]
     for half in ("encoder", "decoder"):
         middle, old = f"{half}.mid_block", f"{half}.mid"
-        rows += [Row(f"{middle}.resnets.{i}", f"{old}.block_{i + 1}") for i in range(2)]
         rows += [
-            Row(f"{middle}.attentions.0.{own}", f"{old}.attn_1.{file}")
+            KeyMap(f"{middle}.resnets.{i}", f"{old}.block_{i + 1}") for i in range(2)
+        ]
+        rows += [
+            KeyMap(f"{middle}.attentions.0.{own}", f"{old}.attn_1.{file}")
             for own, file in _ATTENTION
         ]
     rows += _levels("encoder.down_blocks.*", "encoder.down.*", "down")
@@ -221,16 +223,19 @@ _ATTENTION = (
 )
 
 
-def _levels(own: str, file: str, way: str) -> list[Row]:
+def _levels(own: str, file: str, way: str) -> list[KeyMap]:
     return [
-        Row(f"{own}.resnets.*.conv_shortcut", f"{file}.block.*.nin_shortcut"),
-        Row(f"{own}.resnets.*", f"{file}.block.*"),
-        Row(f"{own}.{way}samplers.0", f"{file}.{way}sample"),
+        KeyMap(f"{own}.resnets.*.conv_shortcut", f"{file}.block.*.nin_shortcut"),
+        KeyMap(f"{own}.resnets.*", f"{file}.block.*"),
+        KeyMap(f"{own}.{way}samplers.0", f"{file}.{way}sample"),
     ]
 
 
-ORIGINAL_VAE = Layout(
-    marks=("encoder.down.*.block.*.conv1.weight", "decoder.up.*.block.*.conv1.weight"),
+ORIGINAL_VAE = CheckpointFormat(
+    key_patterns=(
+        "encoder.down.*.block.*.conv1.weight",
+        "decoder.up.*.block.*.conv1.weight",
+    ),
     rows=autoencoder_rows,
 )
 
@@ -238,39 +243,42 @@ _LAYER = "encoder.layers.*"
 # What other halves of CLIP and other programs leave in the files of a text encoder.
 _LEFT_OVER = ("logit_scale", "*text_projection.weight", "*embeddings.position_ids")
 
-PUBLISHED_TEXT_ENCODER_1 = Layout(
-    marks=(
+PUBLISHED_TEXT_ENCODER_1 = CheckpointFormat(
+    key_patterns=(
         "text_model.embeddings.token_embedding.weight",
         "text_model.final_layer_norm.weight",
     ),
-    rows=(Row("", "text_model"),),
+    rows=(KeyMap("", "text_model"),),
     ignored=_LEFT_OVER,
     configuration=same_configuration,
 )
-COMFYUI_TEXT_ENCODER_1 = Layout(
-    marks=("transformer.text_model.embeddings.token_embedding.weight",),
-    rows=(Row("", "transformer.text_model"),),
+COMFYUI_TEXT_ENCODER_1 = CheckpointFormat(
+    key_patterns=("transformer.text_model.embeddings.token_embedding.weight",),
+    rows=(KeyMap("", "transformer.text_model"),),
     ignored=_LEFT_OVER,
 )
-COMFYUI_TEXT_ENCODER_2 = Layout(
-    marks=(
+COMFYUI_TEXT_ENCODER_2 = CheckpointFormat(
+    key_patterns=(
         "transformer.shared.weight",
         "transformer.encoder.block.*.layer.1.DenseReluDense.wi_0.weight",
     ),
-    rows=(Row("", "transformer"),),
+    rows=(KeyMap("", "transformer"),),
     ignored=_LEFT_OVER,
 )
 
 # Of LoRA files alone; diffsynth/utils/state_dict_converters/flux_text_encoder_clip.py.
-REFERENCE_TEXT_ENCODER_1 = Layout(
-    marks=(),
+REFERENCE_TEXT_ENCODER_1 = CheckpointFormat(
+    key_patterns=(),
     rows=(
         *(
-            Row(f"{_LAYER}.self_attn.{part}_proj", f"encoders.*.attn.to_{part}")
+            KeyMap(f"{_LAYER}.self_attn.{part}_proj", f"encoders.*.attn.to_{part}")
             for part in ("q", "k", "v", "out")
         ),
-        *(Row(f"{_LAYER}.mlp.{part}", f"encoders.*.{part}") for part in ("fc1", "fc2")),
-        Row("embeddings.token_embedding", "token_embedding"),
+        *(
+            KeyMap(f"{_LAYER}.mlp.{part}", f"encoders.*.{part}")
+            for part in ("fc1", "fc2")
+        ),
+        KeyMap("embeddings.token_embedding", "token_embedding"),
     ),
 )
 
@@ -282,15 +290,17 @@ TEXT_ENCODER_2_LAYOUTS = (COMFYUI_TEXT_ENCODER_2,)
 # Names in LoRA files. ComfyUI: comfy/lora.py, model_lora_keys_clip. kohya:
 # networks/lora_flux.py of sd-scripts, which calls T5 `te3`; OneTrainer, whose files
 # ComfyUI takes too, calls it `te2`.
-DIT_LORA = (LoraNaming("reference", ("", "pipe.dit."), REFERENCE_DIT),)
+DIT_LORA = (LoraKeyFormat("reference", ("", "pipe.dit."), REFERENCE_DIT),)
 TEXT_ENCODER_1_LORA = (
     # diffusers reads both, and before version 5 of transformers only the second.
-    LoraNaming("diffusers", ("text_encoder.", "text_encoder.text_model.")),
-    LoraNaming("comfyui", ("text_encoders.clip_l.transformer.text_model.",)),
-    LoraNaming("kohya", ("lora_te1_text_model_", "lora_te_text_model_"), flat=True),
-    LoraNaming("reference", ("", "pipe.text_encoder_1."), REFERENCE_TEXT_ENCODER_1),
+    LoraKeyFormat("diffusers", ("text_encoder.", "text_encoder.text_model.")),
+    LoraKeyFormat("comfyui", ("text_encoders.clip_l.transformer.text_model.",)),
+    LoraKeyFormat(
+        "kohya", ("lora_te1_text_model_", "lora_te_text_model_"), underscored=True
+    ),
+    LoraKeyFormat("reference", ("", "pipe.text_encoder_1."), REFERENCE_TEXT_ENCODER_1),
 )
 TEXT_ENCODER_2_LORA = (
-    LoraNaming("comfyui", ("text_encoders.t5xxl.transformer.",)),
-    LoraNaming("kohya", ("lora_te3_", "lora_te2_"), flat=True),
+    LoraKeyFormat("comfyui", ("text_encoders.t5xxl.transformer.",)),
+    LoraKeyFormat("kohya", ("lora_te3_", "lora_te2_"), underscored=True),
 )

@@ -19,7 +19,7 @@ from dstrain.models.configs import Sought, find_configuration
 from dstrain.models.formats import in_layout
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
-from dstrain_flux import layouts
+from dstrain_flux import formats
 from dstrain_flux.components import COMPONENTS
 from dstrain_flux.toy import CLIP, DIT, T5, VAE
 from safetensors.torch import save_file
@@ -81,15 +81,15 @@ def original(name: str, network: nn.Module) -> dict[str, Tensor]:
     """The network's weights under the names and in the shapes of the original files."""
     state = network.state_dict()
     if name == "dit":
-        return in_layout(layouts.ORIGINAL_DIT, state)
+        return in_layout(formats.ORIGINAL_DIT, state)
     if name == "vae":
-        old = in_layout(layouts.ORIGINAL_VAE, state, LEVELS)
+        old = in_layout(formats.ORIGINAL_VAE, state, LEVELS)
         return {
             key: w[..., None, None] if ".attn_1." in key and w.dim() == 2 else w
             for key, w in old.items()
         }
     if name == "text_encoder_1":
-        return in_layout(layouts.PUBLISHED_TEXT_ENCODER_1, state)
+        return in_layout(formats.PUBLISHED_TEXT_ENCODER_1, state)
     return {
         key: weight
         for key, weight in state.items()
@@ -185,13 +185,13 @@ def test_files_of_the_reference_load_as_the_network_they_were_made_from(
         as_reference(name): weight for name, weight in original("dit", network).items()
     }
     ((fitting, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
-    assert ([component.name for component in fitting], files.layout) == (
+    assert ([component.name for component in fitting], files.checkpoint_format) == (
         ["dit"],
-        layouts.REFERENCE_DIT,
+        formats.REFERENCE_DIT,
     )
     assert_equal(load("dit", files, network).state_dict(), network.state_dict())
     assert (
-        in_layout(layouts.REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
+        in_layout(formats.REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
     )
 
 
@@ -225,7 +225,7 @@ def test_one_file_of_comfyui_gives_every_component(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("prefix", layouts.DIT_PREFIXES)
+@pytest.mark.parametrize("prefix", formats.DIT_PREFIXES)
 def test_a_transformer_alone_may_have_comfyuis_prefix(
     prefix: str, tmp_path: Path
 ) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dstrain.models.formats import (
-    Layout,
-    LoraNaming,
-    Row,
+    CheckpointFormat,
+    KeyMap,
+    LoraKeyFormat,
     Shapes,
     nth_of,
     same_configuration,
@@ -24,7 +24,7 @@ TEXT_ENCODER_PREFIXES = ("text_encoders.umt5xxl.",)
 IMAGE_ENCODER_PREFIXES = ("clip_vision.",)
 
 
-def _attention(own: str, file: str) -> tuple[Row, ...]:
+def _attention(own: str, file: str) -> tuple[KeyMap, ...]:
     parts = (
         ("to_q", "q"),
         ("to_k", "k"),
@@ -39,7 +39,7 @@ def _attention(own: str, file: str) -> tuple[Row, ...]:
         ("norm_added_k", "norm_k_img"),
     )
     return tuple(
-        Row(f"blocks.*.{own}.{name}", f"blocks.*.{file}.{old}")
+        KeyMap(f"blocks.*.{own}.{name}", f"blocks.*.{file}.{old}")
         for name, old in (*parts, *added)
     )
 
@@ -80,56 +80,60 @@ def dit_configuration(
     }
 
 
-ORIGINAL_DIT = Layout(
-    marks=("patch_embedding.weight", "blocks.*.self_attn.q.weight", "head.modulation"),
+ORIGINAL_DIT = CheckpointFormat(
+    key_patterns=(
+        "patch_embedding.weight",
+        "blocks.*.self_attn.q.weight",
+        "head.modulation",
+    ),
     rows=(
-        Row("condition_embedder.time_embedder.linear_1", "time_embedding.0"),
-        Row("condition_embedder.time_embedder.linear_2", "time_embedding.2"),
-        Row("condition_embedder.time_proj", "time_projection.1"),
-        Row("condition_embedder.text_embedder.linear_1", "text_embedding.0"),
-        Row("condition_embedder.text_embedder.linear_2", "text_embedding.2"),
-        Row("condition_embedder.image_embedder.norm1", "img_emb.proj.0"),
-        Row("condition_embedder.image_embedder.ff.net.0.proj", "img_emb.proj.1"),
-        Row("condition_embedder.image_embedder.ff.net.2", "img_emb.proj.3"),
-        Row("condition_embedder.image_embedder.norm2", "img_emb.proj.4"),
-        Row("condition_embedder.image_embedder.pos_embed", "img_emb.emb_pos"),
-        Row("blocks.*.scale_shift_table", "blocks.*.modulation"),
+        KeyMap("condition_embedder.time_embedder.linear_1", "time_embedding.0"),
+        KeyMap("condition_embedder.time_embedder.linear_2", "time_embedding.2"),
+        KeyMap("condition_embedder.time_proj", "time_projection.1"),
+        KeyMap("condition_embedder.text_embedder.linear_1", "text_embedding.0"),
+        KeyMap("condition_embedder.text_embedder.linear_2", "text_embedding.2"),
+        KeyMap("condition_embedder.image_embedder.norm1", "img_emb.proj.0"),
+        KeyMap("condition_embedder.image_embedder.ff.net.0.proj", "img_emb.proj.1"),
+        KeyMap("condition_embedder.image_embedder.ff.net.2", "img_emb.proj.3"),
+        KeyMap("condition_embedder.image_embedder.norm2", "img_emb.proj.4"),
+        KeyMap("condition_embedder.image_embedder.pos_embed", "img_emb.emb_pos"),
+        KeyMap("blocks.*.scale_shift_table", "blocks.*.modulation"),
         *_attention("attn1", "self_attn"),
         *_attention("attn2", "cross_attn"),
-        Row(
+        KeyMap(
             "blocks.*.norm2", "blocks.*.norm3"
         ),  # of cross attention; the others have no weights
-        Row("blocks.*.ffn.net.0.proj", "blocks.*.ffn.0"),
-        Row("blocks.*.ffn.net.2", "blocks.*.ffn.2"),
-        Row("scale_shift_table", "head.modulation"),
-        Row("proj_out", "head.head"),
+        KeyMap("blocks.*.ffn.net.0.proj", "blocks.*.ffn.0"),
+        KeyMap("blocks.*.ffn.net.2", "blocks.*.ffn.2"),
+        KeyMap("scale_shift_table", "head.modulation"),
+        KeyMap("proj_out", "head.head"),
     ),
     configuration=dit_configuration,
 )
 
 
-def _residual(own: str, file: str) -> tuple[Row, ...]:
+def _residual(own: str, file: str) -> tuple[KeyMap, ...]:
     parts = (("norm1", 0), ("conv1", 2), ("norm2", 3), ("conv2", 6))
     rows = tuple(
-        Row(f"{own}.{name}", f"{file}.residual.{place}") for name, place in parts
+        KeyMap(f"{own}.{name}", f"{file}.residual.{place}") for name, place in parts
     )
-    return (*rows, Row(f"{own}.conv_shortcut", f"{file}.shortcut"))
+    return (*rows, KeyMap(f"{own}.conv_shortcut", f"{file}.shortcut"))
 
 
-def vae_rows(shapes: Shapes) -> tuple[Row, ...]:
+def vae_rows(shapes: Shapes) -> tuple[KeyMap, ...]:
     """The table of an autoencoder of 2.1, whose levels are one flat list in the file,
     or of 2.2, where they nest.
     """
-    rows = [Row("quant_conv", "conv1"), Row("post_quant_conv", "conv2")]
+    rows = [KeyMap("quant_conv", "conv1"), KeyMap("post_quant_conv", "conv2")]
     for half in ("encoder", "decoder"):
         middle = f"{half}.mid_block"
         rows += [
-            Row(f"{half}.conv_in", f"{half}.conv1"),
-            Row(f"{half}.norm_out", f"{half}.head.0"),
+            KeyMap(f"{half}.conv_in", f"{half}.conv1"),
+            KeyMap(f"{half}.norm_out", f"{half}.head.0"),
         ]
         rows += [
-            Row(f"{half}.conv_out", f"{half}.head.2"),
-            Row(f"{middle}.attentions.0", f"{half}.middle.1"),
+            KeyMap(f"{half}.conv_out", f"{half}.head.2"),
+            KeyMap(f"{middle}.attentions.0", f"{half}.middle.1"),
         ]
         rows += _residual(f"{middle}.resnets.0", f"{half}.middle.0") + _residual(
             f"{middle}.resnets.1", f"{half}.middle.2"
@@ -140,9 +144,9 @@ def vae_rows(shapes: Shapes) -> tuple[Row, ...]:
     return (*rows, *(_nested(shapes) if nested else _flat(shapes)))
 
 
-def _flat(shapes: Shapes) -> list[Row]:
+def _flat(shapes: Shapes) -> list[KeyMap]:
     rows = [*_residual("encoder.down_blocks.*", "encoder.downsamples.*")]
-    rows.append(Row("encoder.down_blocks.*", "encoder.downsamples.*"))
+    rows.append(KeyMap("encoder.down_blocks.*", "encoder.downsamples.*"))
     samplers = _numbers(r"decoder\.upsamples\.(\d+)\.resample\.", shapes)
     blocks = _numbers(r"decoder\.upsamples\.(\d+)\.", shapes)
     for (block,) in blocks:
@@ -152,7 +156,7 @@ def _flat(shapes: Shapes) -> list[Row]:
         )
         if (block,) in samplers:
             rows.append(
-                Row(
+                KeyMap(
                     f"decoder.up_blocks.{level}.upsamplers.0",
                     f"decoder.upsamples.{block}",
                 )
@@ -165,8 +169,8 @@ def _flat(shapes: Shapes) -> list[Row]:
     return rows
 
 
-def _nested(shapes: Shapes) -> list[Row]:
-    rows: list[Row] = []
+def _nested(shapes: Shapes) -> list[KeyMap]:
+    rows: list[KeyMap] = []
     for half, way in (("encoder", "down"), ("decoder", "up")):
         rows += _residual(
             f"{half}.{way}_blocks.*.resnets.*", f"{half}.{way}samples.*.{way}samples.*"
@@ -175,7 +179,9 @@ def _nested(shapes: Shapes) -> list[Row]:
             rf"{half}\.{way}samples\.(\d+)\.{way}samples\.(\d+)\.resample\.", shapes
         ):
             own = f"{half}.{way}_blocks.{level}.{way}sampler"
-            rows.append(Row(own, f"{half}.{way}samples.{level}.{way}samples.{place}"))
+            rows.append(
+                KeyMap(own, f"{half}.{way}samples.{level}.{way}samples.{place}")
+            )
     return rows
 
 
@@ -189,8 +195,8 @@ def _numbers(pattern: str, names: Shapes) -> list[tuple[int, ...]]:
     )
 
 
-ORIGINAL_VAE = Layout(
-    marks=(
+ORIGINAL_VAE = CheckpointFormat(
+    key_patterns=(
         "encoder.downsamples.*.residual.2.weight",
         "decoder.upsamples.*.residual.2.weight",
         "conv2.weight",
@@ -199,76 +205,76 @@ ORIGINAL_VAE = Layout(
 )
 
 _BLOCK = "encoder.block.*.layer"
-ORIGINAL_TEXT_ENCODER = Layout(
-    marks=(
+ORIGINAL_TEXT_ENCODER = CheckpointFormat(
+    key_patterns=(
         "token_embedding.weight",
         "blocks.*.attn.q.weight",
         "blocks.*.ffn.gate.0.weight",
     ),
     rows=(
-        Row("shared", "token_embedding"),
+        KeyMap("shared", "token_embedding"),
         *(
-            Row(f"{_BLOCK}.0.SelfAttention.{part}", f"blocks.*.attn.{part}")
+            KeyMap(f"{_BLOCK}.0.SelfAttention.{part}", f"blocks.*.attn.{part}")
             for part in "qkvo"
         ),
-        Row(
+        KeyMap(
             f"{_BLOCK}.0.SelfAttention.relative_attention_bias",
             "blocks.*.pos_embedding.embedding",
         ),
-        Row(f"{_BLOCK}.0.layer_norm", "blocks.*.norm1"),
-        Row(f"{_BLOCK}.1.layer_norm", "blocks.*.norm2"),
-        Row(f"{_BLOCK}.1.DenseReluDense.wi_0", "blocks.*.ffn.gate.0"),
-        Row(f"{_BLOCK}.1.DenseReluDense.wi_1", "blocks.*.ffn.fc1"),
-        Row(f"{_BLOCK}.1.DenseReluDense.wo", "blocks.*.ffn.fc2"),
-        Row("encoder.final_layer_norm", "norm"),
+        KeyMap(f"{_BLOCK}.0.layer_norm", "blocks.*.norm1"),
+        KeyMap(f"{_BLOCK}.1.layer_norm", "blocks.*.norm2"),
+        KeyMap(f"{_BLOCK}.1.DenseReluDense.wi_0", "blocks.*.ffn.gate.0"),
+        KeyMap(f"{_BLOCK}.1.DenseReluDense.wi_1", "blocks.*.ffn.fc1"),
+        KeyMap(f"{_BLOCK}.1.DenseReluDense.wo", "blocks.*.ffn.fc2"),
+        KeyMap("encoder.final_layer_norm", "norm"),
     ),
 )
 _T5_MARK = "encoder.block.*.layer.1.DenseReluDense.wi_0.weight"
 # ComfyUI's files hold the tokenizer too.
-COMFYUI_TEXT_ENCODER = Layout(
-    marks=(_T5_MARK, "spiece_model"), ignored=("spiece_model",)
+COMFYUI_TEXT_ENCODER = CheckpointFormat(
+    key_patterns=(_T5_MARK, "spiece_model"), ignored=("spiece_model",)
 )
-COMFYUI_TEXT_ENCODER_IN_ALL = Layout(
-    marks=(f"transformer.{_T5_MARK}",),
-    rows=(Row("", "transformer"),),
+COMFYUI_TEXT_ENCODER_IN_ALL = CheckpointFormat(
+    key_patterns=(f"transformer.{_T5_MARK}",),
+    rows=(KeyMap("", "transformer"),),
     ignored=("spiece_model", "logit_scale"),
 )
 
 _LAYER = "encoder.layers.*"
 _VISUAL = "visual.transformer.*"
-ORIGINAL_IMAGE_ENCODER = Layout(
-    marks=("visual.cls_embedding", "visual.transformer.*.attn.to_qkv.weight"),
+ORIGINAL_IMAGE_ENCODER = CheckpointFormat(
+    key_patterns=("visual.cls_embedding", "visual.transformer.*.attn.to_qkv.weight"),
     rows=(
-        Row("embeddings.class_embedding", "visual.cls_embedding"),
-        Row("embeddings.position_embedding.weight", "visual.pos_embedding"),
-        Row("embeddings.patch_embedding", "visual.patch_embedding"),
-        Row("pre_layrnorm", "visual.pre_norm"),
+        KeyMap("embeddings.class_embedding", "visual.cls_embedding"),
+        KeyMap("embeddings.position_embedding.weight", "visual.pos_embedding"),
+        KeyMap("embeddings.patch_embedding", "visual.patch_embedding"),
+        KeyMap("pre_layrnorm", "visual.pre_norm"),
         *(
-            Row(
+            KeyMap(
                 f"{_LAYER}.self_attn.{part}_proj",
                 f"{_VISUAL}.attn.to_qkv",
                 nth_of(i, 3),
             )
             for i, part in enumerate("qkv")
         ),
-        Row(f"{_LAYER}.self_attn.out_proj", f"{_VISUAL}.attn.proj"),
-        Row(f"{_LAYER}.layer_norm1", f"{_VISUAL}.norm1"),
-        Row(f"{_LAYER}.layer_norm2", f"{_VISUAL}.norm2"),
-        Row(f"{_LAYER}.mlp.fc1", f"{_VISUAL}.mlp.0"),
-        Row(f"{_LAYER}.mlp.fc2", f"{_VISUAL}.mlp.2"),
-        Row("post_layernorm", "visual.post_norm"),
+        KeyMap(f"{_LAYER}.self_attn.out_proj", f"{_VISUAL}.attn.proj"),
+        KeyMap(f"{_LAYER}.layer_norm1", f"{_VISUAL}.norm1"),
+        KeyMap(f"{_LAYER}.layer_norm2", f"{_VISUAL}.norm2"),
+        KeyMap(f"{_LAYER}.mlp.fc1", f"{_VISUAL}.mlp.0"),
+        KeyMap(f"{_LAYER}.mlp.fc2", f"{_VISUAL}.mlp.2"),
+        KeyMap("post_layernorm", "visual.post_norm"),
     ),
     # The half that reads text, and the projections into the space that both halves
     # share.
     ignored=("textual.*", "log_scale", "visual.head"),
 )
 # The names of transformers before version 5, as published.
-PUBLISHED_IMAGE_ENCODER = Layout(
-    marks=(
+PUBLISHED_IMAGE_ENCODER = CheckpointFormat(
+    key_patterns=(
         "vision_model.embeddings.class_embedding",
         "vision_model.post_layernorm.weight",
     ),
-    rows=(Row("", "vision_model"),),
+    rows=(KeyMap("", "vision_model"),),
     ignored=(
         "visual_projection.weight",
         "text_projection.weight",
@@ -292,16 +298,18 @@ IMAGE_ENCODER_LAYOUTS = (ORIGINAL_IMAGE_ENCODER, PUBLISHED_IMAGE_ENCODER)
 # networks/lora_wan.py of musubi-tuner; with two '_', those of VideoX-Fun
 # (comfy/lora_convert.py, convert_lora_wan_fun). The reference has the original names.
 TEXT_ENCODER_LORA = (
-    LoraNaming("comfyui", ("text_encoders.umt5xxl.transformer.",)),
-    LoraNaming("reference", ("", "pipe.text_encoder."), ORIGINAL_TEXT_ENCODER),
+    LoraKeyFormat("comfyui", ("text_encoders.umt5xxl.transformer.",)),
+    LoraKeyFormat("reference", ("", "pipe.text_encoder."), ORIGINAL_TEXT_ENCODER),
 )
 
 
-def dit_lora(name: str) -> tuple[LoraNaming, ...]:
+def dit_lora(name: str) -> tuple[LoraKeyFormat, ...]:
     """How LoRA files name the layers of one of the two experts, or of the only
     transformer.
     """
     return (
-        LoraNaming("kohya", ("lora_unet_", "lora_unet__"), ORIGINAL_DIT, flat=True),
-        LoraNaming("reference", ("", f"pipe.{name}."), ORIGINAL_DIT),
+        LoraKeyFormat(
+            "kohya", ("lora_unet_", "lora_unet__"), ORIGINAL_DIT, underscored=True
+        ),
+        LoraKeyFormat("reference", ("", f"pipe.{name}."), ORIGINAL_DIT),
     )
