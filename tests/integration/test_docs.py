@@ -289,8 +289,11 @@ def test_the_index_leads_to_every_page() -> None:
 
 
 def test_the_command_line_page_is_as_generated() -> None:
-    page = runpy.run_path(str(ROOT / "docs/make_cli.py"))["page"]
-    assert (ROOT / "docs/cli.md").read_text() == page(), "run: python docs/make_cli.py"
+    reference = ROOT / "docs/reference"
+    page = runpy.run_path(str(reference / "make_cli.py"))["page"]
+    assert (reference / "cli.md").read_text() == page(), (
+        "run: python docs/reference/make_cli.py"
+    )
 
 
 def test_a_block_with_its_output_is_read_as_one() -> None:

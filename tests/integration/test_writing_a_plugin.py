@@ -1,5 +1,5 @@
-"""The family that docs/writing-a-plugin.md makes keeps the contract, and its page
-speaks of every test of the kit.
+"""The family of docs/plugins/writing-a-plugin.md keeps the contract, and its page
+names every test of the kit.
 """
 
 import re
@@ -13,7 +13,7 @@ from dstrain.testing.__main__ import write as write_golden
 
 from tests.support import ROOT
 
-PAGE = ROOT / "docs/writing-a-plugin.md"
+PAGE = ROOT / "docs/plugins/writing-a-plugin.md"
 FILE = re.compile(r"^```python file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

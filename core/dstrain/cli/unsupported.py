@@ -24,7 +24,7 @@ INSTEAD = MappingProxyType(
         "config_file": "it is a flag of accelerate: accelerate launch --config_file FILE -m dstrain; "
         "here --config FILE",
         "customized_optimizer": OPTIMIZER,
-        "dataset_config": "want --dataset_base_path DIR, with a metadata file in it: docs/data-sets.md",
+        "dataset_config": "want --dataset_base_path DIR, with a metadata file in it: docs/guide/datasets.md",
         "deterministic": "leave it out: on a CPU the same command gives the same bits; "
         "on a GPU it cannot be asked for yet",
         "dit": FILES,

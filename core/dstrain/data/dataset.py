@@ -219,7 +219,7 @@ def find_metadata(base_path: Path) -> Path:
             [
                 "captions in files of their own, as in "
                 + texts[0]
-                + ", are not read: docs/data-sets.md has six "
+                + ", are not read: docs/guide/datasets.md has six "
                 "lines of Python that write metadata.jsonl from them"
             ]
             if texts and not found

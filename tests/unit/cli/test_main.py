@@ -256,7 +256,7 @@ def test_a_family_flag_named_like_one_of_ours_is_refused(
         ("--resume_from", "want --resume PATH, which goes on where a run stopped"),
         (
             "--dataset_config",
-            "want --dataset_base_path DIR, with a metadata file in it: docs/data-sets.md",
+            "want --dataset_base_path DIR, with a metadata file in it: docs/guide/datasets.md",
         ),
     ],
 )

@@ -422,7 +422,8 @@ def test_captions_beside_pictures_are_told_how_to_become_metadata(base: Path) ->
     with pytest.raises(UsageError, match="has no metadata") as caught:
         find_metadata(base)
     assert (
-        "as in wide.txt, are not read: docs/data-sets.md" in caught.value.help_lines[1]
+        "as in wide.txt, are not read: docs/guide/datasets.md"
+        in caught.value.help_lines[1]
     )
 
 

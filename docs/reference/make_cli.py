@@ -1,5 +1,6 @@
-"""Writes docs/cli.md from the flags themselves: `python docs/make_cli.py`. A test
-compares the page with a new one.
+"""Writes docs/reference/cli.md from the options themselves.
+
+Run `python docs/reference/make_cli.py`; a test compares the page with a new one.
 """
 
 import shlex
@@ -15,13 +16,13 @@ from dstrain.config.schema import GenerateConfig, TrainConfig
 from dstrain.registry.discovery import load_family
 
 PAGE = Path(__file__).with_name("cli.md")
-PLUGINS = Path(__file__).parents[1] / "plugins"
+PLUGINS = Path(__file__).parents[2] / "plugins"
 HEAD = """# The command line
 
 `dstrain --model FAMILY ...` is `dstrain train --model FAMILY ...`; with a launcher, `accelerate launch -m dstrain ...`.
 `--flag_name` and `--flag-name` are one. A flag that would do nothing is refused.
 
-This page is written by `python docs/make_cli.py`.
+This page is written by `python docs/reference/make_cli.py`.
 """
 VARIABLES = """## Environment
 
@@ -33,7 +34,7 @@ VARIABLES = """## Environment
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [
         HEAD,
         _commands(),
@@ -90,7 +91,7 @@ def _row(flag: Flag) -> tuple[str, str, str]:
 
 
 def _others(commands: dict[str, click.Command]) -> Iterator[tuple[str, str, str]]:
-    """Options that are no field of a configuration, with the commands that have them."""
+    """Yield the options that are no configuration field, with the commands that take them."""
     fields = {
         flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config)
     }
