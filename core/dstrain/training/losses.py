@@ -37,7 +37,10 @@ def flow_match(
     """
     sigma = timestep_sampler.draw(rng)
     noise = rng.normal("noise", input_latents.shape[1:]).to(input_latents.device)
-    weight, sigma = timestep_sampler.weight(sigma).to(noise.device), sigma.to(noise.device)
+    weight, sigma = (
+        timestep_sampler.weight(sigma).to(noise.device),
+        sigma.to(noise.device),
+    )
     level = sigma.view(-1, *[1] * (input_latents.ndim - 1))
     constrained = constrain_latents(
         (1 - level) * input_latents + level * noise, sigma * TRAIN_TIMESTEPS, noise

@@ -172,7 +172,8 @@ def test_pictures_to_edit_follow_the_noise_each_with_its_own_first_id(
     assert made.shape == (2, 16, 8, 12)
     tokens = seen[0]["hidden_states"]
     assert torch.equal(
-        tokens, torch.cat([pack(one) for one in (inputs()["noisy_latents"], *pictures)], dim=1)
+        tokens,
+        torch.cat([pack(one) for one in (inputs()["noisy_latents"], *pictures)], dim=1),
     )
     assert seen[0]["img_ids"][:, 0].tolist() == [0] * 24 + [1] * 6 + [2] * 4
     swapped = predict_kontext(
