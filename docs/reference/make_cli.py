@@ -20,7 +20,7 @@ PLUGINS = Path(__file__).parents[2] / "plugins"
 HEAD = """# The command line
 
 `dstrain --model FAMILY ...` is `dstrain train --model FAMILY ...`; with a launcher, `accelerate launch -m dstrain ...`.
-`--flag_name` and `--flag-name` are one. A flag that would do nothing is refused.
+`--flag_name` and `--flag-name` are one. A flag that has no effect is refused.
 
 This page is written by `python docs/reference/make_cli.py`.
 """

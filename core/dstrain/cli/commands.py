@@ -123,7 +123,7 @@ def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
     if click.get_current_context().invoked_subcommand is not None:
         if as_json:
             raise UsageError(
-                "--json", "would do nothing here: it is how the list is printed"
+                "--json", "has no effect here: it is how the list is printed"
             )
         return
     findings = inspect_all(left_out)

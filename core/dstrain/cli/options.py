@@ -340,5 +340,5 @@ def _refuse(config: ModelChoice, family: ModelFamily) -> None:
         ):
             raise UsageError(
                 f"--{option.name}",
-                f"would do nothing: --toy builds its own {option.component}",
+                f"has no effect: --toy builds its own {option.component}",
             )

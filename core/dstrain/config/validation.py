@@ -63,7 +63,7 @@ def _check_model(config: ModelChoice) -> None:
         )
     if config.toy and config.hub != "modelscope":
         raise UsageError(
-            "--hub", "would do nothing: --toy builds a toy model, so nothing is fetched"
+            "--hub", "has no effect: --toy builds a toy model, so nothing is fetched"
         )
     if (
         not files
@@ -118,7 +118,7 @@ def _check_trainables(config: TrainConfig) -> None:
             )
             raise UsageError(
                 flag.spelled,
-                "would do nothing: --trainable_models trains in full",
+                "has no effect: --trainable_models trains in full",
                 help_line,
             )
 
@@ -128,7 +128,7 @@ def _check_steps(config: TrainConfig) -> None:
         help_line = "use --lr_scheduler constant_with_warmup"
         raise UsageError(
             "--lr_warmup_steps",
-            "would do nothing: --lr_scheduler constant has no warm-up",
+            "has no effect: --lr_scheduler constant has no warm-up",
             help_line,
         )
     if config.lr_scheduler == "constant_with_warmup" and not config.lr_warmup_steps:
@@ -146,7 +146,7 @@ def _check_steps(config: TrainConfig) -> None:
 
 def _check_previews(config: TrainConfig) -> None:
     if config.preview_steps is not None and not config.preview_prompt:
-        raise UsageError("--preview_steps", "would do nothing without --preview_prompt")
+        raise UsageError("--preview_steps", "has no effect without --preview_prompt")
     if any(redacted(prompt) != prompt for prompt in config.preview_prompt):
         raise UsageError(
             "--preview_prompt",
@@ -158,7 +158,7 @@ def _check_frames(config: TrainConfig) -> None:
     if config.frame_sampling == "uniform" and config.frame_samples is None:
         raise UsageError("--frame_sampling", "uniform needs --frame_samples")
     if config.frame_sampling != "uniform" and config.frame_samples is not None:
-        what = f"would do nothing with --frame_sampling {config.frame_sampling}"
+        what = f"has no effect with --frame_sampling {config.frame_sampling}"
         raise UsageError("--frame_samples", what, "use --frame_sampling uniform")
 
 
@@ -168,7 +168,7 @@ def _check_beginning(config: TrainConfig) -> None:
     """
     if config.preset_lora_model is not None and config.preset_lora_path is None:
         raise UsageError(
-            "--preset_lora_model", "would do nothing without --preset_lora_path"
+            "--preset_lora_model", "has no effect without --preset_lora_path"
         )
     given = [
         name

@@ -50,7 +50,7 @@ def inputs_given(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
         if name not in spec.inputs:
             raise UsageError(
                 f"--{name}",
-                f"would do nothing: variant {spec.variant} has no such input",
+                f"has no effect: variant {spec.variant} has no such input",
             )
     texts: dict[str, list[str]] = {}
     for item in config.input:

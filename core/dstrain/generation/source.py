@@ -93,7 +93,7 @@ def check_used(
                 if name in spec.cfg_inputs.values()
                 else f"variant {spec.variant} makes nothing from it"
             )
-            raise UsageError(spelled(config, name), f"would do nothing: {why}")
+            raise UsageError(spelled(config, name), f"has no effect: {why}")
 
 
 def sampling_given(config: GenerateConfig) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Task:
 
     @property
     def idle_options(self) -> tuple[str, ...]:
-        """The options that would do nothing, for the loss does not borrow what they act
+        """Options that have no effect, because the loss does not borrow what they act
         through.
         """
         borrows = self.loss.components

@@ -92,7 +92,7 @@ def export(
     family = load_family(name, left_out)
     is_lora = any(KEY.fullmatch(key) for key in tensors)
     if alpha is not None and not is_lora:
-        raise UsageError("--alpha", f"would do nothing: {source} is no LoRA")
+        raise UsageError("--alpha", f"has no effect: {source} is no LoRA")
     if is_lora:
         made = _lora(source, header, family, program, alpha)
     else:

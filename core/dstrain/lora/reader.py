@@ -335,7 +335,7 @@ def _alphas(
     if adapter is not None:
         _check_said(path, group, adapter, said)
     if told is not None and (said or adapter is not None):
-        raise UsageError("--alpha", f"would do nothing: {path} says its alpha itself")
+        raise UsageError("--alpha", f"has no effect: {path} says its alpha itself")
     if said:
         return said, ""
     if adapter is not None:

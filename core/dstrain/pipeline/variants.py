@@ -67,13 +67,13 @@ def settled(
         ):
             raise UsageError(
                 f"--{option.name}",
-                f"would do nothing: it is for {', '.join(option.variants)}",
+                f"has no effect: it is for {', '.join(option.variants)}",
             )
         known = option.component or option.saves or option.name in spec.settings
         if option.name in config.family_options and not known:
             raise UsageError(
                 f"--{option.name}",
-                f"would do nothing: variant {spec.variant} has no such setting",
+                f"has no effect: variant {spec.variant} has no such setting",
             )
     for name, setting in spec.settings.items():
         text = config.family_options.get(name)

@@ -45,7 +45,7 @@ def check_preset(setup: Setup) -> None:
         name for plan in plans for names in plan.components.values() for name in names
     )
     if preset.component not in loaded:
-        what = f"would do nothing: {preset.path} is for {preset.component}, which this run does not load"
+        what = f"has no effect: {preset.path} is for {preset.component}, which this run does not load"
         raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
 
 
@@ -147,7 +147,7 @@ def check_frames(config: TrainConfig, spec: "PipelineSpec") -> None:
         if flag.name in FRAME_FLAGS and getattr(config, flag.name) != flag.default:
             raise UsageError(
                 flag.spelled,
-                f"would do nothing: variant {spec.variant} reads no videos",
+                f"has no effect: variant {spec.variant} reads no videos",
             )
 
 
@@ -188,7 +188,7 @@ def check_saved_names(setup: Setup) -> None:
     ]:
         raise UsageError(
             f"--{setup.saving.name}",
-            f"would do nothing: no LoRA on {component} is trained",
+            f"has no effect: no LoRA on {component} is trained",
         )
 
 
@@ -268,7 +268,7 @@ def _task(
         ):
             raise UsageError(
                 flag.spelled,
-                f"would do nothing: the loss of task {task.name} draws no timesteps",
+                f"has no effect: the loss of task {task.name} draws no timesteps",
             )
     return task
 

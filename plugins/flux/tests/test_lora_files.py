@@ -204,7 +204,7 @@ def test_align_to_opensource_format_is_refused_where_it_would_do_nothing(
     )
     with pytest.raises(
         UsageError,
-        match="--align_to_opensource_format: would do nothing: no LoRA on dit is trained",
+        match="--align_to_opensource_format: has no effect: no LoRA on dit is trained",
     ):
         run(config)
     assert (

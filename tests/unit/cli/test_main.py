@@ -220,7 +220,7 @@ def test_the_familys_flags_reach_the_configuration(
     assert runs[0].family_options == {"tokenizer_path": "here"}
     assert main([*BASE, "--tokenizer_path", "here"]) == 2
     assert (
-        "--tokenizer_path: would do nothing: --toy builds its own tokenizer"
+        "--tokenizer_path: has no effect: --toy builds its own tokenizer"
         in capsys.readouterr().err
     )
 

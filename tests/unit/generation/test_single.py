@@ -210,7 +210,7 @@ def test_what_would_be_ignored_is_refused_before_loading(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (16, 16)).save("a.png")
-    with pytest.raises(UsageError, match="would do nothing: " + what) as refused:
+    with pytest.raises(UsageError, match="has no effect: " + what) as refused:
         generate(wanted(model, tmp_path / "x.png", variant="base", **flags))
     assert refused.value.where == where
 

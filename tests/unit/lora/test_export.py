@@ -127,10 +127,10 @@ def test_an_alpha_that_a_file_does_not_say_can_be_told(
     assert {layer.alpha / layer.rank for layer in made.values()} == {ratio}
     assert made.keys() == read(path).layers.keys()
     with pytest.raises(
-        UsageError, match=r"--alpha: would do nothing: .* says its alpha itself"
+        UsageError, match=r"--alpha: has no effect: .* says its alpha itself"
     ):
         export(path, tmp_path / "y.safetensors", "diffusers", "fused", alpha=told)
-    with pytest.raises(UsageError, match=r"--alpha: would do nothing: .* is no LoRA"):
+    with pytest.raises(UsageError, match=r"--alpha: has no effect: .* is no LoRA"):
         export(written(tmp_path / "w.safetensors", {"a": torch.ones(1)}), tmp_path / "y", "diffusers", "fused",
                alpha=told)  # fmt: skip
 

@@ -218,7 +218,7 @@ def test_what_does_not_say_its_component_is_asked_for(
 
 
 @pytest.mark.parametrize(("flags", "match"), [
-    ({"preset_lora_model": "dit"}, "--preset_lora_model: would do nothing without --preset_lora_path"),
+    ({"preset_lora_model": "dit"}, "--preset_lora_model: has no effect without --preset_lora_path"),
     ({"preset_lora_path": "FILE", "preset_lora_model": "dti"}, "has no component 'dti'.*did you mean 'dit'"),
     ({"preset_lora_path": "FILE", "preset_lora_model": "text_encoder"}, "is a LoRA of dit, and not of text_"),
     ({"preset_lora_path": "nowhere"}, "nowhere: no such LoRA file"),
@@ -263,7 +263,7 @@ def test_a_preset_of_what_no_stage_loads_is_refused_unless_a_preview_does(
     monkeypatch.setattr(family, "build", build)
     with pytest.raises(
         UsageError,
-        match=r"--preset_lora_path: would do nothing: .* is for dit, .*\n  it loads .*dit2",
+        match=r"--preset_lora_path: has no effect: .* is for dit, .*\n  it loads .*dit2",
     ):
         resolve(
             config(here, lora_base_model="dit2", lora_target_modules="to_q", **flags)

@@ -217,7 +217,7 @@ def test_flags_for_videos_are_refused_where_there_are_none(
     flags: dict[str, Any], here: Path
 ) -> None:
     with pytest.raises(
-        UsageError, match="would do nothing: variant base reads no videos"
+        UsageError, match="has no effect: variant base reads no videos"
     ):
         resolve(
             TrainConfig(
@@ -303,7 +303,7 @@ def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
     )
     config = TrainConfig(model="tiny", family_options={"deep": "True"})
     assert settled(build("other"), family, config).variant == "other"
-    with pytest.raises(UsageError, match="--deep: would do nothing: it is for other"):
+    with pytest.raises(UsageError, match="--deep: has no effect: it is for other"):
         settled(build("base"), family, config)
 
 
@@ -349,7 +349,7 @@ def test_the_flag_of_a_setting_that_the_variant_lacks_is_refused() -> None:
         == 64
     )
     with pytest.raises(
-        UsageError, match="--area: would do nothing: variant base has no such setting"
+        UsageError, match="--area: has no effect: variant base has no such setting"
     ):
         settled(build("base"), family, config)
 

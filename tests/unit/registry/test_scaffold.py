@@ -105,7 +105,7 @@ def test_flags_of_the_list_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plugins", "--json", "new", "ab"]) == 2
-    assert "--json: would do nothing" in capsys.readouterr().err
+    assert "--json: has no effect" in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 

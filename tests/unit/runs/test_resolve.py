@@ -71,7 +71,7 @@ def test_names_of_another_program_are_refused_without_a_lora_of_the_default_comp
     trained: Trainables,
 ) -> None:
     with pytest.raises(
-        UsageError, match="--as_others: would do nothing: no LoRA on dit is trained"
+        UsageError, match="--as_others: has no effect: no LoRA on dit is trained"
     ):
         check_saved_names(setup_of(trained, saving=SAVES))
     check_saved_names(

@@ -381,7 +381,7 @@ def test_options_that_do_nothing_here_are_refused(
     with pytest.raises(UsageError) as caught:
         resolve(distill(here, **{flag: value}))
     assert caught.value.where == f"--{flag}"
-    assert "would do nothing: the loss of task direct_distill" in caught.value.what
+    assert "has no effect: the loss of task direct_distill" in caught.value.what
     resolve(config(here, **{flag: value}))
 
 

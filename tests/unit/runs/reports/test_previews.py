@@ -465,7 +465,7 @@ def test_modes_generators_and_gradients_are_as_they_were_after_a_preview(
         (
             {"preview_steps": 3},
             "--preview_steps",
-            "would do nothing without --preview_prompt",
+            "has no effect without --preview_prompt",
         ),
         ({"preview_prompt": ("dog",), "preview_steps": 0}, "--preview_steps", "0"),
     ],
