@@ -216,9 +216,7 @@ def test_an_extra_input_that_no_variant_knows_is_named(here: Path) -> None:
 def test_flags_for_videos_are_refused_where_there_are_none(
     flags: dict[str, Any], here: Path
 ) -> None:
-    with pytest.raises(
-        UsageError, match="has no effect: variant base reads no videos"
-    ):
+    with pytest.raises(UsageError, match="has no effect: variant base reads no videos"):
         resolve(
             TrainConfig(
                 model="tiny", toy=True, dataset_base_path=here / "data", **flags
