@@ -20,7 +20,7 @@ from dstrain.cli.main import command_group, main
 from dstrain.config.fields import flags
 from dstrain.config.schema import GenerateConfig, ModelChoice, TrainConfig
 from dstrain.graph.spec import PipelineSpec
-from dstrain.pipeline.variants import settled
+from dstrain.pipeline.variants import with_overrides
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from PIL import Image
@@ -183,10 +183,10 @@ def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def small(
         spec: PipelineSpec, family: ModelFamily, config: ModelChoice
     ) -> PipelineSpec:
-        return settled(spec, family, replace(config, toy=True))
+        return with_overrides(spec, family, replace(config, toy=True))
 
     for module in ("dstrain.runs.resolve", "dstrain.generation.source"):
-        monkeypatch.setattr(f"{module}.settled", small)
+        monkeypatch.setattr(f"{module}.with_overrides", small)
     data = tmp_path / "data/example_image_dataset"
     data.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)

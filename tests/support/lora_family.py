@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from dstrain.lora.export import layers_in
 from dstrain.lora.layers import LoraConfig, LoraLayer, inject, lora_state, save_lora
-from dstrain.lora.names import namings, shapes_of
+from dstrain.lora.names import key_formats, shapes_of
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat, nth_of
@@ -117,7 +117,7 @@ def _denoiser(name: str) -> Component:
         published=PUBLISHED,
         formats=(ORIGINAL,),
         prefixes=("model.diffusion_model.", "diffusion_model."),
-        lora=(LoraKeyFormat("reference", ("", f"pipe.{name}."), REFERENCE),),
+        lora=(LoraKeyFormat("diffsynth", ("", f"pipe.{name}."), REFERENCE),),
     )
 
 
@@ -228,7 +228,9 @@ def adapter(**fields: Any) -> Header:
 def in_names_of(program: str, folder: Path, lora_config: LoraConfig = SPEC) -> Tensors:
     """What is written for another program."""
     naming = next(
-        naming for naming in namings(COMPONENTS[0], MODEL) if naming.program == program
+        naming
+        for naming in key_formats(COMPONENTS[0], MODEL)
+        if naming.program == program
     )
     return layers_in(read(ours(folder, lora_config)[0]), naming, SHAPES)
 

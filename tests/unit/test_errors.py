@@ -90,7 +90,7 @@ def test_every_flag_is_found_with_a_letter_lost_or_two_swapped(flag: str) -> Non
         ("tezt_encoder", ("dit", "text_encoder", "vae"), "text_encoder"),
         ("transformer", ("dit", "text_encoder", "vae"), ""),
         ("ditt", ("dit", "vae"), "dit"),
-        ("komfy", ("diffusers", "comfyui", "kohya", "reference"), "comfyui"),
+        ("komfy", ("diffusers", "comfyui", "kohya", "diffsynth"), "comfyui"),
         ("x", (), ""),
     ],
 )

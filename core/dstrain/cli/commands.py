@@ -230,7 +230,9 @@ def commands() -> tuple[click.Command, ...]:
 
 
 def _export_params() -> tuple[click.Parameter, ...]:
-    programs = OneOf(["diffusers", "comfyui", "kohya", "reference"])
+    programs = OneOf(
+        ["diffusers", "comfyui", "kohya", "diffsynth"], {"reference": "diffsynth"}
+    )
     return (
         click.Option(
             ["--format", "program"],

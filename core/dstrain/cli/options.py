@@ -2,7 +2,7 @@
 record.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,18 @@ class FilePath(click.ParamType[Path]):
 class OneOf(click.Choice[str]):
     """One of several names; for another the nearest is told."""
 
+    def __init__(
+        self, choices: Sequence[str], aliases: Mapping[str, str] | None = None
+    ) -> None:
+        """Accept aliases of some names without showing them."""
+        super().__init__(choices)
+        self.aliases = aliases or {}
+
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
         """Return the name."""
+        value = self.aliases.get(str(value), value)
         if value not in self.choices:
             names = ", ".join(self.choices)
             self.fail(

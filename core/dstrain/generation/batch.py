@@ -26,12 +26,17 @@ from dstrain.data.images import Resolution
 from dstrain.data.metadata import Table, read_metadata
 from dstrain.data.output import write
 from dstrain.errors import StateError, UsageError
-from dstrain.generation.inputs import NAMED, inputs_given, names_given, spelled
-from dstrain.generation.source import PipelineSource, check_used, chosen, sampling_given
+from dstrain.generation.inputs import NAMED, flag_for, input_names, parse_inputs
+from dstrain.generation.source import (
+    PipelineSource,
+    check_used,
+    open_source,
+    sampling_arguments,
+)
 from dstrain.graph.inputs import FILE_KINDS, Column, Constant, as_column
 from dstrain.graph.plan import make_plan
 from dstrain.models.locate import component_digests, find
-from dstrain.pipeline.sampling import Sampling, generate_task, planned
+from dstrain.pipeline.sampling import Sampling, generate_task, plan_inference
 from dstrain.storage.files import lock, remove_leftovers, write_file, write_json
 from dstrain.storage.hashing import Digests, hashed
 from dstrain.training.distill import DIRECT_DISTILL, NOISE_COLUMNS
@@ -43,7 +48,7 @@ ENDINGS: Mapping[str, str] = MappingProxyType({"image": ".png", "video": ".mp4"}
 
 
 @dataclass(frozen=True)
-class Making:
+class DatasetJob:
     """What is made: the table, each row's cells by the name of an input or a field of
     `Sampling`, each row's file.
 
@@ -72,30 +77,31 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
             f"{folder} holds {metadata.name}, the table itself",
             "give another folder",
         )
-    with chosen(config, {*names_given(config), *table.columns}) as source, lock(folder):
+    with (
+        open_source(config, {*input_names(config), *table.columns}) as source,
+        lock(folder),
+    ):
         digests = Digests.remembered(folder / "digests.json")
-        shared = {**inputs_given(config, source.spec), **sampling_given(config)}
-        making = _making(table, source, shared, digests)
+        shared = {**parse_inputs(config, source.spec), **sampling_arguments(config)}
+        job = prepare(table, source, shared, digests)
         settings = _settings(source, digests)
         _check_settings(folder, settings)
         missing = {
-            name: i
-            for i, name in enumerate(making.files)
-            if not (folder / name).is_file()
+            name: i for i, name in enumerate(job.files) if not (folder / name).is_file()
         }
-        say(f"{len(making.files)} rows, {len(missing)} to make; {folder}")
+        say(f"{len(job.files)} rows, {len(missing)} to make; {folder}")
         digests.save()
-        _copy_inputs(making, folder)
+        _copy_inputs(job, folder)
         pipeline = source.load() if missing else None
         write_json(folder / SETTINGS, settings)  # not before something is made by them
         if pipeline is not None:
-            _make(making, missing, folder, partial(pipeline, **shared))
-        _write_metadata(making, folder)
+            generate_missing(job, missing, folder, partial(pipeline, **shared))
+        _write_metadata(job, folder)
 
 
-def _making(
+def prepare(
     table: Table, source: PipelineSource, shared: Mapping[str, Any], digests: Digests
-) -> Making:
+) -> DatasetJob:
     """Check the whole table, and name each row's file, without loading anything."""
     made = "video" if source.spec.makes_video else "image"
     if made in table.columns:
@@ -117,7 +123,7 @@ def _making(
         ]
         for cells in rows
     ]
-    return Making(
+    return DatasetJob(
         table,
         rows,
         made,
@@ -133,7 +139,9 @@ def _columns(
     reads, nor distillation.
     """
     config, spec = source.config, source.spec
-    used = planned(spec, {**dict.fromkeys(spec.inputs, ""), **shared}).plan.used_inputs
+    used = plan_inference(
+        spec, {**dict.fromkeys(spec.inputs, ""), **shared}
+    ).plan.used_inputs
     inputs = {
         name: spec.inputs[name]
         for name in used
@@ -143,8 +151,10 @@ def _columns(
         name: as_column(name, inputs[name]) for name in table.columns if name in inputs
     }
     for name in columns:
-        if name in names_given(config):
-            raise UsageError(spelled(config, name), f"is also a column of {table.path}")
+        if name in input_names(config):
+            raise UsageError(
+                flag_for(config, name), f"is also a column of {table.path}"
+            )
     for name in table.columns:
         if name not in columns and name not in DIRECT_DISTILL.inputs:
             what = f"column {name!r} decides nothing of what is made, and is copied as it is"
@@ -172,7 +182,7 @@ def _rows(
         )
     used: set[str] = set()
     for inputs in {frozenset(cells) - set(NOISE_COLUMNS) for cells in rows}:
-        used |= planned(
+        used |= plan_inference(
             source.spec, {**shared, **dict.fromkeys(inputs, "")}, table.columns
         ).plan.used_inputs
     check_used(source.config, source.spec, used)
@@ -232,7 +242,9 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     }
     constants = {name: setting.value for name, setting in spec.settings.items()}
     sampling = {
-        name: value for name, value in sampling_given(config).items() if name in fields
+        name: value
+        for name, value in sampling_arguments(config).items()
+        if name in fields
     }
     settings = {
         "family": spec.family,
@@ -299,11 +311,11 @@ def _damaged(record: Path, reason: str) -> StateError:
     )
 
 
-def _copy_inputs(making: Making, folder: Path) -> None:
+def _copy_inputs(job: DatasetJob, folder: Path) -> None:
     """Copy what rows name into the folder, at the same places, so that it is a data set
     by itself.
     """
-    for place, path in sorted(making.named.items()):
+    for place, path in sorted(job.named.items()):
         if not path.is_dir():
             _copy(path, folder / place)
             continue
@@ -324,31 +336,31 @@ def _copy(path: Path, copy: Path) -> None:
         )
 
 
-def _make(
-    making: Making,
+def generate_missing(
+    job: DatasetJob,
     missing: Mapping[str, int],
     folder: Path,
     inference: Callable[..., Any],
 ) -> None:
     """Make each missing file, whole or not at all."""
-    (folder / making.column).mkdir(exist_ok=True)
-    remove_leftovers(folder / making.column)
+    (folder / job.column).mkdir(exist_ok=True)
+    remove_leftovers(folder / job.column)
     with Progress("generate", total=len(missing)) as progress:
         for name, row in missing.items():
-            own = {field: load_cell(cell) for field, cell in making.rows[row].items()}
+            own = {field: load_cell(cell) for field, cell in job.rows[row].items()}
             write(inference(**own), folder / name)
             progress.step()
 
 
-def _write_metadata(making: Making, folder: Path) -> None:
+def _write_metadata(job: DatasetJob, folder: Path) -> None:
     """Write the table with the column of what was made; a cell that is a list is
     written as JSON.
     """
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow((*making.table.columns, making.column))
-    for row, file in zip(making.table.rows, making.files, strict=True):
-        cells = (row[name] for name in making.table.columns)
+    rows.writerow((*job.table.columns, job.column))
+    for row, file in zip(job.table.rows, job.files, strict=True):
+        cells = (row[name] for name in job.table.columns)
         rows.writerow(
             (
                 *(

@@ -22,7 +22,7 @@ NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
 """Inputs that have a flag of their own."""
 
 
-def spelled(config: GenerateConfig, name: str) -> str:
+def flag_for(config: GenerateConfig, name: str) -> str:
     """How a command line gives an input: by its own flag, or by --input."""
     return (
         f"--{name}"
@@ -31,13 +31,13 @@ def spelled(config: GenerateConfig, name: str) -> str:
     )
 
 
-def names_given(config: GenerateConfig) -> tuple[str, ...]:
+def input_names(config: GenerateConfig) -> tuple[str, ...]:
     """The names of the inputs that a command line gives."""
     named = [name for name in NAMED if getattr(config, name) is not None]
     return tuple(dict.fromkeys([*named, *(item.name for item in config.input)]))
 
 
-def inputs_given(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
+def parse_inputs(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
     """The values of these inputs; raises UsageError for an unknown name, or for text
     that is no such value.
     """

@@ -4,7 +4,7 @@ from dstrain.config.schema import GenerateConfig
 from dstrain.config.validation import validate
 from dstrain.generation.batch import generate_dataset
 from dstrain.generation.single import generate_one
-from dstrain.training.memory import GENERATE_ADVICE, explained
+from dstrain.training.memory import GENERATE_ADVICE, oom_as_error
 
 
 def generate(config: GenerateConfig) -> None:
@@ -12,7 +12,7 @@ def generate(config: GenerateConfig) -> None:
     DstrainError for what does not fit.
     """
     validate(config)
-    with explained("generate", *GENERATE_ADVICE):
+    with oom_as_error("generate", *GENERATE_ADVICE):
         if config.dataset is None:
             generate_one(config)
             return

@@ -3,18 +3,18 @@
 from dstrain.config.schema import GenerateConfig
 from dstrain.console import Progress, redacted
 from dstrain.data.output import check_output, write
-from dstrain.generation.inputs import inputs_given, names_given
-from dstrain.generation.source import check_used, chosen, sampling_given
-from dstrain.pipeline.sampling import planned
+from dstrain.generation.inputs import input_names, parse_inputs
+from dstrain.generation.source import check_used, open_source, sampling_arguments
+from dstrain.pipeline.sampling import plan_inference
 from dstrain.storage.files import probe
 
 
 def generate_one(config: GenerateConfig) -> None:
     """Make one picture or video, and write it."""
-    with chosen(config, names_given(config)) as source:
+    with open_source(config, input_names(config)) as source:
         check_output(config.output, source.spec)
-        arguments = {**inputs_given(config, source.spec), **sampling_given(config)}
-        call = planned(source.spec, arguments)
+        arguments = {**parse_inputs(config, source.spec), **sampling_arguments(config)}
+        call = plan_inference(source.spec, arguments)
         check_used(config, source.spec, call.plan.used_inputs)
         probe(config.output.parent)
         pipeline = source.load()

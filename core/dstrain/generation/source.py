@@ -11,14 +11,19 @@ import torch
 
 from dstrain.config.schema import GenerateConfig
 from dstrain.errors import UsageError
-from dstrain.generation.inputs import names_given, spelled
+from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
 from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.locate import ModelConfig, model_configs
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.variants import Hints, choose_variant, fitting_inputs, settled
+from dstrain.pipeline.variants import (
+    Hints,
+    choose_variant,
+    fitting_inputs,
+    with_overrides,
+)
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 
@@ -50,7 +55,9 @@ class PipelineSource:
 
 
 @contextmanager
-def chosen(config: GenerateConfig, inputs: Collection[str]) -> Iterator[PipelineSource]:
+def open_source(
+    config: GenerateConfig, inputs: Collection[str]
+) -> Iterator[PipelineSource]:
     """Choose the variant by its flag or the names of the inputs; a toy, if asked for,
     lies in a temporary folder.
 
@@ -69,7 +76,7 @@ def chosen(config: GenerateConfig, inputs: Collection[str]) -> Iterator[Pipeline
     family = load_family(config.model, config.left_out)
     models = model_configs(config, family)
     hints = Hints(models, fitting_inputs(inputs), either=config.toy)
-    spec = settled(
+    spec = with_overrides(
         family.load("pipelines")(choose_variant(family, config.variant, hints)),
         family,
         config,
@@ -85,7 +92,7 @@ def check_used(
     """Refuse an input that the command line gives and that inference, whose inputs are
     `used`, does not read.
     """
-    for name in names_given(config):
+    for name in input_names(config):
         if name not in used:
             off = "guidance is off; it is on with --guidance_scale above 1"
             why = (
@@ -93,10 +100,10 @@ def check_used(
                 if name in spec.cfg_inputs.values()
                 else f"variant {spec.variant} makes nothing from it"
             )
-            raise UsageError(spelled(config, name), f"has no effect: {why}")
+            raise UsageError(flag_for(config, name), f"has no effect: {why}")
 
 
-def sampling_given(config: GenerateConfig) -> dict[str, Any]:
+def sampling_arguments(config: GenerateConfig) -> dict[str, Any]:
     """The settings of the sampler that a configuration gives."""
     names = ("guidance_scale", "seed", "num_inference_steps")
     return {

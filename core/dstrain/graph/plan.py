@@ -90,7 +90,7 @@ def make_plan(
     unit uses.
     """
     check_borrows(task.loss, spec, f"task {task.name}", LOSS_CONTEXT)
-    spec = spec.joined(task)
+    spec = spec.with_task_inputs(task)
     inputs = inputs | frozenset(spec.settings)
     trained = _trained(spec, trainables)
     skipped, available = _skips(spec, inputs)

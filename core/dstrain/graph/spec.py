@@ -117,11 +117,11 @@ class PipelineSpec:
                 names |= set(unit.outputs)
         return frozenset(names)
 
-    def joined(self, task: Task) -> "PipelineSpec":
+    def with_task_inputs(self, task: Task) -> "PipelineSpec":
         """The pipeline spec with the task's own inputs in its table; raises UsageError for a
         name that both declare.
         """
-        inputs = task.joined(self.inputs, f"{self.family} {self.variant}")
+        inputs = task.with_task_inputs(self.inputs, f"{self.family} {self.variant}")
         return (
             self
             if len(inputs) == len(self.inputs)

@@ -93,7 +93,9 @@ class Task:
             for option in options
         )
 
-    def joined(self, inputs: Mapping[str, Input], owner: str) -> dict[str, Input]:
+    def with_task_inputs(
+        self, inputs: Mapping[str, Input], owner: str
+    ) -> dict[str, Input]:
         """The variant's table of inputs with the task's own; raises UsageError for a
         name that both declare.
         """

@@ -25,7 +25,7 @@ from dstrain.lora.layers import (
     lora_header,
     lora_layers,
 )
-from dstrain.lora.names import Rows, namings, scheme, shapes_of
+from dstrain.lora.names import Rows, key_formats, key_table, shapes_of
 from dstrain.lora.reader import Alpha, Lora, read_lora
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import (
@@ -111,9 +111,9 @@ def layers_in(lora: Lora, naming: LoraKeyFormat, shapes: Shapes) -> dict[str, Te
     (`adapter_header`).
     """
     found: dict[str, Tensor] = {}
-    for name, places in scheme(naming.checkpoint_format, shapes).items():
+    for name, places in key_table(naming.checkpoint_format, shapes).items():
         if any(rows.own in lora.layers for rows in places):
-            layer = fused(lora.layers, places)
+            layer = fuse(lora.layers, places)
             place = naming.prefixes[0] + (
                 name.replace(".", "_") if naming.underscored else name
             )
@@ -124,7 +124,7 @@ def layers_in(lora: Lora, naming: LoraKeyFormat, shapes: Shapes) -> dict[str, Te
     return found
 
 
-def fused(layers: Mapping[str, LoraLayer], places: tuple[Rows, ...]) -> LoraLayer:
+def fuse(layers: Mapping[str, LoraLayer], places: tuple[Rows, ...]) -> LoraLayer:
     """The one layer of a file that several of the network are: exact, block by block.
 
     Of n layers of rank r and alpha a it has rank n r and alpha n a, so that alpha /
@@ -209,7 +209,7 @@ def adapter_header(lora: Lora, prefix: str) -> dict[str, Any]:
 def _keys(layer: LoraLayer, program: str) -> dict[str, Tensor]:
     if program == "diffusers":
         return {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
-    if program == "reference":
+    if program == "diffsynth":
         ratio = layer.alpha / layer.rank
         up = layer.up if ratio == 1 else layer.up.float() * ratio
         return {"lora_A.default.weight": layer.down, "lora_B.default.weight": up}
@@ -240,7 +240,7 @@ def _lora(
     kept = {name: value for name, value in header.items() if name != ADAPTER_HEADER}
     if program == "diffusers":
         kept[ADAPTER_HEADER] = json.dumps(adapters, sort_keys=True)
-    if program == "reference" and "rank" in kept:
+    if program == "diffsynth" and "rank" in kept:
         kept["alpha"] = str(float(kept["rank"]))
     words = ", ".join(
         f"{len(lora.layers)} layers of {lora.component}" for lora in loras
@@ -372,7 +372,7 @@ def _shapes(component: Component, content: Mapping[str, Any]) -> Shapes:
 def _naming(
     source: Path, component: Component, family: ModelFamily, program: str
 ) -> LoraKeyFormat:
-    found = {naming.program: naming for naming in namings(component, family)}
+    found = {naming.program: naming for naming in key_formats(component, family)}
     if program not in found:
         what = f"{program} has no names for LoRA on {component.name}, of which {source} has layers"
         raise UsageError(
@@ -393,7 +393,7 @@ def _whole(
         raise UsageError(
             "--format",
             "kohya names LoRA files; the weights of a component are diffusers, comfyui or "
-            "reference",
+            "diffsynth",
         )
     found = recognise(Files((source,)), family.load("components"))
     ((component, *_), files), *others = found

@@ -12,17 +12,17 @@ from dstrain.models.components import Files
 BLOCKS, BLOCK_BYTES = 64, 4096
 
 
-def base_of(files: Files) -> dict[str, str]:
+def base_weights(files: Files) -> dict[str, str]:
     """The weights that a LoRA was trained on: their model id, if they have one, and
     their digest.
     """
     return {
         **({"model_id": files.model_id} if files.model_id else {}),
-        "digest": sampled(files.paths),
+        "digest": sample_digest(files.paths),
     }
 
 
-def sampled(paths: Sequence[Path]) -> str:
+def sample_digest(paths: Sequence[Path]) -> str:
     """A digest of files, whatever their names, that reads little of them: each one's
     size and 64 blocks of 4 KiB.
 
@@ -41,7 +41,7 @@ def sampled(paths: Sequence[Path]) -> str:
     return hashlib.sha256("".join(sorted(parts)).encode()).hexdigest()[:40]
 
 
-def differences(
+def training_differences(
     path: Path,
     header: Mapping[str, str],
     component: str,
@@ -62,7 +62,11 @@ def differences(
         digest, name = base.get("digest"), base.get("model_id", "other files")
     except (ValueError, AttributeError, RecursionError):
         digest, name = None, ""
-    if digest is not None and files is not None and digest != sampled(files.paths):
+    if (
+        digest is not None
+        and files is not None
+        and digest != sample_digest(files.paths)
+    ):
         here = files.model_id or files.paths[0].name
         lines.append(
             f"{path}: was trained on other weights of {component} ({name}) than these ({here})"

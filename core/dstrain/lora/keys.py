@@ -21,7 +21,7 @@ KEY = re.compile(
     r"lora_(?P<ab>[AB])(?:\.(?P<adapter>[^.]+))?\.weight|lora[_.](?P<way>down|up)\.weight"
     r"|lora_embedding_(?P<embedding>[AB])|(?P<alpha>alpha))"
 )
-OTHER_KINDS = MappingProxyType(
+UNSUPPORTED_KINDS = MappingProxyType(
     {
         "dora_scale": "DoRA",
         "lora_magnitude_vector": "DoRA",
@@ -41,7 +41,7 @@ OTHER_KINDS = MappingProxyType(
 """What one of the last parts of a key is, or begins with, in kinds that are not
 supported -> how they are called.
 """
-INERT = frozenset(
+HARMLESS_FIELDS = frozenset(
     {
         "r",
         "lora_alpha",
@@ -78,7 +78,7 @@ class LoraWeights:
 
 
 @dataclass(frozen=True)
-class Adapter:
+class AdapterConfig:
     """What a peft configuration says: rank and alpha, also by patterns of layers, and
     the ends of layers' names.
     """
@@ -96,7 +96,7 @@ class Adapter:
         )
 
 
-def parsed(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
+def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
     """Pair the matrices by layer; raises StateError naming what is incomplete, of
     another kind, or no LoRA at all.
     """
@@ -149,9 +149,9 @@ def parsed(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
     }
 
 
-def adapter_of(
+def read_adapter_config(
     path: Path, header: Mapping[str, str], prefix: str, peft: bool
-) -> Adapter | None:
+) -> AdapterConfig | None:
     """Read the header's configuration of the layers with this prefix, or that of peft's
     file; None if there is none.
 
@@ -190,7 +190,7 @@ def adapter_of(
     return adapter
 
 
-def _adapter(fields: Mapping[str, Any]) -> Adapter:
+def _adapter(fields: Mapping[str, Any]) -> AdapterConfig:
     rank, alpha, targets = (
         fields["r"],
         float(fields["lora_alpha"]),
@@ -207,7 +207,7 @@ def _adapter(fields: Mapping[str, Any]) -> Adapter:
         for name, value in (fields.get("alpha_pattern") or {}).items()
     }
     ends = tuple(map(str, targets)) if isinstance(targets, list) else ()
-    return Adapter(rank, alpha, ends, ranks, alphas)
+    return AdapterConfig(rank, alpha, ends, ranks, alphas)
 
 
 def _matters(name: str, value: Any) -> bool:
@@ -215,7 +215,7 @@ def _matters(name: str, value: Any) -> bool:
 
     return (
         bool(value)
-        and name not in INERT
+        and name not in HARMLESS_FIELDS
         and value != peft.LoraConfig().to_dict().get(name)
     )
 
@@ -244,7 +244,7 @@ def _strange(keys: Iterable[str], parts: Mapping[str, Any]) -> list[str]:
     for key in (
         every if parts or not any(key.endswith(".weight") for key in every) else ()
     ):
-        for mark, kind in OTHER_KINDS.items():
+        for mark, kind in UNSUPPORTED_KINDS.items():
             if any(
                 part == mark or (mark[-1] in "_wn" and part.startswith(mark))
                 for part in key.split(".")[-3:]

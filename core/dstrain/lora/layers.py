@@ -232,7 +232,7 @@ def add_layers(
 
 
 @torch.no_grad()
-def start_layers(
+def load_layers(
     module: nn.Module,
     layers: Mapping[str, LoraLayer],
     lora_config: LoraConfig,
@@ -259,7 +259,7 @@ def start_layers(
         ),
     }
     lines = [
-        f"{len(names)} layers {what}: {some(names)}"
+        f"{len(names)} layers {what}: {first_few(names)}"
         for what, names in faults.items()
         if names
     ]
@@ -296,7 +296,7 @@ def merge_layers(module: nn.Module, layers: Mapping[str, LoraLayer]) -> None:
         weight.copy_(weight.float() + change.reshape(weight.shape).to(weight.device))
 
 
-def some(names: Iterable[str], count: int = 3) -> str:
+def first_few(names: Iterable[str], count: int = 3) -> str:
     """The first few of some names, in words."""
     every = list(names)
     return ", ".join(every[:count]) + ", ..." * (len(every) > count)

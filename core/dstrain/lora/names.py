@@ -15,7 +15,7 @@ from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, Shapes, shapes_in
 from dstrain.registry.family import ModelFamily
 
-PROGRAMS = ("diffusers", "comfyui", "kohya", "reference")
+PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 """Programs whose files are read and written: the last is DiffSynth-Studio."""
 PEFT_PREFIX = "base_model.model."
 """What peft's own files put before every name."""
@@ -70,7 +70,7 @@ def layers_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     }
 
 
-def namings(component: Component, family: ModelFamily) -> tuple[LoraKeyFormat, ...]:
+def key_formats(component: Component, family: ModelFamily) -> tuple[LoraKeyFormat, ...]:
     """How each program names this component's layers: as it declares, else by default.
 
     The default of `comfyui` and `kohya` is for the component that is trained by
@@ -81,7 +81,7 @@ def namings(component: Component, family: ModelFamily) -> tuple[LoraKeyFormat, .
             "diffusers",
             (f"{family.lora_prefixes.get(component.name, component.name)}.",),
         ),
-        "reference": LoraKeyFormat("reference", ("", f"pipe.{component.name}.")),
+        "diffsynth": LoraKeyFormat("diffsynth", ("", f"pipe.{component.name}.")),
     }
     known: tuple[Component, ...] = family.load("components")
     if any(
@@ -109,7 +109,7 @@ def prefixes(family: ModelFamily) -> tuple[Prefix, ...]:
     for component in (component for component in known if not component.is_folder):
         own = [
             (text, naming.underscored)
-            for naming in namings(component, family)
+            for naming in key_formats(component, family)
             for text in naming.prefixes
         ]
         for place in dict.fromkeys(
@@ -123,25 +123,25 @@ def prefixes(family: ModelFamily) -> tuple[Prefix, ...]:
     )
 
 
-def schemes(
+def key_tables(
     component: Component, family: ModelFamily, shapes: Shapes
 ) -> dict[CheckpointFormat | None, KeyTable]:
     """Every set of names that this network's layers have in files: its own (None), and
     those of each layout.
     """
-    declared = [naming.checkpoint_format for naming in namings(component, family)]
+    declared = [naming.checkpoint_format for naming in key_formats(component, family)]
     tables = [
         checkpoint_format
         for checkpoint_format in (*declared, *component.formats)
         if checkpoint_format is not None and not callable(checkpoint_format.rows)
     ]
     return {
-        checkpoint_format: scheme(checkpoint_format, shapes)
+        checkpoint_format: key_table(checkpoint_format, shapes)
         for checkpoint_format in dict.fromkeys((None, *tables))
     }
 
 
-def scheme(checkpoint_format: CheckpointFormat | None, shapes: Shapes) -> KeyTable:
+def key_table(checkpoint_format: CheckpointFormat | None, shapes: Shapes) -> KeyTable:
     """The names of the layers of a network of these shapes in files of this layout
     (None: its own names).
     """
@@ -165,7 +165,7 @@ def scheme(checkpoint_format: CheckpointFormat | None, shapes: Shapes) -> KeyTab
     }
 
 
-def flattened(names: Iterable[str]) -> dict[str, str]:
+def dotted_names(names: Iterable[str]) -> dict[str, str]:
     """Names with '_' for '.' -> the names; those that two have are left out."""
     found: dict[str, list[str]] = {}
     for name in names:
@@ -175,7 +175,7 @@ def flattened(names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def names_like(patterns: Iterable[str], names: Collection[str]) -> list[str]:
+def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]:
     """The names that match a pattern; '{last}' stands for the highest index found in
     its place.
     """
@@ -189,7 +189,7 @@ def names_like(patterns: Iterable[str], names: Collection[str]) -> list[str]:
 
 def unused_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
     """The layers of a network that no loss reaches, of the names of its parameters."""
-    return frozenset(layers_of(dict.fromkeys(names_like(patterns, names), (1, 1))))
+    return frozenset(layers_of(dict.fromkeys(matching_names(patterns, names), (1, 1))))
 
 
 def _resolved(pattern: str, names: Iterable[str]) -> str:

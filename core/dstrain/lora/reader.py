@@ -17,18 +17,23 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.keys import Adapter, LoraWeights, adapter_of, parsed
-from dstrain.lora.layers import ADAPTER_HEADER, LoraLayer, some
+from dstrain.lora.keys import (
+    AdapterConfig,
+    LoraWeights,
+    parse_keys,
+    read_adapter_config,
+)
+from dstrain.lora.layers import ADAPTER_HEADER, LoraLayer, first_few
 from dstrain.lora.names import (
     PEFT_PREFIX,
     KeyTable,
     Prefix,
     Rows,
-    flattened,
+    dotted_names,
+    key_formats,
+    key_tables,
     layers_of,
-    namings,
     prefixes,
-    schemes,
 )
 from dstrain.models.components import Component
 from dstrain.models.formats import LoraKeyFormat, Shapes
@@ -63,7 +68,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadContext:
     """What a file is read against: the family, and the networks that may take it.
 
     networks: component -> its weights' shapes (`lora_names.shapes_of`). spare:
@@ -110,7 +115,7 @@ def read_lora(
     naming explains; and for what `Lora` cannot hold. UsageError for an alpha that the
     file says itself.
     """
-    reading = Reading(family, networks, optional_layers, into, alpha)
+    context = ReadContext(family, networks, optional_layers, into, alpha)
     tensors, header = read_tensors(path)
     family_name = header.get("family", family.name)
     if family_name != family.name:
@@ -119,7 +124,7 @@ def read_lora(
         )
     found: dict[str, Lora] = {}
     for group in groups_in(path, tensors, family):
-        lora = _lora(path, group, header, reading)
+        lora = _lora(path, group, header, context)
         if lora.component in found:
             what = f"names layers of {lora.component} in two ways; one of them begins with {group.prefix.text!r}"
             raise StateError(str(path), what)
@@ -133,7 +138,7 @@ def groups_in(
     """The layers of a file by how their names begin; raises what `parsed` raises."""
     known = prefixes(family)
     found: dict[tuple[Prefix, bool], dict[str, LoraWeights]] = {}
-    for name, raw in parsed(path, tensors).items():
+    for name, raw in parse_keys(path, tensors).items():
         rest = name.removeprefix(PEFT_PREFIX)
         prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
         found.setdefault((prefix, rest != name), {})[rest.removeprefix(prefix.text)] = (
@@ -143,16 +148,18 @@ def groups_in(
 
 
 def _lora(
-    path: Path, group: Group, header: Mapping[str, str], reading: Reading
+    path: Path, group: Group, header: Mapping[str, str], context: ReadContext
 ) -> Lora:
-    name, table = _component(path, group, header, reading)
-    adapter = adapter_of(path, header, group.prefix.text, group.peft)
-    alphas, note = _alphas(path, group, adapter, header, reading.alpha)
-    own = layers_of(reading.networks[name])
+    name, table = _component(path, group, header, context)
+    adapter = read_adapter_config(path, header, group.prefix.text, group.peft)
+    alphas, note = _alphas(path, group, adapter, header, context.alpha)
+    own = layers_of(context.networks[name])
     width = _number(header.get("rank"))
     layers: dict[str, LoraLayer] = {}
     for rest, raw in group.layers.items():
-        made = unfused(LoraLayer(raw.down, raw.up, alphas[rest]), table[rest], width)
+        made = split_fused(
+            LoraLayer(raw.down, raw.up, alphas[rest]), table[rest], width
+        )
         whole = len(table[rest]) == 1 or len(raw.up) == table[rest][-1].stop
         if not whole or not all(_fits(one, own[layer]) for layer, one in made.items()):
             shapes = f"{tuple(raw.down.shape)} and {tuple(raw.up.shape)}"
@@ -170,7 +177,7 @@ def _lora(
     if header.get("component") == name and "targets" in header:
         targets = tuple(header["targets"].split(","))
     optional_layers = {rows.own for rest in group.layers for rows in table[rest]} | set(
-        reading.optional_layers.get(name, ())
+        context.optional_layers.get(name, ())
     )
     lacking = [
         one
@@ -180,11 +187,11 @@ def _lora(
     ]
     if lacking:
         what = f"is half a file: {len(lacking)} layers that its header names as targets have no LoRA in it"
-        raise StateError(str(path), what, f"missing: {some(lacking)}")
+        raise StateError(str(path), what, f"missing: {first_few(lacking)}")
     return Lora(name, layers, header, (f"{path}: {note}",) if note else ())
 
 
-def unfused(
+def split_fused(
     layer: LoraLayer, places: tuple[Rows, ...], width: int = 1
 ) -> dict[str, LoraLayer]:
     """A file's layer as those of the network that it is: the same `down`, and of `up`
@@ -226,29 +233,29 @@ def unfused(
 
 
 def _component(
-    path: Path, group: Group, header: Mapping[str, str], reading: Reading
+    path: Path, group: Group, header: Mapping[str, str], context: ReadContext
 ) -> tuple[str, KeyTable]:
     """The component that a group is of, and the table of the names that it uses."""
     candidates = group.prefix.components
     named = header.get("component", "")
-    if reading.into:
-        if reading.into not in candidates or named not in ("", reading.into):
+    if context.into:
+        if context.into not in candidates or named not in ("", context.into):
             of = named or " or ".join(candidates)
-            raise StateError(str(path), f"is a LoRA of {of}, and not of {reading.into}")
-        candidates = (reading.into,)
+            raise StateError(str(path), f"is a LoRA of {of}, and not of {context.into}")
+        candidates = (context.into,)
     elif named in candidates and group.prefix.text:
         candidates = (named,)
-    loaded = [name for name in candidates if name in reading.networks]
+    loaded = [name for name in candidates if name in context.networks]
     if not loaded:
         first = next(iter(group.layers))
         what = f"has {len(group.layers)} layers of {' or '.join(candidates)}, which is not here"
         raise StateError(str(path), what, f"the first is {group.prefix.text}{first}")
-    tables = {name: _tables(name, group, reading) for name in loaded}
+    tables = {name: _tables(name, group, context) for name in loaded}
     fitting = [name for name in loaded if tables[name]]
     if named in fitting:
         fitting = [named]
     if not fitting:
-        raise StateError(str(path), *_unknown(group, loaded, reading))
+        raise StateError(str(path), *_unknown(group, loaded, context))
     if len(fitting) > 1:
         what = (
             f"fits {' and '.join(fitting)}, and its header does not say which it is of"
@@ -256,16 +263,16 @@ def _component(
         raise StateError(str(path), what)
     if len(tables[fitting[0]]) > 1:
         what = f"its {len(group.layers)} layers can be told in two ways: by {fitting[0]}'s own names and by others"
-        raise StateError(str(path), what, f"layers: {some(group.layers)}")
+        raise StateError(str(path), what, f"layers: {first_few(group.layers)}")
     return fitting[0], tables[fitting[0]][0]
 
 
-def _tables(name: str, group: Group, reading: Reading) -> list[KeyTable]:
+def _tables(name: str, group: Group, context: ReadContext) -> list[KeyTable]:
     """Tables in which every layer of a group is, each once: layouts that differ
     elsewhere alone count as one.
     """
     found: list[KeyTable] = []
-    for table in _all_tables(name, group, reading):
+    for table in _all_tables(name, group, context):
         if all(rest in table for rest in group.layers):
             part = {rest: table[rest] for rest in group.layers}
             if part not in found:
@@ -273,35 +280,38 @@ def _tables(name: str, group: Group, reading: Reading) -> list[KeyTable]:
     return found
 
 
-def _all_tables(name: str, group: Group, reading: Reading) -> list[KeyTable]:
-    every = schemes(
-        reading.components[name], reading.family, reading.networks[name]
+def _all_tables(name: str, group: Group, context: ReadContext) -> list[KeyTable]:
+    every = key_tables(
+        context.components[name], context.family, context.networks[name]
     ).values()
     if not group.prefix.underscored:
         return list(every)
     return [
-        {underscored: table[dotted] for underscored, dotted in flattened(table).items()}
+        {
+            underscored: table[dotted]
+            for underscored, dotted in dotted_names(table).items()
+        }
         for table in every
     ]
 
 
-def _unknown(group: Group, loaded: Iterable[str], reading: Reading) -> list[str]:
+def _unknown(group: Group, loaded: Iterable[str], context: ReadContext) -> list[str]:
     """What to say of a group of which no naming of a loaded component has every layer."""
     every = [
-        (name, table) for name in loaded for table in _all_tables(name, group, reading)
+        (name, table) for name in loaded for table in _all_tables(name, group, context)
     ]
     _, best = max(every, key=lambda pair: sum(rest in pair[1] for rest in group.layers))
     strange = [
         f"{group.prefix.text}{rest}" for rest in group.layers if rest not in best
     ]
-    known = [example for name in loaded for example in _examples(name, reading)]
+    known = [example for name in loaded for example in _examples(name, context)]
     what = f"does not fit: {len(strange)} of its {len(group.layers)} layers are in no naming of {', '.join(loaded)}"
-    return [what, f"the first: {some(strange)}", f"known: {'; '.join(known)}"]
+    return [what, f"the first: {first_few(strange)}", f"known: {'; '.join(known)}"]
 
 
-def _examples(name: str, reading: Reading) -> list[str]:
-    component, shapes = reading.components[name], reading.networks[name]
-    tables = schemes(component, reading.family, shapes)
+def _examples(name: str, context: ReadContext) -> list[str]:
+    component, shapes = context.components[name], context.networks[name]
+    tables = key_tables(component, context.family, shapes)
 
     def example(naming: LoraKeyFormat) -> str:
         layer = next(
@@ -314,15 +324,15 @@ def _examples(name: str, reading: Reading) -> list[str]:
         )
         return f"{naming.program} {naming.prefixes[0]}{layer.replace('.', '_') if naming.underscored else layer}"
 
-    return [example(naming) for naming in namings(component, reading.family)]
+    return [example(naming) for naming in key_formats(component, context.family)]
 
 
 def _alphas(
     path: Path,
     group: Group,
-    adapter: Adapter | None,
+    adapter: AdapterConfig | None,
     header: Mapping[str, str],
-    told: Alpha | None,
+    override: Alpha | None,
 ) -> tuple[dict[str, float], str]:
     """Each layer's alpha, and what there is to say about where it is from."""
     said = {
@@ -331,18 +341,18 @@ def _alphas(
     lacking = [rest for rest in group.layers if rest not in said]
     if said and lacking:
         what = f"is half a file: {len(said)} of {len(group.layers)} layers have an alpha, the others none"
-        raise StateError(str(path), what, f"without: {some(lacking)}")
+        raise StateError(str(path), what, f"without: {first_few(lacking)}")
     if adapter is not None:
         _check_said(path, group, adapter, said)
-    if told is not None and (said or adapter is not None):
+    if override is not None and (said or adapter is not None):
         raise UsageError("--alpha", f"has no effect: {path} says its alpha itself")
     if said:
         return said, ""
     if adapter is not None:
         return {rest: adapter.of(rest)[1] for rest in group.layers}, ""
-    if told is not None:
+    if override is not None:
         return {
-            rest: float(len(raw.down)) if told == "rank" else told
+            rest: float(len(raw.down)) if override == "rank" else override
             for rest, raw in group.layers.items()
         }, ""
     if all(raw.named for raw in group.layers.values()) and not group.peft:
@@ -366,7 +376,7 @@ def _alphas(
 
 
 def _check_said(
-    path: Path, group: Group, adapter: Adapter, said: Mapping[str, float]
+    path: Path, group: Group, adapter: AdapterConfig, said: Mapping[str, float]
 ) -> None:
     for rest, raw in group.layers.items():
         rank, alpha = adapter.of(rest)

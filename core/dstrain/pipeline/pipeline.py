@@ -18,7 +18,7 @@ from dstrain.graph.plan import POSITIVE, Plan, Step, make_plan, value_key
 from dstrain.graph.schedule import ConstrainLatents, LatentConstraint
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.unit import FunctionSpec, component_of
-from dstrain.lora.header import differences
+from dstrain.lora.header import training_differences
 from dstrain.lora.layers import add_layers
 from dstrain.lora.names import shapes_of, unused_layers
 from dstrain.lora.reader import read_lora
@@ -31,7 +31,7 @@ from dstrain.pipeline.sampling import (
     Sampling,
     generate_task,
     integrate,
-    planned,
+    plan_inference,
     seeded_noise,
 )
 from dstrain.pipeline.variants import Hints, choose_variant
@@ -142,7 +142,7 @@ class Pipeline:
             self.lora_shapes(),
             optional_layers=self.optional_layers(),
         ):
-            recorded = differences(
+            recorded = training_differences(
                 path,
                 lora.header,
                 lora.component,
@@ -295,7 +295,7 @@ class Pipeline:
         """Generate what the variant's last decoder makes (a picture) from arguments by
         name, as `planned` takes them.
         """
-        call = planned(self.spec, arguments)
+        call = plan_inference(self.spec, arguments)
         values = dict(call.inputs)
         self.run(call.plan.cached_steps, values)
         return self.finish(call.plan, values, call.sampling)

@@ -82,7 +82,7 @@ def generate_task(spec: PipelineSpec, guided: bool) -> Task:
 
 
 @dataclass(frozen=True)
-class Call:
+class InferenceCall:
     """The arguments of one inference, with the variant's defaults, and the plan for
     them.
     """
@@ -92,9 +92,9 @@ class Call:
     plan: Plan
 
 
-def planned(
+def plan_inference(
     spec: PipelineSpec, arguments: Mapping[str, Any], columns: tuple[str, ...] = ()
-) -> Call:
+) -> InferenceCall:
     """Split arguments into the fields of `Sampling` and the variant's inputs (prompt,
     height, ...), and plan for them.
 
@@ -127,7 +127,7 @@ def planned(
             for name in sorted(negatives - {*inputs, *arguments})
         }
     guided = sampling.guidance_scale > 1 and negatives <= set(inputs)
-    return Call(
+    return InferenceCall(
         sampling,
         inputs,
         make_plan(

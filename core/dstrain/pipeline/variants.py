@@ -50,7 +50,7 @@ def choose_variant(family: ModelFamily, name: str | None, hints: Hints) -> str:
     return left[0]
 
 
-def settled(
+def with_overrides(
     spec: PipelineSpec, family: ModelFamily, config: ModelChoice
 ) -> PipelineSpec:
     """The pipeline spec with its settings as flags, or --toy, have them.

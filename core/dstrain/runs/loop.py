@@ -26,8 +26,8 @@ from dstrain.training.batch import Batch
 from dstrain.training.loader import load_batches
 from dstrain.training.memory import (
     LOAD_ADVICE,
-    explained,
     is_out_of_memory,
+    oom_as_error,
     peak_memory,
 )
 from dstrain.training.module import TrainingModule
@@ -50,7 +50,7 @@ def train(
     with outputs.opened():
         samples = open_training_data(setup, processes)
         previews = open_previews(setup, samples)
-        with explained("loading", *LOAD_ADVICE):
+        with oom_as_error("loading", *LOAD_ADVICE):
             run = prepare(setup, processes, samples, module_class)
             previews.load(run)
         outputs.begin(run)

@@ -21,7 +21,12 @@ from dstrain.models.components import Component
 from dstrain.models.device import default_device
 from dstrain.models.locate import ModelConfig, model_configs, place_of
 from dstrain.pipeline.sampling import generate_task
-from dstrain.pipeline.variants import Hints, choose_variant, fitting_columns, settled
+from dstrain.pipeline.variants import (
+    Hints,
+    choose_variant,
+    fitting_columns,
+    with_overrides,
+)
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import Extensions, load_extensions
@@ -90,7 +95,8 @@ def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> 
 def check_extra_inputs(config: TrainConfig, family: ModelFamily, task: Task) -> None:
     """Refuse an extra input that no variant knows, before it is taken as a hint."""
     specs: list[PipelineSpec] = [
-        family.load("pipelines")(variant).joined(task) for variant in family.variants
+        family.load("pipelines")(variant).with_task_inputs(task)
+        for variant in family.variants
     ]
     sources = [(name, source) for spec in specs for name, source in spec.inputs.items()]
     known = {
@@ -227,13 +233,13 @@ def resolve(config: TrainConfig) -> Setup:
     if config.variant is None:
         check_extra_inputs(config, family, task)
     variant = choose_variant(family, config.variant, hints_of(config, models, task))
-    spec = settled(family.load("pipelines")(variant), family, config)
+    spec = with_overrides(family.load("pipelines")(variant), family, config)
     check_frames(config, spec)
     check_components(config, spec)
     setup = Setup(
         config,
         family,
-        spec.joined(task),
+        spec.with_task_inputs(task),
         task,
         config.stage,
         resolve_experts(trainables_of(config, family), spec, family, models),

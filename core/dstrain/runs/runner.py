@@ -25,7 +25,7 @@ from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.dry_run import as_summary
 from dstrain.runs.resolve import _inputs, resolve
 from dstrain.runs.setup import Setup
-from dstrain.training.memory import STAGE_1_ADVICE, explained
+from dstrain.training.memory import STAGE_1_ADVICE, oom_as_error
 from dstrain.training.module import TrainingModule
 
 
@@ -72,7 +72,7 @@ def run(
     ):
         warn_of_one_process(processes)
         if ready.stage == "data_process":
-            with explained("stage 1", *STAGE_1_ADVICE):
+            with oom_as_error("stage 1", *STAGE_1_ADVICE):
                 data_process(ready, processes)
         else:
             train(ready, processes, module_class)

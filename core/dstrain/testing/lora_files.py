@@ -22,7 +22,7 @@ from dstrain.cli.main import main
 from dstrain.errors import StateError
 from dstrain.lora.export import export
 from dstrain.lora.layers import LoraConfig, save_lora
-from dstrain.lora.names import namings
+from dstrain.lora.names import key_formats
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
@@ -184,7 +184,7 @@ class LoraFiles:
                 *(name for name in encoders if name not in seen),
             ):
                 programs = tuple(
-                    naming.program for naming in namings(known[part], family)
+                    naming.program for naming in key_formats(known[part], family)
                 )
                 if part in seen:  # the same layers, but for a few: two namings show it
                     programs = ("diffusers", "comfyui")
@@ -276,7 +276,7 @@ class LoraFiles:
         for program in case.programs:
             output = tmp_path / f"{program}.safetensors"
             export(file, output, program)
-            most = FOLDED if program == "reference" else 0.0
+            most = FOLDED if program == "diffsynth" else 0.0
             assert (
                 _differ(
                     self.predicted(case, self.loaded(case, deepcopy(plain), output)),
@@ -304,7 +304,7 @@ class LoraFiles:
         """
         plain = fresh(case.variant, case.component)
         reader = self.readers[case.component][foreign]
-        tensors = reader.lora(plain, 2, None if foreign == "reference" else 3.0)
+        tensors = reader.lora(plain, 2, None if foreign == "diffsynth" else 3.0)
         save_file(tensors, tmp_path / "theirs.safetensors")
         there, unused = reader.read(plain, tensors)
         wanted = self.predicted(case, there)
@@ -368,7 +368,7 @@ class LoraFiles:
         family = load_family(self.family)
         subject, part = subjects(family.variants[0]), family.default_trainable
         files = {"": train_and_save(subject, TrainedSet(lora=part), tmp_path).file}
-        for program in ("comfyui", "reference"):
+        for program in ("comfyui", "diffsynth"):
             files[program] = tmp_path / f"{program}.safetensors"
             assert (
                 main(

@@ -15,7 +15,7 @@ from dstrain.data.cells import Cell, load_cell
 from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.values import unflatten
 from dstrain.training.batch import Batch, Sample
-from dstrain.training.order import MicroBatch, sample_number
+from dstrain.training.order import MicroBatch, sample_index
 
 
 class SampleSource(Protocol):
@@ -30,7 +30,7 @@ class Rows:
     """Samples of a data set; `reads` maps the inputs present to those that are decoded.
 
     first: row -> the number of its first sample, if rows have several or none
-    (`order.first_samples`). damage: makes (row, input, error) the error that is raised
+    (`order.row_starts`). damage: makes (row, input, error) the error that is raised
     for a cell that cannot be loaded; without it, it is the cell's own.
     """
 
@@ -44,12 +44,12 @@ class Rows:
         return self.decode(
             row,
             chunk,
-            self.reads[frozenset(self.rows[sample_number(self.first, row, chunk)])],
+            self.reads[frozenset(self.rows[sample_index(self.first, row, chunk)])],
         )
 
     def decode(self, row: int, chunk: int, names: Iterable[str]) -> Sample:
         """Decode the named inputs of one sample; raises UsageError for a damaged file."""
-        cells = self.rows[sample_number(self.first, row, chunk)]
+        cells = self.rows[sample_index(self.first, row, chunk)]
         values = {}
         for name in sorted(names):
             try:
@@ -76,7 +76,7 @@ class StoredRows:
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
         """Read the values of one sample."""
-        entry = self.rows[sample_number(self.first, row, chunk)]
+        entry = self.rows[sample_index(self.first, row, chunk)]
         values = {
             name: self.store.read(form["at"]) if "at" in form else unflatten(form, {})
             for name, form in entry["values"].items()

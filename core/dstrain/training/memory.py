@@ -51,7 +51,7 @@ def peak_memory() -> float:
 
 
 @contextmanager
-def explained(where: str, *advice: str) -> Iterator[None]:
+def oom_as_error(where: str, *advice: str) -> Iterator[None]:
     """Turn whatever says out of memory within into OutOfMemory, with what lowers it
     there.
     """

@@ -15,7 +15,7 @@ import numpy as np
 from dstrain.randomness import SampleKey, digest
 
 CHUNK = 4096
-LEFT_OUT = -1
+EXCLUDED = -1
 """The group of a place in the order whose row gives no sample."""
 ROUNDS = 6
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
@@ -38,7 +38,7 @@ class Permutation:
             for i in range(ROUNDS)
         ]
 
-    def at(self, indices: Indices) -> Indices:
+    def permute(self, indices: Indices) -> Indices:
         """Map positions to items, both uint64 arrays below `size`."""
         result = self._encrypt(indices)
         while (outside := result >= self.size).any():
@@ -75,7 +75,7 @@ class MicroBatch:
 class Order:
     """The samples of every epoch.
 
-    groups: sample -> number of its signature; `LEFT_OUT` keeps the place of a row
+    groups: sample -> number of its signature; `EXCLUDED` keeps the place of a row
     without a sample, and is not drawn. size: samples in a full global batch. places:
     (row, chunk) of each sample; without them, there is one sample of each row.
     """
@@ -96,7 +96,7 @@ class Order:
         """Samples of the data set, each of which an epoch draws as often as `repeat`
         says.
         """
-        return sum(group != LEFT_OUT for group in self.groups)
+        return sum(group != EXCLUDED for group in self.groups)
 
     @cached_property
     def steps(self) -> int:
@@ -104,7 +104,7 @@ class Order:
         batch.
         """
         groups = np.asarray(self.groups)
-        counts = np.bincount(groups[groups != LEFT_OUT]) * self.repeat
+        counts = np.bincount(groups[groups != EXCLUDED]) * self.repeat
         return int(sum(-(-int(count) // self.size) for count in counts if count))
 
     def _items(self, epoch: int) -> Iterator[int]:
@@ -115,7 +115,7 @@ class Order:
         """
         permutation = Permutation(self.samples, (self.seed, epoch))
         for start in range(0, self.samples, CHUNK):
-            items = permutation.at(
+            items = permutation.permute(
                 np.arange(start, min(start + CHUNK, self.samples), dtype=np.uint64)
             )
             yield from items.tolist()
@@ -132,7 +132,7 @@ class Order:
         queues: dict[int, list[SampleKey]] = {}
         for item in self._items(epoch):
             group = self.groups[item % len(self.groups)]
-            if group == LEFT_OUT:
+            if group == EXCLUDED:
                 continue
             queue = queues.setdefault(group, [])
             queue.append(self._key(epoch, item))
@@ -154,19 +154,19 @@ def row_starts(places: Sequence[tuple[int, int]]) -> Sequence[int]:
 def with_excluded_rows(
     groups: Sequence[int], places: Sequence[tuple[int, int]], rows: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Groups and places of samples, with one of the group `LEFT_OUT` for each of the
+    """Groups and places of samples, with one of the group `EXCLUDED` for each of the
     table's rows that gives none.
 
     So the order of the samples that are there is that of the whole table.
     """
     present = {row for row, _ in places}
     filled = list(zip(places, groups, strict=True))
-    filled += [((row, 0), LEFT_OUT) for row in range(rows) if row not in present]
+    filled += [((row, 0), EXCLUDED) for row in range(rows) if row not in present]
     filled.sort()
     return tuple(group for _, group in filled), tuple(place for place, _ in filled)
 
 
-def sample_number(first: Sequence[int], row: int, chunk: int) -> int:
+def sample_index(first: Sequence[int], row: int, chunk: int) -> int:
     """The number of the sample of a row and chunk; `first` is empty where each row has
     one sample.
     """

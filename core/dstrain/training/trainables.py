@@ -8,8 +8,8 @@ from torch import nn
 
 from dstrain.console import warn
 from dstrain.errors import UsageError, nearest
-from dstrain.lora.layers import LoraConfig, Trainables, inject, start_layers
-from dstrain.lora.names import names_like, shapes_of
+from dstrain.lora.layers import LoraConfig, Trainables, inject, load_layers
+from dstrain.lora.names import matching_names, shapes_of
 from dstrain.lora.reader import read_lora
 from dstrain.pipeline.pipeline import Pipeline
 
@@ -21,15 +21,21 @@ def start_from_lora(
 
     Raises StateError unless every key, rank and alpha fit.
     """
-    spare = pipeline.optional_layers()
+    optional_layers = pipeline.optional_layers()
     for component, lora_config in trained.items():
         network = pipeline.components[component]
         for lora in read_lora(
-            path, pipeline.family, {component: shapes_of(network)}, component, spare
+            path,
+            pipeline.family,
+            {component: shapes_of(network)},
+            component,
+            optional_layers,
         ):
             for note in lora.notes:
                 warn(note)
-            start_layers(network, lora.layers, lora_config, str(path), spare[component])
+            load_layers(
+                network, lora.layers, lora_config, str(path), optional_layers[component]
+            )
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class TrainableModules:
     components: tuple[str, ...] = ()
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
     lora: Mapping[str, LoraConfig] = field(default_factory=dict)
-    matches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    matched_modules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unused_parameters: tuple[str, ...] = ()
 
 
@@ -56,10 +62,10 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
             component.requires_grad_(False).eval()
     for name in trainables.full:
         _part(pipeline, name).float().requires_grad_(True).train()
-    matches = {}
+    matched_modules = {}
     for lora_config in trainables.lora:
         module = _part(pipeline, lora_config.component)
-        matches[lora_config.component] = inject(
+        matched_modules[lora_config.component] = inject(
             module, lora_config, pipeline.family.lora_aliases
         )
         module.train()
@@ -85,7 +91,7 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
         trainables.components,
         parameters,
         {lora_config.component: lora_config for lora_config in trainables.lora},
-        matches,
+        matched_modules,
         tuple(unused_parameters),
     )
 
@@ -111,7 +117,9 @@ def _part(pipeline: Pipeline, name: str) -> nn.Module:
 def _freeze_unreached(module: nn.Module, patterns: Iterable[str]) -> list[str]:
     """Freeze the parameters whose names match a pattern."""
     names = dict(module.named_parameters())
-    frozen = [name for name in names_like(patterns, names) if names[name].requires_grad]
+    frozen = [
+        name for name in matching_names(patterns, names) if names[name].requires_grad
+    ]
     for name in frozen:
         names[name].requires_grad_(False)
     return frozen

@@ -290,7 +290,7 @@ TEXT_ENCODER_2_LAYOUTS = (COMFYUI_TEXT_ENCODER_2,)
 # Names in LoRA files. ComfyUI: comfy/lora.py, model_lora_keys_clip. kohya:
 # networks/lora_flux.py of sd-scripts, which calls T5 `te3`; OneTrainer, whose files
 # ComfyUI takes too, calls it `te2`.
-DIT_LORA = (LoraKeyFormat("reference", ("", "pipe.dit."), REFERENCE_DIT),)
+DIT_LORA = (LoraKeyFormat("diffsynth", ("", "pipe.dit."), REFERENCE_DIT),)
 TEXT_ENCODER_1_LORA = (
     # diffusers reads both, and before version 5 of transformers only the second.
     LoraKeyFormat("diffusers", ("text_encoder.", "text_encoder.text_model.")),
@@ -298,7 +298,7 @@ TEXT_ENCODER_1_LORA = (
     LoraKeyFormat(
         "kohya", ("lora_te1_text_model_", "lora_te_text_model_"), underscored=True
     ),
-    LoraKeyFormat("reference", ("", "pipe.text_encoder_1."), REFERENCE_TEXT_ENCODER_1),
+    LoraKeyFormat("diffsynth", ("", "pipe.text_encoder_1."), REFERENCE_TEXT_ENCODER_1),
 )
 TEXT_ENCODER_2_LORA = (
     LoraKeyFormat("comfyui", ("text_encoders.t5xxl.transformer.",)),

@@ -32,7 +32,7 @@ class TestLoraFiles(LoraFiles):
             "dit": {
                 "comfyui": Reader(formats.ORIGINAL_DIT, "diffusion_model."),
                 "kohya": Reader(formats.ORIGINAL_DIT, "lora_unet_", underscored=True),
-                "reference": Reader(formats.REFERENCE_DIT),
+                "diffsynth": Reader(formats.REFERENCE_DIT),
             },
             "text_encoder_1": {
                 "comfyui": Reader(
@@ -41,14 +41,14 @@ class TestLoraFiles(LoraFiles):
                 "kohya": Reader(
                     formats.PUBLISHED_TEXT_ENCODER_1, "lora_te1_", underscored=True
                 ),
-                "reference": Reader(formats.REFERENCE_TEXT_ENCODER_1),
+                "diffsynth": Reader(formats.REFERENCE_TEXT_ENCODER_1),
             },
             "text_encoder_2": {
                 "comfyui": Reader(
                     formats.COMFYUI_TEXT_ENCODER_2, "text_encoders.t5xxl."
                 ),
                 "kohya": Reader(None, "lora_te3_", underscored=True),
-                "reference": Reader(None),
+                "diffsynth": Reader(None),
             },
         }
     )
@@ -58,19 +58,19 @@ class TestLoraFiles(LoraFiles):
                 "diffusers": "transformer.transformer_blocks.0.attn.to_q",
                 "comfyui": "diffusion_model.double_blocks.0.img_attn.qkv",
                 "kohya": "lora_unet_double_blocks_0_img_attn_qkv",
-                "reference": "blocks.0.attn.a_to_qkv",
+                "diffsynth": "blocks.0.attn.a_to_qkv",
             },
             "text_encoder_1": {
                 "diffusers": "text_encoder.encoder.layers.0.self_attn.q_proj",
                 "comfyui": "text_encoders.clip_l.transformer.text_model.encoder.layers.0.self_attn.q_proj",
                 "kohya": "lora_te1_text_model_encoder_layers_0_self_attn_q_proj",
-                "reference": "encoders.0.attn.to_q",
+                "diffsynth": "encoders.0.attn.to_q",
             },
             "text_encoder_2": {
                 "diffusers": "text_encoder_2.encoder.block.0.layer.0.SelfAttention.q",
                 "comfyui": "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q",
                 "kohya": "lora_te3_encoder_block_0_layer_0_SelfAttention_q",
-                "reference": "encoder.block.0.layer.0.SelfAttention.q",
+                "diffsynth": "encoder.block.0.layer.0.SelfAttention.q",
             },
         }
     )
@@ -127,9 +127,9 @@ class TestLoraFiles(LoraFiles):
         and widths for.
         """
         if case.component != "dit":
-            return case.component == "text_encoder_1" and program != "reference"
+            return case.component == "text_encoder_1" and program != "diffsynth"
         return program == "diffusers" or (
-            program != "reference" and case.targets == "without linear1"
+            program != "diffsynth" and case.targets == "without linear1"
         )
 
 

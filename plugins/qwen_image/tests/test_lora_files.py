@@ -25,14 +25,14 @@ class TestLoraFiles(LoraFiles):
             "dit": {
                 "comfyui": Reader(None, "diffusion_model."),
                 "kohya": Reader(None, "lora_unet_", underscored=True),
-                "reference": Reader(None),
+                "diffsynth": Reader(None),
             },
             "text_encoder": {
                 "comfyui": Reader(
                     PUBLISHED_TEXT_ENCODER_LAYOUT,
                     "text_encoders.qwen25_7b.transformer.",
                 ),
-                "reference": Reader(None),
+                "diffsynth": Reader(None),
             },
         }
     )
@@ -42,12 +42,12 @@ class TestLoraFiles(LoraFiles):
                 "diffusers": "transformer.transformer_blocks.0.attn.to_q",
                 "comfyui": "diffusion_model.transformer_blocks.0.attn.to_q",
                 "kohya": "lora_unet_transformer_blocks_0_attn_to_q",
-                "reference": "transformer_blocks.0.attn.to_q",
+                "diffsynth": "transformer_blocks.0.attn.to_q",
             },
             "text_encoder": {
                 "diffusers": "text_encoder.model.language_model.layers.0.self_attn.q_proj",
                 "comfyui": "text_encoders.qwen25_7b.transformer.model.layers.0.self_attn.q_proj",
-                "reference": "model.language_model.layers.0.self_attn.q_proj",
+                "diffsynth": "model.language_model.layers.0.self_attn.q_proj",
             },
         }
     )
@@ -99,4 +99,4 @@ class TestLoraFiles(LoraFiles):
     @staticmethod
     def published_takes(case: Case, program: str) -> bool:
         """It reads no LoRA of the text encoder, and others' names by its converter."""
-        return case.component == "dit" and program != "reference"
+        return case.component == "dit" and program != "diffsynth"

@@ -299,7 +299,7 @@ IMAGE_ENCODER_LAYOUTS = (ORIGINAL_IMAGE_ENCODER, PUBLISHED_IMAGE_ENCODER)
 # (comfy/lora_convert.py, convert_lora_wan_fun). The reference has the original names.
 TEXT_ENCODER_LORA = (
     LoraKeyFormat("comfyui", ("text_encoders.umt5xxl.transformer.",)),
-    LoraKeyFormat("reference", ("", "pipe.text_encoder."), ORIGINAL_TEXT_ENCODER),
+    LoraKeyFormat("diffsynth", ("", "pipe.text_encoder."), ORIGINAL_TEXT_ENCODER),
 )
 
 
@@ -311,5 +311,5 @@ def dit_lora(name: str) -> tuple[LoraKeyFormat, ...]:
         LoraKeyFormat(
             "kohya", ("lora_unet_", "lora_unet__"), ORIGINAL_DIT, underscored=True
         ),
-        LoraKeyFormat("reference", ("", f"pipe.{name}."), ORIGINAL_DIT),
+        LoraKeyFormat("diffsynth", ("", f"pipe.{name}."), ORIGINAL_DIT),
     )

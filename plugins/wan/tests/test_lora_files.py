@@ -26,7 +26,7 @@ DIT = MappingProxyType(
     {
         "comfyui": Reader(formats.ORIGINAL_DIT, "diffusion_model."),
         "kohya": Reader(formats.ORIGINAL_DIT, "lora_unet_", underscored=True),
-        "reference": Reader(formats.ORIGINAL_DIT),
+        "diffsynth": Reader(formats.ORIGINAL_DIT),
     }
 )
 
@@ -36,7 +36,7 @@ NAMES = MappingProxyType(
         "diffusers": "transformer.blocks.0.attn1.to_q",
         "comfyui": "diffusion_model.blocks.0.self_attn.q",
         "kohya": "lora_unet_blocks_0_self_attn_q",
-        "reference": "blocks.0.self_attn.q",
+        "diffsynth": "blocks.0.self_attn.q",
     }
 )
 
@@ -54,7 +54,7 @@ class TestLoraFiles(LoraFiles):
                 "comfyui": Reader(
                     formats.COMFYUI_TEXT_ENCODER_IN_ALL, "text_encoders.umt5xxl."
                 ),
-                "reference": Reader(formats.ORIGINAL_TEXT_ENCODER),
+                "diffsynth": Reader(formats.ORIGINAL_TEXT_ENCODER),
             },
         }
     )
@@ -65,7 +65,7 @@ class TestLoraFiles(LoraFiles):
             "text_encoder": {
                 "diffusers": "text_encoder.encoder.block.0.layer.0.SelfAttention.q",
                 "comfyui": "text_encoders.umt5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q",
-                "reference": "blocks.0.attn.q",
+                "diffsynth": "blocks.0.attn.q",
             },
         }
     )
@@ -116,7 +116,7 @@ class TestLoraFiles(LoraFiles):
         """
         return case.component != "text_encoder" and (
             program == "diffusers"
-            or (program != "reference" and case.targets in ("default", "aliases"))
+            or (program != "diffsynth" and case.targets in ("default", "aliases"))
         )
 
 
@@ -179,7 +179,7 @@ def test_the_file_of_an_expert_says_which_it_is_of_in_every_programs_names(
 def test_the_references_prefix_tells_the_experts_apart(tmp_path: Path) -> None:
     subject = Subject(MODEL, "t2v-a14b", tmp_path)
     for part in ("dit", "dit2"):
-        tensors = DIT["reference"].lora(subject.pipeline.components[part], 2, None)
+        tensors = DIT["diffsynth"].lora(subject.pipeline.components[part], 2, None)
         save_file(
             {f"pipe.{part}.{key}": tensor for key, tensor in tensors.items()},
             tmp_path / "theirs.safetensors",

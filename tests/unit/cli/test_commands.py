@@ -95,3 +95,19 @@ def test_toy_writes_a_new_folder_and_touches_no_users_file(
     assert (place / "is").read_text() == "edit 3"
     assert main([*words[:-1], str(place / "is")]) == 2
     assert main([*words[:-1], str(tmp_path / "more"), "--variant", "none"]) == 2
+
+
+@pytest.mark.parametrize("name", ["diffsynth", "reference"])
+def test_the_names_of_diffsynth_studio_have_an_alias(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    programs: list[str] = []
+
+    def export(source: Path, output: Path, program: str, *rest: object) -> str:
+        programs.append(program)
+        return "1 layer"
+
+    stub(monkeypatch, "dstrain.lora.export", export=export)
+    assert main(["export", "--format", name, "in", "out"]) == 0
+    assert programs == ["diffsynth"]
+    assert capsys.readouterr().out == "wrote out: 1 layer\n"

@@ -318,7 +318,7 @@ def test_no_advice_is_for_a_flag_that_exists_or_names_one_that_does_not() -> Non
         (["toy", "--model", "faky"], "--output: is required"),
         (
             ["export", "a", "b", "--format", "komfy"],
-            "--format: want one of diffusers, comfyui, kohya, reference, got 'komfy'; did you mean 'comfyui'?",
+            "--format: want one of diffusers, comfyui, kohya, diffsynth, got 'komfy'; did you mean 'comfyui'?",
         ),
         (
             ["generate", "--model", "faky", "--toy", "--output", "x.png"],

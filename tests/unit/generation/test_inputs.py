@@ -11,7 +11,7 @@ import pytest
 from dstrain.config.fields import NamedInput, parse_input
 from dstrain.config.schema import GenerateConfig
 from dstrain.errors import UsageError
-from dstrain.generation.inputs import inputs_given, names_given
+from dstrain.generation.inputs import input_names, parse_inputs
 from dstrain.graph.inputs import Column, Constant, InferenceOnly
 from PIL import Image
 
@@ -46,8 +46,8 @@ def given(*texts: str, **flags: Any) -> dict[str, Any]:
         input=tuple(map(parse_input, texts)),
         **{"prompt": "dog", **flags},
     )
-    assert set(names_given(config)) >= {"prompt"}
-    return inputs_given(config, WIRING)
+    assert set(input_names(config)) >= {"prompt"}
+    return parse_inputs(config, WIRING)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_the_flag_of_an_input_that_the_variant_does_not_have_is_refused(
     with pytest.raises(
         UsageError, match=f"--{flag}: has no effect: variant base has no such input"
     ):
-        inputs_given(wanted, spec)
+        parse_inputs(wanted, spec)
 
 
 @pytest.mark.parametrize("text", ["edit_image", "=x.png", ""])

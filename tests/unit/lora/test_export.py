@@ -42,7 +42,7 @@ from tests.support.lora_family import (
 from tests.support.runs import project, train
 
 CONFIG = {"component": "dit", "config": json.dumps({"width": 6})}
-PROGRAMS = ("diffusers", "comfyui", "kohya", "reference")
+PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_from_any_program_to_any_other_and_back(
         path, before = tmp_path / f"{number}.safetensors", path
         export(before, path, program)
     original = read(tmp_path / "ours.safetensors")
-    if "reference" not in (first, second):
+    if "diffsynth" not in (first, second):
         assert same(read(path).layers, original.layers)
         assert read_tensors(path)[1].keys() == original.header.keys()
         assert json.loads(original.header["lora_adapter_metadata"]) == json.loads(
@@ -111,9 +111,9 @@ def test_a_file_without_a_header_needs_the_family_and_a_published_configuration(
         export(tmp_path / "x.safetensors", tmp_path / "y.safetensors", "kohya", "other")
 
 
-@pytest.mark.parametrize(("told", "ratio"), [("rank", 1.0), (6.0, 1.5)])
+@pytest.mark.parametrize(("override", "ratio"), [("rank", 1.0), (6.0, 1.5)])
 def test_an_alpha_that_a_file_does_not_say_can_be_told(
-    told: Any, ratio: float, tmp_path: Path
+    override: Any, ratio: float, tmp_path: Path
 ) -> None:
     path, _ = ours(tmp_path)
     lost = written(tmp_path / "lost.safetensors", load_file(path))
@@ -122,17 +122,17 @@ def test_an_alpha_that_a_file_does_not_say_can_be_told(
         match=r"rank and alpha are unknown(.|\n)*dstrain export --alpha rank --format",
     ):
         export(lost, tmp_path / "x.safetensors", "diffusers", "fused")
-    export(lost, tmp_path / "x.safetensors", "diffusers", "fused", alpha=told)
+    export(lost, tmp_path / "x.safetensors", "diffusers", "fused", alpha=override)
     made = read(tmp_path / "x.safetensors").layers
     assert {layer.alpha / layer.rank for layer in made.values()} == {ratio}
     assert made.keys() == read(path).layers.keys()
     with pytest.raises(
         UsageError, match=r"--alpha: has no effect: .* says its alpha itself"
     ):
-        export(path, tmp_path / "y.safetensors", "diffusers", "fused", alpha=told)
+        export(path, tmp_path / "y.safetensors", "diffusers", "fused", alpha=override)
     with pytest.raises(UsageError, match=r"--alpha: has no effect: .* is no LoRA"):
         export(written(tmp_path / "w.safetensors", {"a": torch.ones(1)}), tmp_path / "y", "diffusers", "fused",
-               alpha=told)  # fmt: skip
+               alpha=override)  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "ranks"])
@@ -180,7 +180,7 @@ def test_a_component_that_a_plain_function_loads_says_how_it_is_built(
 
 
 def test_our_file_in_the_references_names_needs_no_guess(tmp_path: Path) -> None:
-    export(ours(tmp_path, **CONFIG)[0], tmp_path / "x.safetensors", "reference")
+    export(ours(tmp_path, **CONFIG)[0], tmp_path / "x.safetensors", "diffsynth")
     lora = read(tmp_path / "x.safetensors")
     assert not lora.notes
     assert lora.header["alpha"] == "4.0"

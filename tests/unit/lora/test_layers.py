@@ -15,10 +15,10 @@ from dstrain.lora.layers import (
     LoraLayer,
     add_layers,
     inject,
+    load_layers,
     lora_state,
     merge_layers,
     save_lora,
-    start_layers,
 )
 from dstrain.lora.names import shapes_of
 from dstrain.lora.reader import Lora, read_lora
@@ -75,7 +75,7 @@ def load(
 
 
 def start(path: Path, module: nn.Module, lora_config: LoraConfig = SPEC) -> None:
-    start_layers(module, read(path, module).layers, lora_config, str(path))
+    load_layers(module, read(path, module).layers, lora_config, str(path))
 
 
 def run(module: nn.Module) -> Tensor:
@@ -340,18 +340,18 @@ def test_layers_that_no_loss_reaches_may_be_missing_or_without_effect(
     }
     module = net()
     inject(module, SPEC, {})
-    start_layers(module, fewer, SPEC, "file", optional_layers)
+    load_layers(module, fewer, SPEC, "file", optional_layers)
     assert torch.equal(
         lora_state(module)["blocks.0.to_q.lora_B.weight"], layers["blocks.0.to_q"].up
     )
     with pytest.raises(StateError, match="1 layers trained, and not in the file"):
-        start_layers(module, fewer, SPEC, "file")
+        load_layers(module, fewer, SPEC, "file")
     module, three = net(), LoraConfig("net", ("to_q", "0.to_out.0"), 4, 8.0)
     inject(module, three, {})
     with pytest.raises(StateError, match="1 layers in the file, and not trained"):
-        start_layers(module, layers, three, "file", optional_layers)
+        load_layers(module, layers, three, "file", optional_layers)
     layers[optional_layers[0]].up.zero_()
-    start_layers(module, layers, three, "file", optional_layers)
+    load_layers(module, layers, three, "file", optional_layers)
 
 
 def test_layers_of_several_ranks_and_alphas_act_exactly() -> None:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from dstrain.errors import StateError
-from dstrain.lora.export import fused
+from dstrain.lora.export import fuse
 from dstrain.lora.layers import LoraConfig, LoraLayer, add_layers, save_lora
-from dstrain.lora.names import scheme
-from dstrain.lora.reader import read_lora, unfused
+from dstrain.lora.names import key_table
+from dstrain.lora.reader import read_lora, split_fused
 from safetensors.torch import load_file
 
 from tests.support.lora_family import (
@@ -68,7 +68,7 @@ NAMINGS = (
         ("alpha", "lora_down.weight", "lora_up.weight"),
     ),
     Naming(
-        "reference", "layers.0.o", ("lora_A.default.weight", "lora_B.default.weight")
+        "diffsynth", "layers.0.o", ("lora_A.default.weight", "lora_B.default.weight")
     ),
 )
 
@@ -91,7 +91,7 @@ def test_a_file_in_any_naming_acts_as_what_was_trained(
     add_layers(plain, again.layers)
     assert torch.allclose(output(plain), output(module), atol=1e-5)
     assert not torch.allclose(output(plain), output(network()), atol=1e-2)
-    if alpha != 0.7 and naming.program != "reference":
+    if alpha != 0.7 and naming.program != "diffsynth":
         assert same(
             again.layers, read(path).layers
         )  # the reference has no alpha, so that lora_B is another there
@@ -101,11 +101,11 @@ def test_fused_layers_have_three_times_the_rank_and_come_back_bit_for_bit(
     tmp_path: Path,
 ) -> None:
     layers = read(ours(tmp_path)[0]).layers
-    places = scheme(ORIGINAL, SHAPES)["double.0.qkv"]
-    one = fused(layers, places)
+    places = key_table(ORIGINAL, SHAPES)["double.0.qkv"]
+    one = fuse(layers, places)
     assert (one.rank, one.alpha, tuple(one.up.shape)) == (12, 18.0, (18, 12))
     assert same(
-        unfused(one, places),
+        split_fused(one, places),
         {f"blocks.0.attn.to_{x}": layers[f"blocks.0.attn.to_{x}"] for x in "qkv"},
     )
 
@@ -152,7 +152,7 @@ def test_parts_of_unlike_strength_are_fused_exactly() -> None:
         )
         for name, rank, alpha in zip(names, (2, 2, 4), (2.0, 3.0, 1.0), strict=True)
     }
-    one = fused(layers, scheme(ORIGINAL, SHAPES)["double.0.qkv"])
+    one = fuse(layers, key_table(ORIGINAL, SHAPES)["double.0.qkv"])
     assert (one.rank, one.alpha) == (8, 8.0)
     wanted = torch.cat(
         [layer.alpha / layer.rank * layer.up @ layer.down for layer in layers.values()]

@@ -15,7 +15,7 @@ from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS
 from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.sampling import generate_task, planned
+from dstrain.pipeline.sampling import generate_task, plan_inference
 from dstrain.randomness import Rng
 from torch import Tensor
 
@@ -249,10 +249,12 @@ def test_a_negative_side_that_no_text_can_be_is_refused_where_it_is_absent() -> 
     with pytest.raises(
         UsageError, match="guidance_scale: above 1 needs input 'worse_image'"
     ):
-        planned(
+        plan_inference(
             spec, {"prompt": "dog", "input_image": "a picture", "guidance_scale": 2.0}
         )
-    assert planned(spec, {"prompt": "dog", "guidance_scale": 2.0}).plan.branches == (
+    assert plan_inference(
+        spec, {"prompt": "dog", "guidance_scale": 2.0}
+    ).plan.branches == (
         "positive",
         "negative",
     )

@@ -24,7 +24,7 @@ from dstrain.pipeline.variants import (
     choose_variant,
     fitting_columns,
     fitting_inputs,
-    settled,
+    with_overrides,
 )
 from dstrain.registry.family import Option
 from dstrain.runs.resolve import resolve, resolve_experts
@@ -287,7 +287,7 @@ def test_a_setting_is_the_flags_else_the_toys_else_the_variants(
 ) -> None:
     config = TrainConfig(model="tiny", toy=toy, family_options=options)
     assert (
-        settled(having(area=Constant(1024, toy=32)), MODEL, config)
+        with_overrides(having(area=Constant(1024, toy=32)), MODEL, config)
         .settings["area"]
         .value
         == value
@@ -300,9 +300,9 @@ def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
         options=(*MODEL.options, Option("deep", "Depth.", "dit", "deep", ("other",))),
     )
     config = TrainConfig(model="tiny", family_options={"deep": "True"})
-    assert settled(build("other"), family, config).variant == "other"
+    assert with_overrides(build("other"), family, config).variant == "other"
     with pytest.raises(UsageError, match="--deep: has no effect: it is for other"):
-        settled(build("base"), family, config)
+        with_overrides(build("base"), family, config)
 
 
 @pytest.mark.parametrize(
@@ -321,15 +321,15 @@ def test_text_that_is_no_such_setting_or_out_of_its_range_is_refused(
 ) -> None:
     config = TrainConfig(model="tiny", family_options={"area": text})
     with pytest.raises(UsageError, match=f"--area: {said}"):
-        settled(having(area=Constant(1024, check=at_least(1))), MODEL, config)
+        with_overrides(having(area=Constant(1024, check=at_least(1))), MODEL, config)
 
 
 def test_a_setting_keeps_its_check_when_it_is_changed() -> None:
     config = TrainConfig(model="tiny", toy=True)
     setting = Constant(1024, toy=32, check=at_least(1))
-    assert settled(having(area=setting), MODEL, config).settings["area"] == replace(
-        setting, value=32
-    )
+    assert with_overrides(having(area=setting), MODEL, config).settings[
+        "area"
+    ] == replace(setting, value=32)
     assert [Constant(value).kind for value in ("a", 1, 1.5)] == [
         "text",
         "integer",
@@ -343,13 +343,15 @@ def test_the_flag_of_a_setting_that_the_variant_lacks_is_refused() -> None:
         model="tiny", family_options={"area": "64", "tokenizer_path": "x"}
     )
     assert (
-        settled(having(area=Constant(1024)), family, config).settings["area"].value
+        with_overrides(having(area=Constant(1024)), family, config)
+        .settings["area"]
+        .value
         == 64
     )
     with pytest.raises(
         UsageError, match="--area: has no effect: variant base has no such setting"
     ):
-        settled(build("base"), family, config)
+        with_overrides(build("base"), family, config)
 
 
 @pytest.mark.parametrize(

@@ -451,7 +451,7 @@ def test_an_input_of_task_and_variant_is_refused_naming_both() -> None:
     with pytest.raises(
         UsageError, match="task styled: its input 'prompt' is also one of tiny base"
     ):
-        build("base").joined(task)
+        build("base").with_task_inputs(task)
 
 
 def test_the_loss_is_given_a_list_unless_values_are_alike() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dstrain.cli.errors import explain
 from dstrain.errors import OutOfMemory
-from dstrain.training.memory import explained, is_out_of_memory, peak_memory
+from dstrain.training.memory import is_out_of_memory, oom_as_error, peak_memory
 
 LACKING = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),
@@ -37,7 +37,7 @@ def test_every_way_to_say_it_has_exit_code_6_within_a_step_and_outside(
     assert is_out_of_memory(error)
     assert explain(error).exit_code == 6
     told = r"^dstrain: error: loading: out of memory at [\d.]+ GiB\n  wait$"
-    with pytest.raises(OutOfMemory, match=told), explained("loading", "wait"):
+    with pytest.raises(OutOfMemory, match=told), oom_as_error("loading", "wait"):
         raise error
 
 

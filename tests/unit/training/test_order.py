@@ -15,7 +15,7 @@ from dstrain.training.order import (
     Order,
     Permutation,
     row_starts,
-    sample_number,
+    sample_index,
     split_across_ranks,
 )
 
@@ -23,7 +23,7 @@ HUGE = Order(tuple(row % 3 for row in range(100_000)), repeat=20_000, size=8, se
 
 
 def whole(size: int, *key: int) -> Indices:
-    return Permutation(size, key or (0,)).at(np.arange(size, dtype=np.uint64))
+    return Permutation(size, key or (0,)).permute(np.arange(size, dtype=np.uint64))
 
 
 def keys(count: int) -> list[SampleKey]:
@@ -54,7 +54,7 @@ def test_a_permutation_of_more_than_2_to_the_32_stays_within_it() -> None:
     there = np.concatenate([np.arange(50_000), np.arange(size - 50_000, size)]).astype(
         np.uint64
     )
-    items = Permutation(size, (5,)).at(there)
+    items = Permutation(size, (5,)).permute(there)
     assert len(np.unique(items)) == 100_000
     assert int(items.max()) < size
     assert abs(float(items.astype(np.float64).mean()) / size - 0.5) < 0.005
@@ -111,9 +111,9 @@ def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_
 
 def test_a_sample_is_found_by_its_row_and_chunk() -> None:
     first = row_starts(PLACES)
-    assert [sample_number(first, row, chunk) for row, chunk in PLACES] == list(range(6))
+    assert [sample_index(first, row, chunk) for row, chunk in PLACES] == list(range(6))
     assert row_starts([(0, 0), (1, 0)]) == range(2)
-    assert sample_number((), 5, 0) == 5
+    assert sample_index((), 5, 0) == 5
 
 
 def test_epochs_and_seeds_differ_in_their_order() -> None:

@@ -167,7 +167,7 @@ def test_what_no_loss_reaches_is_frozen_and_named(
 
 def test_lora_layers_where_no_loss_reaches_are_frozen_too(here: Path) -> None:
     module = training_run(config(here, lora_target_modules="text,to_q")).module
-    assert module.trained.matches == {"dit": {"text": 2, "to_q": 2}}
+    assert module.trained.matched_modules == {"dit": {"text": 2, "to_q": 2}}
     assert {
         name.partition(".lora")[0] for name in module.trained.unused_parameters
     } == {"dit.blocks.1.text"}
@@ -180,7 +180,7 @@ def test_lora_starts_at_nothing_depends_on_the_seed_alone_and_counts_its_matches
     first, again, other = (
         training_run(config(here, seed=seed)).module for seed in (1, 1, 2)
     )
-    assert first.trained.matches == {"dit": {"to_q": 2, "to_out": 2}}
+    assert first.trained.matched_modules == {"dit": {"to_q": 2, "to_out": 2}}
     for name, parameter in first.trained.parameters.items():
         assert torch.equal(parameter, again.trained.parameters[name])
         if "lora_B" in name:

@@ -13,7 +13,7 @@ from dstrain.config.serialize import write_resolved
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, Interrupted, StateError, UsageError
 from dstrain.lora.export import save_lora_for
-from dstrain.lora.header import base_of
+from dstrain.lora.header import base_weights
 from dstrain.lora.layers import save_lora
 from dstrain.models.components import Files
 from dstrain.runs.checkpoints.directory import (
@@ -66,7 +66,7 @@ def made_by(
     told = {name: getattr(setup.config, name) for name in RECIPE}
     preset = {"preset_lora": setup.preset.digest} if setup.preset is not None else {}
     return {
-        "base": base_of(files),
+        "base": base_weights(files),
         "config": dict(content),
         "recipe": {**told, "steps": steps, **preset},
     }

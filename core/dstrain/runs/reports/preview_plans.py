@@ -17,7 +17,7 @@ from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column, Measured, as_column
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.values import flatten, unflatten
-from dstrain.pipeline.sampling import NEGATIVE, Sampling, generate_task, planned
+from dstrain.pipeline.sampling import NEGATIVE, Sampling, generate_task, plan_inference
 from dstrain.runs.setup import Setup
 
 PIXELS = 512 * 512
@@ -141,7 +141,7 @@ def _stored(
 
 def _plan_preview(setup: Setup, shared: Mapping[str, Any], prompt: str) -> PreviewPlan:
     spec = setup.spec
-    call = planned(spec, {**shared, "prompt": prompt})
+    call = plan_inference(spec, {**shared, "prompt": prompt})
     task = generate_task(spec, NEGATIVE in call.plan.branches)
     plan = make_plan(spec, frozenset(call.inputs), task, setup.trainables.components)
     cells = {name: _cell(name, call.inputs[name], setup) for name in plan.used_inputs}

@@ -23,7 +23,7 @@ from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.checkpoints.directory import PREVIEWS
 from dstrain.runs.setup import Setup
 from dstrain.training.loader import Rows, StoredRows
-from dstrain.training.order import LEFT_OUT
+from dstrain.training.order import EXCLUDED
 
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingRun
@@ -53,10 +53,12 @@ def announce(run: "TrainingRun", folder: Path) -> None:
     say(
         f"trains {', '.join(module.trained.components)}: {count:,} parameters, {count / total:.1%} of those in a step"
     )
-    for component, matches in module.trained.matches.items():
+    for component, matched_modules in module.trained.matched_modules.items():
         say(
             f"LoRA on {component}: "
-            + ", ".join(f"{pattern} x{number}" for pattern, number in matches.items())
+            + ", ".join(
+                f"{pattern} x{number}" for pattern, number in matched_modules.items()
+            )
         )
     if module.trained.unused_parameters:
         say(
@@ -107,7 +109,7 @@ def samples_told(run: "TrainingRun") -> str:
         zip(run.order.groups, run.order.places, strict=True) if run.order.places else ()
     )
     rows = (
-        len({row for group, (row, _) in places if group != LEFT_OUT}) or run.order.drawn
+        len({row for group, (row, _) in places if group != EXCLUDED}) or run.order.drawn
     )
     return (
         f"{rows} rows"
@@ -120,7 +122,7 @@ def groups_told(run: "TrainingRun") -> list[tuple[str, int]]:
     """The sizes that most samples have, each with how many have it; those of what is
     stored, in stage 2.
     """
-    groups = [group for group in run.order.groups if group != LEFT_OUT]
+    groups = [group for group in run.order.groups if group != EXCLUDED]
     first = {
         group: len(groups) - 1 - place for place, group in enumerate(reversed(groups))
     }
