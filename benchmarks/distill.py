@@ -144,11 +144,11 @@ def draw(pipe: Pipeline, steps: int) -> tuple[Tensor, list[Image.Image]]:
         "guidance_scale": 1.0,
     }
     seeds = range(FIRST_HELD_OUT, FIRST_HELD_OUT + HELD_OUT)
-    pictures = [
+    images = [
         pipe(prompt=prompt(s), seed=s, on_step=lambda _, x: seen.append(x), **settings)
         for s in seeds
     ]
-    return torch.cat(seen[steps - 1 :: steps]), pictures
+    return torch.cat(seen[steps - 1 :: steps]), images
 
 
 @click.command(help=__doc__)
@@ -175,11 +175,9 @@ def main() -> None:
         [seed % 10 for seed in range(FIRST_HELD_OUT, FIRST_HELD_OUT + HELD_OUT)],
     )
     rows = []
-    for name, (latents, pictures) in drawn.items():
+    for name, (latents, images) in drawn.items():
         distance = (latents - teacher).square().mean().item()
-        rows.append(
-            (name, f"{distance:.4f}", f"{judge.accuracy(pictures, digits):.2f}")
-        )
+        rows.append((name, f"{distance:.4f}", f"{judge.accuracy(images, digits):.2f}"))
     print(
         table(
             (

@@ -25,7 +25,7 @@ TRAIN = 1500
 """Digits to train on; the other 297, by writers who are not among these, are held out
 to test the judge.
 """
-LOOK_PICTURES = 300
+LOOK_IMAGES = 300
 GAP = 4
 """Pixels between the pictures of a grid."""
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -91,10 +91,10 @@ def write(folder: Path, style: Style = PLAIN, count: int = TRAIN) -> None:
 
 def restyle(folder: Path) -> None:
     """Write a few hundred digits in the new look, as a data set."""
-    write(folder, LOOK, LOOK_PICTURES)
+    write(folder, LOOK, LOOK_IMAGES)
 
 
-def features(picture: Image.Image) -> NDArray[np.float32]:
+def features(image: Image.Image) -> NDArray[np.float32]:
     """Give the 64 numbers that the judge reads: means of 8x8 parts, 0 for paper and 1
     for the strongest ink.
 
@@ -102,7 +102,7 @@ def features(picture: Image.Image) -> NDArray[np.float32]:
     darker or lighter than it.
     """
     grey = np.asarray(
-        picture.convert("L").resize((8, 8), Image.Resampling.BOX), dtype=np.float32
+        image.convert("L").resize((8, 8), Image.Resampling.BOX), dtype=np.float32
     )
     ink = grey - np.median(grey[:, [0, -1]])
     ink = (ink * np.sign(ink.sum())).clip(min=0)
@@ -110,11 +110,11 @@ def features(picture: Image.Image) -> NDArray[np.float32]:
     return np.asarray(ink / strongest, dtype=np.float32).ravel()
 
 
-def in_look(picture: Image.Image, style: Style) -> bool:
+def in_look(image: Image.Image, style: Style) -> bool:
     """Tell whether the paper, the median of the left and right edges, is within 40 of
     255 of the paper of `style`.
     """
-    edges = np.asarray(picture.convert("RGB"))[:, [0, 1, -2, -1]].reshape(-1, 3)
+    edges = np.asarray(image.convert("RGB"))[:, [0, 1, -2, -1]].reshape(-1, 3)
     return bool((abs(np.median(edges, axis=0) - style.paper) < 40).all())
 
 
@@ -125,44 +125,44 @@ class Judge:
 
     def __init__(self) -> None:
         images, self.digits = strokes()
-        self.pictures = [paint(image) for image in images]
+        self.images = [paint(image) for image in images]
         self.classifier = SVC(gamma=0.2).fit(
-            [features(p) for p in self.pictures[:TRAIN]], self.digits[:TRAIN]
+            [features(p) for p in self.images[:TRAIN]], self.digits[:TRAIN]
         )
 
-    def read(self, pictures: Sequence[Image.Image]) -> NDArray[np.int64]:
+    def read(self, images: Sequence[Image.Image]) -> NDArray[np.int64]:
         """Say which digit each picture shows."""
         read: NDArray[np.int64] = self.classifier.predict(
-            [features(picture) for picture in pictures]
+            [features(image) for image in images]
         )
         return read
 
     def accuracy(
-        self, pictures: Sequence[Image.Image], digits: Sequence[int] | NDArray[np.int64]
+        self, images: Sequence[Image.Image], digits: Sequence[int] | NDArray[np.int64]
     ) -> float:
         """Give the share of pictures, 0..1, that are read as the digits they should
         show.
         """
-        return float((self.read(pictures) == np.asarray(digits)).mean())
+        return float((self.read(images) == np.asarray(digits)).mean())
 
     def accuracy_on_real(self) -> float:
         """Give the share of the held-out real digits that are read as what they are."""
-        return self.accuracy(self.pictures[TRAIN:], self.digits[TRAIN:])
+        return self.accuracy(self.images[TRAIN:], self.digits[TRAIN:])
 
 
 def write_grid(
-    path: Path, pictures: Sequence[Image.Image], digits: Sequence[int]
+    path: Path, images: Sequence[Image.Image], digits: Sequence[int]
 ) -> None:
     """Write all pictures as one, a row for each digit 0..9, in the order given."""
     rows = [
-        [p for p, digit in zip(pictures, digits, strict=True) if digit == row]
+        [p for p, digit in zip(images, digits, strict=True) if digit == row]
         for row in range(10)
     ]
     cell = SIZE + GAP
     grid = Image.new("RGB", (max(map(len, rows)) * cell + GAP, 10 * cell + GAP), "grey")
     for y, row in enumerate(rows):
-        for x, picture in enumerate(row):
-            grid.paste(picture, (x * cell + GAP, y * cell + GAP))
+        for x, image in enumerate(row):
+            grid.paste(image, (x * cell + GAP, y * cell + GAP))
     grid.save(path)
 
 
@@ -204,29 +204,29 @@ def judge_command(grid: Path, folders: tuple[Path, ...], least: float) -> None:
     """
     judge = Judge()
     shares: list[float] = []
-    all_pictures: list[Image.Image] = []
+    all_images: list[Image.Image] = []
     all_digits: list[int] = []
     for folder in folders:
         paths = sorted(folder.glob("[0-9]-*.png"))
         if not paths:
             raise click.UsageError(f"{folder}: no pictures named like 7-00.png")
-        pictures, digits = (
+        images, digits = (
             [Image.open(path).convert("RGB") for path in paths],
             [int(path.name[0]) for path in paths],
         )
-        share = np.mean([in_look(picture, LOOK) for picture in pictures])
-        right = judge.accuracy(pictures, digits)
+        share = np.mean([in_look(image, LOOK) for image in images])
+        right = judge.accuracy(images, digits)
         shares.append(right)
         click.echo(
             f"{folder}: {right:.2f} of {len(paths)} pictures show the digit asked for"
         )
         click.echo(f"{folder}: {share:.2f} of them are on yellow paper")
-        all_pictures += pictures
+        all_images += images
         all_digits += digits
     click.echo(
         f"real digits, held out: {judge.accuracy_on_real():.2f} are read as what they are"
     )
-    write_grid(grid, all_pictures, all_digits)
+    write_grid(grid, all_images, all_digits)
     if shares[0] < least:
         raise click.ClickException(f"{shares[0]:.2f} is below {least}")
 

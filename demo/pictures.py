@@ -47,7 +47,7 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     for digit, name in enumerate(NAMES):
         for number in range(each):
-            picture = pipe(
+            image = pipe(
                 prompt=f"a picture of the number {name}{words}",
                 height=SIZE,
                 width=SIZE,
@@ -55,7 +55,7 @@ def main(
                 guidance_scale=1.0,
                 seed=100 * digit + number,
             )
-            picture.save(output / f"{digit}-{number:02}.png")
+            image.save(output / f"{digit}-{number:02}.png")
 
 
 if __name__ == "__main__":

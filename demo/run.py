@@ -106,7 +106,7 @@ def commands() -> list[list[str]]:
         "--output_path",
         str(OUT / "lora"),
     ]
-    pictures = ["python", "demo/pictures.py", str(MODEL), str(full)]
+    images = ["python", "demo/pictures.py", str(MODEL), str(full)]
     return [
         ["python", "demo/digits.py", "data", str(OUT / "digits")],
         ["python", "demo/digits.py", "look", str(OUT / "look")],
@@ -115,9 +115,9 @@ def commands() -> list[list[str]]:
         [*on_digits, "--task", "sft:train"],
         [*on_look, "--task", "sft:data_process"],
         [*on_look, "--task", "sft:train"],
-        [*pictures, str(OUT / "plain")],
+        [*images, str(OUT / "plain")],
         [
-            *pictures,
+            *images,
             str(OUT / "restyled"),
             "--lora",
             str(lora),

@@ -75,14 +75,14 @@ def colour(stroke: torch.Tensor) -> torch.Tensor:
     ]
 
 
-def loss(vae: AutoencoderKLQwenImage, picture: torch.Tensor) -> torch.Tensor:
+def loss(vae: AutoencoderKLQwenImage, image: torch.Tensor) -> torch.Tensor:
     """Give the error of pictures, (batch, 3, 1, height, width), after encoding and
     decoding.
     """
-    latents = vae.encode(picture).latent_dist
+    latents = vae.encode(image).latent_dist
     # Not vae.decode, which clamps: a value beyond -1..1 would have no gradient to come
     # back.
-    error = vae.decoder(vae.post_quant_conv(latents.sample())) - picture
+    error = vae.decoder(vae.post_quant_conv(latents.sample())) - image
     divergence = 0.5 * (latents.mean**2 + latents.var - 1 - latents.logvar)
     return error.abs().mean() + KL_WEIGHT * divergence.mean()
 
@@ -136,9 +136,9 @@ def report(folder: Path, stroke: torch.Tensor, style: Style) -> None:
         ).eval(),
         Judge(),
     )
-    pictures = [paint(part, style) for part in stroke[TRAIN:].numpy()]
+    images = [paint(part, style) for part in stroke[TRAIN:].numpy()]
     real = (
-        torch.from_numpy(np.stack(pictures) / 127.5 - 1)
+        torch.from_numpy(np.stack(images) / 127.5 - 1)
         .float()
         .permute(0, 3, 1, 2)[:, :, None]
     )
@@ -154,7 +154,7 @@ def report(folder: Path, stroke: torch.Tensor, style: Style) -> None:
         f"ink {style.ink}, paper {style.paper}: "
         f"mean absolute error {functional.l1_loss(kept, real).item() * 127.5:.2f} of 255, "
         f"judge {judge.accuracy([Image.fromarray(value) for value in values], digits):.3f} "
-        f"(on the originals {judge.accuracy(pictures, digits):.3f})"
+        f"(on the originals {judge.accuracy(images, digits):.3f})"
     )
 
 

@@ -79,10 +79,8 @@ def write_edits(
     for before, after, words in _pairs(assets):
         if len(rows) < count:
             for name in (before, after):
-                with Image.open(assets / "emoji" / f"{name}.webp") as picture:
-                    picture.convert("RGBA").resize((64, 64)).save(
-                        folder / f"{name}.png"
-                    )
+                with Image.open(assets / "emoji" / f"{name}.webp") as image:
+                    image.convert("RGBA").resize((64, 64)).save(folder / f"{name}.png")
             rows.append(
                 {"image": f"{after}.png", column: f"{before}.png", "prompt": words}
             )

@@ -112,11 +112,11 @@ def pipeline(family: str, variant: str, folder: Path, lora: Path) -> Pipeline:
     return pipe
 
 
-def strip(pictures: list[Image.Image]) -> Image.Image:
+def strip(images: list[Image.Image]) -> Image.Image:
     """Pictures side by side, 64 pixels each."""
-    joined = Image.new("RGB", (64 * len(pictures), 64), "white")
-    for i, picture in enumerate(pictures):
-        joined.paste(convert(picture, "RGB").resize((64, 64)), (64 * i, 0))
+    joined = Image.new("RGB", (64 * len(images), 64), "white")
+    for i, image in enumerate(images):
+        joined.paste(convert(image, "RGB").resize((64, 64)), (64 * i, 0))
     return joined
 
 
@@ -175,14 +175,14 @@ def test_a_lora_on_a_real_video_lowers_the_held_out_loss(
     assert after < 0.9 * before
     first = resolve(config).dataset.rows[0]["input_video"]
     source: Frames = load_cell(first)
-    picture = (
+    image = (
         {"input_image": Image.fromarray(source.pixels[0].numpy())}
         if variant == "i2v"
         else {}
     )
     made = pipeline("wan", variant, tmp_path, lora)(
         prompt=caption, height=64, width=96, num_frames=17, num_inference_steps=20, seed=1, guidance_scale=1.0,
-        **picture,
+        **image,
     )  # fmt: skip
     assert made.pixels.shape == source.pixels.shape == (17, 64, 96, 3)
     OUTPUT.mkdir(exist_ok=True)

@@ -190,8 +190,8 @@ def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     data = tmp_path / "data/example_image_dataset"
     data.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
-    for i, picture in enumerate(pixels, 1):
-        Image.fromarray(picture).save(data / f"image_{i}.jpg")
+    for i, image in enumerate(pixels, 1):
+        Image.fromarray(image).save(data / f"image_{i}.jpg")
     (data / "metadata.csv").write_text(
         'image,prompt\nimage_1.jpg,"a dog"\nimage_2.jpg,"a cat"\n'
     )

@@ -43,7 +43,7 @@ class Kind:
     """
 
     name: str
-    pictures: int
+    images: int
     change: Callable[[Place], object] | None = None
     config: dict[str, Any] = field(default_factory=dict)
     last: int = 15
@@ -146,7 +146,7 @@ def test_stage_1_survives_kill_9(
     in_flight = (
         PER_SHARD + 1
     )  # a full shard is written when the next picture has been computed
-    assert spent["encode_image"] <= kind.pictures + kills * in_flight, (
+    assert spent["encode_image"] <= kind.images + kills * in_flight, (
         f"seed {seed}: {kills} kills"
     )
     assert place.values(**kind.config) == place.values(

@@ -19,7 +19,7 @@ from tests.support.stored_place import (
     Place,
     change_keeping_times,
     change_weights,
-    picture,
+    noise_image,
     write_place,
     write_rows,
 )
@@ -30,9 +30,9 @@ def caption(place: Place) -> None:
     write_rows(place.data, place.rows)
 
 
-def one_byte_of_a_picture(place: Place) -> None:
+def one_byte_of_an_image(place: Place) -> None:
     path = place.data / "0.png"
-    change_keeping_times(path, (lambda: picture(9).save(path)))
+    change_keeping_times(path, (lambda: noise_image(9).save(path)))
 
 
 def tokenizer(place: Place) -> None:
@@ -98,7 +98,7 @@ class Change:
 CHANGES = (
     Change("a caption", {"encode_prompt": 1, "describe": 1}, caption),
     Change(
-        "a picture, of equal size and time", {"encode_image": 1}, one_byte_of_a_picture
+        "a picture, of equal size and time", {"encode_image": 1}, one_byte_of_an_image
     ),
     Change("--height and --width", IMAGES, flags={"height": 16, "width": 16}),
     Change("--max_pixels", IMAGES, flags={"max_pixels": 16 * 16}),

@@ -35,7 +35,7 @@ class Planted:
     environment: tuple[tuple[str, str], ...] = ()
     flags: tuple[str, ...] = ()
     config: str = ""
-    picture: str = ""
+    image: str = ""
     code: int = 0
     told: bool = True
 
@@ -76,7 +76,7 @@ CASES: tuple[tuple[str, Planted], ...] = (
     ("prompt in a file", Planted("AKIAABCDEFGHIJKLMNOP", config='preview_prompt = ["AKIAABCDEFGHIJKLMNOP"]', code=2,
                                  told=False)),
     ("folder in a file", Planted("AKIAABCDEFGHIJKLMNOP", config='dataset_root = ["AKIAABCDEFGHIJKLMNOP"]')),
-    ("signature in a URL of the metadata", Planted(HEX, picture=SIGNED, code=2, told=False)),
+    ("signature in a URL of the metadata", Planted(HEX, image=SIGNED, code=2, told=False)),
     ("token in a traceback",
      Planted(JWT, flags=("--variant", JWT), code=2)),
 )  # fmt: skip
@@ -97,7 +97,7 @@ def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
     for name, value in planted.environment:
         monkeypatch.setenv(name, value)
     rows = json.loads((place / "data/metadata.json").read_text())
-    rows[0]["image"] = planted.picture or rows[0]["image"]
+    rows[0]["image"] = planted.image or rows[0]["image"]
     (place / "data/metadata.json").write_text(json.dumps(rows))
     (place / "run.toml").write_text(planted.config)
     (place / planted.secret).mkdir(parents=True)

@@ -17,10 +17,10 @@ from PIL import Image
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 
 
-def encoded(kind: str, picture: Image.Image | None = None, **options: Any) -> bytes:
+def encoded(kind: str, image: Image.Image | None = None, **options: Any) -> bytes:
     """A picture as the bytes of a file."""
     content = io.BytesIO()
-    (picture or Image.fromarray(NOISE)).save(content, kind, **options)
+    (image or Image.fromarray(NOISE)).save(content, kind, **options)
     return content.getvalue()
 
 

@@ -143,7 +143,7 @@ class Latents(TypedDict):
     input_latents: Tensor
 
 
-class Picture(TypedDict):
+class DecodedImage(TypedDict):
     """A generated picture."""
 
     image: Image.Image
@@ -187,7 +187,7 @@ def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     return negative + scale * (positive - negative)
 
 
-def decode(latents: Tensor, *, vae: Any) -> Picture:
+def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     """Latents -> RGB picture."""
     pixels = vae.decoder(latents.to(vae.decoder.weight.dtype))[0].float().clamp(-1, 1)
     return {

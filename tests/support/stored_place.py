@@ -34,7 +34,7 @@ from torch import Tensor
 from tests.support.stored_family import MODEL, build, runs, write_model
 
 
-def picture(seed: int, mode: str = "RGB", branch: int = 32) -> Image.Image:
+def noise_image(seed: int, mode: str = "RGB", branch: int = 32) -> Image.Image:
     """A picture of noise."""
     shape = (branch, branch, len(mode)) if len(mode) > 1 else (branch, branch)
     return Image.fromarray(
@@ -148,7 +148,7 @@ def write_place(folder: Path, rows: int = 4) -> Place:
     place.data.mkdir(parents=True)
     write_model(folder / "model")
     for i in range(rows):
-        picture(i).save(place.data / f"{i}.png")
+        noise_image(i).save(place.data / f"{i}.png")
         place.rows.append({"image": f"{i}.png", "prompt": f"word {min(i, rows - 2)}"})
     write_rows(place.data, place.rows)
     return place

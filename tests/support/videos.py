@@ -64,10 +64,10 @@ def film(
         if rotation:
             stream.set_display_rotation(rotation)
         for time in times:
-            picture = av.VideoFrame.from_ndarray(frame(time, size), format="rgb24")
-            picture.time_base = stream.codec_context.time_base
-            picture.pts = round(time / picture.time_base)
-            file.mux(stream.encode(picture))
+            image = av.VideoFrame.from_ndarray(frame(time, size), format="rgb24")
+            image.time_base = stream.codec_context.time_base
+            image.pts = round(time / image.time_base)
+            file.mux(stream.encode(image))
         file.mux(stream.encode(None))
     return path
 

@@ -14,10 +14,10 @@ from PIL import Image
 
 from dstrain.console import shown
 from dstrain.data.clips import at_rate
-from dstrain.data.images import LOADER_VERSION, Resolution, convert, fit, load_picture
+from dstrain.data.images import LOADER_VERSION, Resolution, convert, fit, load_image
 from dstrain.data.metadata import Written, text_fault
 from dstrain.data.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
-from dstrain.data.videos import Video, read_frames, read_pictures
+from dstrain.data.videos import Video, read_frames, read_images
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.storage.hashing import Digests, hashed
@@ -68,17 +68,17 @@ def load_cell(cell: Cell) -> Any:
     parameters = dict(cell.parameters)
     if "frames" in parameters:
         return _load_clip(cell, parameters)
-    pictures = [
-        load_picture(Path(file), parameters["mode"], size)
+    images = [
+        load_image(Path(file), parameters["mode"], size)
         for file, size in zip(cell.files, parameters["sizes"], strict=True)
     ]
-    return pictures if cell.kind == "pictures" else pictures[0]
+    return images if cell.kind == "pictures" else images[0]
 
 
 def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
     paths, size = [Path(file) for file in cell.files], parameters["sizes"][0]
     if parameters["source"] == "pictures":
-        pixels = read_pictures(paths, size)
+        pixels = read_images(paths, size)
     else:
         pixels = read_frames(paths[0], parameters["frames"], size)
     if cell.kind == "picture":
@@ -122,7 +122,7 @@ def _literal(value: Written, column: Column) -> Cell | None:
     )
 
 
-def picture_cell(
+def image_cell(
     column: Column,
     resolution: Resolution,
     files: Sequence[str],

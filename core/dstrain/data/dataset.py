@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dstrain.console import shown
-from dstrain.data.cells import Cell, Footage, file_names, picture_cell, read_literal
+from dstrain.data.cells import Cell, Footage, file_names, image_cell, read_literal
 from dstrain.data.clips import FrameSampling
-from dstrain.data.files import FileSizes, Film, Picture, measure
+from dstrain.data.files import FileSizes, ImageFile, VideoFile, measure
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import SUFFIXES, Fault, Table, Written, read_metadata
 from dstrain.data.required import Planned, needs, no_columns
@@ -349,19 +349,19 @@ def _read(
     """Read one cell; None if it is absent. Raises ValueError saying what is wrong."""
     if not column.is_file:
         return read_literal(value, column)
-    pictures: list[Picture] = []
+    images: list[ImageFile] = []
     for name in file_names(value, column):
         found = measured[name, column.from_video]
         if isinstance(found, str):
             raise ValueError(found + _list_hint(name, column, found))
-        if isinstance(found, Film):
+        if isinstance(found, VideoFile):
             return Footage.of(column, resolution, found.path, found.video)
-        pictures.append(found)
+        images.append(found)
     files, sizes = (
-        [picture.path for picture in pictures],
-        [picture.size for picture in pictures],
+        [image.path for image in images],
+        [image.size for image in images],
     )
-    return picture_cell(column, resolution, files, sizes) if pictures else None
+    return image_cell(column, resolution, files, sizes) if images else None
 
 
 def _list_hint(name: str, column: Column, fault: str) -> str:

@@ -151,7 +151,7 @@ def _exists(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImageFile:
     """A picture as told by its header; size: (height, width)."""
 
     path: str
@@ -159,7 +159,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Film:
+class VideoFile:
     """A video as told by its packets."""
 
     path: str
@@ -168,7 +168,7 @@ class Film:
 
 Name = tuple[str, bool]
 """A file as written in the metadata, and whether it is read as a video."""
-FileSizes = Mapping[Name, Picture | Film | str]
+FileSizes = Mapping[Name, ImageFile | VideoFile | str]
 """What each file was found to be, or what is wrong with it."""
 
 
@@ -200,7 +200,7 @@ def measure(
         )
 
 
-def _inspect(places: Places, named: Name) -> Picture | Film | str:
+def _inspect(places: Places, named: Name) -> ImageFile | VideoFile | str:
     """Find a file and read its header; what is wrong with it is said, with its name,
     and not raised.
     """
@@ -212,10 +212,10 @@ def _inspect(places: Places, named: Name) -> Picture | Film | str:
         if not stat.S_ISREG(mode) and not (is_video and stat.S_ISDIR(mode)):
             return f"{shown(name)!r} is not a regular file{' or a folder of frames' if is_video else ''}"
         if not is_video:
-            return Picture(path, read_size(Path(path)))
+            return ImageFile(path, read_size(Path(path)))
         if stat.S_ISDIR(mode):
             places.check_frames(path)
-        return Film(path, probe(Path(path)))
+        return VideoFile(path, probe(Path(path)))
     except FileNotFoundError:
         return f"no such file {name!r}{places.nearest(name)}"
     except UsageError as error:

@@ -17,7 +17,7 @@ from dstrain.data.truncation import check_end
 from dstrain.errors import UsageError
 
 LOADER_VERSION = 2
-"""Raised when `load_picture` returns other pixels for the same file, so that stored
+"""Raised when `load_image` returns other pixels for the same file, so that stored
 results are not used for it.
 """
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -154,7 +154,7 @@ def read_size(path: Path) -> tuple[int, int]:
         return (width, height) if _orientation(image) in SIDEWAYS else (height, width)
 
 
-def is_picture(path: Path) -> bool:
+def is_image(path: Path) -> bool:
     """Say whether a file begins as a picture of a kind that is read does; it may be
     damaged behind that.
     """
@@ -193,7 +193,7 @@ def animation(path: Path) -> tuple[int, ...]:
         return tuple(shown)
 
 
-def load_picture(
+def load_image(
     path: Path, mode: str, size: tuple[int, int] | None, number: int = 0
 ) -> Image.Image:
     """Load a picture upright, in `mode` (RGB, RGBA or L), at exactly `size` (height,
@@ -215,19 +215,19 @@ def load_picture(
         if number:
             image.seek(number)
         image.load()
-        picture = convert(image, mode)
+        converted = convert(image, mode)
     if orientation in TURNS:
-        picture = picture.transpose(TURNS[orientation])
-    return cover(picture, size)
+        converted = converted.transpose(TURNS[orientation])
+    return cover(converted, size)
 
 
-def cover(picture: Image.Image, size: tuple[int, int] | None) -> Image.Image:
+def cover(image: Image.Image, size: tuple[int, int] | None) -> Image.Image:
     """Scale a picture to cover `size` (height, width) and crop it about its centre;
     None leaves it.
     """
-    if size is not None and size != (picture.height, picture.width):
-        return ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.LANCZOS)
-    return picture
+    if size is not None and size != (image.height, image.width):
+        return ImageOps.fit(image, (size[1], size[0]), Image.Resampling.LANCZOS)
+    return image
 
 
 @contextmanager
@@ -287,7 +287,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def convert(image: Image.Image, mode: str) -> Image.Image:
-    """Return an 8-bit copy of a picture in another colour mode; see `load_picture`."""
+    """Return an 8-bit copy of a picture in another colour mode; see `load_image`."""
     if image.mode in GREY_16 or image.mode == "F":
         image = _eight_bits(image)
     if image.has_transparency_data:

@@ -34,7 +34,7 @@ def write_video(frames: "Frames", path: Path) -> None:
             10 * max(1, after - before)
             for before, after in zip([0, *ends], ends, strict=False)
         ]
-        first, *others = [Image.fromarray(picture) for picture in pixels]
+        first, *others = [Image.fromarray(image) for image in pixels]
         first.save(path, save_all=True, append_images=others, duration=shown, loop=0)
         return
     height, width = pixels.shape[1:3]

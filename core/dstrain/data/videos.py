@@ -19,8 +19,8 @@ from dstrain.data.images import (
     animation,
     convert,
     cover,
-    is_picture,
-    load_picture,
+    is_image,
+    load_image,
     read_size,
 )
 from dstrain.data.packets import DAMAGED, Packets, opened, read_packets
@@ -72,8 +72,8 @@ def probe(path: Path) -> Video:
     """
     if path.is_dir():
         return _folder(path)
-    if is_picture(path):
-        return _pictures(path)
+    if is_image(path):
+        return _images(path)
     packets = read_packets(path)
     with opened(path) as (container, stream):
         frame = next(container.decode(stream), None)
@@ -96,14 +96,14 @@ def read_frames(
     or returns as damaged.
     """
     wanted = sorted(set(indices))
-    found = _animated(path, wanted) if is_picture(path) else _decoded(path, wanted)
-    pixels = {index: np.asarray(cover(picture, size)) for index, picture in found}
+    found = _animated(path, wanted) if is_image(path) else _decoded(path, wanted)
+    pixels = {index: np.asarray(cover(image, size)) for index, image in found}
     return np.stack([pixels[index] for index in indices])
 
 
-def read_pictures(paths: Sequence[Path], size: tuple[int, int] | None) -> Pixels:
+def read_images(paths: Sequence[Path], size: tuple[int, int] | None) -> Pixels:
     """Load pictures as frames, as `read_frames` does."""
-    return np.stack([np.asarray(load_picture(path, "RGB", size)) for path in paths])
+    return np.stack([np.asarray(load_image(path, "RGB", size)) for path in paths])
 
 
 def _folder(path: Path) -> Video:
@@ -115,7 +115,7 @@ def _folder(path: Path) -> Video:
     )
     if not files:
         raise UsageError(str(path), "is a folder without frames")
-    sizes = [read_size(file) if file.is_file() else _no_picture(file) for file in files]
+    sizes = [read_size(file) if file.is_file() else _no_image(file) for file in files]
     for file, size in zip(files, sizes, strict=True):
         if size != sizes[0]:
             first = f"{sizes[0][0]} x {sizes[0][1]} of {files[0].name}"
@@ -134,11 +134,11 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [*parts, (-1, path.name)]  # 01 and 1 are different names
 
 
-def _no_picture(file: Path) -> tuple[int, int]:
+def _no_image(file: Path) -> tuple[int, int]:
     raise UsageError(str(file), "is no file: a folder of frames holds pictures alone")
 
 
-def _pictures(path: Path) -> Video:
+def _images(path: Path) -> Video:
     """A GIF, or another animated picture; a still one is a folder of one."""
     size, shown = read_size(path), animation(path)
     if len(shown) == 1:
@@ -149,7 +149,7 @@ def _pictures(path: Path) -> Video:
 
 def _animated(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Image]]:
     for index in wanted:
-        yield index, load_picture(path, "RGB", None, index)
+        yield index, load_image(path, "RGB", None, index)
 
 
 def _decoded(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Image]]:

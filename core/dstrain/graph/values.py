@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dstrain.errors import UsageError
 
-PICTURE_MODES = ("L", "RGB", "RGBA")
+IMAGE_MODES = ("L", "RGB", "RGBA")
 SCALARS = types.MappingProxyType(
     {str: "str", int: "int", float: "float", bool: "bool", type(None): "none"}
 )
@@ -111,10 +111,10 @@ def flatten(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         tensors[name] = value.detach().cpu()
         return {"tensor": name, "shape": list(value.shape)}
     if isinstance(value, Image.Image):
-        if value.mode not in PICTURE_MODES:
+        if value.mode not in IMAGE_MODES:
             raise UsageError(
                 name,
-                f"a picture of mode {value.mode} cannot be stored; modes: {', '.join(PICTURE_MODES)}",
+                f"a picture of mode {value.mode} cannot be stored; modes: {', '.join(IMAGE_MODES)}",
             )
         tensors[name] = torch.from_numpy(np.array(value))
         return {"picture": name, "shape": list(tensors[name].shape)}

@@ -32,14 +32,14 @@ def override_positional_args(module: nn.Module, *exact: Tensor) -> Iterator[None
         handle.remove()
 
 
-def images_to_tensor(pictures: Sequence[Image.Image]) -> Tensor:
+def images_to_tensor(images: Sequence[Image.Image]) -> Tensor:
     """RGB pictures of one size -> (pictures, 3, height, width) fp32 in -1 to 1.
 
     Colours lie innermost in memory, as in diffusers' pipelines: convolutions of another
     order round otherwise.
     """
     return to_minus_one_one(
-        torch.from_numpy(np.stack([np.array(picture) for picture in pictures]))
+        torch.from_numpy(np.stack([np.array(image) for image in images]))
     )
 
 

@@ -46,13 +46,13 @@ class Contract:
     """The fixtures and parameters of the kit's tests.
 
     family: its name; it must be installed. published: runs the published pipeline; None
-    where there is none. published_pictures: how many pictures of a list that one takes.
+    where there is none. published_images: how many pictures of a list that one takes.
     Plans and digests lie beside the subclass's file.
     """
 
     family: ClassVar[str]
     published: ClassVar[Published | None] = None
-    published_pictures: ClassVar[int] = 2
+    published_images: ClassVar[int] = 2
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make a test of every variant, and of every set of trainables, component or

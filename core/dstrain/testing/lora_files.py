@@ -361,7 +361,7 @@ class LoraFiles:
             self.loaded(case, network, tmp_path / "lora.safetensors")
         assert _layers(network) == 0
 
-    def test_a_trained_lora_makes_the_same_picture_in_every_programs_names(
+    def test_a_trained_lora_makes_the_same_image_in_every_programs_names(
         self, subjects: Callable[[str], Subject], tmp_path: Path
     ) -> None:
         """As a user does it: `dstrain export`, then `dstrain generate`."""

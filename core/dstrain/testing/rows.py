@@ -189,8 +189,8 @@ def _cell(
     if column.kind == "pictures":
         files.mkdir(exist_ok=True)
         names = [f"{column.name}/{row}-{i}.png" for i in range(len(value))]
-        for name, picture in zip(names, value, strict=True):
-            picture.save(folder / name)
+        for name, image in zip(names, value, strict=True):
+            image.save(folder / name)
         return names
     if isinstance(value, Image.Image) and not (column.frame or column.kind == "frames"):
         files.mkdir(exist_ok=True)
@@ -216,15 +216,15 @@ def _value(
     if column.kind == "number":
         return 0.5
     if column.kind == "pictures":
-        return [_picture(spec, column, LIST * row + i) for i in range(LIST)]
+        return [_image(spec, column, LIST * row + i) for i in range(LIST)]
     return (
         _video(spec, column, row)
         if column.kind == "frames"
-        else _picture(spec, column, row)
+        else _image(spec, column, row)
     )
 
 
-def _picture(spec: PipelineSpec, column: Column, seed: int) -> Image.Image:
+def _image(spec: PipelineSpec, column: Column, seed: int) -> Image.Image:
     bands = {"RGB": 3, "RGBA": 4, "L": 1}[column.mode]
     pixels = _noise((*sides(spec), bands), seed)
     return Image.fromarray(pixels if bands > 1 else pixels[..., 0])

@@ -72,7 +72,7 @@ class Saved(Contract):
     ) -> None:
         """Latents differ by 1e-5 at most, pixels by one of 255."""
         pipeline, everything = subject.open(), arguments(subject.spec, guided)
-        most = self.published_pictures
+        most = self.published_images
         given: dict[str, Any] = {
             n: v[:most] if isinstance(v, list) else v for n, v in everything.items()
         }
@@ -84,12 +84,10 @@ class Saved(Contract):
         noise = torch.randn(
             latents[0].shape, generator=torch.Generator().manual_seed(given.pop("seed"))
         )
-        theirs, picture = reference(
-            pipeline, subject.model, {**given, "latents": noise}
-        )
+        theirs, image = reference(pipeline, subject.model, {**given, "latents": noise})
         differing = [
             (one - other)[~other.isnan()].abs().max().item()
             for one, other in zip(latents, theirs, strict=True)
         ]
         assert max(differing) <= EXACT, differing
-        assert (pixels(made).int() - pixels(picture).int()).abs().max() <= 1
+        assert (pixels(made).int() - pixels(image).int()).abs().max() <= 1

@@ -80,8 +80,8 @@ def _denoise(
     """Call the transformer on noisy's tokens and, after them, those of the references;
     keep the former.
     """
-    pictures = (noisy_latents, *references)
-    tokens = [pack(picture) for picture in pictures]
+    images = (noisy_latents, *references)
+    tokens = [pack(image) for image in images]
     time = timestep / TRAIN_TIMESTEPS
     guidance = (
         torch.full_like(time, embedded_guidance) if dit.config.guidance_embeds else None
@@ -97,15 +97,13 @@ def _denoise(
             pooled_projections=pooled_emb,
             encoder_hidden_states=prompt_emb,
             txt_ids=noisy_latents.new_zeros(prompt_emb.shape[1], 3),
-            img_ids=torch.cat(
-                [picture_ids(picture, i) for i, picture in enumerate(pictures)]
-            ),
+            img_ids=torch.cat([image_ids(image, i) for i, image in enumerate(images)]),
             return_dict=False,
         )[0]
     return unpack(prediction[:, : tokens[0].shape[1]], *noisy_latents.shape[-2:])
 
 
-def picture_ids(latents: Tensor, index: int) -> Tensor:
+def image_ids(latents: Tensor, index: int) -> Tensor:
     """Ids of a picture's tokens, (tokens, 3): its index (0 is the one that is made),
     row and column.
     """

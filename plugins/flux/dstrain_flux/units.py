@@ -64,7 +64,7 @@ class Latents(TypedDict):
     """(1, 16, height / 8, width / 8), fp32."""
 
 
-class KontextPictures(TypedDict):
+class KontextImages(TypedDict):
     """The pictures to edit, RGB, at sizes the denoiser knows."""
 
     kontext_pictures: list[Image.Image]
@@ -77,7 +77,7 @@ class KontextLatents(TypedDict):
     """Each (1, 16, height / 8, width / 8), fp32."""
 
 
-class Picture(TypedDict):
+class DecodedImage(TypedDict):
     """A generated picture."""
 
     image: Image.Image
@@ -118,14 +118,14 @@ def encode_image(
 
 def resize_kontext(
     kontext_images: list[Image.Image], kontext_pixels: int
-) -> KontextPictures:
+) -> KontextImages:
     """Pictures of any size -> RGB pictures of about `kontext_pixels` pixels, as
     `kontext_size` says.
     """
-    sizes = [kontext_size(*picture.size, kontext_pixels) for picture in kontext_images]
+    sizes = [kontext_size(*image.size, kontext_pixels) for image in kontext_images]
     resized = [
-        convert(picture, "RGB").resize(size, Image.Resampling.LANCZOS)
-        for picture, size in zip(kontext_images, sizes, strict=True)
+        convert(image, "RGB").resize(size, Image.Resampling.LANCZOS)
+        for image, size in zip(kontext_images, sizes, strict=True)
     ]
     return {"kontext_pictures": resized}
 
@@ -140,7 +140,7 @@ def encode_kontext(
     """RGB pictures -> latents, each as `encode_image` makes them."""
     return {
         "kontext_latents": [
-            _encode(picture, vae, device, dtype) for picture in kontext_pictures
+            _encode(image, vae, device, dtype) for image in kontext_pictures
         ]
     }
 
@@ -160,7 +160,7 @@ def kontext_size(width: int, height: int, pixels: int) -> tuple[int, int]:
     ) * multiple
 
 
-def decode(latents: Tensor, *, vae: Any) -> Picture:
+def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     """Latents, (1, 16, height / 8, width / 8) -> RGB picture."""
     plain = (
         latents.to(vae.device, torch.float32) / vae.config.scaling_factor
@@ -185,10 +185,10 @@ def _tokens(prompt: str, tokenizer: Any, length: int) -> Tensor:
 
 
 def _encode(
-    picture: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
+    image: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     mode: Tensor = (
-        vae.encode(images_to_tensor([picture]).to(device, dtype))
+        vae.encode(images_to_tensor([image]).to(device, dtype))
         .latent_dist.mode()
         .float()
     )

@@ -25,7 +25,7 @@ PARTS = {
 
 class TestConformance(Conformance):
     family = "flux"
-    published_pictures = 1
+    published_images = 1
 
     @staticmethod
     def published(
@@ -60,8 +60,8 @@ class TestConformance(Conformance):
                 "_auto_resize": False,
                 "max_area": given["height"] * given["width"],
             }
-        picture = published(
+        image = published(
             **given | {"latents": pack(arguments["latents"])},
             callback_on_step_end=family,
         ).images[0]
-        return passed, picture
+        return passed, image

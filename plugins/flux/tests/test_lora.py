@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 PARTS = ("transformer", "text_encoder", "text_encoder_2", "vae")
 SIZE = {"height": 32, "width": 48, "num_inference_steps": 2}
-PICTURE = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
+IMAGE = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
@@ -100,16 +100,16 @@ def test_a_lora_file_gives_the_same_latents_in_diffusers_at_each_step(
     )
     file = saved(module, component, targets, tmp_path / "lora.safetensors")
     noise = torch.randn(1, 16, 4, 6, generator=torch.Generator().manual_seed(5))
-    pictures, picture = {}, {}
+    images, image = {}, {}
     if variant == "kontext":
-        pictures = {
-            "kontext_images": [PICTURE],
+        images = {
+            "kontext_images": [IMAGE],
             "kontext_pixels": 64 * 64,
             "embedded_guidance": 3.5,
         }
-        picture = {"image": PICTURE, "max_area": 32 * 48, "_auto_resize": False}
-    made = ours(tmp_path / "toy", variant, file, noise, pictures)
-    wanted = theirs(tmp_path / "toy", file, noise, picture)
+        image = {"image": IMAGE, "max_area": 32 * 48, "_auto_resize": False}
+    made = ours(tmp_path / "toy", variant, file, noise, images)
+    wanted = theirs(tmp_path / "toy", file, noise, image)
     assert len(made) == len(wanted) == SIZE["num_inference_steps"]
     assert (
         max(
@@ -118,7 +118,7 @@ def test_a_lora_file_gives_the_same_latents_in_diffusers_at_each_step(
         )
         <= 1e-5
     )
-    without = ours(tmp_path / "toy", variant, None, noise, pictures)
+    without = ours(tmp_path / "toy", variant, None, noise, images)
     assert (without[-1] - wanted[-1]).abs().max() > 1e-2
 
 

@@ -14,7 +14,7 @@ from dstrain.errors import UsageError
 from dstrain.lora.layers import LoraConfig, inject
 from dstrain.models.functional import pack, unpack
 from dstrain_flux import LORA_ALIASES, MODEL
-from dstrain_flux.model_fn import latent_shape, picture_ids, predict, predict_kontext
+from dstrain_flux.model_fn import image_ids, latent_shape, predict, predict_kontext
 from peft import inject_adapter_in_model
 from torch import Tensor
 
@@ -153,33 +153,33 @@ def test_ids_are_those_of_diffusers() -> None:
     wanted = FluxKontextPipeline._prepare_latent_image_ids(
         1, 4, 6, "cpu", torch.float32
     )
-    assert torch.equal(picture_ids(torch.zeros(1, 16, 8, 12), 0), wanted)
+    assert torch.equal(image_ids(torch.zeros(1, 16, 8, 12), 0), wanted)
     wanted[..., 0] = 1
-    assert torch.equal(picture_ids(torch.zeros(1, 16, 8, 12), 1), wanted)
+    assert torch.equal(image_ids(torch.zeros(1, 16, 8, 12), 1), wanted)
 
 
-def test_pictures_to_edit_follow_the_noise_each_with_its_own_first_id(
+def test_images_to_edit_follow_the_noise_each_with_its_own_first_id(
     lent: dict[str, Any],
 ) -> None:
     seen: list[dict[str, Any]] = []
     lent["dit"].register_forward_pre_hook(
         lambda module, _, named: seen.append(named), with_kwargs=True
     )
-    pictures = references((4, 6), (8, 2))
+    images = references((4, 6), (8, 2))
     made = predict_kontext(
-        timestep=torch.ones(2), **inputs(), kontext_latents=pictures, dit=lent["dit"]
+        timestep=torch.ones(2), **inputs(), kontext_latents=images, dit=lent["dit"]
     )
     assert made.shape == (2, 16, 8, 12)
     tokens = seen[0]["hidden_states"]
     assert torch.equal(
         tokens,
-        torch.cat([pack(one) for one in (inputs()["noisy_latents"], *pictures)], dim=1),
+        torch.cat([pack(one) for one in (inputs()["noisy_latents"], *images)], dim=1),
     )
     assert seen[0]["img_ids"][:, 0].tolist() == [0] * 24 + [1] * 6 + [2] * 4
     swapped = predict_kontext(
         timestep=torch.ones(2),
         **inputs(),
-        kontext_latents=pictures[::-1],
+        kontext_latents=images[::-1],
         dit=lent["dit"],
     )
     assert not torch.equal(made, swapped), "which picture is the first matters"

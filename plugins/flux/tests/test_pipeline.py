@@ -27,7 +27,7 @@ PARTS = ("dit", "text_encoder_1", "text_encoder_2", "vae", "tokenizer_1", "token
 PROMPT, NEGATIVE = "a dog and the cat on a red table", "blurry, ugly"
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(
         0, 256, (height // 8, width // 8, 3), dtype=np.uint8
     )
@@ -143,7 +143,7 @@ def test_every_step_equals_that_of_flux_kontext_pipeline(
     """
     sharpen(lent)
     noise = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(5))
-    reference, steps = picture(80, 48), 3
+    reference, steps = noise_image(80, 48), 3
     common = {
         "height": 64,
         "width": 64,
@@ -170,7 +170,7 @@ def test_every_step_equals_that_of_flux_kontext_pipeline(
     )
 
 
-def test_at_the_published_area_kontext_equals_diffusers_from_a_picture_of_any_size(
+def test_at_the_published_area_kontext_equals_diffusers_from_an_image_of_any_size(
     toy_folder: Path, lent: dict[str, Any]
 ) -> None:
     """Of this size, a picture whose tensor has another memory format gets other
@@ -181,7 +181,7 @@ def test_at_the_published_area_kontext_equals_diffusers_from_a_picture_of_any_si
     common = {"height": 64, "width": 64, "num_inference_steps": 1}
     pipeline, reference = (
         published(FluxKontextPipeline, lent, toy_folder),
-        picture(300, 130),
+        noise_image(300, 130),
     )
     theirs = by_diffusers(
         pipeline, noise, image=reference, guidance_scale=2.5, max_area=64 * 64, **common
@@ -207,7 +207,7 @@ def test_a_denoiser_without_embedded_guidance_is_told_none_and_equals_diffusers(
     [
         {"prompt": "x"},
         {"embedded_guidance": 1.0},
-        {"kontext_images": [picture(64, 64, 1)]},
+        {"kontext_images": [noise_image(64, 64, 1)]},
     ],
 )
 def test_the_toy_listens_to_what_it_is_given(
@@ -224,9 +224,9 @@ def test_the_toy_listens_to_what_it_is_given(
     }
     passed: list[Tensor] = []
     for arguments in ({}, change):
-        pictures = {"kontext_images": [picture(64, 64)]}
+        images = {"kontext_images": [noise_image(64, 64)]}
         pipe(
-            **{**given, **pictures, **arguments},
+            **{**given, **images, **arguments},
             on_step=lambda i, latents: passed.append(latents),
         )
     assert (passed[0] - passed[1]).abs().max() > 1e-2
@@ -259,7 +259,7 @@ def test_the_record_names_the_variants_that_are_wired() -> None:
 @pytest.mark.parametrize(
     ("variant", "missing"), [("dev", "image"), ("kontext", "kontext_images")]
 )
-def test_a_data_set_without_its_pictures_is_refused_by_its_column(
+def test_a_data_set_without_its_images_is_refused_by_its_column(
     variant: str, missing: str
 ) -> None:
     spec = build(variant)
@@ -292,8 +292,8 @@ def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> N
         lent[name].requires_grad_(True)
     values: dict[str, Any] = {
         "prompt": PROMPT,
-        "input_image": picture(48, 32),
-        "kontext_images": [picture(32, 48)],
+        "input_image": noise_image(48, 32),
+        "kontext_images": [noise_image(32, 48)],
     }
     values["kontext_pixels"] = 32 * 32
     for unit in spec.units:

@@ -13,7 +13,7 @@ from dstrain.graph.unit import Unit
 from dstrain_flux import units
 from PIL import Image
 
-CLIP, PROMPT, PICTURE = (
+CLIP, PROMPT, IMAGE = (
     Unit.of(unit)
     for unit in (units.encode_clip, units.encode_prompt, units.encode_image)
 )
@@ -27,7 +27,7 @@ PROMPTS = [
 ]
 
 
-def picture(width: int, height: int) -> Image.Image:
+def noise_image(width: int, height: int) -> Image.Image:
     noise = np.random.default_rng(0).integers(
         0, 256, (height // 8, width // 8, 3), dtype=np.uint8
     )
@@ -61,15 +61,15 @@ def test_prompt_embeddings_are_bit_equal_to_diffusers(
 
 @torch.no_grad()
 @pytest.mark.parametrize(("width", "height"), [(64, 96), (32, 32)])
-def test_a_picture_is_encoded_as_the_normalised_mode(
+def test_an_image_is_encoded_as_the_normalised_mode(
     width: int, height: int, lent: dict[str, Any]
 ) -> None:
     vae = lent["vae"]
-    pixels = VaeImageProcessor().preprocess(picture(width, height))
+    pixels = VaeImageProcessor().preprocess(noise_image(width, height))
     wanted = (
         vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor
     ) * vae.config.scaling_factor
-    made = PICTURE.run({"input_image": picture(width, height)}, lent)["input_latents"]
+    made = IMAGE.run({"input_image": noise_image(width, height)}, lent)["input_latents"]
     assert made.shape == (1, 16, height // 8, width // 8)
     assert torch.equal(made, wanted)
 
@@ -97,7 +97,7 @@ def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
     lent = lent_bf16
     assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
     assert CLIP.run({"prompt": "x"}, lent)["pooled_emb"].dtype == torch.bfloat16
-    latents = PICTURE.run({"input_image": picture(32, 32)}, lent)["input_latents"]
+    latents = IMAGE.run({"input_image": noise_image(32, 32)}, lent)["input_latents"]
     assert latents.dtype == torch.float32
     assert units.decode(latents, vae=lent["vae"])["image"].size == (32, 32)
 
@@ -136,20 +136,20 @@ def test_sizes_of_other_areas_are_scaled(
 
 
 @torch.no_grad()
-def test_pictures_to_edit_become_latents_each_of_its_own_size(
+def test_images_to_edit_become_latents_each_of_its_own_size(
     lent: dict[str, Any],
 ) -> None:
-    given = [picture(200, 64).convert("RGBA"), picture(40, 40).convert("L")]
+    given = [noise_image(200, 64).convert("RGBA"), noise_image(40, 40).convert("L")]
     made = Unit.of(units.resize_kontext).run(
         {"kontext_images": given, "kontext_pixels": 64 * 64}, lent
     )
-    pictures = made["kontext_pictures"]
-    assert [(one.mode, one.size) for one in pictures] == [
+    images = made["kontext_pictures"]
+    assert [(one.mode, one.size) for one in images] == [
         ("RGB", (96, 48)),
         ("RGB", (64, 64)),
     ]
     latents = Unit.of(units.encode_kontext).run(made, lent)["kontext_latents"]
     assert torch.equal(
-        latents[0], PICTURE.run({"input_image": pictures[0]}, lent)["input_latents"]
+        latents[0], IMAGE.run({"input_image": images[0]}, lent)["input_latents"]
     )
     assert [one.shape[-2:] for one in latents] == [(6, 12), (8, 8)]

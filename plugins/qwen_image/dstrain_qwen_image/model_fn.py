@@ -53,10 +53,9 @@ def predict_edit(
     Each picture has its own grid of positions. A denoiser with `zero_cond_t` sees these
     tokens at timestep 0.
     """
-    pictures = [noisy_latents, *edit_latents]
+    images = [noisy_latents, *edit_latents]
     grids = [
-        (1, picture.shape[-2] // PATCH, picture.shape[-1] // PATCH)
-        for picture in pictures
+        (1, image.shape[-2] // PATCH, image.shape[-1] // PATCH) for image in images
     ]
     time = timestep / TRAIN_TIMESTEPS
     with override_positional_args(
@@ -64,7 +63,7 @@ def predict_edit(
         torch.cat([time, torch.zeros_like(time)]) if dit.zero_cond_t else time,
     ):
         tokens = dit(
-            hidden_states=torch.cat([pack(picture) for picture in pictures], dim=1),
+            hidden_states=torch.cat([pack(image) for image in images], dim=1),
             timestep=time,
             encoder_hidden_states=prompt_emb,
             encoder_hidden_states_mask=None if prompt_mask.all() else prompt_mask,

@@ -40,7 +40,7 @@ class Processor:
         )
 
     def __call__(
-        self, text: str, pictures: Sequence[Image.Image], max_tokens: int
+        self, text: str, images: Sequence[Image.Image], max_tokens: int
     ) -> dict[str, Tensor]:
         """Return what the text encoder reads, by the names of its arguments; at most
         `max_tokens` tokens are kept.
@@ -52,7 +52,7 @@ class Processor:
         lose their rows and columns. Raises UsageError when the tokens that stand for
         pictures are not those of `pictures`.
         """
-        patches = self.image_processor(images=list(pictures), return_tensors="pt")
+        patches = self.image_processor(images=list(images), return_tensors="pt")
         counts = (
             patches["image_grid_thw"].prod(1) // self.image_processor.merge_size**2
         ).tolist()

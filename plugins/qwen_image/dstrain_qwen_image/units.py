@@ -40,8 +40,8 @@ EDIT_PREFIX_TOKENS = 64
 """Tokens of EDIT_PREFIX, whose embeddings are dropped (QwenImageEditPipeline of
 diffusers).
 """
-PICTURE = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
-NUMBERED_PICTURE = f"Picture {{}}: {PICTURE}"
+IMAGE = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
+NUMBERED_IMAGE = f"Picture {{}}: {IMAGE}"
 """How a prompt about several pictures begins, once for each (QwenImageEditPlusPipeline
 of diffusers).
 """
@@ -67,7 +67,7 @@ class Latents(TypedDict):
     """(1, 16, 1, height / 8, width / 8), fp32."""
 
 
-class EditPictures(TypedDict):
+class EditImages(TypedDict):
     """The pictures to be edited as text encoder and VAE see them, where both see the
     same.
     """
@@ -76,7 +76,7 @@ class EditPictures(TypedDict):
     """About `edit_pixels` pixels each."""
 
 
-class EditPicturesInTwoSizes(EditPictures):
+class EditImagesInTwoSizes(EditImages):
     """The pictures to be edited as the VAE sees them, and as the text encoder does."""
 
     edit_text_pictures: list[Image.Image]
@@ -90,7 +90,7 @@ class EditLatents(TypedDict):
     """(1, 16, 1, height / 8, width / 8) each, fp32."""
 
 
-class Picture(TypedDict):
+class DecodedImage(TypedDict):
     """A generated picture."""
 
     image: Image.Image
@@ -126,44 +126,42 @@ def encode_prompt(
     }
 
 
-def resize_edit_image(edit_image: Image.Image, edit_pixels: int) -> EditPictures:
+def resize_edit_image(edit_image: Image.Image, edit_pixels: int) -> EditImages:
     """Resize the one picture to be edited to about `edit_pixels` pixels."""
     return {"edit_pictures": [resize(edit_image, edit_pixels)]}
 
 
 def resize_edit_images(
     edit_image: list[Image.Image], edit_pixels: int, edit_text_pixels: int
-) -> EditPicturesInTwoSizes:
+) -> EditImagesInTwoSizes:
     """Resize each picture to be edited to about `edit_pixels` pixels, and again to
     about `edit_text_pixels`.
     """
     return {
-        "edit_pictures": [resize(picture, edit_pixels) for picture in edit_image],
-        "edit_text_pictures": [
-            resize(picture, edit_text_pixels) for picture in edit_image
-        ],
+        "edit_pictures": [resize(image, edit_pixels) for image in edit_image],
+        "edit_text_pictures": [resize(image, edit_text_pixels) for image in edit_image],
     }
 
 
-def resize(picture: Image.Image, pixels: int) -> Image.Image:
+def resize(image: Image.Image, pixels: int) -> Image.Image:
     """Resize a picture, keeping its aspect ratio but for the rounding, to about
     `pixels` pixels in multiples of 32.
 
     Raises UsageError where a side would be rounded to nothing. Source:
     `calculate_dimensions` of diffusers.
     """
-    ratio = picture.width / picture.height
+    ratio = image.width / image.height
     exact = sqrt(pixels * ratio)
     width, height = (
         round(side / EDIT_MULTIPLE) * EDIT_MULTIPLE for side in (exact, exact / ratio)
     )
     if not width or not height:
-        size = f"{picture.width} x {picture.height} (width x height)"
+        size = f"{image.width} x {image.height} (width x height)"
         raise UsageError(
             "edit_image",
             f"{size} is too long for {pixels} pixels in multiples of {EDIT_MULTIPLE}",
         )
-    return convert(picture, "RGB").resize((width, height), Image.Resampling.LANCZOS)
+    return convert(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)
 
 
 def encode_edit_prompt(
@@ -177,8 +175,8 @@ def encode_edit_prompt(
     """Text and the picture it is about -> hidden states of the picture's and the text's
     tokens.
     """
-    return _encode_with_pictures(
-        PICTURE + prompt, edit_pictures, text_encoder, processor, device
+    return _encode_with_images(
+        IMAGE + prompt, edit_pictures, text_encoder, processor, device
     )
 
 
@@ -193,12 +191,12 @@ def encode_numbered_prompt(
     """Text that speaks of 'Picture 1', 'Picture 2' ..., and these -> hidden states of
     all their tokens.
     """
-    pictures = "".join(
-        NUMBERED_PICTURE.format(number)
+    images = "".join(
+        NUMBERED_IMAGE.format(number)
         for number, _ in enumerate(edit_text_pictures, start=1)
     )
-    return _encode_with_pictures(
-        pictures + prompt, edit_text_pictures, text_encoder, processor, device
+    return _encode_with_images(
+        images + prompt, edit_text_pictures, text_encoder, processor, device
     )
 
 
@@ -208,7 +206,7 @@ def encode_image(
     """RGB picture -> the mode of the VAE's distribution, normalised in fp32; sides are
     multiples of 16.
     """
-    return {"input_latents": _encode_picture(input_image, vae, device, dtype)}
+    return {"input_latents": _encode_image(input_image, vae, device, dtype)}
 
 
 def encode_edit_images(
@@ -223,12 +221,12 @@ def encode_edit_images(
     """
     return {
         "edit_latents": [
-            _encode_picture(picture, vae, device, dtype) for picture in edit_pictures
+            _encode_image(image, vae, device, dtype) for image in edit_pictures
         ]
     }
 
 
-def decode(latents: Tensor, *, vae: Any) -> Picture:
+def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     """Latents, (1, 16, 1, height / 8, width / 8) -> RGB picture."""
     latents = latents.to(vae.device, torch.float32)
     mean, std = latents_mean_std(vae.config, latents)
@@ -253,9 +251,9 @@ def check_prefix(tokenizer: Any, prefix: str, wanted: int, component: str) -> No
         )
 
 
-def _encode_with_pictures(
+def _encode_with_images(
     text: str,
-    pictures: list[Image.Image],
+    images: list[Image.Image],
     text_encoder: Any,
     processor: Any,
     device: torch.device,
@@ -265,7 +263,7 @@ def _encode_with_pictures(
     """
     check_prefix(processor.tokenizer, EDIT_PREFIX, EDIT_PREFIX_TOKENS, "processor")
     read = processor(
-        EDIT_PREFIX + text + SUFFIX, pictures, EDIT_PREFIX_TOKENS + MAX_TOKENS
+        EDIT_PREFIX + text + SUFFIX, images, EDIT_PREFIX_TOKENS + MAX_TOKENS
     )
     outputs = text_encoder.model(
         **{name: value.to(device) for name, value in read.items()}, use_cache=False
@@ -276,10 +274,10 @@ def _encode_with_pictures(
     }
 
 
-def _encode_picture(
-    picture: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
+def _encode_image(
+    image: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    pixels = images_to_tensor([picture]).to(device, dtype)
+    pixels = images_to_tensor([image]).to(device, dtype)
     mode = vae.encode(pixels[:, :, None]).latent_dist.mode().float()
     mean, std = latents_mean_std(vae.config, mode)
     normalised: Tensor = (mode - mean) / std

@@ -87,10 +87,10 @@ def by_diffusers(
         for name, value in arguments.items()
         if name not in OURS
     }
-    picture = published(
+    image = published(
         **given | {"latents": pack(arguments["latents"])}, callback_on_step_end=family
     ).images[0]
-    return passed, picture
+    return passed, image
 
 
 def edit(

@@ -67,7 +67,7 @@ class Published(Qwen2VLProcessor):
         )
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
     noise = np.random.default_rng(seed).integers(
         0, 256, (height // 8 or 1, width // 8 or 1, 3), dtype=np.uint8
     )
@@ -99,7 +99,7 @@ def published(variant: str, lent: dict[str, Any], folder: Path) -> Any:
     return made
 
 
-def tell_pictures_from_text(text_encoder: Any, patch: pytest.MonkeyPatch) -> None:
+def tell_images_from_text(text_encoder: Any, patch: pytest.MonkeyPatch) -> None:
     """Give the text encoder the `mm_token_type_ids` that diffusers does not pass."""
     forward, image = text_encoder.forward, text_encoder.config.image_token_id
     patch.setattr(
@@ -125,10 +125,10 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("pixels", [1024 * 1024, 384 * 384, 64 * 64])
 @pytest.mark.parametrize("size", [(64, 64), (1920, 1080), (33, 47), (200, 90), (1, 3)])
-def test_pictures_are_resized_as_diffusers_resizes_them(
+def test_images_are_resized_as_diffusers_resizes_them(
     size: tuple[int, int], pixels: int
 ) -> None:
-    original, ratio = picture(*size), size[0] / size[1]
+    original, ratio = noise_image(*size), size[0] / size[1]
     made = units.resize(original, pixels)
     assert (*made.size, None) == pipeline_qwenimage_edit.calculate_dimensions(
         pixels, ratio
@@ -139,11 +139,11 @@ def test_pictures_are_resized_as_diffusers_resizes_them(
     )
 
 
-def test_a_picture_too_long_for_its_area_is_refused() -> None:
+def test_an_image_too_long_for_its_area_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"edit_image: 900 x 10 .* too long for 4096 pixels"
     ):
-        units.resize(picture(900, 10), 4096)
+        units.resize(noise_image(900, 10), 4096)
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_a_picture_too_long_for_its_area_is_refused() -> None:
 def test_ids_patches_and_token_types_are_those_of_the_published_processor(
     sizes: list[tuple[int, int]], parts: dict[str, Any]
 ) -> None:
-    pictures = [picture(*size) for size in sizes]
+    images = [noise_image(*size) for size in sizes]
     text = (
         units.EDIT_PREFIX
-        + "".join(units.NUMBERED_PICTURE.format(i) for i in sizes)
+        + "".join(units.NUMBERED_IMAGE.format(i) for i in sizes)
         + "红 <|im_end|>"
         + units.SUFFIX
     )
-    made = parts["processor"](text, pictures, 4096)
+    made = parts["processor"](text, images, 4096)
     wanted = Published(parts["processor"])(
-        text=[text], images=pictures, padding=True, return_tensors="pt"
+        text=[text], images=images, padding=True, return_tensors="pt"
     )
     assert made.keys() == wanted.keys()
     assert all(
@@ -170,23 +170,23 @@ def test_ids_patches_and_token_types_are_those_of_the_published_processor(
     assert int(made["mm_token_type_ids"].sum()) * 4 == len(made["pixel_values"])
 
 
-def test_a_prompt_that_speaks_of_more_pictures_than_there_are_is_refused(
+def test_a_prompt_that_speaks_of_more_images_than_there_are_is_refused(
     parts: dict[str, Any],
 ) -> None:
-    given = {"prompt": "a <|image_pad|>", "edit_pictures": [picture(64, 64)]}
+    given = {"prompt": "a <|image_pad|>", "edit_pictures": [noise_image(64, 64)]}
     with pytest.raises(
         UsageError, match=r"prompt: the text has 2 <.image_pad.> for 1 pictures"
     ):
         build("edit").units[1].run(given, parts)
 
 
-def test_pictures_that_fill_more_than_the_text_may_have_are_refused(
+def test_images_that_fill_more_than_the_text_may_have_are_refused(
     parts: dict[str, Any],
 ) -> None:
     with pytest.raises(
         UsageError, match="pictures: have 16 tokens, and a text with pictures 10"
     ):
-        parts["processor"](units.PICTURE, [picture(112, 112)], 10)
+        parts["processor"](units.IMAGE, [noise_image(112, 112)], 10)
 
 
 def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
     lent = {**parts, "processor": SimpleNamespace(tokenizer=Bytes())}
     with pytest.raises(UsageError, match=r"processor some/folder: .* want 64") as error:
         build("edit").units[1].run(
-            {"prompt": "x", "edit_pictures": [picture(64, 64)]}, lent
+            {"prompt": "x", "edit_pictures": [noise_image(64, 64)]}, lent
         )
     assert "--processor_path" in str(error.value)
 
@@ -222,7 +222,7 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
         "2511 with two",
     ],
 )
-def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
+def test_every_step_equals_that_of_diffusers_which_is_told_what_is_an_image(
     parts: dict[str, Any],
     sizes: list[tuple[int, int]],
     given: dict[str, int],
@@ -232,8 +232,8 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
 ) -> None:
     variant = request.node.callspec.params["parts"]
     shrink(monkeypatch)
-    pictures = [picture(*size, seed) for seed, size in enumerate(sizes)]
-    last = units.resize(pictures[-1], PIXELS)
+    images = [noise_image(*size, seed) for seed, size in enumerate(sizes)]
+    last = units.resize(images[-1], PIXELS)
     shape = latent_shape_edit([last], **given)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(5))
     wanted: list[Tensor] = []
@@ -248,7 +248,7 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
     made = pipe(
         prompt=PROMPT,
         negative_prompt=NEGATIVE,
-        edit_image=pictures if variant != "edit" else pictures[0],
+        edit_image=images if variant != "edit" else images[0],
         edit_pixels=PIXELS,
         **({"edit_text_pixels": TEXT_PIXELS} if variant != "edit" else {}),
         **given,
@@ -264,9 +264,9 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
         wanted.append(values["latents"])
         return values
 
-    tell_pictures_from_text(parts["text_encoder"], monkeypatch)
+    tell_images_from_text(parts["text_encoder"], monkeypatch)
     image = published(variant, parts, toy_of(variant))(
-        image=pictures if variant != "edit" else pictures[0],
+        image=images if variant != "edit" else images[0],
         prompt=PROMPT,
         negative_prompt=NEGATIVE,
         true_cfg_scale=4.0,
@@ -286,7 +286,7 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_a_picture(
 
 
 @torch.no_grad()
-def test_diffusers_alone_gives_pictures_the_positions_of_a_text_and_so_other_embeddings(
+def test_diffusers_alone_gives_images_the_positions_of_a_text_and_so_other_embeddings(
     parts: dict[str, Any],
     toy_of: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -294,7 +294,7 @@ def test_diffusers_alone_gives_pictures_the_positions_of_a_text_and_so_other_emb
     """Without `mm_token_type_ids` transformers 5 numbers the tokens of a picture like
     words: the only difference.
     """
-    seen = picture(112, 84)
+    seen = noise_image(112, 84)
     made = (
         build("edit")
         .units[1]
@@ -314,7 +314,7 @@ def test_diffusers_alone_gives_pictures_the_positions_of_a_text_and_so_other_emb
         )[1],
     )
     assert torch.equal(encode([PROMPT], seen)[0], alone)
-    tell_pictures_from_text(parts["text_encoder"], monkeypatch)
+    tell_images_from_text(parts["text_encoder"], monkeypatch)
     assert torch.equal(encode([PROMPT], seen)[0], made)
     assert positions[0] is None
     where = slice(65, 65 + 12)  # the prefix, <|vision_start|>, then 3 rows of 4 tokens
@@ -324,7 +324,7 @@ def test_diffusers_alone_gives_pictures_the_positions_of_a_text_and_so_other_emb
 
 @torch.no_grad()
 @pytest.mark.parametrize("parts", ["edit", "edit-2511"], indirect=True)
-def test_exact_timesteps_reach_every_token_and_those_of_pictures_are_at_zero_in_2511(
+def test_exact_timesteps_reach_every_token_and_those_of_images_are_at_zero_in_2511(
     parts: dict[str, Any],
 ) -> None:
     dit = parts["dit"].to(torch.bfloat16)
@@ -347,13 +347,13 @@ def test_exact_timesteps_reach_every_token_and_those_of_pictures_are_at_zero_in_
     assert torch.equal(seen[0], torch.tensor([0.5, 0.501, *zeros]))
 
 
-def test_a_picture_is_made_in_the_size_of_the_last_one_given_unless_told_otherwise() -> (
+def test_an_image_is_made_in_the_size_of_the_last_one_given_unless_told_otherwise() -> (
     None
 ):
-    pictures = [picture(64, 96), picture(128, 32)]
-    assert latent_shape_edit(pictures) == (1, 16, 1, 4, 16)
-    assert latent_shape_edit(pictures, height=64) == (1, 16, 1, 8, 16)
-    assert latent_shape_edit(pictures, 64, 48) == (1, 16, 1, 8, 6)
+    images = [noise_image(64, 96), noise_image(128, 32)]
+    assert latent_shape_edit(images) == (1, 16, 1, 4, 16)
+    assert latent_shape_edit(images, height=64) == (1, 16, 1, 8, 16)
+    assert latent_shape_edit(images, 64, 48) == (1, 16, 1, 8, 6)
 
 
 @pytest.mark.parametrize("variant", MODEL.variants)
@@ -398,7 +398,7 @@ def test_zero_cond_t_can_be_said_by_a_flag_where_the_configuration_does_not(
 
 
 @pytest.mark.parametrize("variant", [name for name in MODEL.variants if name != "base"])
-def test_a_data_set_without_pictures_to_edit_is_refused_by_its_column(
+def test_a_data_set_without_images_to_edit_is_refused_by_its_column(
     variant: str,
 ) -> None:
     with pytest.raises(UsageError, match="no column 'edit_image'"):

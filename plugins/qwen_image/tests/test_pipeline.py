@@ -81,7 +81,7 @@ def by_pipe(
         name: lent[name] for name in ("dit", "text_encoder", "vae", "tokenizer")
     }
     pipe, passed = Pipeline(build("base"), MODEL, components), []
-    picture = pipe(
+    image = pipe(
         prompt=PROMPTS[0],
         negative_prompt=NEGATIVES[0] if guided else None,
         guidance_scale=4.0,
@@ -91,7 +91,7 @@ def by_pipe(
         latents=noise,
         on_step=lambda i, latents: passed.append(latents),
     )
-    return passed, picture
+    return passed, image
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_every_step_equals_that_of_diffusers(
         callback_on_step_end=family,
     ).images[0]
     if count == 1:
-        made, picture = by_pipe(noise, guided, size, steps, lent)
+        made, made_image = by_pipe(noise, guided, size, steps, lent)
     else:
         made = denoise(
             noise,
@@ -160,7 +160,7 @@ def test_every_step_equals_that_of_diffusers(
             lent,
         )
         with torch.no_grad():
-            picture = (
+            made_image = (
                 build("base")
                 .decoders[0]
                 .function(made[-1][:1], vae=lent["vae"])["image"]
@@ -171,7 +171,7 @@ def test_every_step_equals_that_of_diffusers(
     ]
     assert len(differences) == steps
     assert max(differences) <= 1e-5, differences
-    difference = np.abs(np.asarray(picture, int) - np.asarray(image, int)).max()
+    difference = np.abs(np.asarray(made_image, int) - np.asarray(image, int)).max()
     assert difference <= (count > 1)
 
 
@@ -199,7 +199,7 @@ def test_sigmas_are_bit_equal_to_the_published_scheduler(
     assert torch.equal(scheduler.timesteps, SCHEDULE.sigmas(steps, tokens)[:-1] * 1000)
 
 
-def test_a_data_set_without_pictures_is_refused_by_its_column() -> None:
+def test_a_data_set_without_images_is_refused_by_its_column() -> None:
     with pytest.raises(UsageError, match="no column 'image'"):
         make_plan(build("base"), frozenset({"prompt"}), SFT, ("dit",))
 

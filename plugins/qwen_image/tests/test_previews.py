@@ -93,7 +93,7 @@ def test_previews_are_equal_split_and_unsplit_and_leave_training_as_it_is(
         assert all(torch.equal(have[key], without[key]) for key in have)
 
 
-def test_a_preview_of_an_editing_variant_edits_the_first_rows_picture_at_its_size(
+def test_a_preview_of_an_editing_variant_edits_the_first_rows_image_at_its_size(
     train: Callable[..., Path], data: Path, tmp_path: Path
 ) -> None:
     flags = {"variant": "edit", "lora_rank": 2, "max_pixels": 32 * 48, **PREVIEWS}
@@ -101,8 +101,8 @@ def test_a_preview_of_an_editing_variant_edits_the_first_rows_picture_at_its_siz
     for task in ("sft:data_process", "sft:train"):
         train("split", task=task, feature_cache=tmp_path / "cache", **flags)
     assert made(tmp_path / "split") == whole
-    with Image.open(tmp_path / "whole/previews/step-000000-0.png") as picture:
-        assert picture.size == (48, 32)
+    with Image.open(tmp_path / "whole/previews/step-000000-0.png") as image:
+        assert image.size == (48, 32)
     asked = TrainConfig(
         model="qwen_image",
         toy=True,

@@ -62,8 +62,8 @@ def make_project(folder: Path) -> Path:
 def make_data(folder: Path) -> None:
     folder.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
-    for i, picture in enumerate(pixels):
-        Image.fromarray(picture).save(folder / f"{i}.png")
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save(folder / f"{i}.png")
     (folder / "metadata.csv").write_text(
         'image,prompt\n0.png,a dog\n1.png,"a cat, and a longer prompt"\n'
     )
@@ -121,7 +121,7 @@ def test_the_split_commands_train_the_same_weights_as_the_unsplit_one(
 
 
 @torch.no_grad()
-def test_the_saved_lora_gives_the_same_picture_in_generate_and_in_diffusers(
+def test_the_saved_lora_gives_the_same_image_in_generate_and_in_diffusers(
     reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(reference.parents[1])
@@ -144,11 +144,11 @@ def test_the_saved_lora_gives_the_same_picture_in_generate_and_in_diffusers(
         "height": 64,
         "width": 64,
     }
-    picture = published(**arguments, latents=pack(noise)).images[0]
+    image = published(**arguments, latents=pack(noise)).images[0]
     plain, trained = (
         np.asarray(Image.open(tmp_path / name)) for name in ("plain.png", "trained.png")
     )
-    assert np.array_equal(trained, np.asarray(picture))
+    assert np.array_equal(trained, np.asarray(image))
     assert not np.array_equal(trained, plain)
 
 

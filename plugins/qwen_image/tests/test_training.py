@@ -359,7 +359,7 @@ def test_a_lora_trained_here_gives_the_same_latents_in_diffusers_at_each_step(
         ),
         **size,
     )
-    pictures = {}
+    images = {}
     for loras in ((), (file,)):
         ours: list[Tensor] = []
         files = [ModelConfig(path=weights(toy_folder, part)) for part in PARTS]
@@ -377,16 +377,16 @@ def test_a_lora_trained_here_gives_the_same_latents_in_diffusers_at_each_step(
             **arguments,
             on_step=lambda i, latents, seen=ours: seen.append(pack(latents)),
         )
-        pictures[bool(loras)] = ours
-    assert len(theirs) == len(pictures[True]) == 4
+        images[bool(loras)] = ours
+    assert len(theirs) == len(images[True]) == 4
     assert (
         max(
             (a - b).abs().max().item()
-            for a, b in zip(pictures[True], theirs, strict=True)
+            for a, b in zip(images[True], theirs, strict=True)
         )
         <= 1e-5
     )
-    assert (pictures[False][-1] - theirs[-1]).abs().max() > 1e-2
+    assert (images[False][-1] - theirs[-1]).abs().max() > 1e-2
 
 
 def test_a_saved_text_encoder_is_loaded_by_itself_and_trained_on(

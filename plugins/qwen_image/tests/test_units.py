@@ -13,10 +13,10 @@ from dstrain.graph.unit import Unit
 from dstrain_qwen_image import units
 from PIL import Image
 
-PROMPT, PICTURE = Unit.of(units.encode_prompt), Unit.of(units.encode_image)
+PROMPT, IMAGE = Unit.of(units.encode_prompt), Unit.of(units.encode_image)
 
 
-def picture(height: int, width: int) -> Image.Image:
+def noise_image(height: int, width: int) -> Image.Image:
     noise = np.random.default_rng(0).integers(
         0, 256, (height // 8, width // 8, 3), dtype=np.uint8
     )
@@ -66,17 +66,17 @@ def test_a_tokenizer_of_another_model_is_refused_by_name(lent: dict[str, Any]) -
 
 @torch.no_grad()
 @pytest.mark.parametrize(("height", "width"), [(64, 96), (32, 32)])
-def test_a_picture_is_encoded_as_the_normalised_mode(
+def test_an_image_is_encoded_as_the_normalised_mode(
     height: int, width: int, lent: dict[str, Any]
 ) -> None:
     vae = lent["vae"]
-    pixels = VaeImageProcessor().preprocess(picture(height, width))
+    pixels = VaeImageProcessor().preprocess(noise_image(height, width))
     mode = vae.encode(pixels[:, :, None]).latent_dist.mode()
     mean, std = (
         torch.tensor(v).view(1, -1, 1, 1, 1)
         for v in (vae.config.latents_mean, vae.config.latents_std)
     )
-    made = PICTURE.run({"input_image": picture(height, width)}, lent)["input_latents"]
+    made = IMAGE.run({"input_image": noise_image(height, width)}, lent)["input_latents"]
     assert made.shape == (1, 16, 1, height // 8, width // 8)
     assert torch.equal(made, (mode - mean) / std)
 
@@ -104,6 +104,6 @@ def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
 ) -> None:
     lent = lent_bf16
     assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
-    latents = PICTURE.run({"input_image": picture(32, 32)}, lent)["input_latents"]
+    latents = IMAGE.run({"input_image": noise_image(32, 32)}, lent)["input_latents"]
     assert latents.dtype == torch.float32
     assert units.decode(latents, vae=lent["vae"])["image"].size == (32, 32)

@@ -164,7 +164,7 @@ def infer_dit(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None
     width, channels, *patch = shapes["patch_embedding.weight"]
     if width % HEAD:
         return None
-    picture = shapes.get("condition_embedder.image_embedder.norm1.weight")
+    image = shapes.get("condition_embedder.image_embedder.norm1.weight")
     added = shapes.get("blocks.0.attn2.add_k_proj.weight")
     ends = shapes.get("condition_embedder.image_embedder.pos_embed")
     return {
@@ -180,7 +180,7 @@ def infer_dit(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any] | None
         "num_layers": 1
         + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")),
         "cross_attn_norm": "blocks.0.norm2.weight" in shapes,
-        "image_dim": picture[0] if picture else None,
+        "image_dim": image[0] if image else None,
         "added_kv_proj_dim": added[1] if added else None,
         "pos_embed_seq_len": ends[1] if ends else None,
     }

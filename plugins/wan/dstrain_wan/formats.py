@@ -58,7 +58,7 @@ def dit_configuration(
     text = shapes.get(
         "condition_embedder.text_embedder.linear_1.weight", (content["dim"], 4096)
     )
-    picture = shapes.get("condition_embedder.image_embedder.norm1.weight")
+    image = shapes.get("condition_embedder.image_embedder.norm1.weight")
     ends = shapes.get("condition_embedder.image_embedder.pos_embed")
     return {
         "patch_size": [1, 2, 2],
@@ -73,8 +73,8 @@ def dit_configuration(
         "cross_attn_norm": True,
         "qk_norm": "rms_norm_across_heads",
         "eps": content.get("eps", 1e-6),
-        "image_dim": picture[0] if picture else None,
-        "added_kv_proj_dim": content["dim"] if picture else None,
+        "image_dim": image[0] if image else None,
+        "added_kv_proj_dim": content["dim"] if image else None,
         "rope_max_seq_len": 1024,
         "pos_embed_seq_len": ends[1] if ends else None,
     }

@@ -50,7 +50,7 @@ class Variant:
 
     units: their functions, in order. predict: its model_fn. defaults: of inference.
     boundary: the least timestep of the noisier of two experts, divided by 1000; 0 for
-    one denoiser alone. with_picture: whether the video's first frame is an input, too.
+    one denoiser alone. with_image: whether the video's first frame is an input, too.
     components: beside those of every variant. multiple: of sides in pixels. fps: frames
     per second.
     """
@@ -59,7 +59,7 @@ class Variant:
     predict: Callable[..., Any]
     defaults: Mapping[str, Any]
     boundary: float = 0.0
-    with_picture: bool = True
+    with_image: bool = True
     components: tuple[str, ...] = ()
     constrain_latents: FunctionSpec | None = None
     multiple: int = 16
@@ -76,18 +76,18 @@ def _inputs(variant: Variant) -> Mapping[str, Input]:
     # Where a denoiser can do without it, a data set's own first frame is given only if
     # the user asks for it.
     constrained = variant.constrain_latents is not None
-    picture = {
+    image = {
         "input_image": Column(
             "video", "picture", frame="first", optional=constrained, **loaded
         )
     }
-    picture = picture if variant.with_picture else {}
+    image = image if variant.with_image else {}
     return MappingProxyType(
         {
             "prompt": Column("prompt"),
             "negative_prompt": InferenceOnly(),
             "input_video": Column("video", "frames", **loaded),
-            **picture,
+            **image,
             "height": Measured("input_video", "height"),
             "width": Measured("input_video", "width"),
             "num_frames": Measured("input_video", "frames"),
@@ -118,7 +118,7 @@ TEXT = (units.encode_prompt, units.encode_video)
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
-        "t2v": Variant(TEXT, model_fn.predict, _defaults(50, 5.0), with_picture=False),
+        "t2v": Variant(TEXT, model_fn.predict, _defaults(50, 5.0), with_image=False),
         "i2v": Variant(
             (*TEXT, units.encode_clip, units.encode_first),
             model_fn.predict_seen,
@@ -130,7 +130,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             model_fn.predict,
             _defaults(40, 4.0),
             boundary=0.875,
-            with_picture=False,
+            with_image=False,
         ),
         "i2v-a14b": Variant(
             (*TEXT, units.encode_first),

@@ -217,7 +217,7 @@ def _model_index(variant: str) -> Mapping[str, Any]:
         folder: ["diffusers", "WanTransformer3DModel"]
         for _, folder in _experts(variant)
     }
-    picture = {
+    image = {
         "image_encoder": ["transformers", "CLIPVisionModel"],
         "image_processor": ["transformers", "CLIPImageProcessor"],
     }
@@ -237,5 +237,5 @@ def _model_index(variant: str) -> Mapping[str, Any]:
         "tokenizer": ["transformers", "T5TokenizerFast"],
         "vae": ["diffusers", "AutoencoderKLWan"],
         **experts,
-        **(picture if variant == "i2v" else {}),
+        **(image if variant == "i2v" else {}),
     }

@@ -114,12 +114,12 @@ def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
     side = image_encoder.config.image_size
     width, height = input_image.size
     short = min(width, height)
-    picture = convert(input_image, "RGB").resize(
+    image = convert(input_image, "RGB").resize(
         (side * width // short, side * height // short), Image.Resampling.BICUBIC
     )
-    left, top = (picture.width - side) // 2, (picture.height - side) // 2
-    picture = picture.crop((left, top, left + side, top + side))
-    pixels = torch.from_numpy(np.array(picture)).float() / 255
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    image = image.crop((left, top, left + side, top + side))
+    pixels = torch.from_numpy(np.array(image)).float() / 255
     mean, std = (torch.tensor(numbers) for numbers in (CLIP_MEAN, CLIP_STD))
     normalised = (
         ((pixels - mean) / std)
@@ -186,8 +186,8 @@ def _encode(frames: Tensor, vae: Any) -> Tensor:
     return (mode - mean) * (1 / std)
 
 
-def _resized(picture: Image.Image, height: int, width: int) -> Image.Image:
+def _resized(image: Image.Image, height: int, width: int) -> Image.Image:
     """The picture at this size, its aspect ratio not kept (VideoProcessor.preprocess of
     diffusers).
     """
-    return convert(picture, "RGB").resize((width, height), Image.Resampling.LANCZOS)
+    return convert(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)

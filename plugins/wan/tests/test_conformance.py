@@ -46,14 +46,14 @@ class TestConformance(Conformance):
         """diffusers puts a clean first frame back before a step, we after it, too: in
         between it means nothing.
         """
-        variant, picture = pipe.spec.variant, arguments.get("input_image")
+        variant, image = pipe.spec.variant, arguments.get("input_image")
         parts = {PARTS.get(name, name): one for name, one in pipe.components.items()}
         if "image_encoder" in parts:
             side = parts["image_encoder"].config.image_size
             parts["image_processor"] = CLIPImageProcessorPil(
                 size={"shortest_edge": side}, crop_size=side
             )
-        published = (WanPipeline if picture is None else WanImageToVideoPipeline)(
+        published = (WanPipeline if image is None else WanImageToVideoPipeline)(
             **parts,
             scheduler=euler(arguments["num_inference_steps"]),
             boundary_ratio=VARIANTS[variant].boundary or None,
@@ -75,7 +75,7 @@ class TestConformance(Conformance):
             for name, value in arguments.items()
             if name not in ("input_image", "fps")
         }
-        given |= {"image": picture} if picture is not None else {}
+        given |= {"image": image} if image is not None else {}
         with pytest.MonkeyPatch.context() as patch:
             # As without ftfy, which leaves letters as they are: this pipeline calls it
             # though it is absent.

@@ -84,12 +84,12 @@ class TestLoraFiles(LoraFiles):
         latents, prompt, seen = (
             torch.randn(*shape, generator=draw).to(dtype) for shape in shapes
         )
-        picture = seen if network.config.image_dim else None
+        image = seen if network.config.image_dim else None
         made: Tensor = network(
             latents,
             torch.tensor([500.0], dtype=dtype),
             prompt,
-            picture,
+            image,
             return_dict=False,
         )[0]
         return made

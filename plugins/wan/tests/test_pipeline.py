@@ -105,7 +105,7 @@ def test_one_expert_leaves_the_other_out_and_one_store_serves_both(
     assert one.cached_values == other.cached_values == cached_values
 
 
-def test_without_a_picture_ti2v_makes_a_video_from_text_alone() -> None:
+def test_without_an_image_ti2v_makes_a_video_from_text_alone() -> None:
     plan = make_plan(build("ti2v-5b"), ROW, SFT, ("dit",))
     assert plan.cached_values == ("input_latents", "prompt_emb")
     assert plan.skipped == {"encode_first_frame": "absent: input_image"}

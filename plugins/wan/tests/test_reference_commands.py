@@ -16,7 +16,7 @@ LORA = """--learning_rate 1e-4 --num_epochs 5 --remove_prefix_in_ckpt "pipe.dit.
 TEXT = "models_t5_umt5-xxl-enc-bf16.pth"
 CLIP = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
 EXPERT = "{}_noise_model/diffusion_pytorch_model*.safetensors"
-PICTURE = '--extra_inputs "input_image"'
+IMAGE = '--extra_inputs "input_image"'
 WEIGHTS = "diffusion_pytorch_model*.safetensors"
 # Model id, files, further flags, the variant and the expert that are meant.
 COMMANDS = [
@@ -24,7 +24,7 @@ COMMANDS = [
     (
         "Wan2.1-I2V-14B-480P",
         (WEIGHTS, TEXT, "Wan2.1_VAE.pth", CLIP),
-        PICTURE,
+        IMAGE,
         "i2v",
         "dit",
     ),
@@ -45,18 +45,18 @@ COMMANDS = [
     (
         "Wan2.2-I2V-A14B",
         (EXPERT.format("high"), TEXT, "Wan2.1_VAE.pth"),
-        f"{PICTURE} --max_timestep_boundary 0.358 --min_timestep_boundary 0",
+        f"{IMAGE} --max_timestep_boundary 0.358 --min_timestep_boundary 0",
         "i2v-a14b",
         "dit",
     ),
     (
         "Wan2.2-I2V-A14B",
         (EXPERT.format("low"), TEXT, "Wan2.1_VAE.pth"),
-        f"{PICTURE} --max_timestep_boundary 1 --min_timestep_boundary 0.358",
+        f"{IMAGE} --max_timestep_boundary 1 --min_timestep_boundary 0.358",
         "i2v-a14b",
         "dit2",
     ),
-    ("Wan2.2-TI2V-5B", (WEIGHTS, TEXT, "Wan2.2_VAE.pth"), PICTURE, "ti2v-5b", "dit"),
+    ("Wan2.2-TI2V-5B", (WEIGHTS, TEXT, "Wan2.2_VAE.pth"), IMAGE, "ti2v-5b", "dit"),
 ]
 
 

@@ -105,10 +105,10 @@ def test_a_single_frame_is_a_video_too(
 def test_the_image_encoder_sees_what_clips_processor_makes(
     size: tuple[int, int],
     bind_components: Callable[..., dict[str, Any]],
-    picture: Image.Image,
+    image: Image.Image,
 ) -> None:
     encoder = bind_components("i2v")["image_encoder"]
-    resized = picture.resize(size)
+    resized = image.resize(size)
     pixels = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=28)(
         resized, return_tensors="pt"
     )
@@ -130,14 +130,14 @@ def _published_statistics() -> Tensor:
 
 @torch.no_grad()
 def test_the_first_frame_is_known_and_grey_follows(
-    bind_components: Callable[..., dict[str, Any]], picture: Image.Image
+    bind_components: Callable[..., dict[str, Any]], image: Image.Image
 ) -> None:
     vae = bind_components("i2v")["vae"]
     made = FIRST.run(
-        {"input_image": picture, "num_frames": 9, "height": 32, "width": 48},
+        {"input_image": image, "num_frames": 9, "height": 32, "width": 48},
         {"vae": vae},
     )["y"]
-    first = VideoProcessor(vae_scale_factor=8).preprocess(picture, height=32, width=48)[
+    first = VideoProcessor(vae_scale_factor=8).preprocess(image, height=32, width=48)[
         :, :, None
     ]
     wanted = normalised(vae, torch.cat([first, torch.zeros(1, 3, 8, 32, 48)], dim=2))
@@ -148,7 +148,7 @@ def test_the_first_frame_is_known_and_grey_follows(
 
 
 @torch.no_grad()
-def test_the_first_latents_are_those_of_a_video_that_begins_with_the_picture(
+def test_the_first_latents_are_those_of_a_video_that_begins_with_the_image(
     bind_components: Callable[..., dict[str, Any]],
 ) -> None:
     lent, frames = bind_components("ti2v-5b"), video(5, 32, 64)
@@ -191,15 +191,15 @@ def test_decoding_makes_the_frames_that_diffusers_makes(
 
 @torch.no_grad()
 def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
-    bind_components: Callable[..., dict[str, Any]], picture: Image.Image
+    bind_components: Callable[..., dict[str, Any]], image: Image.Image
 ) -> None:
     lent = bind_components("i2v", torch.bfloat16)
     size = {"num_frames": 5, "height": 32, "width": 32}
     assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
     assert (
-        CLIP.run({"input_image": picture}, lent)["clip_feature"].dtype == torch.bfloat16
+        CLIP.run({"input_image": image}, lent)["clip_feature"].dtype == torch.bfloat16
     )
-    assert FIRST.run({"input_image": picture, **size}, lent)["y"].dtype == torch.float32
+    assert FIRST.run({"input_image": image, **size}, lent)["y"].dtype == torch.float32
     latents = VIDEO.run({"input_video": video(5, 32, 32)}, lent)["input_latents"]
     assert latents.dtype == torch.float32
     assert units.decode(latents, 16.0, vae=lent["vae"])["video"].pixels.shape == (

@@ -14,7 +14,7 @@ from dstrain.errors import StateError
 from dstrain.graph.values import Frames
 from PIL import Image
 
-from tests.support.stored_place import picture, plain
+from tests.support.stored_place import noise_image, plain
 
 VALUES = {
     "tensor": torch.arange(6.0).reshape(2, 3),
@@ -29,9 +29,9 @@ VALUES = {
     "exact": 0.1 + 0.2,
     "yes": True,
     "nothing": None,
-    "grey": picture(1, "L"),
-    "colour": picture(2),
-    "alpha": picture(3, "RGBA"),
+    "grey": noise_image(1, "L"),
+    "colour": noise_image(2),
+    "alpha": noise_image(3, "RGBA"),
     "frames": Frames(torch.arange(24, dtype=torch.uint8).reshape(1, 2, 4, 3), 29.97),
     "list": [torch.ones(1), [torch.zeros(2), "x"], {}],
     "record": {"value": torch.ones(3), "shape": [1, None], "tensor": {"list": 2.0}},
@@ -220,7 +220,7 @@ def test_lines_are_read_by_index() -> None:
         lines[3]
 
 
-def test_a_picture_of_a_mode_that_would_lose_something_is_refused(
+def test_an_image_of_a_mode_that_would_lose_something_is_refused(
     store: FeatureCache,
 ) -> None:
     from dstrain.errors import UsageError

@@ -79,7 +79,7 @@ def opened(
     return open_dataset(DataConfig(base, None, None, resolution, (), sampling), inputs)
 
 
-def test_a_video_becomes_frames_a_picture_of_their_first_and_last_and_their_size(
+def test_a_video_becomes_frames_an_image_of_their_first_and_last_and_their_size(
     scenes: Path,
 ) -> None:
     (row,) = sampled(scenes, "long.mp4").rows
@@ -113,7 +113,7 @@ def test_files_of_one_scene_at_two_rates_give_the_same_motion(scenes: Path) -> N
     assert own.fps == pytest.approx(60, rel=0.01)
 
 
-def test_each_chunk_is_a_sample_of_its_row_with_pictures_of_its_own(
+def test_each_chunk_is_a_sample_of_its_row_with_images_of_its_own(
     scenes: Path,
 ) -> None:
     data = sampled(scenes, "long.mp4", "short.mp4", "fast.mp4", way="chunk")

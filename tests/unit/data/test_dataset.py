@@ -122,14 +122,14 @@ def test_cells_load_at_the_size_they_tell(base: Path) -> None:
     assert load_cell(row["input_image"]).size == (96, 64)
     mask = load_cell(row["mask"])
     assert (mask.mode, mask.size) == ("L", (64, 100))
-    assert [picture.size for picture in load_cell(row["edit_image"])] == [
+    assert [image.size for image in load_cell(row["edit_image"])] == [
         (64, 96),
         (96, 64),
     ]
     assert load_cell(row["height"]) == 64
 
 
-def test_a_fixed_size_holds_for_every_picture_that_is_resized(base: Path) -> None:
+def test_a_fixed_size_holds_for_every_image_that_is_resized(base: Path) -> None:
     row = opened(
         base, "image,mask\ntall.png,tall.png\n", resolution=Resolution(32, 48, 1)
     ).rows[0]
@@ -413,7 +413,7 @@ def test_a_data_set_has_one_metadata_file_and_rows(base: Path) -> None:
         find_metadata(base)
 
 
-def test_captions_beside_pictures_are_told_how_to_become_metadata(base: Path) -> None:
+def test_captions_beside_images_are_told_how_to_become_metadata(base: Path) -> None:
     (base / "notes.txt").touch()
     with pytest.raises(UsageError) as caught:
         find_metadata(base)

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from dstrain.data import images as pictures
-from dstrain.data.images import Resolution, fit, load_picture, read_size
+from dstrain.data import images
+from dstrain.data.images import Resolution, fit, load_image, read_size
 from dstrain.errors import UsageError
 from PIL import ExifTags, Image, ImageFile
 
@@ -36,8 +36,8 @@ STORED |= {
 """EXIF orientation -> how the camera stores the upright picture."""
 
 
-def error(picture: Image.Image, wanted: np.ndarray) -> int:
-    got = np.asarray(picture).astype(int)
+def error(image: Image.Image, wanted: np.ndarray) -> int:
+    got = np.asarray(image).astype(int)
     assert got.shape == wanted.shape
     return int(np.abs(got - wanted.astype(int)).max())
 
@@ -62,7 +62,7 @@ def test_exif_orientation_is_applied_to_pixels_and_size(
         path, exif=exif, **options
     )
     assert read_size(path) == (48, 32)
-    assert error(load_picture(path, "RGB", None), UPRIGHT) <= (
+    assert error(load_image(path, "RGB", None), UPRIGHT) <= (
         2 if suffix == "jpg" else 0
     )
 
@@ -131,21 +131,21 @@ def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
 
 
 @pytest.mark.parametrize("name", modes())
-def test_golden_pictures_of_every_mode_are_right_to_one_level(
+def test_golden_images_of_every_mode_are_right_to_one_level(
     tmp_path: Path, name: str
 ) -> None:
-    picture, wanted = modes()[name]
+    image, wanted = modes()[name]
     path = tmp_path / name
-    picture.save(path, **({"lossless": True} if name.endswith("webp") else {}))
-    assert error(load_picture(path, "RGB", None), wanted) <= 1
+    image.save(path, **({"lossless": True} if name.endswith("webp") else {}))
+    assert error(load_image(path, "RGB", None), wanted) <= 1
     luminance = grey(wanted.astype(float)).round()
-    assert error(load_picture(path, "L", None), luminance) <= 1
+    assert error(load_image(path, "L", None), luminance) <= 1
 
 
 def test_cmyk_photographs_keep_their_colours(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     Image.fromarray(UPRIGHT).convert("CMYK").save(path, quality=100, subsampling=0)
-    assert error(load_picture(path, "RGB", None), UPRIGHT) <= 4
+    assert error(load_image(path, "RGB", None), UPRIGHT) <= 4
 
 
 def photograph(height: int, width: int) -> Image.Image:
@@ -174,15 +174,15 @@ def test_a_large_photograph_is_decoded_small_and_looks_the_same(
         else (1024 // scale, 768 // scale)
     )
     decoded: list[tuple[int, int]] = []
-    convert = pictures.convert
+    convert = images.convert
     monkeypatch.setattr(
-        pictures,
+        images,
         "convert",
         lambda image, mode: decoded.append(image.size) or convert(image, mode),
     )
-    small = load_picture(path, "RGB", wanted)
-    monkeypatch.setattr(pictures, "JPEGS", frozenset())
-    whole = load_picture(path, "RGB", wanted)
+    small = load_image(path, "RGB", wanted)
+    monkeypatch.setattr(images, "JPEGS", frozenset())
+    whole = load_image(path, "RGB", wanted)
     part = scale // 2
     assert decoded == [
         (1024 // part, 768 // part),
@@ -198,13 +198,13 @@ def test_a_photograph_is_decoded_whole_where_less_would_be_seen(
 ) -> None:
     photograph(768, 1024).save(tmp_path / "a.jpg")
     decoded: list[tuple[int, int]] = []
-    convert = pictures.convert
+    convert = images.convert
     monkeypatch.setattr(
-        pictures,
+        images,
         "convert",
         lambda image, mode: decoded.append(image.size) or convert(image, mode),
     )
-    load_picture(tmp_path / "a.jpg", "RGB", size)
+    load_image(tmp_path / "a.jpg", "RGB", size)
     assert decoded == [(1024, 768)]
 
 
@@ -221,10 +221,10 @@ def test_floats_that_are_not_from_0_to_1_are_refused(
         UsageError,
         match=r"a\.tiff: cannot be read: float values beyond 0 .black. to 1 .white.",
     ):
-        load_picture(tmp_path / "a.tiff", "RGB", None)
+        load_image(tmp_path / "a.tiff", "RGB", None)
 
 
-def test_rgba_keeps_transparency_and_opaque_pictures_become_opaque(
+def test_rgba_keeps_transparency_and_opaque_images_become_opaque(
     tmp_path: Path,
 ) -> None:
     for name in (
@@ -235,9 +235,9 @@ def test_rgba_keeps_transparency_and_opaque_pictures_become_opaque(
         "I16.png",
         "CMYK.tiff",
     ):
-        picture, _ = modes()[name]
-        picture.save(tmp_path / name)
-        alpha = np.asarray(load_picture(tmp_path / name, "RGBA", None))[..., 3]
+        image, _ = modes()[name]
+        image.save(tmp_path / name)
+        alpha = np.asarray(load_image(tmp_path / name, "RGBA", None))[..., 3]
         wanted = {"P-clear.png": {0, 255}, "RGBA.png": {128}, "LA.png": {128}}.get(
             name, {255}
         )
@@ -256,7 +256,7 @@ def test_16_bit_grey_is_scaled_and_rounded(tmp_path: Path) -> None:
     Image.fromarray(
         np.array([[0, 128, 129, 200, 257, 32896, 65406, 65407, 65535]], np.uint16)
     ).save(tmp_path / "a.png")
-    assert np.asarray(load_picture(tmp_path / "a.png", "L", None)).tolist() == [
+    assert np.asarray(load_image(tmp_path / "a.png", "L", None)).tolist() == [
         [0, 0, 1, 1, 1, 128, 254, 255, 255]
     ]
 
@@ -266,13 +266,13 @@ def test_grey_beyond_16_bits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"a\.tiff: cannot be read: grey values beyond 16 bits"
     ):
-        load_picture(tmp_path / "a.tiff", "RGB", None)
+        load_image(tmp_path / "a.tiff", "RGB", None)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"hello", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"]
 )
-def test_what_is_no_picture_is_refused_and_programs_are_not_run(
+def test_what_is_no_image_is_refused_and_programs_are_not_run(
     tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / "a.png").write_bytes(content)
@@ -285,18 +285,18 @@ def test_what_is_no_picture_is_refused_and_programs_are_not_run(
 def test_damaged_exif_data_is_no_reason_to_refuse(tmp_path: Path) -> None:
     Image.fromarray(UPRIGHT).save(tmp_path / "a.png", exif=b"Exif\x00\x00garbage!")
     assert read_size(tmp_path / "a.png") == (48, 32)
-    assert error(load_picture(tmp_path / "a.png", "RGB", None), UPRIGHT) == 0
+    assert error(load_image(tmp_path / "a.png", "RGB", None), UPRIGHT) == 0
 
 
 @pytest.mark.parametrize(
     "size", [(48, 32), (24, 16), (96, 64), (16, 32), (48, 16), (64, 128)]
 )
-def test_a_picture_is_loaded_at_exactly_the_size_asked(
+def test_an_image_is_loaded_at_exactly_the_size_asked(
     tmp_path: Path, size: tuple[int, int]
 ) -> None:
     Image.fromarray(UPRIGHT).save(tmp_path / "a.png")
-    picture = load_picture(tmp_path / "a.png", "RGB", size)
-    assert (picture.height, picture.width) == size
+    image = load_image(tmp_path / "a.png", "RGB", size)
+    assert (image.height, image.width) == size
 
 
 def test_scaling_covers_and_the_crop_is_about_the_centre(tmp_path: Path) -> None:
@@ -305,11 +305,11 @@ def test_scaling_covers_and_the_crop_is_about_the_centre(tmp_path: Path) -> None
     Image.fromarray(stripes).save(tmp_path / "a.png")
     assert (
         error(
-            load_picture(tmp_path / "a.png", "RGB", (20, 20)), np.full((20, 20, 3), 255)
+            load_image(tmp_path / "a.png", "RGB", (20, 20)), np.full((20, 20, 3), 255)
         )
         == 0
     )
-    doubled = np.asarray(load_picture(tmp_path / "a.png", "RGB", (40, 80)))
+    doubled = np.asarray(load_image(tmp_path / "a.png", "RGB", (40, 80)))
     assert (
         doubled[:, :14].max() == 0
         and doubled[:, 26:54].min() == 255
@@ -345,7 +345,7 @@ def test_without_a_multiple_the_size_stays() -> None:
     )
 
 
-def test_a_fixed_size_is_taken_by_every_picture() -> None:
+def test_a_fixed_size_is_taken_by_every_image() -> None:
     assert fit((3, 9999), Resolution(64, 96, 1), 16) == (64, 96)
 
 
@@ -369,7 +369,7 @@ def test_half_a_size_and_sizes_below_one_are_refused(
 
 @pytest.mark.parametrize("action", ["error", "ignore"])
 @pytest.mark.parametrize("side", [2**14 + 1, 2**15])
-def test_a_picture_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(
+def test_an_image_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(
     action: Literal["error", "ignore"], side: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pgm"
@@ -390,6 +390,6 @@ def test_warnings_of_the_process_are_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("size", [(15, 64), (64, 15), (40_000_000, 16)])
-def test_a_picture_that_leaves_nothing_is_refused(size: tuple[int, int]) -> None:
+def test_an_image_that_leaves_nothing_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="leaves nothing at multiples of 16"):
         fit(size, DYNAMIC, 16)

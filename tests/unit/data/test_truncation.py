@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.data.images import load_picture, read_size
+from dstrain.data.images import load_image, read_size
 from dstrain.errors import UsageError
 from PIL import Image
 
@@ -36,9 +36,9 @@ KINDS: dict[str, tuple[Image.Image, dict[str, Any]]] = {
 
 
 def encoded(kind: str) -> bytes:
-    picture, options = KINDS[kind]
+    image, options = KINDS[kind]
     content = io.BytesIO()
-    picture.save(content, kind.split()[0], **options)
+    image.save(content, kind.split()[0], **options)
     return content.getvalue()
 
 
@@ -55,7 +55,7 @@ def test_a_whole_file_is_accepted_also_with_something_behind_it(
     for more in endings:
         (tmp_path / "a").write_bytes(content + more)
         assert read_size(tmp_path / "a") == (40, 52)
-        load_picture(tmp_path / "a", "RGB", None)
+        load_image(tmp_path / "a", "RGB", None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +71,7 @@ def test_a_file_cut_anywhere_is_refused_before_it_is_decoded(
             read_size(tmp_path / "a")
 
 
-def test_the_first_of_several_pictures_in_a_file_is_enough(tmp_path: Path) -> None:
+def test_the_first_of_several_images_in_a_file_is_enough(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(encoded("MPO")[:-20])
     assert read_size(tmp_path / "a") == (40, 52)
 

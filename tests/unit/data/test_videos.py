@@ -19,7 +19,7 @@ import torch
 from dstrain.data import videos
 from dstrain.data.clips import at_rate
 from dstrain.data.output import write_video
-from dstrain.data.videos import Pixels, probe, read_frames, read_pictures
+from dstrain.data.videos import Pixels, probe, read_frames, read_images
 from dstrain.errors import UsageError
 from dstrain.graph.values import Frames
 from PIL import Image
@@ -92,7 +92,7 @@ def test_rotation_is_applied(rotation: int, turned: bool, tmp_path: Path) -> Non
     assert probe(path).size == ((WIDTH, HEIGHT) if turned else (HEIGHT, WIDTH))
     upright = read_frames(path, range(10), None)
     assert upright.shape[1:3] == probe(path).size
-    as_filmed = np.stack([np.rot90(picture, -rotation // 90) for picture in upright])
+    as_filmed = np.stack([np.rot90(image, -rotation // 90) for image in upright])
     assert seconds(as_filmed) == pytest.approx(steady(10, 15), abs=NEAR)
 
 
@@ -106,9 +106,7 @@ def test_a_gif_follows_its_uneven_durations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".webp", ".png"])
-def test_other_moving_pictures_are_read_as_gifs_are(
-    suffix: str, tmp_path: Path
-) -> None:
+def test_other_moving_images_are_read_as_gifs_are(suffix: str, tmp_path: Path) -> None:
     first, *others = [Image.fromarray(frame(time)) for time in (0.0, 0.1, 0.4)]
     first.save(
         tmp_path / f"a{suffix}",
@@ -134,11 +132,11 @@ def test_a_folder_is_read_in_the_order_of_its_numbers_and_has_no_rate_of_its_own
     ]
     assert (video.frames, video.fps, video.size) == (12, 0, (HEIGHT, WIDTH))
     assert seconds(
-        read_pictures([Path(file) for file in video.files], None)
+        read_images([Path(file) for file in video.files], None)
     ) == pytest.approx(steady(12, 10), abs=NEAR)
 
 
-def test_a_still_picture_is_one_frame(tmp_path: Path) -> None:
+def test_a_still_image_is_one_frame(tmp_path: Path) -> None:
     Image.fromarray(frame(0.5)).save(tmp_path / "a.png")
     video = probe(tmp_path / "a.png")
     assert (video.frames, video.fps, video.files) == (1, 0, (str(tmp_path / "a.png"),))
@@ -174,8 +172,8 @@ def test_transparent_parts_are_shown_over_white(tmp_path: Path) -> None:
         pixels[:, : WIDTH // 2, 3] = 255
         file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgba")))
         file.mux(stream.encode(None))
-    (picture,) = read_frames(path, [0], None)
-    assert picture[:, : WIDTH // 2].max() == 0 and picture[:, WIDTH // 2 :].min() == 255
+    (image,) = read_frames(path, [0], None)
+    assert image[:, : WIDTH // 2].max() == 0 and image[:, WIDTH // 2 :].min() == 255
 
 
 def test_frames_are_scaled_to_cover_a_size_and_cropped_about_their_centre(
@@ -231,9 +229,9 @@ def test_what_lies_before_the_last_key_frame_is_not_decoded(
     numbered = videos._numbered
 
     def counted(*given: Any) -> Iterator[tuple[int, Any]]:
-        for index, picture in numbered(*given):
+        for index, image in numbered(*given):
             decoded.append(index)
-            yield index, picture
+            yield index, image
 
     monkeypatch.setattr(videos, "_numbered", counted)
     read_frames(path, [42, 43], None)
@@ -268,8 +266,8 @@ def test_a_frame_that_the_decoder_calls_damaged_is_not_taken(
     numbered = videos._numbered
 
     def damaged(*given: Any) -> Iterator[tuple[int, Any]]:
-        for index, picture in numbered(*given):
-            yield index, SimpleNamespace(is_corrupt=True) if index == 3 else picture
+        for index, image in numbered(*given):
+            yield index, SimpleNamespace(is_corrupt=True) if index == 3 else image
 
     monkeypatch.setattr(videos, "_numbered", damaged)
     assert len(read_frames(path, [2, 4], None)) == 2

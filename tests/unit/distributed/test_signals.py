@@ -298,7 +298,7 @@ def test_out_of_memory_names_the_line_of_the_row_and_what_was_in_use(
 
 
 @pytest.mark.parametrize("trained", ["lora", "dit"])
-def test_the_command_said_at_the_end_makes_a_picture(
+def test_the_command_said_at_the_end_makes_an_image(
     trained: str,
     here: Path,
     tmp_path: Path,

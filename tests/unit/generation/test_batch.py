@@ -63,7 +63,7 @@ def made(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def pictures(folder: Path) -> dict[str, tuple[int, bytes]]:
+def images(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {
         path.name: (path.stat().st_mtime_ns, path.read_bytes())
         for path in (folder / "image").iterdir()
@@ -88,7 +88,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
     return calls
 
 
-def test_each_row_gives_the_picture_that_its_prompt_and_seed_give_alone(
+def test_each_row_gives_the_image_that_its_prompt_and_seed_give_alone(
     model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
 ) -> None:
     generate(config(model, tmp_path / "set", dataset=table))
@@ -120,17 +120,17 @@ def test_a_run_that_was_stopped_goes_on_and_one_that_is_done_makes_nothing(
     assert not (tmp_path / "set/metadata.csv").exists()
     kept = {
         name: content
-        for name, content in pictures(tmp_path / "set").items()
+        for name, content in images(tmp_path / "set").items()
         if not name.startswith(".")
     }
     assert len(kept) == 1
     generate(stopped)
     assert len(loads) == 4
-    finished = pictures(tmp_path / "set")
+    finished = images(tmp_path / "set")
     assert len(finished) == 3  # and no leftover
     assert kept.items() <= finished.items()
     generate(stopped)
-    assert (len(loads), pictures(tmp_path / "set")) == (4, finished)
+    assert (len(loads), images(tmp_path / "set")) == (4, finished)
 
 
 def failing_at(call: int) -> Any:
@@ -150,14 +150,14 @@ def test_a_changed_row_is_made_anew_and_the_others_are_kept(
     model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
 ) -> None:
     generate(config(model, tmp_path / "set", dataset=table))
-    before = pictures(tmp_path / "set")
+    before = images(tmp_path / "set")
     rewritten(
         table,
         [{**ROWS[0], "num_inference_steps": 9}, {**ROWS[1], "prompt": "cat"}, ROWS[2]],
     )
     generate(config(model, tmp_path / "set", dataset=table))
     assert len(loads) == 4
-    assert before.items() <= pictures(tmp_path / "set").items()
+    assert before.items() <= images(tmp_path / "set").items()
     assert [row["num_inference_steps"] for row in made(tmp_path / "set")] == [
         "9",
         "1",

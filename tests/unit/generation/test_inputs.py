@@ -51,7 +51,7 @@ def given(*texts: str, **flags: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (21, 37, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a b.png")
     return tmp_path / "a b.png"
@@ -70,18 +70,18 @@ def test_flags_and_named_inputs_are_given_together() -> None:
 
 
 @pytest.mark.parametrize("name", ["edit_image", "edit-image", "first"])
-def test_a_picture_is_read_as_it_is_from_a_relative_or_absolute_path(
-    name: str, picture: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_image_is_read_as_it_is_from_a_relative_or_absolute_path(
+    name: str, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(picture.parent)
-    for text in (str(picture), "a b.png"):
+    monkeypatch.chdir(image.parent)
+    for text in (str(image), "a b.png"):
         value = given(f"{name}={text}", height=16, width=16)[name.replace("-", "_")]
-        assert np.array_equal(np.asarray(value), np.asarray(Image.open(picture)))
+        assert np.array_equal(np.asarray(value), np.asarray(Image.open(image)))
 
 
-def test_a_list_is_the_input_repeated_and_one_is_a_list_too(picture: Path) -> None:
+def test_a_list_is_the_input_repeated_and_one_is_a_list_too(image: Path) -> None:
     assert [
-        len(given(*[f"references={picture}"] * count)["references"]) for count in (1, 3)
+        len(given(*[f"references={image}"] * count)["references"]) for count in (1, 3)
     ] == [1, 3]
 
 

@@ -96,16 +96,16 @@ def test_generate_writes_what_the_pipeline_makes(
 def test_generate_uses_the_loras_and_their_scales(tmp_path: Path) -> None:
     here = project(tmp_path)
     lora = train(here, learning_rate=0.1, lora_alpha=8.0) / "epoch-0.safetensors"
-    pictures = {}
+    images = {}
     for name, files in (
         ("plain", ()), ("nothing", (LoraFile(lora, 0.0),)), ("whole", (LoraFile(lora, 1.0),)),
         ("halves", (LoraFile(lora, 0.5), LoraFile(lora, 0.5))),
     ):  # fmt: skip
         generate(wanted(here / "model", tmp_path / f"{name}.png", lora=files))
-        pictures[name] = np.asarray(Image.open(tmp_path / f"{name}.png")).astype(int)
-    assert np.array_equal(pictures["plain"], pictures["nothing"])
-    assert np.abs(pictures["whole"] - pictures["halves"]).max() <= 1
-    assert np.abs(pictures["whole"] - pictures["plain"]).max() > 5
+        images[name] = np.asarray(Image.open(tmp_path / f"{name}.png")).astype(int)
+    assert np.array_equal(images["plain"], images["nothing"])
+    assert np.abs(images["whole"] - images["halves"]).max() <= 1
+    assert np.abs(images["whole"] - images["plain"]).max() > 5
     with pytest.raises(StateError, match=r"nothing\.safetensors"):
         generate(
             wanted(
@@ -136,7 +136,7 @@ def test_generate_names_an_output_it_cannot_write(model: Path, tmp_path: Path) -
         generate(wanted(model, tmp_path / "file/x.png"))
 
 
-def test_a_picture_is_synced_before_it_has_its_name(
+def test_an_image_is_synced_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, there = tmp_path / "new/a.png", []

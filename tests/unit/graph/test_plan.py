@@ -53,7 +53,7 @@ class Unread(TypedDict):
 def encode_text(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Text: ...
 def encode_hint(hint: Image, *, hint_encoder: Any) -> Hint: ...
 def join_prompt(text_emb: Tensor, hint_emb: Tensor | None = None) -> Prompt: ...
-def encode_picture(input_image: Image, *, vae: Any) -> Latents: ...
+def encode_image(input_image: Image, *, vae: Any) -> Latents: ...
 def jitter(input_latents: Tensor, *, rng: Any) -> Jitter: ...
 def make_ids(height: int, *, dit_config: Any) -> Ids: ...
 def idle_encode(input_image: Image, *, big: Any) -> Unread: ...
@@ -90,7 +90,7 @@ WIRING = PipelineSpec(
             encode_text,
             encode_hint,
             join_prompt,
-            encode_picture,
+            encode_image,
             jitter,
             make_ids,
             idle_encode,
@@ -136,7 +136,7 @@ def test_what_borrows_nothing_trained_is_frozen() -> None:
     assert names(made.cached_steps) == [
         "encode_text",
         "join_prompt",
-        "encode_picture",
+        "encode_image",
         "make_ids",
     ]
     assert made.train_steps == ()
@@ -147,7 +147,7 @@ def test_a_unit_that_borrows_the_trained_component_is_live_and_so_is_whoever_rea
     None
 ):
     made = plan("text_encoder")
-    assert names(made.cached_steps) == ["encode_picture", "make_ids"]
+    assert names(made.cached_steps) == ["encode_image", "make_ids"]
     assert names(made.train_steps) == ["encode_text", "join_prompt"]
     assert made.cached_values == ("ids", "input_latents", "prompt")
     assert made.cached_kinds == {
@@ -237,10 +237,9 @@ def test_skips_are_kept_with_their_reason_and_cascade_through_required_reads_onl
         inputs=frozenset({"prompt", "height"}),
         task=Task.of("promptly", lambda predict: None),
     )
-    assert made.skipped["encode_picture"] == "absent: input_image"
+    assert made.skipped["encode_image"] == "absent: input_image"
     assert (
-        made.skipped["jitter"]
-        == "absent: input_latents (unit encode_picture is skipped)"
+        made.skipped["jitter"] == "absent: input_latents (unit encode_image is skipped)"
     )
     assert "encode_hint" in made.skipped
     assert "join_prompt" not in made.skipped
@@ -314,7 +313,7 @@ def test_units_run_once_per_side_only_where_a_value_differs_by_side() -> None:
             "encode_hint",
             "join_prompt",
             "join_prompt",
-            "encode_picture",
+            "encode_image",
             "make_ids",
         ]
     ]

@@ -37,7 +37,7 @@ class Overwritten(TypedDict):
 
 def encode_prompt(prompt: str, *, text_encoder: Any) -> Prompt: ...
 def encode_again(prompt: str, *, text_encoder: Any) -> Prompt: ...
-def encode_picture(input_image: Any, *, vae: Any) -> Latents: ...
+def encode_image(input_image: Any, *, vae: Any) -> Latents: ...
 def join(prompt_emb: Tensor, input_latents: Tensor | None = None) -> Joined: ...
 def misspells(promt: str) -> Joined: ...
 def borrows_unknown(prompt: str, *, text_encoders: Any) -> Joined: ...
@@ -90,7 +90,7 @@ def refusal(*functions: Callable[..., Any], **changes: Any) -> str:
 
 
 def test_a_wiring_whose_names_fit_is_built() -> None:
-    assert set(build(encode_prompt, encode_picture, join).makers) == {
+    assert set(build(encode_prompt, encode_image, join).makers) == {
         "prompt_emb",
         "input_latents",
         "joined",
@@ -109,7 +109,7 @@ def test_a_name_is_an_input_or_made_never_both() -> None:
 
 
 def test_a_read_before_its_maker_is_refused_even_if_optional() -> None:
-    text = refusal(encode_prompt, join, encode_picture)
+    text = refusal(encode_prompt, join, encode_image)
     assert "join" in text
     assert "input_latents" in text
     assert "order" in text
@@ -164,16 +164,16 @@ def test_the_role_of_experts_may_be_borrowed_though_no_component_has_that_name()
 
 def test_what_is_made_from_a_per_side_value_is_per_side() -> None:
     spec = build(
-        encode_prompt, encode_picture, join, cfg_inputs={"prompt": "negative_prompt"}
+        encode_prompt, encode_image, join, cfg_inputs={"prompt": "negative_prompt"}
     )
     assert spec.branched == {"prompt", "prompt_emb", "joined"}
 
 
 def test_two_units_of_one_name_are_refused() -> None:
-    def encode_picture(prompt: str) -> Joined: ...
+    def encode_image(prompt: str) -> Joined: ...
 
-    assert "encode_picture" in refusal(
-        encode_prompt, globals()["encode_picture"], encode_picture
+    assert "encode_image" in refusal(
+        encode_prompt, globals()["encode_image"], encode_image
     )
 
 

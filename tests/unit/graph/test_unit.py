@@ -29,7 +29,7 @@ class Kinds(TypedDict):
     scale: float
     flag: bool
     nothing: None
-    picture: Image
+    image: Image
     frames: Frames
     maybe: Image | None
     several: list[Tensor]
@@ -41,7 +41,7 @@ class Unstorable(TypedDict):
 
 
 def encode(
-    prompt: str, picture: Image | None = None, *, text_encoder: Any, tokenizer: Any
+    prompt: str, image: Image | None = None, *, text_encoder: Any, tokenizer: Any
 ) -> Prompt:
     return {"emb": torch.ones(1), "mask": None}
 

@@ -21,7 +21,7 @@ from dstrain.graph.values import (
 from PIL import Image
 from torch import Tensor
 
-from tests.support.stored_place import picture, plain
+from tests.support.stored_place import noise_image, plain
 
 
 class Record(TypedDict):
@@ -83,7 +83,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(
-    "value", [*VALUES, *(picture(1, mode) for mode in ("L", "RGB", "RGBA"))]
+    "value", [*VALUES, *(noise_image(1, mode) for mode in ("L", "RGB", "RGBA"))]
 )
 def test_a_value_comes_back_exactly_from_its_storable_form(value: Any) -> None:
     tensors: dict[str, Tensor] = {}
@@ -101,7 +101,7 @@ def test_tensors_of_a_value_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "P", "1", "I;16", "F", "LA"])
-def test_a_picture_that_would_lose_something_is_refused(mode: str) -> None:
+def test_an_image_that_would_lose_something_is_refused(mode: str) -> None:
     with pytest.raises(
         UsageError, match=f"unit.x: a picture of mode {mode} cannot be stored"
     ):

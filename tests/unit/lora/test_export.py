@@ -267,7 +267,7 @@ def test_the_weights_of_a_component_get_the_original_names_and_back(
 
 
 @pytest.mark.usefixtures("tiny")
-def test_an_exported_file_gives_the_same_picture(
+def test_an_exported_file_gives_the_same_image(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = project(tmp_path)
@@ -277,7 +277,7 @@ def test_an_exported_file_gives_the_same_picture(
     )
     models = json.dumps(list(weights_of(here / "model").values()))
 
-    def picture(*loras: Path) -> bytes:
+    def image(*loras: Path) -> bytes:
         given = [word for path in loras for word in ("--lora", str(path))]
         name = str(tmp_path / f"{len(list(tmp_path.iterdir()))}.png")
         words = [
@@ -295,8 +295,8 @@ def test_an_exported_file_gives_the_same_picture(
         assert main(words) == 0
         return Path(name).read_bytes()
 
-    wanted = picture(lora)
-    assert wanted != picture()
+    wanted = image(lora)
+    assert wanted != image()
     for program in PROGRAMS:
         out = tmp_path / f"{program}.safetensors"
         capsys.readouterr()
@@ -304,7 +304,7 @@ def test_an_exported_file_gives_the_same_picture(
         assert capsys.readouterr().out.startswith(
             f"wrote {out}: LoRA on 4 layers of dit, in {program}'s names, "
         )
-        assert picture(out) == wanted
+        assert image(out) == wanted
     assert main(["export", "--format", "kohya", str(lora), str(out)]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert (

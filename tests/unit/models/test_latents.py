@@ -22,24 +22,24 @@ from dstrain.models.functional import (
 from PIL import Image
 
 
-def picture(seed: int, height: int = 6, width: int = 10) -> Image.Image:
+def noise_image(seed: int, height: int = 6, width: int = 10) -> Image.Image:
     return Image.fromarray(
         np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     )
 
 
-def test_pictures_are_signed_as_in_diffusers_and_come_back_exactly() -> None:
-    pictures = [picture(0), picture(1)]
-    pixels = images_to_tensor(pictures)
-    theirs = VaeImageProcessor(vae_scale_factor=2).preprocess(pictures)
+def test_images_are_signed_as_in_diffusers_and_come_back_exactly() -> None:
+    images = [noise_image(0), noise_image(1)]
+    pixels = images_to_tensor(images)
+    theirs = VaeImageProcessor(vae_scale_factor=2).preprocess(images)
     assert pixels.dtype == torch.float32
     assert torch.equal(pixels, theirs)
     assert pixels.stride(1) == 1
     assert torch.equal(
         as_uint8(pixels),
-        torch.from_numpy(np.stack([np.array(one) for one in pictures])),
+        torch.from_numpy(np.stack([np.array(one) for one in images])),
     )
-    assert np.array_equal(np.array(tensor_to_image(pixels[:1])), np.array(pictures[0]))
+    assert np.array_equal(np.array(tensor_to_image(pixels[:1])), np.array(images[0]))
 
 
 def test_every_value_of_a_pixel_comes_back_and_what_is_beyond_is_cut() -> None:

@@ -47,10 +47,10 @@ def pipe(model: Path) -> Pipeline:
 def collected(pipe: Pipeline, **arguments: Any) -> tuple[list[Tensor], Any]:
     """The latents after each step, and the picture."""
     seen: list[Tensor] = []
-    picture = pipe(
+    image = pipe(
         **arguments, on_step=lambda i, latents: seen.append(latents.clone()) or None
     )
-    return seen, picture
+    return seen, image
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def test_steps_are_those_of_euler_with_guidance_only_where_it_was_asked_for(
     flags: dict[str, Any], negative: str | None, scale: float, pipe: Pipeline
 ) -> None:
     noise = torch.randn(1, 4, 2, 3, generator=torch.Generator().manual_seed(0))
-    seen, picture = collected(
+    seen, image = collected(
         pipe,
         prompt="dog",
         height=16,
@@ -113,7 +113,7 @@ def test_steps_are_those_of_euler_with_guidance_only_where_it_was_asked_for(
     assert all(
         torch.equal(ours, theirs) for ours, theirs in zip(seen, wanted, strict=True)
     )
-    assert (picture.size, picture.mode) == ((24, 16), "RGB")
+    assert (image.size, image.mode) == ((24, 16), "RGB")
 
 
 @pytest.mark.parametrize(("scale", "calls"), [(0.5, 3), (1.0, 3), (1.5, 6)])

@@ -14,7 +14,7 @@ from dstrain.training.losses import SFT
 
 from tests.support import stored_family
 from tests.support.stored_family import GUIDED
-from tests.support.stored_place import Place, picture, write_place, write_rows
+from tests.support.stored_place import Place, noise_image, write_place, write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def test_the_nearest_plan_is_the_one_compared(place: Place) -> None:
     assert "variant" not in words
 
 
-def test_stage_2_needs_neither_pictures_nor_metadata_nor_encoders(place: Place) -> None:
+def test_stage_2_needs_neither_images_nor_metadata_nor_encoders(place: Place) -> None:
     place.fill()
     want = place.values()
     shutil.rmtree(place.data)
@@ -221,7 +221,7 @@ def test_two_data_sets_with_equal_metadata_are_told_apart_by_their_place(
 ) -> None:
     second = tmp_path / "second"
     shutil.copytree(place.data, second)
-    picture(50).save(second / "0.png")
+    noise_image(50).save(second / "0.png")
     place.fill()
     place.fill(dataset_base_path=second)
     first_values, second_values = place.values(), place.values(dataset_base_path=second)

@@ -27,7 +27,7 @@ from tests.support.stored_family import GUIDED, runs
 from tests.support.stored_place import (
     Place,
     change_weights,
-    picture,
+    noise_image,
     plain,
     together,
     write_place,
@@ -150,7 +150,7 @@ def test_the_negative_side_is_stored_only_for_a_task_that_asks_for_it(
 
 def test_a_sample_takes_little_more_than_the_tensors_that_cross(place: Place) -> None:
     for row in range(4):
-        picture(row, branch=96).save(place.data / f"{row}.png")
+        noise_image(row, branch=96).save(place.data / f"{row}.png")
     place.fill()
     sample = place.stored()
     cached_values = sum(tensor_bytes(sample.sample(row).values) for row in range(4))
@@ -262,7 +262,7 @@ def test_a_file_that_changes_after_its_key_was_made_stops_stage_1(
         if what == "vae":
             change_weights("vae", place)
         else:
-            picture(7).save(place.data / what)
+            noise_image(7).save(place.data / what)
         return load(*arguments, **named)
 
     with monkeypatch.context() as patch:

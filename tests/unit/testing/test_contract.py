@@ -416,8 +416,8 @@ def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
             assert (loaded.mode, loaded.size) == (value.mode, value.size)
             assert name == "first" or loaded.tobytes() == value.tobytes()
         elif name == "pictures":
-            assert [picture.tobytes() for picture in loaded] == [
-                picture.tobytes() for picture in value
+            assert [image.tobytes() for image in loaded] == [
+                image.tobytes() for image in value
             ]
         else:
             assert loaded == value, name

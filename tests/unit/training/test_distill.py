@@ -63,7 +63,7 @@ def loss(
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_student_that_ends_at_the_teachers_picture_costs_nothing_and_another_its_square(
+def test_a_student_that_ends_at_the_teachers_image_costs_nothing_and_another_its_square(
     count: int,
 ) -> None:
     assert loss(

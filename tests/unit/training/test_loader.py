@@ -172,7 +172,7 @@ def test_a_damaged_shard_is_named_from_any_process(filled: Place, workers: int) 
         path.write_bytes(whole)
 
 
-def test_a_picture_damaged_after_the_check_is_named_from_a_process(
+def test_an_image_damaged_after_the_check_is_named_from_a_process(
     filled: Place, tmp_path: Path
 ) -> None:
     source = unsplit_rows(filled)
@@ -247,8 +247,8 @@ def test_every_clip_is_stored_once_and_read_back_by_row_and_chunk(films: Place) 
     }
     assert latents[0, 0] == latents[2, 0] != latents[0, 1] == latents[2, 1]
     for row, chunk in unsplit.places:
-        picture = unsplit.source.sample(row, chunk).values["input_image"]
-        assert seconds(np.asarray(picture)[None]) == pytest.approx(
+        image = unsplit.source.sample(row, chunk).values["input_image"]
+        assert seconds(np.asarray(image)[None]) == pytest.approx(
             [5 * chunk / 15], abs=0.04
         )
 

@@ -223,11 +223,11 @@ def test_overwriting_removes_the_list_of_rows_that_the_run_left_out(
     tmp_path: Path,
 ) -> None:
     folder = project(tmp_path)
-    picture = (folder / "data/1.png").read_bytes()
+    image = (folder / "data/1.png").read_bytes()
     (folder / "data/1.png").write_bytes(b"no picture")
     out = train(folder, max_steps=1, on_bad_sample="skip")
     assert out / LIST in own(out)
-    (folder / "data/1.png").write_bytes(picture)
+    (folder / "data/1.png").write_bytes(image)
     run(
         config(
             folder,

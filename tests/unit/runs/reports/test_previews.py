@@ -55,8 +55,8 @@ def made(folder: Path) -> dict[str, bytes]:
 
 
 def pixels(path: Path) -> Any:
-    with Image.open(path) as picture:
-        return np.asarray(picture).astype(int)
+    with Image.open(path) as image:
+        return np.asarray(image).astype(int)
 
 
 def split(here: Path, place: Path, **changes: Any) -> Path:

@@ -24,7 +24,7 @@ class Latents(TypedDict):
     """(1, channels, height / 8, width / 8), fp32."""
 
 
-class Picture(TypedDict):
+class DecodedImage(TypedDict):
     """A generated picture."""
 
     image: Image.Image
@@ -50,6 +50,6 @@ def encode_image(
     }
 
 
-def decode(latents: Tensor, *, vae: Any, dtype: torch.dtype) -> Picture:
+def decode(latents: Tensor, *, vae: Any, dtype: torch.dtype) -> DecodedImage:
     """Latents, (1, channels, height / 8, width / 8) -> RGB picture."""
     return {"image": tensor_to_image(vae.decoder(latents.to(dtype)))}
