@@ -1,23 +1,83 @@
-"""Lines and progress bars on stderr, with secrets removed."""
+"""Log lines and progress bars on stderr, with secrets removed."""
 
+import logging
 import os
 import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 from tqdm import tqdm
 
 SECONDS_PER_LINE = 60.0
+TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""Format of lines in a file."""
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module, whose records hold no secrets.
+
+    Every logger of dstrain gets the filter, since a filter of a parent does not see the
+    records of its children; handlers of any program then see redacted text.
+    """
+    logger = logging.getLogger(name)
+    logger.addFilter(RECORD_FILTER)
+    return logger
+
+
+class RecordFilter(logging.Filter):
+    """Keeps the records of the main process, and removes secrets from them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Redact the message; return False in every process but the main one."""
+        record.msg, record.args = redacted(record.getMessage()), ()
+        return os.environ.get("RANK", "0") == "0"
+
+
+RECORD_FILTER = RecordFilter()
+
+
+class StderrHandler(logging.Handler):
+    """Writes lines to stderr, above the progress bars that are open."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line; information as it is, warnings marked as such."""
+        line = self.format(record)
+        if record.levelno > logging.INFO:
+            line = f"dstrain: {record.levelname.lower()}: {line}"
+        tqdm.write(line, file=sys.stderr)
+
+
+@contextmanager
+def logging_to_stderr() -> Iterator[None]:
+    """Show what dstrain logs on stderr, once, as the command line does."""
+    logger = logging.getLogger("dstrain")
+    level, handlers = logger.level, list(logger.handlers)
+    if not any(isinstance(handler, StderrHandler) for handler in handlers):
+        logger.addHandler(StderrHandler())
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+logger = get_logger(__name__)
 
 
 class Progress:
-    """Counts work done; a context manager. `total` and `done` are in the unit the title
-    names.
+    """A count of work done: a bar on a terminal, elsewhere a line a minute.
 
-    brief: what passes inside other work: its bar vanishes, and elsewhere than on a
-    terminal its end is not told.
+    Args:
+        title: What is counted.
+        total: The number of things to do.
+        done: How many of them were done before.
+        enabled: Whether to show anything; other processes than the main one do not.
+        brief: Whether it passes inside other work: its bar vanishes at the end, and
+            elsewhere than on a terminal no line says that it ended.
     """
 
     def __init__(
@@ -28,13 +88,11 @@ class Progress:
         enabled: bool = True,
         brief: bool = False,
     ) -> None:
-        self.title, self.total, self.done, self.first, self.brief = (
-            title,
-            total,
-            done,
-            done,
-            brief,
-        )
+        self.title = title
+        self.total = total
+        self.done = done
+        self.first = done
+        self.brief = brief
         self.terminal = sys.stderr.isatty()
         self.enabled = enabled
         self.bar = tqdm(
@@ -44,8 +102,9 @@ class Progress:
             disable=not (enabled and self.terminal),
             file=sys.stderr,
             leave=not brief,
+            dynamic_ncols=True,
         )
-        self.start = self.said = time.monotonic()
+        self.start = self.last_line = time.monotonic()
 
     def __enter__(self) -> "Progress":
         return self
@@ -57,7 +116,7 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         if self.enabled and not self.terminal and not self.brief and kind is None:
-            self._say()
+            self._log()
         self.bar.close()
 
     def step(self, note: str = "") -> None:
@@ -66,24 +125,21 @@ class Progress:
         if self.terminal:
             self.bar.set_postfix_str(note, refresh=False)
             self.bar.update()
-        elif self.enabled and time.monotonic() - self.said >= SECONDS_PER_LINE:
-            self._say(note)
+        elif self.enabled and time.monotonic() - self.last_line >= SECONDS_PER_LINE:
+            self._log(note)
 
-    def _say(self, note: str = "") -> None:
+    def _log(self, note: str = "") -> None:
         now = time.monotonic()
         rate = (self.done - self.first) / max(now - self.start, 1e-9)
-        left = (
-            f", {clock((self.total - self.done) / rate)} left"
-            if rate and self.done < self.total
-            else ""
-        )
-        words = f"{self.title} {self.done}/{self.total}, {rate:.2f}/s{left}"
-        print(f"{words} {note}".rstrip(), file=sys.stderr, flush=True)
-        self.said = now
+        words = f"{self.title} {self.done}/{self.total}, {rate:.2f}/s"
+        if rate and self.done < self.total:
+            words += f", {clock((self.total - self.done) / rate)} left"
+        logger.info(f"{words} {note}".rstrip())
+        self.last_line = now
 
 
 def clock(seconds: float) -> str:
-    """Seconds as m:ss, or h:mm:ss from an hour on."""
+    """Return seconds as m:ss, or h:mm:ss from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -133,16 +189,6 @@ def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
     for shape, instead in SHAPES:
         text = shape.sub(instead, text)
     return text
-
-
-def say(line: str) -> None:
-    """Print a line on standard error without the secrets in it."""
-    print(redacted(line), file=sys.stderr, flush=True)
-
-
-def warn(line: str) -> None:
-    """Print a warning on standard error without the secrets in it."""
-    say(f"dstrain: warning: {line}")
 
 
 def _values(environment: Mapping[str, str]) -> Iterator[str]:

@@ -5,12 +5,10 @@ is printed.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.console import redacted, say, warn
-from dstrain.distributed.world import ProcessGroup
+from dstrain.console import get_logger, redacted
 
 from tests.support.runs import project
 
@@ -175,10 +173,10 @@ def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
 
 
 def test_what_a_run_says_has_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    processes = ProcessGroup(SimpleNamespace(process_index=0, num_processes=1))
-    processes.say("writes out/hf_AbCdEfGhIjKlMnOpQrStUv")
-    say("reads in/hf_AbCdEfGhIjKlMnOpQrStUv")
-    warn("no in/hf_AbCdEfGhIjKlMnOpQrStUv")
+    logger = get_logger("dstrain.runs.loop")
+    logger.info("writes out/hf_AbCdEfGhIjKlMnOpQrStUv")
+    logger.info("reads in/%s", "hf_AbCdEfGhIjKlMnOpQrStUv")
+    logger.warning("no in/hf_AbCdEfGhIjKlMnOpQrStUv")
     assert (
         capsys.readouterr().err
         == "writes out/***\nreads in/***\ndstrain: warning: no in/***\n"

@@ -1,6 +1,8 @@
 """Progress: a bar on a terminal, a line a minute elsewhere, on the main process alone."""
 
 import io
+import logging
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +12,13 @@ import pytest
 import torch
 from dstrain import console as progress
 from dstrain.config.schema import GenerateConfig
-from dstrain.console import Progress, clock
+from dstrain.console import (
+    Progress,
+    StderrHandler,
+    clock,
+    get_logger,
+    logging_to_stderr,
+)
 from dstrain.generation.run import generate
 from dstrain.models.locate import find
 from dstrain.pipeline import loading
@@ -106,11 +114,10 @@ def test_time_is_told_in_minutes_and_hours(seconds: float, told: str) -> None:
 
 
 def test_a_component_that_takes_long_to_load_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "model")
     found = find(MODEL, configs(tmp_path / "model"), ["dit", "vae"])
-    told: list[str] = []
     for long, want in (
         (loading.LONG, []),
         (0.0, ["loaded dit in 0 s", "loaded vae in 0 s"]),
@@ -122,9 +129,8 @@ def test_a_component_that_takes_long_to_load_is_told_of(
             found,
             torch.device("cpu"),
             torch.float32,
-            say=told.append,
         )
-        assert told == want
+        assert caplog.messages == want
 
 
 def test_generate_shows_its_steps(
@@ -143,3 +149,64 @@ def test_generate_shows_its_steps(
     )
     assert "generate:   0%" in terminal.getvalue()
     assert "3/3" in terminal.getvalue()
+
+
+def test_a_script_without_settings_sees_warnings_alone(tmp_path: Path) -> None:
+    code = (
+        "from dstrain.console import get_logger\n"
+        "logger = get_logger('dstrain.runs.loop')\n"
+        "logger.info('step 1')\nlogger.warning('no hf_AbCdEfGhIjKlMnOpQrStUv')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "no ***\n"
+
+
+def test_a_program_can_silence_redirect_and_filter(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = logging.getLogger("dstrain.runs")
+    child = get_logger("dstrain.runs.loop")
+    own.setLevel(logging.ERROR)
+    try:
+        child.warning("silenced")
+    finally:
+        own.setLevel(logging.NOTSET)
+    child.info("token %s", "hf_AbCdEfGhIjKlMnOpQrStUv")
+    assert caplog.messages == ["token ***"]
+    assert capsys.readouterr().err == "token ***\n"
+
+
+def test_only_the_main_process_logs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    get_logger("dstrain.runs.loop").warning("a line")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_command_line_leaves_loggers_as_they_were() -> None:
+    logger = logging.getLogger("dstrain")
+    before = (logger.level, list(logger.handlers))
+    with logging_to_stderr(), logging_to_stderr():
+        assert sum(isinstance(h, StderrHandler) for h in logger.handlers) == 1
+    assert (logger.level, logger.handlers) == before
+
+
+def test_lines_are_written_above_open_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with Progress("train", 3) as bar, Progress("preview", 2, brief=True):
+        bar.step()
+        get_logger("dstrain.runs").info("preview a.png")
+    before, _, after = terminal.getvalue().partition("preview a.png\n")
+    assert before.removesuffix("\x1b[A").endswith("\r")  # the bars are cleared before the line
+    assert "train:" in after  # and drawn again below it
+
+
+def test_every_module_that_logs_uses_a_redacting_logger() -> None:
+    core = Path(progress.__file__).parent
+    plain = [
+        path
+        for path in core.rglob("*.py")
+        if "logging.getLogger(__name__)" in path.read_text()
+    ]
+    assert plain == []

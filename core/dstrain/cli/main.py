@@ -12,9 +12,11 @@ import click
 from dstrain.cli.commands import commands
 from dstrain.cli.errors import explain
 from dstrain.cli.options import LeftOut, shared_options
-from dstrain.console import redacted, warn
+from dstrain.console import get_logger, logging_to_stderr, redacted
 from dstrain.distributed.liveness import finish_in_peace, first_to_say
 from dstrain.errors import SystemFault, UsageError, nearest
+
+logger = get_logger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     caught: BaseException | None = None
     try:
-        _run(words)
+        with logging_to_stderr():
+            _run(words)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (Exception, KeyboardInterrupt) as error:
@@ -139,7 +142,7 @@ def _run_plugin_command(
     )
     offers = extensions.offered("dstrain_commands", click.Command, own)
     for reason in (*extensions.broken, *offers.broken):
-        warn(reason)
+        logger.warning(reason)
     command = offers.items.get(words[0])
     if command is None:
         known = [*own, *offers.items]

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.console import say, warn
 from dstrain.distributed.liveness import (
     ENDED,
     FAILED,
@@ -69,16 +68,6 @@ class ProcessGroup:
         return bool(
             self.total(torch.tensor(float(flag), device=self.accelerator.device)).item()
         )
-
-    def say(self, line: str) -> None:
-        """Print a line once, on the main process."""
-        if self.is_main:
-            say(line)
-
-    def warn(self, line: str) -> None:
-        """Print a warning once, on the main process."""
-        if self.is_main:
-            warn(line)
 
 
 @contextmanager

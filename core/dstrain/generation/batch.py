@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.schema import GenerateConfig
-from dstrain.console import Progress, say, warn
+from dstrain.console import Progress, get_logger
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
 from dstrain.data.dataset import DataConfig, check_rows
 from dstrain.data.images import Resolution
@@ -40,6 +40,9 @@ from dstrain.pipeline.sampling import Sampling, generate_task, plan_inference
 from dstrain.storage.files import lock, remove_leftovers, write_file, write_json
 from dstrain.storage.hashing import Digests, hashed
 from dstrain.training.distill import DIRECT_DISTILL, NOISE_COLUMNS
+
+logger = get_logger(__name__)
+
 
 SETTINGS = "generated.json"
 NAME_LENGTH = 16
@@ -89,7 +92,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         missing = {
             name: i for i, name in enumerate(job.files) if not (folder / name).is_file()
         }
-        say(f"{len(job.files)} rows, {len(missing)} to make; {folder}")
+        logger.info(f"{len(job.files)} rows, {len(missing)} to make; {folder}")
         digests.save()
         _copy_inputs(job, folder)
         pipeline = source.load() if missing else None
@@ -158,7 +161,7 @@ def _columns(
     for name in table.columns:
         if name not in columns and name not in DIRECT_DISTILL.inputs:
             what = f"column {name!r} decides nothing of what is made, and is copied as it is"
-            warn(f"{table.path}: {what}")
+            logger.warning(f"{table.path}: {what}")
     return columns | {
         name: column for name, column in NOISE_COLUMNS.items() if name in table.columns
     }

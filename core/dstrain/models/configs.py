@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dstrain.console import warn
+from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault
 from dstrain.models.components import Component, Files
 from dstrain.models.hub import Origin, fetch, offline
 from dstrain.models.hub_record import Record
 from dstrain.models.weights import Weights, header
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _fetch_json(sought: Sought) -> bool:
         except StateError:
             continue
         except SystemFault as fault:
-            warn(f"{fault.where}: {fault.what}")
+            logger.warning(f"{fault.where}: {fault.what}")
             return False
     return False
 

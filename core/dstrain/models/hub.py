@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from dstrain.config.schema import Hub
-from dstrain.console import say, warn
+from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, SystemFault, UsageError
 from dstrain.models.hub_clients import CLIENTS, Client, HubFault, Listing
 from dstrain.models.hub_record import (
@@ -28,6 +28,9 @@ from dstrain.models.hub_record import (
     select,
 )
 from dstrain.storage.files import LOCK, lock
+
+logger = get_logger(__name__)
+
 
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
 OFFLINE_VARIABLES = ("DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD")
@@ -196,7 +199,7 @@ def _fetch(origin: Origin, pattern: str, client: Client) -> list[str]:
         names = find_here(origin, pattern, companions=False)
         if fault.kind != "transport" or not names:
             raise _error(fault, origin, asked, client) from fault
-        warn(
+        logger.warning(
             f"{origin.named}: {origin.hub} cannot be reached; what is here is used: {fault.reason}"
         )
     except DstrainError:
@@ -304,7 +307,7 @@ def _bring(record: Record, names: list[str], client: Client, origin: Origin) -> 
             help_line,
         )
     if names:
-        say(
+        logger.info(
             f"dstrain: fetching {len(names)} files, {total:,} bytes, of {origin.named} from {origin.hub} to {folder}"
         )
     new: dict[str, Kept] = {}
@@ -312,7 +315,7 @@ def _bring(record: Record, names: list[str], client: Client, origin: Origin) -> 
         for number, name in enumerate(names, 1):
             size = record.tree[name].size
             if size >= TOLD:
-                say(
+                logger.info(
                     f"dstrain: fetching {name}, {size:,} bytes ({number} of {len(names)})"
                 )
             new[name] = _one(record, name, client, folder)
@@ -408,7 +411,9 @@ def _alone(folder: Path) -> Iterator[None]:
             except StateError as busy:
                 if not told and time.monotonic() - started > PATIENCE:
                     told = True
-                    say(f"dstrain: waiting: {busy.where} {busy.what}, which fetches")
+                    logger.info(
+                        f"dstrain: waiting: {busy.where} {busy.what}, which fetches"
+                    )
                 time.sleep(0.2)
         yield
 

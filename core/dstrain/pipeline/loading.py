@@ -1,16 +1,20 @@
 """Load the components of a pipeline from the files found."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dstrain.console import get_logger
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.preset import merge_preset
 from dstrain.models.locate import Found
 from dstrain.registry.family import ModelFamily
+
+logger = get_logger(__name__)
+
 
 LONG = 2.0
 """Seconds from which on the loading of a component is told."""
@@ -33,12 +37,9 @@ def load_components(
     device: torch.device,
     dtype: torch.dtype,
     full_precision: Iterable[str] = (),
-    say: Callable[[str], None] | None = None,
 ) -> LoadedComponents:
     """Load what was found, frozen and in eval mode; components named in
     `full_precision` are loaded in fp32.
-
-    say: is told of each preset, and of each component that takes long.
     """
     by_name = {component.name: component for component in family.load("components")}
     configs = {
@@ -57,9 +58,8 @@ def load_components(
             module = module.requires_grad_(False).eval().to(device)
             if files.preset is not None:
                 merge_preset(module, name, files.preset, family, spec)
-                if say is not None:
-                    say(f"preset {files.preset} merged into {name}")
+                logger.info(f"preset {files.preset} merged into {name}")
         components[name] = module
-        if say is not None and time.monotonic() - start >= LONG:
-            say(f"loaded {name} in {time.monotonic() - start:.0f} s")
+        if time.monotonic() - start >= LONG:
+            logger.info(f"loaded {name} in {time.monotonic() - start:.0f} s")
     return LoadedComponents(components, configs)

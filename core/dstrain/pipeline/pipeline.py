@@ -2,7 +2,7 @@
 inference run the same units.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.console import warn
+from dstrain.console import get_logger
 from dstrain.errors import UsageError
 from dstrain.graph.plan import POSITIVE, Plan, Step, make_plan, value_key
 from dstrain.graph.schedule import ConstrainLatents, LatentConstraint
@@ -38,6 +38,8 @@ from dstrain.pipeline.variants import Hints, choose_variant
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
+
+logger = get_logger(__name__)
 
 
 @dataclass
@@ -113,12 +115,9 @@ class Pipeline:
         device: torch.device,
         dtype: torch.dtype,
         full_precision: Iterable[str] = (),
-        say: Callable[[str], None] | None = None,
     ) -> "Pipeline":
         """Load the files found; see `load_components` for the arguments."""
-        loaded = load_components(
-            family, spec, found, device, dtype, full_precision, say
-        )
+        loaded = load_components(family, spec, found, device, dtype, full_precision)
         return cls(
             spec,
             family,
@@ -150,7 +149,7 @@ class Pipeline:
                 self.files.get(lora.component),
             )
             for line in (*lora.notes, *recorded):
-                warn(line)
+                logger.warning(line)
             module = self.components[lora.component]
             add_layers(
                 module,

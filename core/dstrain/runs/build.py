@@ -94,7 +94,7 @@ def prepare(
     check_lora_file(config.lora_checkpoint)
     placed = starts.in_place(found)
     pipeline = Pipeline.from_found(
-        setup.family, setup.spec, placed, setup.device, setup.dtype, full, processes.say
+        setup.family, setup.spec, placed, setup.device, setup.dtype, full
     )
     pipeline.autocast = setup.dtype if setup.mixed_precision != "no" else None
     module = module_class(pipeline, setup.task, setup.timestep_sampler, setup.stage)

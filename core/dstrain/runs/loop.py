@@ -9,7 +9,7 @@ from itertools import islice
 
 import torch
 
-from dstrain.console import Progress
+from dstrain.console import Progress, get_logger
 from dstrain.distributed.signals import asked_to_stop
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory
@@ -19,7 +19,7 @@ from dstrain.runs.job import TrainingRun, place
 from dstrain.runs.reports.metrics import StepLog
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import Tally
-from dstrain.runs.resolve import warn
+from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
 from dstrain.training.batch import Batch
@@ -32,6 +32,8 @@ from dstrain.training.memory import (
 )
 from dstrain.training.module import TrainingModule
 from dstrain.training.order import MicroBatch, split_across_ranks
+
+logger = get_logger(__name__)
 
 
 def train(
@@ -46,7 +48,7 @@ def train(
     outputs.refuse_unfit()
     if setup.stage != "train":
         read_samples(setup, processes)
-    warn(setup, processes)
+    log_warnings(setup)
     with outputs.opened():
         samples = open_training_data(setup, processes)
         previews = open_previews(setup, samples)
@@ -86,7 +88,7 @@ def run_steps(run: TrainingRun, outputs: Outputs, previews: Previews) -> None:
             if run.processes.any(asked()) and run.step < run.steps:
                 outputs.stop(run, saved)
     if tally.steps:
-        run.processes.say(tally.told(peak_memory()))
+        logger.info(tally.told(peak_memory()))
 
 
 def steps(run: TrainingRun) -> Iterator[dict[str, float]]:
@@ -198,7 +200,7 @@ def warn_without_gradient(run: TrainingRun) -> None:
         if parameter.grad is None
     ]
     if names:
-        run.processes.warn(
+        logger.warning(
             f"no gradient reaches {len(names)} parameters: {', '.join(names[:3])}, ..."
         )
 

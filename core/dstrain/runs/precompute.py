@@ -12,7 +12,7 @@ import torch
 
 from dstrain.cache.keys import value_keys
 from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.console import Progress
+from dstrain.console import Progress, get_logger
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.plan import Plan, Step
@@ -22,7 +22,7 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.feature_plan import plan_about, plan_identity
 from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews, preview_line
-from dstrain.runs.resolve import warn
+from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.storage.files import lock
@@ -30,6 +30,8 @@ from dstrain.storage.hashing import Digests
 from dstrain.training.batch import Sample
 from dstrain.training.loader import Rows, load_batches
 from dstrain.training.order import MicroBatch, row_starts
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
     not computed again.
     """
     read_samples(setup, processes)
-    warn(setup, processes)
+    log_warnings(setup)
     if processes.is_main:
         with lock(setup.cache_path):
             FeatureCache.create(setup.cache_path)
@@ -110,7 +112,7 @@ def _fill(setup: Setup, processes: ProcessGroup, keyed: Keyed) -> None:
     store = FeatureCache.open(setup.cache_path)
     work = list(missing_work(keyed.all_rows, store))
     more = f" and {len(keyed.previews)} previews" if keyed.previews else ""
-    processes.say(
+    logger.info(
         f"{len(keyed.rows)} rows{more}, {len(work)} to compute; feature store {setup.cache_path}"
     )
     processes.wait()  # before anyone adds to the store, so that all list, and divide, the same work
@@ -121,7 +123,6 @@ def _fill(setup: Setup, processes: ProcessGroup, keyed: Keyed) -> None:
             keyed.found,
             setup.device,
             setup.dtype,
-            say=processes.say,
         )
         for files in keyed.found.files.values():
             keyed.digests.check_unchanged(files.paths)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from dstrain.cache.store import FeatureCache
 from dstrain.config.fields import flags, split_commas
 from dstrain.config.schema import TrainConfig
+from dstrain.console import get_logger
 from dstrain.data.dataset import columns_read, find_metadata
 from dstrain.data.metadata import read_metadata
-from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Measured
 from dstrain.graph.plan import Plan, make_plan
@@ -32,6 +32,8 @@ from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import Extensions, load_extensions
 from dstrain.runs.setup import Setup
 from dstrain.training.distill import OWN_TASKS
+
+logger = get_logger(__name__)
 
 
 def check_preset(setup: Setup) -> None:
@@ -310,16 +312,16 @@ def trainables_of(config: TrainConfig, family: ModelFamily) -> Trainables:
     )
 
 
-def warn(setup: Setup, processes: ProcessGroup) -> None:
+def log_warnings(setup: Setup) -> None:
     """Name the plugins that were left out because they are broken, and the data set's
     columns that nobody reads.
     """
     for reason in setup.extensions.broken:
-        processes.warn(f"{reason}")
+        logger.warning(f"{reason}")
     if setup.stage == "train":
         return
     if not setup.stage and setup.config.feature_cache is not None:
-        processes.warn(
+        logger.warning(
             f"--feature_cache is not used in one piece; it is by --task {setup.task.name}:train"
         )
     shown = [
@@ -330,11 +332,11 @@ def warn(setup: Setup, processes: ProcessGroup) -> None:
     ]
     short = [frames for frames in shown if frames < setup.config.num_frames]
     if short:
-        processes.warn(
+        logger.warning(
             f"{len(short)} of {len(shown)} clips have fewer than --num_frames "
             f"{setup.config.num_frames} frames; the shortest has {min(short)}"
         )
     for name in setup.dataset.unread_columns:
-        processes.warn(
+        logger.warning(
             f"{setup.dataset.table.path}: column {name!r} is read by no input of this variant"
         )

@@ -15,6 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 
 from dstrain.config.schema import Precision, TrainConfig
 from dstrain.config.validation import validate
+from dstrain.console import get_logger
 from dstrain.distributed.world import ProcessGroup, distributed_run
 from dstrain.errors import UsageError
 from dstrain.graph.render import as_text
@@ -27,6 +28,8 @@ from dstrain.runs.resolve import _inputs, resolve
 from dstrain.runs.setup import Setup
 from dstrain.training.memory import STAGE_1_ADVICE, oom_as_error
 from dstrain.training.module import TrainingModule
+
+logger = get_logger(__name__)
 
 
 @contextmanager
@@ -109,7 +112,7 @@ def warn_of_one_process(processes: ProcessGroup) -> None:
         and "MASTER_PORT" in os.environ
         and "WORLD_SIZE" not in os.environ
     ):
-        processes.warn(
+        logger.warning(
             "the launcher was told to start several processes and started one; on CPUs: "
             "ACCELERATE_USE_CPU=1 torchrun --nproc_per_node N -m dstrain ..."
         )

@@ -6,11 +6,15 @@ from contextlib import nullcontext
 
 import torch
 
+from dstrain.console import get_logger
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import SystemFault
 from dstrain.runs.setup import Setup
 from dstrain.storage.files import lock, write_file
 from dstrain.storage.hashing import hashed
+
+logger = get_logger(__name__)
+
 
 LIST = "bad_samples.jsonl"
 
@@ -43,7 +47,7 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
         bad = len({fault.row for fault in dataset.left_out})
         where = f", listed in {setup.list_folder / LIST}" if bad else ""
         seconds = time.monotonic() - start
-        processes.say(
+        logger.info(
             f"{bad} of {len(dataset.table.rows)} rows are left out{where}; the files were checked in {seconds:.1f} s"
         )
 

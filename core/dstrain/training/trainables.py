@@ -6,12 +6,14 @@ from pathlib import Path
 
 from torch import nn
 
-from dstrain.console import warn
+from dstrain.console import get_logger
 from dstrain.errors import UsageError, nearest
 from dstrain.lora.layers import LoraConfig, Trainables, inject, load_layers
 from dstrain.lora.names import matching_names, shapes_of
 from dstrain.lora.reader import read_lora
 from dstrain.pipeline.pipeline import Pipeline
+
+logger = get_logger(__name__)
 
 
 def start_from_lora(
@@ -32,7 +34,7 @@ def start_from_lora(
             optional_layers,
         ):
             for note in lora.notes:
-                warn(note)
+                logger.warning(note)
             load_layers(
                 network, lora.layers, lora_config, str(path), optional_layers[component]
             )

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.runs.resolve import warn
+from dstrain.runs.resolve import log_warnings
 
 
 def setup_of(stage: str, **changes: Any) -> Any:
@@ -53,13 +53,10 @@ def setup_of(stage: str, **changes: Any) -> Any:
     ],
 )
 def test_a_warning_says_and_neither_waits_nor_takes_a_lock(
-    stage: str, more: list[str]
+    stage: str, more: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: list[str] = []
-    processes: Any = SimpleNamespace(
-        warn=said.append
-    )  # all else that a run shares with other processes is not there
-    warn(setup_of(stage, feature_cache="cache"), processes)
+    log_warnings(setup_of(stage, feature_cache="cache"))
+    said = caplog.messages
     assert len(said) == 1 + len(more)
     assert all(
         words in line

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dstrain.config.fields import split_commas
 from dstrain.config.serialize import write_resolved
+from dstrain.console import get_logger
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, Interrupted, StateError, UsageError
 from dstrain.lora.export import save_lora_for
@@ -51,6 +52,8 @@ from dstrain.storage.hashing import hashed
 
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingRun
+
+logger = get_logger(__name__)
 
 
 RECIPE = ("task", "batch_size", "gradient_accumulation_steps", *DECISIVE)
@@ -158,7 +161,7 @@ class Outputs:
             self.whole = frozenset(
                 one for one in states(self.folder) if one.samefile(path)
             )
-            self.processes.say(f"resumed at step {run.step} from {path}")
+            logger.info(f"resumed at step {run.step} from {path}")
         announce(run, self.folder)
         self.processes.wait()
         if self.processes.is_main and config.overwrite:

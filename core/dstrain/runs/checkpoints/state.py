@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dstrain.console import warn
+from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import (
     UNTOUCHED,
@@ -30,6 +30,9 @@ from dstrain.storage.files import (
 )
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors, sealed, write_tensors
+
+logger = get_logger(__name__)
+
 
 FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
 FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
@@ -171,7 +174,7 @@ def newest_state(output: Path) -> Path:
         reason = damage(folder)
         if not reason:
             for line in passed:
-                warn(f"passed over: {line}")
+                logger.warning(f"passed over: {line}")
             return folder
         passed.append(f"{folder}: {reason}")
     raise StateError(

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from dstrain.console import warn
+from dstrain.console import get_logger
 from dstrain.errors import SystemFault
 from dstrain.registry.hooks import Extensions
 from dstrain.runs.checkpoints.directory import LOG, SAME_LOG
 from dstrain.storage.files import write_file
 from dstrain.training.memory import peak_memory
+
+logger = get_logger(__name__)
+
 
 COLUMNS = (
     "step",
@@ -69,7 +72,7 @@ class StepLog:
             return
         row = {"memory_gib": peak_memory(), **numbers}
         for reason in self.extensions.step_end(int(row["step"]), row):
-            warn(reason)
+            logger.warning(reason)
         texts = [_short(row[name]) for name in COLUMNS]
         for file, line in zip(self._files, (_csv(texts), _json(texts)), strict=True):
             try:

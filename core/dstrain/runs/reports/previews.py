@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dstrain.console import Progress
+from dstrain.console import Progress, get_logger
 from dstrain.data.output import write
 from dstrain.errors import DstrainError
 from dstrain.models.locate import Found
@@ -36,6 +36,8 @@ from dstrain.training.loader import Rows, StoredRows
 
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingData, TrainingRun
+
+logger = get_logger(__name__)
 
 
 Asked = Callable[[], bool]
@@ -106,7 +108,6 @@ class Previews:
             lacking,
             setup.device,
             setup.dtype,
-            say=run.processes.say,
         )
         # A pipeline of its own: with one more expert loaded, training would choose
         # between them.
@@ -181,7 +182,7 @@ class Previews:
             if not self.noted:
                 self._note(run.step)
         except (OSError, DstrainError) as error:
-            run.processes.warn(f"no previews in {self.folder}: {_reason(error)}")
+            logger.warning(f"no previews in {self.folder}: {_reason(error)}")
             return
         paths = {
             number: self.path(run.step, number) for number in range(len(self.plans))
@@ -198,13 +199,13 @@ class Previews:
             for number, path in missing.items():
                 try:
                     write(self._made(number, progress, asked), path)
-                    run.processes.say(f"preview {path}")
+                    logger.info(f"preview {path}")
                 except Stopped:
                     return
                 except (
                     Exception
                 ) as error:  # whatever it is, it is no reason to lose the training
-                    run.processes.warn(f"no preview {path}: {_reason(error)}")
+                    logger.warning(f"no preview {path}: {_reason(error)}")
         if self.setup.device.type == "cuda":
             torch.cuda.empty_cache()  # other shapes than a training step's
 

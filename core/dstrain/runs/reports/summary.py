@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dstrain.console import clock
+from dstrain.console import clock, get_logger
 from dstrain.errors import DstrainError, StateError
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
@@ -28,6 +28,8 @@ from dstrain.training.order import EXCLUDED
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingRun
 
+logger = get_logger(__name__)
+
 
 GROUPS_TOLD = 3
 LOSSES_TOLD = 20
@@ -39,29 +41,24 @@ not texts.
 
 def announce(run: "TrainingRun", folder: Path) -> None:
     """Say what is trained on what, for how long, and where it goes."""
-    module, say, setup, config = (
-        run.module,
-        run.processes.say,
-        run.setup,
-        run.setup.config,
-    )
+    module, setup, config = run.module, run.setup, run.setup.config
     count = sum(parameter.numel() for parameter in module.trained_parameters)
     total = sum(parameter.numel() for parameter in module.networks.parameters())
-    say(
+    logger.info(
         f"device {setup.device}, mixed precision {setup.mixed_precision}, {run.processes.size} process(es)"
     )
-    say(
+    logger.info(
         f"trains {', '.join(module.trained.components)}: {count:,} parameters, {count / total:.1%} of those in a step"
     )
     for component, matched_modules in module.trained.matched_modules.items():
-        say(
+        logger.info(
             f"LoRA on {component}: "
             + ", ".join(
                 f"{pattern} x{number}" for pattern, number in matched_modules.items()
             )
         )
     if module.trained.unused_parameters:
-        say(
+        logger.info(
             f"frozen, since no loss reaches them: {len(module.trained.unused_parameters)} parameters"
         )
     limit = "--max_steps" if run.steps == config.max_steps else "--num_epochs"
@@ -70,13 +67,13 @@ def announce(run: "TrainingRun", folder: Path) -> None:
         if config.max_steps and config.num_epochs
         else ""
     )
-    say(
+    logger.info(
         f"{samples_told(run)} x {run.order.repeat}, {run.order.steps} steps an epoch; runs to step {run.steps}, "
         f"{run.steps / run.order.steps:.4g} epochs{limit}"
     )
     sizes = ", ".join(f"{number} of {size}" for size, number in groups_told(run))
     if sizes:
-        say(f"sizes: {sizes}")
+        logger.info(f"sizes: {sizes}")
     warmup = (
         f" after {config.lr_warmup_steps} steps of warm-up"
         if config.lr_warmup_steps
@@ -85,7 +82,7 @@ def announce(run: "TrainingRun", folder: Path) -> None:
     size = f"{run.processes.size} process(es) x {config.batch_size}"
     accumulated = f"{config.gradient_accumulation_steps} accumulated"
     rate = f"{config.learning_rate:g}, {config.lr_scheduler}{warmup}"
-    say(
+    logger.info(
         f"batch: {size} x {accumulated} = {run.order.size} samples a step; "
         f"learning rate {rate}; seed {config.seed}"
     )
@@ -95,10 +92,10 @@ def announce(run: "TrainingRun", folder: Path) -> None:
             if config.preview_steps
             else "with each save"
         )
-        say(
+        logger.info(
             f"previews of {len(config.preview_prompt)} prompt(s) at the start and {every}, in {folder / PREVIEWS}"
         )
-    say(f"writes {folder}")
+    logger.info(f"writes {folder}")
 
 
 def samples_told(run: "TrainingRun") -> str:
@@ -181,11 +178,11 @@ class Tally:
 def conclude(run: "TrainingRun", folder: Path, weights: Sequence[Path]) -> None:
     """Say where the weights are and how to try them."""
     if not weights:
-        run.processes.say(
+        logger.info(
             f"nothing left to do: {folder} is at step {run.step} of {run.steps}"
         )
         return
-    run.processes.say("weights: " + ", ".join(str(path) for path in weights))
+    logger.info("weights: " + ", ".join(str(path) for path in weights))
     by_component = dict(zip(run.module.trained.components, weights, strict=True))
     loras = {
         name: path
@@ -198,9 +195,7 @@ def conclude(run: "TrainingRun", folder: Path, weights: Sequence[Path]) -> None:
         preset is not None and preset.component not in full
     ):  # trained in full, the weights have it in them
         loras = {"preset": preset.path, **loras}
-    run.processes.say(
-        "try them: " + generate_command(run.setup, run.found, full, loras)
-    )
+    logger.info("try them: " + generate_command(run.setup, run.found, full, loras))
 
 
 def files_needed(spec: PipelineSpec) -> tuple[str, ...]:
