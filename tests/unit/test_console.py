@@ -198,7 +198,9 @@ def test_lines_are_written_above_open_bars(monkeypatch: pytest.MonkeyPatch) -> N
         bar.step()
         get_logger("dstrain.runs").info("preview a.png")
     before, _, after = terminal.getvalue().partition("preview a.png\n")
-    assert before.removesuffix("\x1b[A").endswith("\r")  # the bars are cleared before the line
+    assert before.removesuffix("\x1b[A").endswith(
+        "\r"
+    )  # the bars are cleared before the line
     assert "train:" in after  # and drawn again below it
 
 

@@ -79,9 +79,9 @@ def run_steps(run: TrainingRun, outputs: Outputs, previews: Previews) -> None:
         for numbers in outputs.watched(steps(run)):
             log.add(numbers)
             tally.add(numbers)
+            # Short, so that a terminal of 80 columns has room for the bar.
             progress.step(
-                f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e} "
-                f"{numbers['samples_per_second']:.2f} samples/s"
+                f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}"
             )
             saved = outputs.save_if_due(run, int(numbers["epoch"]))
             previews.make_if_due(run, saved, asked)
