@@ -194,8 +194,8 @@ made.
 MEGABYTES = 100
 """What a bomb may make the memory grow by; decoded, each would take 250 and more."""
 COLUMNS = {
-    "image": Column("image", "picture", multiple=8),
-    "clip": Column("clip", "frames", multiple=8),
+    "image": Column("image", "image", multiple=8),
+    "clip": Column("clip", "video", multiple=8),
 }
 
 

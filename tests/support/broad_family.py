@@ -13,9 +13,9 @@ from tests.support import family
 
 COLUMNS = MappingProxyType(
     {
-        "edit_image": Column("edit_image", "pictures", multiple=8),
-        "mask": Column("mask", "picture", mode="L"),
-        "clip": Column("clip", "frames", multiple=8, frame_multiple=4, fps=15.0),
+        "edit_image": Column("edit_image", "images", multiple=8),
+        "mask": Column("mask", "image", mode="L"),
+        "clip": Column("clip", "video", multiple=8, frame_multiple=4, fps=15.0),
         "tags": Column("tags", "texts"),
         "seed": Column("seed", "integer"),
         "strength": Column("strength", "number"),

@@ -212,7 +212,7 @@ def build(variant: str) -> PipelineSpec:
             {
                 "prompt": Column("prompt"),
                 "negative_prompt": InferenceOnly(),
-                "input_image": Column("image", "picture", multiple=8),
+                "input_image": Column("image", "image", multiple=8),
                 "height": Measured("input_image", "height"),
                 "width": Measured("input_image", "width"),
                 **({"mood": Column("mood")} if variant == "other" else {}),

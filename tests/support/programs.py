@@ -34,12 +34,12 @@ INPUTS = MappingProxyType(
         "prompt": Column("prompt"),
         "negative_prompt": Column("negative"),
         "number": Column("number", "integer"),
-        "picture": Column("image", "picture"),
+        "picture": Column("image", "image"),
         "height": Measured("picture", "height"),
     }
 )
 TENSORS = ("tensor", "tokens", "token_list", "list", "record")
-OTHERS = ("str", "int", "float", "bool", "maybe", "picture", "frames")
+OTHERS = ("str", "int", "float", "bool", "maybe", "image", "video")
 """Kinds that samples of one batch need not agree in: what reads them in a batch is
 given batches of 1.
 """
@@ -89,8 +89,8 @@ MAKE: Mapping[str, Callable[[Tensor], Any]] = MappingProxyType(
         "float": lambda hidden: float(hidden.detach().sum()),
         "bool": lambda hidden: whole(hidden) % 2 == 0,
         "maybe": lambda hidden: hidden if whole(hidden) % 2 else None,
-        "picture": lambda hidden: Image.fromarray(pixels(hidden).view(2, 2).numpy()),
-        "frames": lambda hidden: Frames(
+        "image": lambda hidden: Image.fromarray(pixels(hidden).view(2, 2).numpy()),
+        "video": lambda hidden: Frames(
             pixels(hidden)[None, :, None, None].expand(1, 4, 1, 3).contiguous(),
             25.0 + whole(hidden) % 5,
         ),
@@ -247,7 +247,7 @@ def plans(made: Program) -> list[Plan]:
 def draw_program(draw: random.Random) -> Program:
     batch_size, kinds = (
         draw.choice((1, 1, 2, 3, 4)),
-        {"prompt": "str", "number": "int", "picture": "picture", "height": "int"},
+        {"prompt": "str", "number": "int", "picture": "image", "height": "int"},
     )
     units, padded = [], {}
     for i in range(draw.randint(2, 7)):

@@ -152,9 +152,9 @@ def build(variant: str) -> PipelineSpec:
         "prompt": Column("prompt"),
         "negative_prompt": Column("negative_prompt"),
         "label": Column("label"),
-        "input_image": Column("image", "picture", multiple=8),
-        "reference": Column("reference", "picture", mode="RGBA", multiple=8),
-        "references": Column("references", "pictures", multiple=8),
+        "input_image": Column("image", "image", multiple=8),
+        "reference": Column("reference", "image", mode="RGBA", multiple=8),
+        "references": Column("references", "images", multiple=8),
         "height": Measured("input_image", "height"),
     }
     return PipelineSpec(

@@ -19,7 +19,7 @@ from dstrain.data.metadata import Written, text_fault
 from dstrain.data.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
 from dstrain.data.videos import Video, read_frames, read_images
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain.graph.inputs import Column, stored_kind
 from dstrain.storage.hashing import Digests, hashed
 
 
@@ -43,7 +43,7 @@ class Cell:
     @property
     def frames(self) -> int:
         """How many frames are loaded; 1 for a picture."""
-        return len(dict(self.parameters)["frames"]) if self.kind == "frames" else 1
+        return len(dict(self.parameters)["frames"]) if self.kind == "video" else 1
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -53,7 +53,7 @@ class Cell:
         sizes: tuple[tuple[int, int], ...] = dict(self.parameters).get("sizes", ())
         return (
             tuple((self.frames, *size) for size in sizes)
-            if self.kind == "frames"
+            if self.kind == "video"
             else sizes
         )
 
@@ -72,7 +72,7 @@ def load_cell(cell: Cell) -> Any:
         load_image(Path(file), parameters["mode"], size)
         for file, size in zip(cell.files, parameters["sizes"], strict=True)
     ]
-    return images if cell.kind == "pictures" else images[0]
+    return images if cell.kind == "images" else images[0]
 
 
 def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
@@ -81,7 +81,7 @@ def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
         pixels = read_images(paths, size)
     else:
         pixels = read_frames(paths[0], parameters["frames"], size)
-    if cell.kind == "picture":
+    if cell.kind == "image":
         return convert(Image.fromarray(pixels[0]), parameters["mode"])
     from torch import from_numpy  # late: a data set is checked without torch
 
@@ -182,7 +182,7 @@ class Footage:
             ("source", "pictures" if self.video.files else "video"),
             ("frames", tuple(range(len(frames))) if self.video.files else frames),
         ]
-        if self.column.kind == "frames":
+        if self.column.kind == "video":
             parameters.append(("fps", self.column.fps or self.video.fps))
         return Cell(self.column.kind, None, files, tuple(parameters), self.size)
 
@@ -202,11 +202,9 @@ def file_names(value: Written, column: Column) -> list[str]:
     """
     if isinstance(value, str) and not value.strip():
         return []
-    if column.kind in ("picture", "frames"):
+    if column.kind in ("image", "video"):
         if not isinstance(value, str):
-            raise ValueError(
-                f"is a list, but one {'picture' if column.kind == 'picture' else 'video'} is read here"
-            )
+            raise ValueError(f"is a list, but one {column.kind} is read here")
         return [value]
     names = texts(value)
     if not all(name.strip() for name in names):
@@ -253,8 +251,8 @@ def input_key(cell: Cell, digests: Digests) -> str:
     """The key of an input: its text or number, or the bytes of its files and how they
     are loaded.
     """
+    kind = stored_kind(cell.kind)
     if not cell.files:
-        return hashed("literal", [cell.kind, cell.literal])
-    return hashed(
-        "files", [cell.kind, [digests.of(file) for file in cell.files], cell.parameters]
-    )
+        return hashed("literal", [kind, cell.literal])
+    contents = [digests.of(file) for file in cell.files]
+    return hashed("files", [kind, contents, cell.parameters])

@@ -275,7 +275,7 @@ def _completed(column: Column, others: Iterable[Column]) -> Column:
         (
             other
             for other in others
-            if other.kind == "frames" and other.name == column.name
+            if other.kind == "video" and other.name == column.name
         ),
         None,
     )
@@ -369,7 +369,7 @@ def _list_hint(name: str, column: Column, fault: str) -> str:
     if fault.startswith("no such file") and any(sign in name for sign in ",;|["):
         return (
             '; a list is written ["a.png", "b.png"]'
-            if column.kind == "pictures"
+            if column.kind == "images"
             else "; one file is read here"
         )
     return ""

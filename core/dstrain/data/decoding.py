@@ -20,6 +20,7 @@ from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.data.metadata import Fault
 from dstrain.errors import UsageError
+from dstrain.graph.inputs import stored_kind
 from dstrain.storage.files import write_json
 from dstrain.storage.hashing import SETTLED, file_mark, hashed
 
@@ -89,7 +90,9 @@ def _cells(dataset: Dataset, reads: Reads) -> Iterator[tuple[int, str, str]]:
                 yield (
                     number,
                     name,
-                    hashed("cell", [cell.kind, cell.files, cell.parameters]),
+                    hashed(
+                        "cell", [stored_kind(cell.kind), cell.files, cell.parameters]
+                    ),
                 )
 
 

@@ -71,7 +71,7 @@ def _value(
     name: str, written: Sequence[str], source: Input, config: GenerateConfig
 ) -> Any:
     kind = _kind(source)
-    many = kind in ("pictures", "texts")
+    many = kind in ("images", "texts")
     if len(written) > 1 and not many:
         raise UsageError(
             "--input", f"{name} is one value, and is given {len(written)} times"

@@ -4,17 +4,28 @@ variant.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
-Kind = Literal["text", "texts", "integer", "number", "picture", "pictures", "frames"]
-FILE_KINDS = frozenset({"picture", "pictures", "frames"})
+Kind = Literal["text", "texts", "integer", "number", "image", "images", "video"]
+FILE_KINDS = frozenset({"image", "images", "video"})
+STORED_KINDS = MappingProxyType(
+    {"image": "picture", "images": "pictures", "video": "frames"}
+)
+"""Kind -> the word that cache keys and shard headers have for it. Keys change once, with
+the next format; until then the words that are stored stay."""
+
+
+def stored_kind(kind: str) -> str:
+    """Return the word that stored keys have for a kind."""
+    return STORED_KINDS.get(kind, kind)
 
 
 @dataclass(frozen=True)
 class Column:
     """An input read from the data set's column `name`.
 
-    kind: `picture` and `frames` name a file, `pictures` a list of them; the others are
+    kind: `image` and `video` name a file, `images` a list of them; the others are
     the cell itself, `texts` a list. pick: for a picture taken from a video's column,
     which frame. mode: the colour mode a picture is converted to (Pillow's names).
     multiple: resize pictures and frames by --height, --width, --max_pixels to sides
@@ -45,7 +56,7 @@ class Column:
     @property
     def from_video(self) -> bool:
         """Whether it names a video, whose frames or one frame of which are loaded."""
-        return self.kind == "frames" or bool(self.frame)
+        return self.kind == "video" or bool(self.frame)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ KINDS_OF_COLUMNS = MappingProxyType(
         "texts": "list[str]",
         "integer": "int",
         "number": "float",
-        "picture": "picture",
-        "pictures": "list[picture]",
-        "frames": "frames",
+        "image": "image",
+        "images": "list[image]",
+        "video": "video",
     }
 )
 

@@ -19,12 +19,12 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "family": plan.family,
         "variant": plan.variant,
         "task": plan.task,
-        "sides": list(plan.branches),
+        "branches": list(plan.branches),
         "inputs": sorted(plan.inputs),
         "trainables": list(plan.trainables),
         "data_process": [_step(step) for step in plan.cached_steps],
         "train": [_step(step) for step in plan.train_steps],
-        "crossing": {key: plan.cached_kinds[key] for key in plan.cached_values},
+        "cached_values": {key: plan.cached_kinds[key] for key in plan.cached_values},
         "components": {
             stage or "unsplit": list(names) for stage, names in plan.components.items()
         },
@@ -41,7 +41,7 @@ def as_text(plan: Plan, spec: PipelineSpec, task: Task) -> str:
     them, what does not run.
     """
     branches = (
-        f", sides {' and '.join(plan.branches)}" if len(plan.branches) > 1 else ""
+        f", branches {' and '.join(plan.branches)}" if len(plan.branches) > 1 else ""
     )
     lines = [
         f"{plan.family} {plan.variant}, task {plan.task}, trains {', '.join(plan.trainables) or 'nothing'}{branches}"
@@ -78,9 +78,9 @@ def _step(step: Step) -> dict[str, Any]:
         "unit": step.unit.name,
         "version": step.unit.version,
         "branch": step.branch,
-        "reads": dict(step.inputs),
-        "makes": dict(step.outputs),
-        "borrows": list(step.unit.components),
+        "inputs": dict(step.inputs),
+        "outputs": dict(step.outputs),
+        "components": list(step.unit.components),
     }
 
 

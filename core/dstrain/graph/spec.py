@@ -104,7 +104,7 @@ class PipelineSpec:
     @property
     def makes_video(self) -> bool:
         """Whether the variant's last decoder makes frames; otherwise a picture."""
-        return "frames" in self.decoders[-1].outputs.values()
+        return "video" in self.decoders[-1].outputs.values()
 
     @property
     def branched(self) -> frozenset[str]:

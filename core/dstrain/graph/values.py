@@ -14,8 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from dstrain.errors import UsageError
+from dstrain.graph.inputs import STORED_KINDS
 
 IMAGE_MODES = ("L", "RGB", "RGBA")
+IMAGE, VIDEO = STORED_KINDS["image"], STORED_KINDS["video"]
 SCALARS = types.MappingProxyType(
     {str: "str", int: "int", float: "float", bool: "bool", type(None): "none"}
 )
@@ -32,12 +34,12 @@ class Frames:
 
 
 def kind_of(annotation: Any, where: str) -> str:
-    """Name the kind of an annotated value, such as 'tensor', 'picture | none' or
+    """Name the kind of an annotated value, such as 'tensor', 'image | none' or
     'list[tensor]'.
 
     Raises UsageError naming `where` for anything a feature store could not keep.
     """
-    plain = {Tensor: "tensor", Image.Image: "picture", Frames: "frames", **SCALARS}
+    plain = {Tensor: "tensor", Image.Image: "image", Frames: "video", **SCALARS}
     if annotation in plain:
         return plain[annotation]
     if annotation is None:
@@ -114,13 +116,13 @@ def flatten(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         if value.mode not in IMAGE_MODES:
             raise UsageError(
                 name,
-                f"a picture of mode {value.mode} cannot be stored; modes: {', '.join(IMAGE_MODES)}",
+                f"an image of mode {value.mode} cannot be stored; modes: {', '.join(IMAGE_MODES)}",
             )
         tensors[name] = torch.from_numpy(np.array(value))
-        return {"picture": name, "shape": list(tensors[name].shape)}
+        return {IMAGE: name, "shape": list(tensors[name].shape)}
     if isinstance(value, Frames):
         tensors[name] = value.pixels
-        return {"frames": name, "fps": value.fps, "shape": list(value.pixels.shape)}
+        return {VIDEO: name, "fps": value.fps, "shape": list(value.pixels.shape)}
     if isinstance(value, list):
         return {
             "list": [
@@ -143,10 +145,10 @@ def unflatten(form: Any, tensors: Mapping[str, Tensor]) -> Any:
         return form["value"]
     if "tensor" in form:
         return tensors[form["tensor"]]
-    if "picture" in form:
-        return Image.fromarray(tensors[form["picture"]].numpy())
-    if "frames" in form:
-        return Frames(tensors[form["frames"]], form["fps"])
+    if IMAGE in form:
+        return Image.fromarray(tensors[form[IMAGE]].numpy())
+    if VIDEO in form:
+        return Frames(tensors[form[VIDEO]], form["fps"])
     if "list" in form:
         return [unflatten(item, tensors) for item in form["list"]]
     return {key: unflatten(item, tensors) for key, item in form["record"].items()}
@@ -154,7 +156,7 @@ def unflatten(form: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def tensor_names(form: Any) -> list[str]:
     """List the names under which `flatten` put aside the tensors of a value."""
-    for kind in ("tensor", "picture", "frames"):
+    for kind in ("tensor", IMAGE, VIDEO):
         if kind in form:
             return [form[kind]]
     children = form.get("list") or list(form.get("record", {}).values())

@@ -328,7 +328,7 @@ def log_warnings(setup: Setup) -> None:
         cell.frames
         for cells in setup.dataset.rows
         for cell in cells.values()
-        if cell.kind == "frames"
+        if cell.kind == "video"
     ]
     short = [frames for frames in shown if frames < setup.config.num_frames]
     if short:

@@ -77,7 +77,7 @@ def advice_on_lists(path: Path, family: ModelFamily, spec: PipelineSpec) -> list
     for column in spec.inputs.values():
         if (
             isinstance(column, Column)
-            and column.kind == "picture"
+            and column.kind == "image"
             and column.name in table.columns
         ):
             cells = (row[column.name] for row in table.rows)
@@ -90,7 +90,7 @@ def advice_on_lists(path: Path, family: ModelFamily, spec: PipelineSpec) -> list
                     for name in family.variants
                     if any(
                         isinstance(one, Column)
-                        and (one.name, one.kind) == (column.name, "pictures")
+                        and (one.name, one.kind) == (column.name, "images")
                         for one in family.load("pipelines")(name).inputs.values()
                     )
                 ]

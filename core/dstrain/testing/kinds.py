@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dstrain.graph.values import SCALARS, Frames
 
-CLASSES = ((Tensor, "tensor"), (Image.Image, "picture"), (Frames, "frames"))
+CLASSES = ((Tensor, "tensor"), (Image.Image, "image"), (Frames, "video"))
 
 
 def is_of(value: Any, kind: str) -> bool:

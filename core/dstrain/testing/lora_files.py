@@ -380,7 +380,7 @@ class LoraFiles:
             "--model_paths",
             json.dumps([list(map(str, paths)) for paths in subject.files.values()]),
         ]
-        video = "frames" in subject.spec.decoders[-1].outputs.values()
+        video = "video" in subject.spec.decoders[-1].outputs.values()
         flags = {
             "height": 32,
             "width": 32,

@@ -186,13 +186,13 @@ def _cell(
     """What stands in one row of metadata.json; files are written beside it."""
     value = _value(spec, column, row, caption)
     files = folder / column.name
-    if column.kind == "pictures":
+    if column.kind == "images":
         files.mkdir(exist_ok=True)
         names = [f"{column.name}/{row}-{i}.png" for i in range(len(value))]
         for name, image in zip(names, value, strict=True):
             image.save(folder / name)
         return names
-    if isinstance(value, Image.Image) and not (column.frame or column.kind == "frames"):
+    if isinstance(value, Image.Image) and not (column.frame or column.kind == "video"):
         files.mkdir(exist_ok=True)
         value.save(files / f"{row}.png")
         return f"{column.name}/{row}.png"
@@ -215,11 +215,11 @@ def _value(
         return 1
     if column.kind == "number":
         return 0.5
-    if column.kind == "pictures":
+    if column.kind == "images":
         return [_image(spec, column, LIST * row + i) for i in range(LIST)]
     return (
         _video(spec, column, row)
-        if column.kind == "frames"
+        if column.kind == "video"
         else _image(spec, column, row)
     )
 

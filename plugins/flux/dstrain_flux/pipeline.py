@@ -54,7 +54,7 @@ TEXT_TO_IMAGE: Mapping[str, Input] = MappingProxyType(
     {
         "prompt": Column("prompt"),
         "negative_prompt": InferenceOnly(),
-        "input_image": Column("image", "picture", multiple=SIDE_MULTIPLE),
+        "input_image": Column("image", "image", multiple=SIDE_MULTIPLE),
         "height": Measured("input_image", "height"),
         "width": Measured("input_image", "width"),
         "embedded_guidance": InferenceOnly("number"),
@@ -78,7 +78,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             (*TEXT_TO_IMAGE_UNITS, units.resize_kontext, units.encode_kontext),
             {
                 **TEXT_TO_IMAGE,
-                "kontext_images": Column("kontext_images", "pictures"),
+                "kontext_images": Column("kontext_images", "images"),
                 "kontext_pixels": Constant(
                     units.KONTEXT_PIXELS, toy=32 * 32, check=at_least(SIDE_MULTIPLE**2)
                 ),

@@ -67,7 +67,7 @@ TEXT_TO_IMAGE: Mapping[str, Input] = MappingProxyType(
     {
         "prompt": Column("prompt"),
         "negative_prompt": InferenceOnly(),
-        "input_image": Column("image", "picture", multiple=SIDE_MULTIPLE),
+        "input_image": Column("image", "image", multiple=SIDE_MULTIPLE),
         "height": Measured("input_image", "height"),
         "width": Measured("input_image", "width"),
     }
@@ -76,7 +76,7 @@ TEXT_TO_IMAGE: Mapping[str, Input] = MappingProxyType(
 EDIT: Mapping[str, Input] = MappingProxyType(
     {
         **TEXT_TO_IMAGE,
-        "edit_image": Column("edit_image", "picture"),
+        "edit_image": Column("edit_image", "image"),
         "edit_pixels": Constant(
             1024 * 1024, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)
         ),
@@ -85,7 +85,7 @@ EDIT: Mapping[str, Input] = MappingProxyType(
 EDIT_SEVERAL: Mapping[str, Input] = MappingProxyType(
     {
         **EDIT,
-        "edit_image": Column("edit_image", "pictures"),
+        "edit_image": Column("edit_image", "images"),
         "edit_text_pixels": Constant(
             384 * 384, toy=64 * 64, check=at_least(units.EDIT_MULTIPLE**2)
         ),

@@ -78,7 +78,7 @@ def _inputs(variant: Variant) -> Mapping[str, Input]:
     constrained = variant.constrain_latents is not None
     image = {
         "input_image": Column(
-            "video", "picture", frame="first", optional=constrained, **loaded
+            "video", "image", frame="first", optional=constrained, **loaded
         )
     }
     image = image if variant.with_image else {}
@@ -86,7 +86,7 @@ def _inputs(variant: Variant) -> Mapping[str, Input]:
         {
             "prompt": Column("prompt"),
             "negative_prompt": InferenceOnly(),
-            "input_video": Column("video", "frames", **loaded),
+            "input_video": Column("video", "video", **loaded),
             **image,
             "height": Measured("input_video", "height"),
             "width": Measured("input_video", "width"),

@@ -101,7 +101,7 @@ def test_a_files_key_is_its_bytes_and_how_they_are_loaded_but_not_its_name(
 
     def key(*names: str, **parameters: Any) -> str:
         cell = Cell(
-            "pictures",
+            "images",
             None,
             tuple(str(tmp_path / name) for name in names),
             tuple(parameters.items()),

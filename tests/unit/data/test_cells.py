@@ -30,9 +30,9 @@ from tests.support.videos import film, folder, frame, gif, seconds, steady
 DYNAMIC = Resolution(None, None, 1024 * 1024)
 SCENE: Mapping[str, Input] = {
     "prompt": Column("prompt"),
-    "input_video": Column("video", "frames", multiple=16, frame_multiple=4, fps=15.0),
-    "input_image": Column("video", "picture", frame="first"),
-    "end_image": Column("video", "picture", frame="last", mode="L"),
+    "input_video": Column("video", "video", multiple=16, frame_multiple=4, fps=15.0),
+    "input_image": Column("video", "image", frame="first"),
+    "end_image": Column("video", "image", frame="last", mode="L"),
     "num_frames": Measured("input_video", "frames"),
     "width": Measured("input_video", "width"),
 }
@@ -106,7 +106,7 @@ def test_files_of_one_scene_at_two_rates_give_the_same_motion(scenes: Path) -> N
         seconds(slow.pixels.numpy()), abs=0.02
     )
     (row,) = sampled(
-        scenes, "fast.mp4", inputs={"input_video": Column("video", "frames")}
+        scenes, "fast.mp4", inputs={"input_video": Column("video", "video")}
     ).rows
     own = load_cell(row["input_video"])
     assert seconds(own.pixels.numpy()) == pytest.approx(steady(9, 60), abs=0.02)
@@ -172,7 +172,7 @@ def test_videos_of_one_row_are_cut_at_the_same_places_as_far_as_the_shortest_goe
 ) -> None:
     inputs = {
         **SCENE,
-        "control": Column("control", "frames", multiple=16, frame_multiple=4, fps=15.0),
+        "control": Column("control", "video", multiple=16, frame_multiple=4, fps=15.0),
     }
     rows = [
         {"video": "long.mp4", "control": "frames"},

@@ -32,9 +32,9 @@ DYNAMIC = Resolution(None, None, 1024 * 1024)
 INPUTS: Mapping[str, Input] = {
     "prompt": Column("prompt"),
     "negative_prompt": Column("negative_prompt"),
-    "input_image": Column("image", "picture", multiple=16),
-    "edit_image": Column("edit_image", "pictures", multiple=16),
-    "mask": Column("mask", "picture", mode="L"),
+    "input_image": Column("image", "image", multiple=16),
+    "edit_image": Column("edit_image", "images", multiple=16),
+    "mask": Column("mask", "image", mode="L"),
     "seed": Column("seed", "integer"),
     "cfg_scale": Column("cfg_scale", "number"),
     "height": Measured("input_image", "height"),
@@ -311,7 +311,7 @@ def test_files_inside_the_folder_may_be_named_by_absolute_paths_dots_and_links(
 
 
 def test_an_extra_column_is_read_only_where_it_is_asked_for(base: Path) -> None:
-    inputs = {**INPUTS, "mask": Column("mask", "picture", mode="L", optional=True)}
+    inputs = {**INPUTS, "mask": Column("mask", "image", mode="L", optional=True)}
     metadata = "image,mask,prompt\nwide.png,wide.png,a\n"
     assert "mask" not in opened(base, metadata, inputs=inputs).rows[0]
     assert (

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.support.family import write_data
 
-IMAGE = {"image": Column("image", "picture", multiple=8)}
+IMAGE = {"image": Column("image", "image", multiple=8)}
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from PIL import Image
 
 INPUTS: Mapping[str, Input] = {
     "prompt": Column("prompt"),
-    "input_image": Column("image", "picture", multiple=16),
-    "mask": Column("mask", "picture"),
+    "input_image": Column("image", "image", multiple=16),
+    "mask": Column("mask", "image"),
     "height": Measured("input_image", "height"),
 }
 

@@ -30,8 +30,8 @@ from PIL import Image
 from tests.support.videos import film
 
 COLUMNS = {
-    "image": Column("image", "picture", multiple=8),
-    "clip": Column("clip", "frames", multiple=8),
+    "image": Column("image", "image", multiple=8),
+    "clip": Column("clip", "video", multiple=8),
 }
 SECRETS = ("s3cret", "t0ken", "hidden")
 

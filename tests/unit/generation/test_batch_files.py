@@ -64,8 +64,8 @@ def hinted(variant: str) -> PipelineSpec:
         model_fn=FunctionSpec.of(predict_hinted, given=GIVEN_TO_MODEL_FN),
         inputs={
             **plain.inputs,
-            "hint_image": Column("hint_image", "picture", multiple=8),
-            "hint_frames": Column("hint_frames", "frames", multiple=8),
+            "hint_image": Column("hint_image", "image", multiple=8),
+            "hint_frames": Column("hint_frames", "video", multiple=8),
         },
     )
 

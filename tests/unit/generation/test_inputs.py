@@ -21,11 +21,11 @@ WIRING = replace(
     build("base"),
     inputs={
         **build("base").inputs,
-        "edit_image": Column("edit_image", "picture", multiple=16),
-        "references": Column("references", "pictures"),
+        "edit_image": Column("edit_image", "image", multiple=16),
+        "references": Column("references", "images"),
         "first": Column(
             "video",
-            "picture",
+            "image",
             frame="first",
             multiple=16,
             frame_multiple=4,

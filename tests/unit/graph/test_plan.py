@@ -101,8 +101,8 @@ WIRING = PipelineSpec(
     inputs={
         "prompt": Column("prompt"),
         "negative_prompt": Column("negative_prompt"),
-        "input_image": Column("image", "picture"),
-        "hint": Column("hint_image", "picture"),
+        "input_image": Column("image", "image"),
+        "hint": Column("hint_image", "image"),
         "height": Measured("input_image", "height"),
         "seed": Column("seed", "integer"),
         "scale": InferenceOnly(),
@@ -373,11 +373,11 @@ def test_the_kind_of_an_input_is_said_as_that_of_a_made_value() -> None:
     def embed(hints: list[Image], *, dit: Any) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
-    inputs = {**WIRING.inputs, "hints": Column("hints", "pictures")}
+    inputs = {**WIRING.inputs, "hints": Column("hints", "images")}
     spec = replace(WIRING, units=(*units, Unit.of(embed)), inputs=inputs)
     assert (
         plan("dit", inputs=INPUTS | {"hints"}, spec=spec).cached_kinds["hints"]
-        == "list[picture]"
+        == "list[image]"
     )
 
 

@@ -61,7 +61,7 @@ def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor: 
 INPUTS: dict[str, Input] = {
     "prompt": Column("prompt"),
     "negative_prompt": Column("negative_prompt"),
-    "input_image": Column("image", "picture"),
+    "input_image": Column("image", "image"),
 }
 
 

@@ -65,9 +65,9 @@ def test_every_storable_kind_is_named() -> None:
         "scale": "float",
         "flag": "bool",
         "nothing": "none",
-        "picture": "picture",
-        "frames": "frames",
-        "maybe": "picture | none",
+        "picture": "image",
+        "frames": "video",
+        "maybe": "image | none",
         "several": "list[tensor]",
         "records": "list[{latents: tensor, mode: int}]",
     }

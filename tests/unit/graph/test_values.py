@@ -38,11 +38,11 @@ class Record(TypedDict):
         (float, "float"),
         (bool, "bool"),
         (None, "none"),
-        (Image.Image, "picture"),
-        (Frames, "frames"),
-        (Image.Image | None, "picture | none"),
+        (Image.Image, "image"),
+        (Frames, "video"),
+        (Image.Image | None, "image | none"),
         (list[Tensor], "list[tensor]"),
-        (list[list[Frames]], "list[list[frames]]"),
+        (list[list[Frames]], "list[list[video]]"),
         (Record, "{name: str, masks: list[tensor]}"),
         (list[Record | int], "list[{name: str, masks: list[tensor]} | int]"),
     ],
@@ -103,7 +103,7 @@ def test_tensors_of_a_value_have_names_of_their_own() -> None:
 @pytest.mark.parametrize("mode", ["CMYK", "P", "1", "I;16", "F", "LA"])
 def test_an_image_that_would_lose_something_is_refused(mode: str) -> None:
     with pytest.raises(
-        UsageError, match=f"unit.x: a picture of mode {mode} cannot be stored"
+        UsageError, match=f"unit.x: an image of mode {mode} cannot be stored"
     ):
         flatten(Image.new(mode, (2, 2)), {}, "unit.x")
 

@@ -243,7 +243,7 @@ def test_a_scale_that_is_asked_for_guides_though_no_negative_prompt_is_known(
 def test_a_negative_side_that_no_text_can_be_is_refused_where_it_is_absent() -> None:
     spec = replace(
         build("base"),
-        inputs={**build("base").inputs, "worse_image": InferenceOnly("picture")},
+        inputs={**build("base").inputs, "worse_image": InferenceOnly("image")},
         cfg_inputs={"prompt": "negative_prompt", "input_image": "worse_image"},
     )
     with pytest.raises(

@@ -50,12 +50,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (
             ["a.png"],
-            ("picture", "pictures"),
+            ("image", "images"),
             "one file from column 'image'; several are read by --variant other",
         ),
-        ('["a.png"]', ("picture", "picture"), "one file from column 'image'"),
-        (["a.png"], ("pictures", "picture"), ""),
-        ("a.png", ("picture", "pictures"), ""),
+        ('["a.png"]', ("image", "image"), "one file from column 'image'"),
+        (["a.png"], ("images", "image"), ""),
+        ("a.png", ("image", "images"), ""),
     ],
 )
 def test_a_list_where_one_file_is_read_tells_the_variants_that_read_several(
@@ -190,7 +190,7 @@ def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
 def test_a_column_whose_files_are_not_loaded_is_no_hint() -> None:
     spec = replace(
         build("base"),
-        inputs={**build("base").inputs, "mask": Column("mask", "picture")},
+        inputs={**build("base").inputs, "mask": Column("mask", "image")},
     )
     columns = ("image", "prompt", "mask")
     assert fitting_columns(columns, ())(spec) == (3, 0)

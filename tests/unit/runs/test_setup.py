@@ -16,7 +16,7 @@ def setup_of(stage: str, **changes: Any) -> Any:
         **changes,
     }
     cells = [
-        {"video": SimpleNamespace(kind="frames", frames=frames)} for frames in (5, 9)
+        {"video": SimpleNamespace(kind="video", frames=frames)} for frames in (5, 9)
     ]
     return SimpleNamespace(
         stage=stage,

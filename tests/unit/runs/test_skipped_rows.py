@@ -263,7 +263,7 @@ def films(folder: Path, **settings: Any) -> Dataset:
     resolution = Resolution(None, None, 2**20)
     data = DataConfig(folder, None, None, resolution, (), sampling, on_bad="skip")
     return open_dataset(
-        data, {"clip": Column("clip", "frames", multiple=8, frame_multiple=4, fps=15.0)}
+        data, {"clip": Column("clip", "video", multiple=8, frame_multiple=4, fps=15.0)}
     )
 
 

@@ -386,12 +386,12 @@ def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
     family("kinds", site)
     plain = load_family("kinds").load("pipelines")("base")
     more = {
-        "film": Column("film", "frames", multiple=24, frame_multiple=4, fps=16.0),
-        "first": Column("film", "picture", frame="first", multiple=24),
+        "film": Column("film", "video", multiple=24, frame_multiple=4, fps=16.0),
+        "first": Column("film", "image", frame="first", multiple=24),
         "count": Measured("film", "frames"),
-        "mask": Column("mask", "picture", mode="L"),
-        "layer": Column("layer", "picture", mode="RGBA"),
-        "pictures": Column("pictures", "pictures"),
+        "mask": Column("mask", "image", mode="L"),
+        "layer": Column("layer", "image", mode="RGBA"),
+        "pictures": Column("pictures", "images"),
         "words": Column("words", "texts"),
         "number": Column("number", "number"),
         "whole": Column("whole", "integer"),

@@ -193,7 +193,7 @@ def with_videos(setup: Setup) -> Setup:
     """The same run, its picture taken from a video's clip."""
     columns = {
         "input_image": Column(
-            "clip", "picture", "first", multiple=8, frame_multiple=4, fps=15.0
+            "clip", "image", "first", multiple=8, frame_multiple=4, fps=15.0
         )
     }
     return replace(

@@ -30,7 +30,7 @@ def build(variant: str) -> PipelineSpec:
             {
                 "prompt": Column("prompt"),
                 "negative_prompt": InferenceOnly(),
-                "input_image": Column("image", "picture", multiple=model_fn.DOWNSCALE),
+                "input_image": Column("image", "image", multiple=model_fn.DOWNSCALE),
                 "height": Measured("input_image", "height"),
                 "width": Measured("input_image", "width"),
             }
