@@ -301,7 +301,7 @@ def draw_program(draw: random.Random) -> Program:
         ),
         decoders=(),
         inputs=INPUTS,
-        timestep_sampler=FlowMatchSchedule(shift=3.0),
+        schedule=FlowMatchSchedule(shift=3.0),
         latent_shape=FunctionSpec("shape", lambda: (1, WIDTH)),
         apply_guidance=lambda positive, negative, scale: positive,
         constrain_latents=holding,
