@@ -21,11 +21,11 @@ _PLACES = (
     ("registry.family", "ModelFamily", "Option"),
     ("runs.runner", "run"),
     ("graph.schedule", "FlowMatchSchedule", "LatentConstraint", "TimestepSampler"),
-    ("graph.inputs", "Column", "Given", "Setting", "Size"),
+    ("graph.inputs", "Column", "InferenceOnly", "Constant", "Measured"),
     ("graph.task", "Task"),
     ("graph.unit", "FunctionSpec", "Unit"),
     ("graph.values", "Frames"),
-    ("graph.spec", "Expert", "PipelineSpec"),
+    ("graph.spec", "ExpertSchedule", "PipelineSpec"),
 )
 __all__ = tuple(name for place in _PLACES for name in place[1:])
 

@@ -107,7 +107,7 @@ def test_every_kind_of_error_has_a_code_of_its_own_and_says_what_it_is() -> None
         if isinstance(kind, type) and issubclass(kind, DstrainError)
     ]
     assert sorted(kind.exit_code for kind in kinds) == [1, 2, 3, 4, 5, 6, 75]
-    assert all(str(kind.__doc__).endswith(".") for kind in kinds)
+    assert all(str(kind.__doc__).strip().endswith(".") for kind in kinds)
 
 
 def test_an_error_reads_as_where_and_what_then_its_help() -> None:

@@ -121,7 +121,9 @@ class Component:
         Files of several components may lie in one folder, with the config.json of one
         of them.
         """
-        says = getattr(getattr(self.configure, "__self__", None), "takes", None)
+        says = getattr(
+            getattr(self.configure, "__self__", None), "accepts_config", None
+        )
         return says is None or bool(says(content))
 
     def arrangement(self, names: list[str]) -> Match | None:
