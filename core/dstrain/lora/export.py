@@ -32,8 +32,8 @@ from dstrain.models.formats import (
     NATIVE,
     LoraKeyFormat,
     Shapes,
-    in_layout,
-    out_of_layout,
+    from_checkpoint,
+    to_checkpoint,
 )
 from dstrain.models.networks import empty_network
 from dstrain.models.weights import recognise
@@ -407,7 +407,7 @@ def _whole(
         if key.startswith(files.prefix)
     }
     checkpoint_format = files.checkpoint_format or NATIVE
-    state = out_of_layout(
+    state = from_checkpoint(
         checkpoint_format,
         {
             key: value
@@ -416,9 +416,9 @@ def _whole(
         },
     )
     wanted = _naming(source, component, family, program).checkpoint_format
-    made = state if wanted is None else in_layout(wanted, state)
+    made = state if wanted is None else to_checkpoint(wanted, state)
     if wanted is not None and any(
-        not torch.equal(state[k], v) for k, v in out_of_layout(wanted, made).items()
+        not torch.equal(state[k], v) for k, v in from_checkpoint(wanted, made).items()
     ):
         raise StateError(str(source), f"{program}'s layout does not hold all of it")
     kept = {"format": "pt", "family": family.name, **header}

@@ -12,7 +12,12 @@ from typing import NamedTuple
 from torch import nn
 
 from dstrain.models.components import Component
-from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, Shapes, shapes_in
+from dstrain.models.formats import (
+    CheckpointFormat,
+    LoraKeyFormat,
+    Shapes,
+    checkpoint_shapes,
+)
 from dstrain.registry.family import ModelFamily
 
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
@@ -148,7 +153,7 @@ def key_table(checkpoint_format: CheckpointFormat | None, shapes: Shapes) -> Key
     own = layers_of(shapes)
     if checkpoint_format is None:
         return {name: (Rows(name, 0, shape[0], 0),) for name, shape in own.items()}
-    there = shapes_in(checkpoint_format, shapes)
+    there = checkpoint_shapes(checkpoint_format, shapes)
     found: dict[str, list[Rows]] = {}
     for name, pieces in checkpoint_format.convert(there).items():
         at = 0

@@ -1,6 +1,4 @@
-"""Configurations of components, found before any weight is read: in a header, in
-config.json, published or inferred.
-"""
+"""Find the configurations of components before any weight is read."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,116 +9,112 @@ from typing import Any
 from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault
 from dstrain.models.components import Component, Files
-from dstrain.models.hub import Origin, fetch, offline
+from dstrain.models.hub import ModelSource, fetch, offline
 from dstrain.models.hub_record import Record
 from dstrain.models.weights import Weights, header
 
 logger = get_logger(__name__)
+Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Sought:
-    """A component whose configuration is looked for: its files, if they are here, and
-    the model that may have it.
-
-    place: the folder of its files in that model, if a pattern names it.
-    """
+class ConfigQuery:
+    """The places where the configuration of a component may be."""
 
     component: Component
     files: Files | None = None
-    origin: Origin | None = None
+    """The component's weights, if they are on this machine."""
+    source: ModelSource | None = None
+    """The published model that may have it."""
     place: str | None = None
+    """The folder of the weights in that model, if a pattern names it."""
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders of the model that may have it, the likeliest first; "" is the
-        model's own.
+        """Return the folders of the model that may have it, the likeliest first; "" is
+        the model's own.
         """
-        places = (
-            self.component.folders
-            if self.place is None
-            else (self.place, *self.component.folders)
-        )
-        return tuple(dict.fromkeys(places))
+        folders = self.component.folders
+        if self.place is not None:
+            folders = (self.place, *folders)
+        return tuple(dict.fromkeys(folders))
 
 
-def find_configuration(sought: Sought) -> Mapping[str, Any]:
-    """The content of a component's configuration, in its network's terms.
+def find_config(query: ConfigQuery) -> Config:
+    """Return the configuration of a component, in its network's terms.
 
-    It is in its weights' header, in `config.json` beside them or below the model id,
-    published, or inferred from the weights' shapes. A config.json that is not here is
-    fetched: first of all for a model that is fetched anyway and whose weights this run
-    has no use for, else if nothing here tells. Raises StateError naming all of these.
+    It is in the weights' header, in `config.json` beside them or in the published
+    model, known by the model id, or inferred from the weights' shapes. Raises
+    StateError naming all of these.
     """
-    if sought.files is None and _is_fetched(sought.origin):
-        _fetch_json(sought)
+    # A model that comes from a hub, and whose weights this run does not need, has its
+    # own config.json, which tells more than the model id does.
+    if query.files is None and _is_fetched(query.source):
+        _fetch_json(query)
     try:
-        return _here(sought)
+        return local_config(query)
     except StateError:
-        if not _fetch_json(sought):
+        if not _fetch_json(query):
             raise
-        return _here(sought)
+        return local_config(query)
 
 
-def _here(sought: Sought) -> Mapping[str, Any]:
-    component, files = sought.component, sought.files
-    model_id = sought.origin.model_id if sought.origin is not None else ""
-    shapes = Weights.of(files).shapes if files is not None else {}
-    ours = (
-        _header_config(files)
-        if files is not None and "family" in header(files.paths[0])
-        else None
-    )
-    if ours is not None and component.accepts_config(
-        ours
-    ):  # in the network's terms, whatever the layout of the file
-        return ours
-    for content in _contents(sought):
-        own = _own_content(component, content, files, shapes)
-        if own is not None:
-            return own
+def local_config(query: ConfigQuery) -> Config:
+    """Return the configuration that the files on this machine tell; raises
+    StateError.
+    """
+    component, files = query.component, query.files
+    shapes: Mapping[str, tuple[int, ...]] = {}
+    if files is not None:
+        shapes = Weights.of(files).shapes
+        by_dstrain = "family" in header(files.paths[0])
+        written = _header_config(files) if by_dstrain else None
+        # dstrain writes the network's own terms, even with keys of another format.
+        if written is not None and component.accepts_config(written):
+            return written
+    for candidate in _candidates(query):
+        config = _in_own_terms(component, candidate, files, shapes)
+        if config is not None:
+            return config
+    model_id = query.source.model_id if query.source is not None else ""
     if model_id in component.published:
         return component.published[model_id]
     inferred = component.infer(shapes) if shapes and component.infer else None
     if inferred is not None:
         return inferred
-    place = str(files.folder / "config.json") if files else component.name
     raise StateError(
-        place,
-        f"no configuration of {component.name}: no config.json of it, the shapes do not tell it, "
-        f"and model id {model_id or '(none)'} is not known",
+        str(files.folder / "config.json") if files else component.name,
+        f"no configuration of {component.name}: there is no config.json for it, the "
+        f"shapes do not tell it, and model id {model_id or '(none)'} is not known",
         "put config.json beside the weights",
         f"known ids: {', '.join(component.published) or 'none'}",
     )
 
 
-def _is_fetched(origin: Origin | None) -> bool:
-    """Whether files of a model come from a hub: a record says so, or none of them is
-    here.
-    """
-    return origin is not None and (
-        Record.read(origin.folder) is not None or not origin.folder.exists()
-    )
-
-
-def _fetch_json(sought: Sought) -> bool:
-    """Fetch the config.json of a component that is not here, if its hub has one;
-    whether there is a new one.
-
-    A hub that cannot be reached is named; it is for the caller to do without.
-    """
-    origin = sought.origin
-    if origin is None or origin.hub is None or offline():
+def _is_fetched(source: ModelSource | None) -> bool:
+    """Return whether a model comes from a hub: it has a record, or no files yet."""
+    if source is None:
         return False
-    family = Record.read(origin.folder)
-    for folder in sought.folders:
+    return Record.read(source.folder) is not None or not source.folder.exists()
+
+
+def _fetch_json(query: ConfigQuery) -> bool:
+    """Fetch the missing config.json of a component and return whether there is one.
+
+    A hub that cannot be reached is a warning: the caller may do without the file.
+    """
+    source = query.source
+    if source is None or source.hub is None or offline():
+        return False
+    record = Record.read(source.folder)
+    for folder in query.folders:
         name = f"{folder}/config.json".removeprefix("/")
-        if (origin.folder / name).exists() or (
-            family and family.is_of(origin.revision) and name not in family.tree
-        ):
+        if (source.folder / name).exists():
+            continue
+        if record and record.is_of(source.revision) and name not in record.tree:
             continue
         try:
-            fetch(origin, name)
+            fetch(source, name)
             return True
         except StateError:
             continue
@@ -130,65 +124,61 @@ def _fetch_json(sought: Sought) -> bool:
     return False
 
 
-def _contents(sought: Sought) -> Iterator[Mapping[str, Any]]:
-    """What may be the configuration, most trusted first: the header's, that beside the
-    weights, the model id's.
+def _candidates(query: ConfigQuery) -> Iterator[Config]:
+    """Yield what may be the configuration, most trusted first: the header's, that
+    beside the weights, that of the published model.
     """
-    files = sought.files
-    written = _header_config(files) if files is not None else None
-    if written is not None:
-        yield written
-    folders = [files.folder] if files is not None else []
-    folders += (
-        [sought.origin.folder / folder for folder in sought.folders]
-        if sought.origin is not None
-        else []
-    )
+    folders: list[Path] = []
+    if query.files is not None:
+        written = _header_config(query.files)
+        if written is not None:
+            yield written
+        folders.append(query.files.folder)
+    if query.source is not None:
+        folders += [query.source.folder / folder for folder in query.folders]
     for folder in folders:
         if (folder / "config.json").is_file():
             yield _read_json(folder / "config.json")
 
 
-def _own_content(
+def _in_own_terms(
     component: Component,
-    content: Mapping[str, Any],
+    config: Config,
     files: Files | None,
     shapes: Mapping[str, tuple[int, ...]],
-) -> Mapping[str, Any] | None:
-    """A configuration in the network's terms, whatever its publisher's; None if it is
-    not this component's.
+) -> Config | None:
+    """Return a published configuration in the network's terms; None if it is another
+    component's.
     """
-    formats = (
-        component.formats
-        if files is None or files.checkpoint_format is None
-        else (files.checkpoint_format,)
-    )
+    formats = component.formats
+    native = files is None
+    if files is not None and files.checkpoint_format is not None:
+        formats = (files.checkpoint_format,)
+    elif files is not None:
+        native = not files.prefix
     for checkpoint_format in formats:
-        own = (
-            checkpoint_format.configuration(content, shapes)
-            if checkpoint_format.configuration
-            else None
-        )
-        if own is not None and component.accepts_config(own):
-            return own
-    as_is = files is None or (files.checkpoint_format is None and not files.prefix)
-    return content if as_is and component.accepts_config(content) else None
+        if checkpoint_format.configuration is None:
+            continue
+        converted = checkpoint_format.configuration(config, shapes)
+        if converted is not None and component.accepts_config(converted):
+            return converted
+    return config if native and component.accepts_config(config) else None
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def _read_json(path: Path) -> Config:
     try:
-        content: Mapping[str, Any] = json.loads(path.read_bytes())
+        config: Config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise StateError(str(path), f"cannot be read: {error}") from error
-    return content
+    return config
 
 
-def _header_config(files: Files) -> Mapping[str, Any] | None:
-    """The configuration in a header; None if there is none, or another program's text
-    of that name.
+def _header_config(files: Files) -> Config | None:
+    """Return the configuration in a file's header; None if there is none, or another
+    program's text of that name.
     """
     try:
-        content = json.loads(header(files.paths[0]).get("config", ""))
+        config = json.loads(header(files.paths[0]).get("config", ""))
     except ValueError:
         return None
-    return content if isinstance(content, dict) else None
+    return config if isinstance(config, dict) else None

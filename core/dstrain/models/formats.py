@@ -54,7 +54,7 @@ def _nth_of(index: int, count: int, shapes: Shapes, name: str) -> tuple[int, int
     return index * rows // count, (index + 1) * rows // count
 
 
-def same_configuration(content: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any]:
+def same_config(content: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any]:
     """`CheckpointFormat.configuration` of a layout that is published with config.json in the
     network's own terms.
     """
@@ -162,7 +162,7 @@ def _filled(template: str, hit: re.Match[str]) -> str:
     )
 
 
-def shapes_in(
+def checkpoint_shapes(
     checkpoint_format: CheckpointFormat, shapes: Shapes, names: Iterable[str] = ()
 ) -> dict[str, tuple[int, ...]]:
     """The shapes that a file in this layout has, of a network's own names and shapes.
@@ -178,7 +178,7 @@ def shapes_in(
     return found
 
 
-def in_layout(
+def to_checkpoint(
     checkpoint_format: CheckpointFormat,
     state: Mapping[str, Tensor],
     names: Iterable[str] = (),
@@ -186,7 +186,7 @@ def in_layout(
     """A network's state dict as a file in this layout has it: the inverse of
     `CheckpointFormat.convert`; names as above.
     """
-    shapes = shapes_in(
+    shapes = checkpoint_shapes(
         checkpoint_format,
         {own: tuple(value.shape) for own, value in state.items()},
         names,
@@ -211,7 +211,7 @@ def in_layout(
     return made
 
 
-def out_of_layout(
+def from_checkpoint(
     checkpoint_format: CheckpointFormat, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """A network's state dict from what a file in this layout has: the inverse of

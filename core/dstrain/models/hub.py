@@ -65,7 +65,7 @@ def offline() -> str:
 
 
 @dataclass(frozen=True)
-class Origin:
+class ModelSource:
     """A published model: its id, a revision (a branch, tag or commit; '' for the hub's
     usual one), and its hub.
 
@@ -87,7 +87,7 @@ class Origin:
         return f"{self.model_id}@{self.revision}" if self.revision else self.model_id
 
 
-def find_here(origin: Origin, pattern: str, companions: bool = True) -> list[str]:
+def find_local(source: ModelSource, pattern: str, companions: bool = True) -> list[str]:
     """The files, below the origin's folder, that a pattern means; [] unless all of them
     are here.
 
@@ -97,8 +97,8 @@ def find_here(origin: Origin, pattern: str, companions: bool = True) -> list[str
     beside them must be here too. Raises StateError for a file that was fetched and
     changed since.
     """
-    folder, record = origin.folder, Record.read(origin.folder)
-    if record is not None and not record.is_of(origin.revision):
+    folder, record = source.folder, Record.read(source.folder)
+    if record is not None and not record.is_of(source.revision):
         return []
     names = select(record.tree, pattern) if record is not None else []
     if record is not None and names:
@@ -108,10 +108,10 @@ def find_here(origin: Origin, pattern: str, companions: bool = True) -> list[str
         note_marks(record, wanted, folder)
         return names
     names = here(folder, pattern)
-    return [] if origin.revision or missing_shards(names) else names
+    return [] if source.revision or missing_shards(names) else names
 
 
-def fetch(origin: Origin, pattern: str) -> list[str]:
+def fetch(source: ModelSource, pattern: str) -> list[str]:
     """The files that a pattern means, as `find_here`; what is not here is fetched,
     unless that is switched off.
 
@@ -119,32 +119,32 @@ def fetch(origin: Origin, pattern: str) -> list[str]:
     StateError if the hub has no such model, revision or file, or nothing may be
     fetched; SystemFault if the hub or this machine fails.
     """
-    names = find_here(origin, pattern)
+    names = find_local(source, pattern)
     if names:
         return names
-    if origin.hub is None or offline():
-        raise not_here(origin, pattern)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", origin.model_id) or {".", ".."} & set(
-        origin.model_id.split("/")
+    if source.hub is None or offline():
+        raise missing_error(source, pattern)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source.model_id) or {".", ".."} & set(
+        source.model_id.split("/")
     ):
         raise UsageError(
             "--model_id_with_origin_paths",
-            f"{origin.model_id!r} is no model id; want OWNER/NAME",
+            f"{source.model_id!r} is no model id; want OWNER/NAME",
         )
-    with _alone(origin.folder):
-        return find_here(origin, pattern) or _fetch(
-            origin, pattern, CLIENTS[origin.hub]()
+    with _alone(source.folder):
+        return find_local(source, pattern) or _fetch(
+            source, pattern, CLIENTS[source.hub]()
         )
 
 
-def not_here(origin: Origin, pattern: str) -> StateError:
+def missing_error(source: ModelSource, pattern: str) -> StateError:
     """The error that says which files are not here, and why they are not fetched."""
-    where, folder = str(origin.folder / pattern), origin.folder
+    where, folder = str(source.folder / pattern), source.folder
     found, record = here(folder, pattern), Record.read(folder)
     lacking = missing_shards(found)
     what = "no file matches"
-    if found and origin.revision:
-        what = f"what is here is not known to be of revision {origin.revision}"
+    if found and source.revision:
+        what = f"what is here is not known to be of revision {source.revision}"
     elif lacking:
         what = f"{len(lacking)} shards are missing, such as {lacking[0]}"
     elif record is not None and select(record.tree, pattern):
@@ -159,29 +159,29 @@ def not_here(origin: Origin, pattern: str) -> StateError:
     return StateError(where, what, *help_lines)
 
 
-def _fetch(origin: Origin, pattern: str, client: Client) -> list[str]:
+def _fetch(source: ModelSource, pattern: str, client: Client) -> list[str]:
     """Fetch what a pattern means and what belongs to it; the folder is this process's
     alone.
     """
-    folder, old = origin.folder, Record.read(origin.folder)
+    folder, old = source.folder, Record.read(source.folder)
     before = (
         old
-        if old is not None and old.hub == origin.hub and not origin.revision
+        if old is not None and old.hub == source.hub and not source.revision
         else None
     )
     asked = (
         before.revision
         if before is not None
-        else origin.revision or client.default_revision
+        else source.revision or client.default_revision
     )
     try:
-        listing = _listing(origin.model_id, before, asked, client)
+        listing = _listing(source.model_id, before, asked, client)
         names = select(listing.files, pattern)
-        _check_listing(origin, pattern, asked, listing, names)
+        _check_listing(source, pattern, asked, listing, names)
         kept = old.kept if old is not None else {}
         record = Record(
-            origin.hub or "",
-            origin.model_id,
+            source.hub or "",
+            source.model_id,
             asked,
             listing.commit,
             listing.files,
@@ -193,14 +193,14 @@ def _fetch(origin: Origin, pattern: str, client: Client) -> list[str]:
             for name in (*beside(listing.files, pattern), *names)
             if not record.holds(name, folder)
         ]
-        _bring(record, list(dict.fromkeys(lacking)), client, origin)
+        _bring(record, list(dict.fromkeys(lacking)), client, source)
     except HubFault as fault:
         _tidy(folder)
-        names = find_here(origin, pattern, companions=False)
+        names = find_local(source, pattern, companions=False)
         if fault.kind != "transport" or not names:
-            raise _error(fault, origin, asked, client) from fault
+            raise _error(fault, source, asked, client) from fault
         logger.warning(
-            f"{origin.named}: {origin.hub} cannot be reached; what is here is used: {fault.reason}"
+            f"{source.named}: {source.hub} cannot be reached; what is here is used: {fault.reason}"
         )
     except DstrainError:
         _tidy(folder)
@@ -232,7 +232,7 @@ def _listing(
 
 
 def _check_listing(
-    origin: Origin, pattern: str, asked: str, listing: Listing, names: list[str]
+    source: ModelSource, pattern: str, asked: str, listing: Listing, names: list[str]
 ) -> None:
     """Refuse a list with a path outside the model's folder, and a pattern that means
     none of its files.
@@ -246,15 +246,15 @@ def _check_listing(
             or not name.isprintable()
         ):
             raise SystemFault(
-                origin.model_id,
+                source.model_id,
                 f"the hub lists a file that would lie outside its folder: {name!r}",
             )
     if not names:
         known = [name for name in listing.files if not Path(name).name.startswith(".")]
         near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.3) or known[:3]
         raise StateError(
-            f"{origin.named}:{pattern}",
-            f"no file of it on {origin.hub} at revision {asked} matches",
+            f"{source.named}:{pattern}",
+            f"no file of it on {source.hub} at revision {asked} matches",
             f"there are, of {len(known)}: {', '.join(near) or 'none'}",
         )
 
@@ -283,11 +283,13 @@ def _adopted(record: Record, wanted: Iterable[str], folder: Path) -> Record:
     return replace(record, kept=kept)
 
 
-def _bring(record: Record, names: list[str], client: Client, origin: Origin) -> None:
+def _bring(
+    record: Record, names: list[str], client: Client, source: ModelSource
+) -> None:
     """Fetch files one after the other, each verified before it gets its name; then the
     record is written.
     """
-    folder, total = origin.folder, sum(record.tree[name].size for name in names)
+    folder, total = source.folder, sum(record.tree[name].size for name in names)
     begun = {
         path
         for name in names
@@ -308,7 +310,7 @@ def _bring(record: Record, names: list[str], client: Client, origin: Origin) -> 
         )
     if names:
         logger.info(
-            f"dstrain: fetching {len(names)} files, {total:,} bytes, of {origin.named} from {origin.hub} to {folder}"
+            f"dstrain: fetching {len(names)} files, {total:,} bytes, of {source.named} from {source.hub} to {folder}"
         )
     new: dict[str, Kept] = {}
     try:
@@ -361,34 +363,36 @@ def _one(record: Record, name: str, client: Client, folder: Path) -> Kept:
     return kept_file(folder / name, listed)
 
 
-def _error(fault: HubFault, origin: Origin, asked: str, client: Client) -> DstrainError:
+def _error(
+    fault: HubFault, source: ModelSource, asked: str, client: Client
+) -> DstrainError:
     """What a user is told of a hub's fault."""
     hub, other = (
-        f"{origin.hub} ({client.place})",
-        next(name for name in CLIENTS if name != origin.hub),
+        f"{source.hub} ({client.place})",
+        next(name for name in CLIENTS if name != source.hub),
     )
-    files = f"or put its files below {origin.folder}, or try --hub {other}"
+    files = f"or put its files below {source.folder}, or try --hub {other}"
     told: Mapping[str, DstrainError] = {
         "absent": StateError(
-            origin.named,
+            source.named,
             f"{hub} has no such model, or no revision {asked}: {fault.reason}",
             f"a private one needs an access token in {client.token}",
             files,
         ),
         "denied": SystemFault(
-            origin.named,
+            source.named,
             f"{hub} does not allow it: {fault.reason}",
             f"accept the model's terms there, and give an access token in {client.token}",
             files,
         ),
         "transport": SystemFault(
-            origin.named,
+            source.named,
             f"cannot be fetched from {hub}: {fault.reason}",
             "what was fetched is kept: run the same command again",
             files,
         ),
         "wrong": SystemFault(
-            origin.named,
+            source.named,
             f"{hub} did not give what it lists: {fault.reason}",
             "that file was not kept: run the same command again",
             files,

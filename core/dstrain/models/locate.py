@@ -1,4 +1,4 @@
-"""Find the files of each component among the model files given."""
+"""Find the files and the configuration of each component among the given model files."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,162 +9,155 @@ from dstrain.config.fields import parse_model_paths, parse_origins
 from dstrain.config.schema import Hub, ModelChoice, TrainConfig
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.models.components import Component, Files
-from dstrain.models.configs import Sought, find_configuration
-from dstrain.models.hub import Origin, fetch, find_here, not_here
+from dstrain.models.configs import ConfigQuery, find_config
+from dstrain.models.hub import ModelSource, fetch, find_local, missing_error
 from dstrain.models.weights import header, recognise
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.hashing import Digests, hashed
 
 
+@dataclass(frozen=True)
+class ModelConfig:
+    """Model files: local paths, or a pattern of file names of a published model."""
+
+    path: str | Sequence[str] | None = None
+    """A file, or all shards of one component."""
+    model_id: str | None = None
+    origin_file_pattern: str | None = None
+    component: str = ""
+    """The component they are, if a flag says so; else the names in the files tell."""
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    """Without files: entries that replace those of the component's configuration."""
+    revision: str = ""
+    """A branch, tag or commit of the published model; '' for the hub's default."""
+    hub: Hub | None = "modelscope"
+    """The hub to fetch missing files from; None forbids fetching."""
+
+    @property
+    def source(self) -> ModelSource | None:
+        """Return the published model, if the files are those of one."""
+        if not self.model_id:
+            return None
+        return ModelSource(self.model_id, self.revision, self.hub)
+
+    @property
+    def pattern(self) -> str:
+        """Return the pattern of file names; by default all files in no folder."""
+        return self.origin_file_pattern or "*"
+
+    def files(self) -> Files:
+        """Find the files on this machine.
+
+        Raises StateError naming the place where they should be.
+        """
+        source = self.source
+        if source is None:
+            names = [self.path] if isinstance(self.path, str) else self.path or ()
+            return Files(tuple(_existing(Path(name)) for name in names))
+        found = find_local(source, self.pattern)
+        if not found:
+            raise missing_error(source, self.pattern)
+        return self._files(source, found)
+
+    def fetch(self) -> Files:
+        """Find the files, fetching those of a published model that are missing.
+
+        Raises what `files` and the hub raise.
+        """
+        source = self.source
+        if source is None:
+            return self.files()
+        return self._files(source, fetch(source, self.pattern))
+
+    def _files(self, source: ModelSource, names: Sequence[str]) -> Files:
+        if self.pattern.endswith("/"):
+            names = [self.pattern]
+        return Files(tuple(source.folder / name for name in names), source.model_id)
+
+
+def model_configs(config: ModelChoice, family: ModelFamily) -> tuple[ModelConfig, ...]:
+    """Return the model files of a command line: --model_paths,
+    --model_id_with_origin_paths and the family's path flags.
+    """
+    # Planning asks no hub.
+    planning = isinstance(config, TrainConfig) and config.dry_run
+    hub = None if planning else config.hub
+    found = [
+        ModelConfig(path=group, hub=hub)
+        for group in parse_model_paths(config.model_paths)
+    ]
+    for given in parse_origins(config.model_id_with_origin_paths):
+        found.append(
+            ModelConfig(
+                model_id=given.model_id,
+                origin_file_pattern=given.pattern,
+                revision=given.revision,
+                hub=hub,
+            )
+        )
+    for option in family.options:
+        path = config.family_options.get(option.name)
+        if path and option.component and not option.field:
+            found.append(ModelConfig(path=path, component=option.component, hub=hub))
+    return (*found, *changed_entries(config, family))
+
+
+def changed_entries(
+    config: ModelChoice, family: ModelFamily
+) -> tuple[ModelConfig, ...]:
+    """Return the configuration entries that the family's switches set."""
+    return tuple(
+        ModelConfig(component=option.component, entries={option.field: True})
+        for option in family.options
+        if option.field and config.family_options.get(option.name)
+    )
+
+
 def find_folder(
     component: Component,
     roots: Iterable[Path],
-    origin: Origin | None,
+    source: ModelSource | None,
     default: str,
     hub: Hub | None,
 ) -> Files:
-    """Find the folder of a component: below one of the roots, else in the model, else
-    where the family says.
+    """Find the folder of a tokenizer or processor; ask a hub only if none is here.
 
-    default: "ID:FOLDER/", or ''. hub: where that one is fetched from. Neither is asked
-    of a hub if a folder is here. Raises StateError if there is none, SystemFault if a
-    hub fails; both name the flag that gives a folder.
+    Raises StateError if there is none and SystemFault if a hub fails; both name the
+    flag that gives a folder.
+
+    Args:
+        component: The component to find.
+        roots: Folders that may hold its folder; searched first.
+        source: The published model that its weights are from; searched second.
+        default: The family's own choice, "ID:FOLDER/" or ''; searched last.
+        hub: The hub to fetch the default from.
     """
-    places = [root / folder for root in roots for folder in component.folders]
-    model_id, _, published = default.partition(":")
-    sources = (
-        [(origin, f"{folder}/") for folder in component.folders]
-        if origin is not None
-        else []
-    )
-    sources += [(Origin(model_id, hub=hub), published)] if model_id else []
-    for place in places:
-        if place.is_dir() and not any(
-            place == source.folder / folder for source, folder in sources
-        ):
-            return Files((place,), origin.model_id if origin is not None else "")
+    local = [root / folder for root in roots for folder in component.folders]
+    published: list[tuple[ModelSource, str]] = []
+    if source is not None:
+        published += [(source, f"{folder}/") for folder in component.folders]
+    if default:
+        model_id, _, pattern = default.partition(":")
+        published.append((ModelSource(model_id, hub=hub), pattern))
+    published_places = [model.folder / pattern for model, pattern in published]
+    for place in local:
+        # A published folder may be fetched in part only; its record is asked below.
+        if place.is_dir() and place not in published_places:
+            return Files((place,), source.model_id if source is not None else "")
     advice = f"give --{component.name}_path FOLDER"
-    for get in (find_here, fetch):
-        for source, folder in sources:
+    for get in (find_local, fetch):
+        for model, pattern in published:
             try:
-                if get(source, folder):
-                    return Files((source.folder / folder,), source.model_id)
+                if get(model, pattern):
+                    return Files((model.folder / pattern,), model.model_id)
             except StateError:
                 continue
             except SystemFault as fault:
                 raise SystemFault(
                     fault.where, fault.what, *fault.help_lines, advice
                 ) from fault
-    places += [source.folder / folder for source, folder in sources]
-    raise StateError(
-        component.name,
-        f"not found in {', '.join(dict.fromkeys(map(str, places)))}",
-        advice,
-    )
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Files of one component: `path` (one, or several shards), or a `model_id` with a
-    pattern of its file names.
-
-    component: which one they are, where a flag says so; otherwise their own names tell.
-    entries: without files: what replaces entries of the component's configuration.
-    revision: of a model id: a branch, tag or commit; '' for the hub's usual one. hub:
-    where files of a model id that are not here are fetched from; None if they are not
-    fetched.
-    """
-
-    path: str | Sequence[str] | None = None
-    model_id: str | None = None
-    origin_file_pattern: str | None = None
-    component: str = ""
-    entries: Mapping[str, Any] = field(default_factory=dict)
-    revision: str = ""
-    hub: Hub | None = "modelscope"
-
-    @property
-    def origin(self) -> Origin | None:
-        """The published model they are of, if they are of one."""
-        return Origin(self.model_id, self.revision, self.hub) if self.model_id else None
-
-    @property
-    def pattern(self) -> str:
-        """The pattern of a model id's files: by default all those that lie in no
-        folder.
-        """
-        return self.origin_file_pattern or "*"
-
-    def files(self) -> Files:
-        """Find the files here; raises StateError naming the place where they were
-        looked for.
-        """
-        origin = self.origin
-        if origin is None:
-            names = [self.path] if isinstance(self.path, str) else list(self.path or ())
-            return Files(tuple(_existing(Path(name)) for name in names))
-        found = find_here(origin, self.pattern)
-        if not found:
-            raise not_here(origin, self.pattern)
-        return self._files(origin, found)
-
-    def fetch(self) -> Files:
-        """Find the files, and fetch those of a model id that are not here; raises what
-        `files` and a hub raise.
-        """
-        origin = self.origin
-        return (
-            self.files()
-            if origin is None
-            else self._files(origin, fetch(origin, self.pattern))
-        )
-
-    def _files(self, origin: Origin, found: Sequence[str]) -> Files:
-        names = [self.pattern] if self.pattern.endswith("/") else found
-        return Files(tuple(origin.folder / name for name in names), origin.model_id)
-
-
-def model_configs(config: ModelChoice, family: ModelFamily) -> tuple[ModelConfig, ...]:
-    """The model files of a command line: --model_paths, --model_id_with_origin_paths
-    and the family's path flags.
-    """
-    # Planning alone needs no hub.
-    hub = None if isinstance(config, TrainConfig) and config.dry_run else config.hub
-    paths = [
-        ModelConfig(path=group, hub=hub)
-        for group in parse_model_paths(config.model_paths)
-    ]
-    published = [
-        ModelConfig(
-            None, files.model_id, files.pattern, revision=files.revision, hub=hub
-        )
-        for files in parse_origins(config.model_id_with_origin_paths)
-    ]
-    own = [
-        ModelConfig(
-            path=config.family_options[option.name], component=option.component, hub=hub
-        )
-        for option in family.options
-        if option.component
-        and not option.field
-        and config.family_options.get(option.name)
-    ]
-    return (*paths, *published, *own, *changed_entries(config, family))
-
-
-def changed_entries(
-    config: ModelChoice, family: ModelFamily
-) -> tuple[ModelConfig, ...]:
-    """The entries of configurations that the family's bare flags set."""
-    given = (
-        option
-        for option in family.options
-        if option.field and config.family_options.get(option.name)
-    )
-    return tuple(
-        ModelConfig(component=option.component, entries={option.field: True})
-        for option in given
-    )
+    places = ", ".join(dict.fromkeys(map(str, [*local, *published_places])))
+    raise StateError(component.name, f"not found in {places}", advice)
 
 
 def assign(
@@ -172,21 +165,19 @@ def assign(
     components: Sequence[Component],
     wanted: Iterable[str],
 ) -> dict[str, Files]:
-    """Find which component each set of files is, from the names in the files; one set
-    may hold several.
+    """Find which component each set of files is, from the names in the files.
 
-    Twins are told apart as `_told` does; else by their order, but if only one set of
-    files is left, it is the wanted one. Files of a model id whose place is that of a
-    component nobody wants are not even looked for; those whose place tells nothing are
-    fetched, one after the other, while a wanted component is unfound. Files that do not
-    exist are an error only if a wanted component remains unfound.
+    One set may hold several components. Files of a published model in the folder of a
+    component that is not wanted are not fetched; those whose folder tells nothing are
+    fetched one after the other until every wanted component is found. A missing file
+    is an error only if a wanted component remains unfound.
     """
-    table = _Table(components, frozenset(wanted))
+    assigned = _Assignment(components, frozenset(wanted))
     missing: list[StateError] = []
     unplaced: list[ModelConfig] = []
     for config in configs:
         place = place_of(config, components) if config.model_id else ""
-        if config.entries or place not in {"", *table.wanted}:
+        if config.entries or (place and place not in assigned.wanted):
             continue
         try:
             files = config.fetch() if place else config.files()
@@ -196,249 +187,238 @@ def assign(
             else:
                 missing.append(error)
             continue
-        table.take(config, files)
+        assigned.add(config, files)
     for config in unplaced:
-        if table.absent:
-            try:
-                files = config.fetch()
-            except StateError as error:
-                missing.append(error)
-                continue
-            table.take(config, files)
-    table.settle_twins()
-    if table.absent and missing:
+        if not assigned.unfound:
+            break
+        try:
+            files = config.fetch()
+        except StateError as error:
+            missing.append(error)
+            continue
+        assigned.add(config, files)
+    assigned.settle_twins()
+    if assigned.unfound and missing:
         raise missing[0]
-    return table.found
+    return assigned.found
 
 
 @dataclass
-class _Table:
-    """What is found while files are assigned: component -> files, and files that twins
-    could be.
-    """
+class _Assignment:
+    """The files found so far."""
 
     components: Sequence[Component]
     wanted: frozenset[str]
     found: dict[str, Files] = field(default_factory=dict)
-    alike: dict[Files, tuple[Component, ...]] = field(default_factory=dict)
+    """Component -> its files."""
+    ambiguous: dict[Files, tuple[Component, ...]] = field(default_factory=dict)
+    """Files -> the twins that they could be."""
 
     @property
-    def absent(self) -> list[str]:
-        """The wanted components with weights of which nothing is found yet."""
-        seen = {
-            *self.found,
-            *(
-                component.name
-                for fitting in self.alike.values()
-                for component in fitting
-            ),
-        }
+    def unfound(self) -> list[str]:
+        """Return the wanted components with weights that no files are found for."""
+        seen = set(self.found)
+        for twins in self.ambiguous.values():
+            seen.update(component.name for component in twins)
         return [
-            c.name
-            for c in self.components
-            if c.name in self.wanted - seen and not c.is_folder
+            component.name
+            for component in self.components
+            if component.name in self.wanted - seen and not component.is_folder
         ]
 
-    def take(self, config: ModelConfig, files: Files) -> None:
-        """Assign the parts of a set of files; raises what `_parts` raises, and
-        UsageError for a second set of one.
+    def add(self, config: ModelConfig, files: Files) -> None:
+        """Assign the parts of a set of files.
+
+        Raises what `_parts` raises, and UsageError for a second set of a component.
         """
         for fitting, part in _parts(config, files, self.components):
-            name = fitting[0].name if len(fitting) == 1 else _told(fitting, part)
+            name = fitting[0].name if len(fitting) == 1 else _which_twin(fitting, part)
             if name:
-                _settle(self.found, name, part)
+                self._settle(name, part)
             else:
-                self.alike[part] = fitting
+                self.ambiguous[part] = fitting
 
     def settle_twins(self) -> None:
-        """Give files that several twins could be to these, in order."""
-        for part, fitting in self.alike.items():
-            free = [c.name for c in fitting if c.name not in self.found]
-            first = (
-                [name for name in free if name in self.wanted]
-                if len(self.alike) == 1
-                else []
-            )
-            _settle(self.found, (*first, *free, fitting[0].name)[0], part)
-        self.alike = {}
+        """Give files that several twins could be to these in order.
+
+        A single set of files is that of the wanted twin.
+        """
+        single = len(self.ambiguous) == 1
+        for part, twins in self.ambiguous.items():
+            free = [twin.name for twin in twins if twin.name not in self.found]
+            if single:
+                free.sort(key=lambda name: name not in self.wanted)
+            self._settle(free[0] if free else twins[0].name, part)
+        self.ambiguous = {}
+
+    def _settle(self, name: str, files: Files) -> None:
+        other = self.found.setdefault(name, files)
+        if other != files:
+            both = f"{other.paths[0]} and {files.paths[0]}"
+            raise UsageError("model files", f"two sets of files are {name}: {both}")
 
 
-def _told(twins: Sequence[Component], files: Files) -> str:
-    """Which of twins these files are: their header names it, if training wrote them,
-    else their folder; or ''.
+def _which_twin(twins: Sequence[Component], files: Files) -> str:
+    """Return the twin that wrote these files, by their header, or whose folder they
+    are in; '' if neither tells.
     """
-    by_header = [
-        c.name for c in twins if c.name == header(files.paths[0]).get("component")
-    ]
-    by_folder = [c.name for c in twins if c.is_in_folder(files.folder)]
-    return (*by_header, *by_folder, "")[0]
-
-
-def _settle(found: dict[str, Files], name: str, files: Files) -> None:
-    if found.setdefault(name, files) != files:
-        both = f"{found[name].paths[0]} and {files.paths[0]}"
-        raise UsageError("model files", f"two sets of files are {name}: {both}")
+    written_for = header(files.paths[0]).get("component")
+    for twin in twins:
+        if twin.name == written_for:
+            return twin.name
+    for twin in twins:
+        if twin.is_in_folder(files.folder):
+            return twin.name
+    return ""
 
 
 def _parts(
     config: ModelConfig, files: Files, components: Sequence[Component]
 ) -> list[tuple[tuple[Component, ...], Files]]:
-    """The components in a set of files, twins together; a folder is told by its own
-    name, or a flag says which it is.
+    """Return the components in a set of files, twins together.
 
-    Raises what `recognise` raises, and UsageError for a folder that is no component's.
+    Raises what `recognise` raises, and UsageError for a folder of no component.
     """
     known = [c for c in components if config.component in ("", c.name)]
+    path = files.paths[0]
+    if not path.is_dir():
+        return recognise(files, known)
     folders = [c for c in known if c.is_folder]
-    if files.paths[0].is_dir():
-        fitting = (
-            folders
-            if config.component
-            else [c for c in folders if c.is_in_folder(files.paths[0])]
-        )
-        if not fitting:
-            names = ", ".join(
-                folder for component in folders for folder in component.folders
-            )
-            raise UsageError(
-                str(files.paths[0]), f"is a folder; folders of this family: {names}"
-            )
-        return [((fitting[0],), files)]
-    return recognise(files, known)
+    for component in folders:
+        if config.component or component.is_in_folder(path):
+            return [((component,), files)]
+    names = ", ".join(folder for c in folders for folder in c.folders)
+    raise UsageError(str(path), f"is a folder; folders of this family: {names}")
 
 
 def place_of(config: ModelConfig, components: Sequence[Component]) -> str:
-    """The component in whose place in published layouts the files are, by their names
-    alone; '' if in none.
+    """Return the component that the files are published as, by their place alone; '' if
+    that does not tell.
     """
-    if config.model_id is not None:
-        return next(
-            (c.name for c in components if c.is_published_as(config.pattern)), ""
-        )
-    first = Path(
-        config.path if isinstance(config.path, str) else (config.path or ("",))[0]
-    )
-    return next(
-        (
-            c.name
-            for c in components
-            if c.is_in_folder(first) or c.is_in_folder(first.parent)
-        ),
-        "",
-    )
+    path = config.path or ""
+    first = Path(path if isinstance(path, str) else path[0])
+    for component in components:
+        if config.model_id is not None:
+            fits = component.is_published_as(config.pattern)
+        else:
+            fits = component.is_in_folder(first) or component.is_in_folder(first.parent)
+        if fits:
+            return component.name
+    return ""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found for a run, before any weight is read: files, and configurations of
-    what is needed.
-    """
+    """The files and configurations of a run, found before any weight is read."""
 
     files: Mapping[str, Files]
-    contents: Mapping[str, Mapping[str, Any]]
+    configs: Mapping[str, Mapping[str, Any]]
 
 
 def find(
     family: ModelFamily,
     configs: Sequence[ModelConfig],
     components: Iterable[str],
-    bare: Iterable[str] = (),
+    config_only: Iterable[str] = (),
     among: Collection[str] | None = None,
 ) -> Found:
-    """Find the files of `components`, and configurations of these and `bare`; raises
-    StateError for what is missing.
+    """Find the files and the configurations of components.
 
-    among: the components that the variant has: no file is taken for a twin of one of
-    these that the variant lacks.
+    Raises StateError for what is missing.
+
+    Args:
+        family: The family of the components.
+        configs: The given model files.
+        components: The components whose files are needed.
+        config_only: The components of which the configuration alone is needed.
+        among: The components of the variant; no file is taken for a twin of one of
+            these that the variant lacks.
     """
     known: Sequence[Component] = family.load("components")
     by_name = {component.name: component for component in known}
     wanted = tuple(components)
-    own = [component for component in known if among is None or component.name in among]
-    files = assign(
-        configs,
-        [c for c in known if c in own or not any(map(c.same_keys_as, own))],
-        wanted,
-    )
-    published = [config for config in configs if config.origin is not None]
-    roots = [
-        root for found in files.values() for root in (found.folder.parent, found.folder)
-    ]
+    files = assign(configs, _without_foreign_twins(known, among), wanted)
+    published = [config for config in configs if config.source is not None]
+    roots: list[Path] = []
+    for part in files.values():
+        roots += [part.folder.parent, part.folder]
     for name in wanted:
-        if name not in files:
-            if not by_name[name].is_folder:
-                raise StateError(
-                    name,
-                    "no model files for it on the command line",
-                    "add them to --model_paths or --model_id_with_origin_paths, or use --toy",
-                )
-            origin = published[0].origin if published else None
-            hub = configs[0].hub if configs else None
-            files[name] = find_folder(
-                by_name[name], roots, origin, family.default_ids.get(name, ""), hub
+        if name in files:
+            continue
+        if not by_name[name].is_folder:
+            raise StateError(
+                name,
+                "no model files for it on the command line",
+                "add them to --model_paths or --model_id_with_origin_paths, or use --toy",
             )
-    contents = {
-        name: find_configuration(
-            _sought(by_name[name], files.get(name), published, known)
-        )
-        for name in (*wanted, *bare)
-        if not by_name[name].is_folder
-    }
+        source = published[0].source if published else None
+        default = family.default_ids.get(name, "")
+        hub = configs[0].hub if configs else None
+        files[name] = find_folder(by_name[name], roots, source, default, hub)
+    found_configs: dict[str, Mapping[str, Any]] = {}
+    for name in (*wanted, *config_only):
+        if not by_name[name].is_folder:
+            query = _config_query(by_name[name], files.get(name), published, known)
+            found_configs[name] = find_config(query)
     for config in configs:
-        if config.entries and config.component in contents:
-            contents[config.component] = {
-                **contents[config.component],
-                **config.entries,
-            }
-    return Found({name: files[name] for name in wanted}, contents)
+        if config.entries and config.component in found_configs:
+            entries = {**found_configs[config.component], **config.entries}
+            found_configs[config.component] = entries
+    return Found({name: files[name] for name in wanted}, found_configs)
 
 
-def _sought(
+def _without_foreign_twins(
+    known: Sequence[Component], among: Collection[str] | None
+) -> list[Component]:
+    if among is None:
+        return list(known)
+    own = [component for component in known if component.name in among]
+    return [c for c in known if c in own or not any(map(c.same_keys_as, own))]
+
+
+def _config_query(
     component: Component,
     files: Files | None,
     published: Sequence[ModelConfig],
     known: Sequence[Component],
-) -> Sought:
-    """Where the configuration of a component may be: of local files, nowhere but beside
-    them.
+) -> ConfigQuery:
+    """Return where the configuration of a component may be: for local files, only
+    beside them.
     """
     own = [config for config in published if place_of(config, known) == component.name]
+    others = published
     if files is not None:
-        own = [
+        same_model = [
             config for config in (*own, *published) if config.model_id == files.model_id
         ]
-    config = next(iter(own if files is not None else (*own, *published)), None)
-    place = (
-        config.pattern.rpartition("/")[0]
-        if config is not None and config in own
-        else None
-    )
-    return Sought(
-        component, files, config.origin if config is not None else None, place
-    )
+        own, others = same_model, []
+    if own:
+        return ConfigQuery(
+            component, files, own[0].source, own[0].pattern.rpartition("/")[0]
+        )
+    return ConfigQuery(component, files, others[0].source if others else None)
 
 
-def denoiser_configuration(
+def denoiser_config(
     family: ModelFamily, configs: Sequence[ModelConfig]
 ) -> Mapping[str, Any]:
-    """The content of the configuration of the component that is trained by default, or
-    else of a twin of it.
+    """Return the configuration of the component that is trained by default, or of a
+    twin of it.
 
     Raises what `find` raises for the former if neither is found.
     """
     known: Sequence[Component] = family.load("components")
-    (default,) = (
-        component for component in known if component.name == family.default_trainable
-    )
-    here = [replace(config, hub=None) for config in configs]
+    (default,) = (c for c in known if c.name == family.default_trainable)
+    offline = [replace(config, hub=None) for config in configs]
     errors: list[StateError] = []
-    for part in (default, *filter(default.same_keys_as, known)):
-        for parts, bare, places in (
-            ((part.name,), (), here),
-            ((), (part.name,), configs),
+    for twin in (default, *filter(default.same_keys_as, known)):
+        # The weights of this machine tell more; without them config.json is fetched.
+        for places, files, config_only in (
+            (offline, (twin.name,), ()),
+            (configs, (), (twin.name,)),
         ):
             try:
-                return find(family, places, parts, bare).contents[part.name]
+                return find(family, places, files, config_only).configs[twin.name]
             except StateError as error:
                 errors.append(error)
     raise errors[0]
@@ -451,18 +431,15 @@ def _existing(path: Path) -> Path:
 
 
 def component_digests(found: Found, digests: Digests) -> dict[str, str]:
-    """The digest of each component as units use it, and of each configuration: part of
-    every key.
+    """Return the digest of each component as units use it, and of each configuration;
+    they are part of every cache key.
     """
-    whole = {
-        name: hashed(
-            "component",
-            [digests.of_all(files.paths), dict(found.contents.get(name, {})), *preset],
-        )
-        for name, files in found.files.items()
-        for preset in ([digests.of(files.preset)] if files.preset else [],)
-    }
-    return whole | {
-        f"{name}_config": hashed("config", dict(content))
-        for name, content in found.contents.items()
-    }
+    digest: dict[str, str] = {}
+    for name, files in found.files.items():
+        parts = [digests.of_all(files.paths), dict(found.configs.get(name, {}))]
+        if files.preset is not None:
+            parts.append(digests.of(files.preset))
+        digest[name] = hashed("component", parts)
+    for name, config in found.configs.items():
+        digest[f"{name}_config"] = hashed("config", dict(config))
+    return digest

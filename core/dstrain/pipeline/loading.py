@@ -44,7 +44,7 @@ def load_components(
     by_name = {component.name: component for component in family.load("components")}
     configs = {
         name: by_name[name].configure(content)
-        for name, content in found.contents.items()
+        for name, content in found.configs.items()
     }
     components = {}
     for name, files in found.files.items():

@@ -11,7 +11,7 @@ from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.inputs import Column, Constant
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import Component
-from dstrain.models.locate import ModelConfig, denoiser_configuration, place_of
+from dstrain.models.locate import ModelConfig, denoiser_config, place_of
 from dstrain.registry.discovery import variant_of
 from dstrain.registry.family import ModelFamily
 
@@ -189,7 +189,7 @@ def _by_configuration(
     if not family.variants_for:
         return ()
     try:
-        content = denoiser_configuration(family, models)
+        content = denoiser_config(family, models)
     except DstrainError:
         return ()  # files that are missing, or that do not fit, are reported with what they are needed for
     fitting = family.load("variants_for")(content)

@@ -76,8 +76,10 @@ def prepare(
     components = dict.fromkeys(
         name for plan in plans for name in plan.components[setup.stage]
     )
-    bare = dict.fromkeys(name for plan in plans for name in plan.configs[setup.stage])
-    found = setup.find(components, bare)
+    config_only = dict.fromkeys(
+        name for plan in plans for name in plan.configs[setup.stage]
+    )
+    found = setup.find(components, config_only)
     if samples.about is not None:
         check_configs(samples.about, found)
     live = {

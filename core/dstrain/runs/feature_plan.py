@@ -88,7 +88,7 @@ def plan_about(
         "columns": list(table.columns),
         "inputs": [sorted(inputs) for inputs in presence],
         "components": dict(components),
-        "configs": {name: dict(content) for name, content in found.contents.items()},
+        "configs": {name: dict(content) for name, content in found.configs.items()},
         "versions": setup.versions,
     }
 
@@ -123,7 +123,7 @@ def check_configs(about: Mapping[str, Any], found: Found) -> None:
     """Refuse a denoiser whose configuration is not the one stage 1 used; raises
     StateError naming what differs.
     """
-    for name, content in found.contents.items():
+    for name, content in found.configs.items():
         want, have = about["configs"].get(name), json.loads(json.dumps(dict(content)))
         keys = sorted(
             key

@@ -165,11 +165,13 @@ class Setup:
         """The LoRA of --preset_lora_path, and the component it is merged into."""
         return preset_of(self.config, self.family, self.spec)
 
-    def find(self, components: Iterable[str], bare: Iterable[str]) -> Found:
+    def find(self, components: Iterable[str], config_only: Iterable[str]) -> Found:
         """Find the files of components, a preset LoRA beside its own, and
         configurations of these and `bare`.
         """
-        found = find(self.family, self.models, components, bare, self.spec.components)
+        found = find(
+            self.family, self.models, components, config_only, self.spec.components
+        )
         return self.preset.into(found) if self.preset is not None else found
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.lora.layers import LoraConfig, inject
-from dstrain.models.formats import CheckpointFormat, in_layout, out_of_layout
+from dstrain.models.formats import CheckpointFormat, from_checkpoint, to_checkpoint
 
 PAIRS = (
     ("lora_down.weight", "lora_up.weight"),
@@ -50,7 +50,7 @@ class Reader:
         return (
             state
             if self.checkpoint_format is None
-            else in_layout(self.checkpoint_format, state)
+            else to_checkpoint(self.checkpoint_format, state)
         )
 
     def read(
@@ -76,7 +76,7 @@ class Reader:
         changed.load_state_dict(
             weights
             if self.checkpoint_format is None
-            else out_of_layout(self.checkpoint_format, weights)
+            else from_checkpoint(self.checkpoint_format, weights)
         )
         return changed, sorted(left)
 
@@ -102,7 +102,7 @@ class Reader:
         for name, weight in (
             state
             if self.checkpoint_format is None
-            else in_layout(self.checkpoint_format, state)
+            else to_checkpoint(self.checkpoint_format, state)
         ).items():
             layer = self.layer(name)
             made[f"{layer}.{down}"] = 0.3 * torch.randn(

@@ -14,7 +14,7 @@ from dstrain.models.formats import (
     LoraKeyFormat,
     Shapes,
     nth_of,
-    same_configuration,
+    same_config,
 )
 
 DIT_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
@@ -250,7 +250,7 @@ PUBLISHED_TEXT_ENCODER_1 = CheckpointFormat(
     ),
     rows=(KeyMap("", "text_model"),),
     ignored=_LEFT_OVER,
-    configuration=same_configuration,
+    configuration=same_config,
 )
 COMFYUI_TEXT_ENCODER_1 = CheckpointFormat(
     key_patterns=("transformer.text_model.embeddings.token_embedding.weight",),

@@ -15,8 +15,8 @@ from diffusers import AutoencoderKL, FluxTransformer2DModel
 from diffusers.loaders import single_file_utils
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
-from dstrain.models.configs import Sought, find_configuration
-from dstrain.models.formats import in_layout
+from dstrain.models.configs import ConfigQuery, find_config
+from dstrain.models.formats import to_checkpoint
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
 from dstrain_flux import formats
@@ -81,15 +81,15 @@ def original(name: str, network: nn.Module) -> dict[str, Tensor]:
     """The network's weights under the names and in the shapes of the original files."""
     state = network.state_dict()
     if name == "dit":
-        return in_layout(formats.ORIGINAL_DIT, state)
+        return to_checkpoint(formats.ORIGINAL_DIT, state)
     if name == "vae":
-        old = in_layout(formats.ORIGINAL_VAE, state, LEVELS)
+        old = to_checkpoint(formats.ORIGINAL_VAE, state, LEVELS)
         return {
             key: w[..., None, None] if ".attn_1." in key and w.dim() == 2 else w
             for key, w in old.items()
         }
     if name == "text_encoder_1":
-        return in_layout(formats.PUBLISHED_TEXT_ENCODER_1, state)
+        return to_checkpoint(formats.PUBLISHED_TEXT_ENCODER_1, state)
     return {
         key: weight
         for key, weight in state.items()
@@ -191,7 +191,8 @@ def test_files_of_the_reference_load_as_the_network_they_were_made_from(
     )
     assert_equal(load("dit", files, network).state_dict(), network.state_dict())
     assert (
-        in_layout(formats.REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
+        to_checkpoint(formats.REFERENCE_DIT, network.state_dict()).keys()
+        == weights.keys()
     )
 
 
@@ -335,7 +336,7 @@ def test_the_configuration_of_an_original_transformer_follows_from_its_shapes(
         json.dumps({"_class_name": "AnotherModel", "num_layers": 77})
     )
     ((_, files),) = recognise(saved(tmp_path, original("dit", network)), COMPONENTS)
-    content = find_configuration(Sought(BY_NAME["dit"], files))
+    content = find_config(ConfigQuery(BY_NAME["dit"], files))
     assert vars(BY_NAME["dit"].configure(content)) == {
         k: v for k, v in network.config.items() if not k.startswith("_")
     }

@@ -10,7 +10,7 @@ from dstrain.models.formats import (
     CheckpointFormat,
     KeyMap,
     LoraKeyFormat,
-    same_configuration,
+    same_config,
 )
 from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
 
@@ -107,7 +107,7 @@ PUBLISHED_TEXT_ENCODER = MappingProxyType(
 PUBLISHED_TEXT_ENCODER_LAYOUT = CheckpointFormat(
     key_patterns=("model.embed_tokens.weight", "visual.patch_embed.proj.weight"),
     rows=(KeyMap("model.visual", "visual"), KeyMap("model.language_model", "model")),
-    configuration=same_configuration,
+    configuration=same_config,
 )
 
 # comfy/lora.py of ComfyUI, model_lora_keys_clip.

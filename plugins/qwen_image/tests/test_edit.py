@@ -394,7 +394,7 @@ def test_zero_cond_t_can_be_said_by_a_flag_where_the_configuration_does_not(
     )
     for options, wanted in (({}, False), ({"zero_cond_t": "True"}, True)):
         models = model_configs(replace(config, family_options=options), MODEL)
-        assert find(MODEL, models, ("dit",)).contents["dit"]["zero_cond_t"] is wanted
+        assert find(MODEL, models, ("dit",)).configs["dit"]["zero_cond_t"] is wanted
 
 
 @pytest.mark.parametrize("variant", [name for name in MODEL.variants if name != "base"])

@@ -15,7 +15,7 @@ from dstrain.models.formats import (
     LoraKeyFormat,
     Shapes,
     nth_of,
-    same_configuration,
+    same_config,
 )
 
 DIT_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
@@ -282,7 +282,7 @@ PUBLISHED_IMAGE_ENCODER = CheckpointFormat(
         "logit_scale",
         "*.position_ids",
     ),
-    configuration=same_configuration,
+    configuration=same_config,
 )
 
 DIT_LAYOUTS = (ORIGINAL_DIT,)

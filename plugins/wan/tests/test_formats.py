@@ -13,9 +13,9 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from diffusers.loaders import single_file_utils
 from dstrain.errors import StateError
 from dstrain.models.components import Files
-from dstrain.models.configs import Sought, find_configuration
-from dstrain.models.formats import in_layout
-from dstrain.models.hub import Origin
+from dstrain.models.configs import ConfigQuery, find_config
+from dstrain.models.formats import to_checkpoint
+from dstrain.models.hub import ModelSource
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
 from dstrain_wan import formats
@@ -74,13 +74,13 @@ def original(name: str, network: nn.Module) -> dict[str, Tensor]:
     """The network's weights under the names and in the shapes of the original files."""
     state = dict(network.state_dict())
     if name == "dit":
-        return in_layout(formats.ORIGINAL_DIT, state)
+        return to_checkpoint(formats.ORIGINAL_DIT, state)
     if name == "vae":
-        return in_layout(formats.ORIGINAL_VAE, state, _samplers(network.config))
+        return to_checkpoint(formats.ORIGINAL_VAE, state, _samplers(network.config))
     if name == "text_encoder":
         del state["encoder.embed_tokens.weight"]
-        return in_layout(formats.ORIGINAL_TEXT_ENCODER, state)
-    old = in_layout(formats.ORIGINAL_IMAGE_ENCODER, state)
+        return to_checkpoint(formats.ORIGINAL_TEXT_ENCODER, state)
+    old = to_checkpoint(formats.ORIGINAL_IMAGE_ENCODER, state)
     old["visual.cls_embedding"] = old["visual.cls_embedding"][None, None]
     old["visual.pos_embedding"] = old["visual.pos_embedding"][None]
     return old | {
@@ -384,7 +384,7 @@ def test_the_originals_configuration_is_read_in_diffusers_terms(
         ),
         name,
     )
-    content = find_configuration(Sought(BY_NAME[name], files))
+    content = find_config(ConfigQuery(BY_NAME[name], files))
     own = {
         key: value
         for key, value in dict(network.config).items()
@@ -403,8 +403,10 @@ def test_the_transformers_config_json_is_not_taken_for_that_of_the_vae_beside_it
     files = recognised(
         saved(tmp_path / "Wan2.1_VAE.pth", original(*make("vae 2.1"))), "vae"
     )
-    content = find_configuration(
-        Sought(BY_NAME["vae"], files, Origin("Wan-AI/Wan2.1-T2V-1.3B", hub=None))
+    content = find_config(
+        ConfigQuery(
+            BY_NAME["vae"], files, ModelSource("Wan-AI/Wan2.1-T2V-1.3B", hub=None)
+        )
     )
     assert content["z_dim"] == 16
     assert "dim" not in content

@@ -18,7 +18,7 @@ from dstrain.lora.export import export
 from dstrain.lora.layers import LoraConfig
 from dstrain.lora.reader import read_lora
 from dstrain.models.components import Files
-from dstrain.models.configs import Sought, find_configuration
+from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import SEAL, check_file, read_tensors
 from safetensors.torch import load_file, save_file
@@ -260,7 +260,7 @@ def test_the_weights_of_a_component_get_the_original_names_and_back(
     export(tmp_path / "x.safetensors", tmp_path / "y.safetensors", "diffusers")
     again = load_file(tmp_path / "y.safetensors")
     assert again.keys() == state.keys()
-    assert find_configuration(Sought(COMPONENTS[0], files)) == {"width": 6}
+    assert find_config(ConfigQuery(COMPONENTS[0], files)) == {"width": 6}
     assert all(torch.equal(again[name], value) for name, value in state.items())
     with pytest.raises(UsageError, match="kohya names LoRA files"):
         export(tmp_path / "full.safetensors", tmp_path / "z.safetensors", "kohya")

@@ -13,13 +13,13 @@ from dstrain.config.schema import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.batch import generate_dataset
 from dstrain.models.components import Component, Files
-from dstrain.models.configs import Sought, find_configuration
-from dstrain.models.formats import CheckpointFormat, KeyMap, same_configuration
-from dstrain.models.hub import Origin
+from dstrain.models.configs import ConfigQuery, find_config
+from dstrain.models.formats import CheckpointFormat, KeyMap, same_config
+from dstrain.models.hub import ModelSource
 from dstrain.models.locate import (
     ModelConfig,
     assign,
-    denoiser_configuration,
+    denoiser_config,
     find,
     place_of,
 )
@@ -44,8 +44,8 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(save({"w": torch.zeros(1)}))
     files = Files((tmp_path / "w.safetensors",))
     with pytest.raises(StateError, match=r"config\.json: cannot be read"):
-        find_configuration(
-            Sought(Component("dit", ("dit",), lambda *_: None, ("w",)), files)
+        find_config(
+            ConfigQuery(Component("dit", ("dit",), lambda *_: None, ("w",)), files)
         )
 
 
@@ -252,14 +252,12 @@ def test_the_files_of_one_part_alone_tell_the_denoisers_configuration(
     here: Path, twins: tuple[str, str]
 ) -> None:
     for path in twins:
-        assert denoiser_configuration(MODEL, [ModelConfig(path=path)]) == {
+        assert denoiser_config(MODEL, [ModelConfig(path=path)]) == {
             "width": 8,
             "depth": 2,
         }
     with pytest.raises(StateError, match="dit: no model files for it"):
-        denoiser_configuration(
-            MODEL, [ModelConfig(path=weights_of(here / "model")["vae"])]
-        )
+        denoiser_config(MODEL, [ModelConfig(path=weights_of(here / "model")["vae"])])
 
 
 def test_a_flag_says_which_of_twins_a_file_is(tmp_path: Path) -> None:
@@ -323,7 +321,7 @@ def test_a_configuration_beside_another_layout_is_translated_or_left_aside(
     (tmp_path / "config.json").write_text(json.dumps(content))
     vae = Component("vae", ("vae",), lambda *_: None, ("x",), prefixes=("vae.",))
     files = assign([ModelConfig(path=path)], (DIT, vae), ())["dit"]
-    assert find_configuration(Sought(DIT, files)) == wanted
+    assert find_config(ConfigQuery(DIT, files)) == wanted
 
 
 @pytest.mark.parametrize("text", ["a model of mine", "[]", '"x"'])
@@ -333,7 +331,7 @@ def test_a_header_whose_config_is_none_is_as_one_without(
     files = Files(
         (Path(weights(tmp_path / "x.safetensors", "new.weight", config=text)),)
     )
-    assert find_configuration(Sought(DIT, files)) == {"inferred": (2, 3)}
+    assert find_config(ConfigQuery(DIT, files)) == {"inferred": (2, 3)}
 
 
 @pytest.mark.parametrize(
@@ -369,7 +367,7 @@ def test_a_configuration_beside_several_components_is_that_of_the_class_it_names
     tmp_path: Path,
 ) -> None:
     formats = (
-        (CheckpointFormat(("old.weight",), configuration=same_configuration),)
+        (CheckpointFormat(("old.weight",), configuration=same_config),)
         if translating
         else ()
     )
@@ -377,10 +375,10 @@ def test_a_configuration_beside_several_components_is_that_of_the_class_it_names
     files = Files((Path(weights(tmp_path / "x.safetensors", "new.weight")),))
     for content in (own, {}):
         (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))
-        assert find_configuration(Sought(component, files)) == {**content, "size": 5}
+        assert find_config(ConfigQuery(component, files)) == {**content, "size": 5}
     for content in others:
         (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))
-        assert find_configuration(Sought(component, files)) == {"inferred": (2, 3)}
+        assert find_config(ConfigQuery(component, files)) == {"inferred": (2, 3)}
 
 
 def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
@@ -389,14 +387,14 @@ def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
     (tmp_path / "A/B/low").mkdir(parents=True)
     (tmp_path / "A/B/low/config.json").write_text('{"dim": 5}')
-    assert find_configuration(Sought(TWIN, None, Origin("A/B", hub=None))) == {
+    assert find_config(ConfigQuery(TWIN, None, ModelSource("A/B", hub=None))) == {
         "width": 5,
         "depth": 0,
     }
     with pytest.raises(
         StateError, match=r"no configuration of dit: .* model id A/B is not known"
     ):
-        find_configuration(Sought(DIT, None, Origin("A/B", hub=None)))
+        find_config(ConfigQuery(DIT, None, ModelSource("A/B", hub=None)))
 
 
 def test_the_tokenizer_is_found_in_a_folder_beside_files_that_lie_in_none(

@@ -15,7 +15,7 @@ from dstrain.cli.main import main
 from dstrain.config.schema import Hub
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.graph.unit import Unit
-from dstrain.models.hub import Origin, fetch, find_here
+from dstrain.models.hub import ModelSource, fetch, find_local
 from dstrain.models.hub_clients import CLIENTS, plain
 from dstrain.models.hub_record import RECORD, Record
 from dstrain.models.locate import ModelConfig, assign, find
@@ -192,19 +192,19 @@ def test_files_of_unknown_names_are_fetched_only_until_the_wanted_components_are
 def test_what_is_here_is_used_without_asking_and_what_is_gone_is_fetched_again(
     server: Server, hub: Hub
 ) -> None:
-    origin, folder = Origin(TINY, hub=hub), Path("models") / TINY
-    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    source, folder = ModelSource(TINY, hub=hub), Path("models") / TINY
+    assert fetch(source, "transformer/*.safetensors") == SHARDS
     server.forget()
-    assert fetch(origin, "transformer/*.safetensors") == SHARDS
-    assert fetch(origin, SHARDS[1]) == SHARDS[1:]
+    assert fetch(source, "transformer/*.safetensors") == SHARDS
+    assert fetch(source, SHARDS[1]) == SHARDS[1:]
     assert server.requests == []
     for gone in (SHARDS[0], "transformer/config.json"):
         (folder / gone).unlink()
-        assert fetch(origin, "transformer/*.safetensors") == SHARDS
+        assert fetch(source, "transformer/*.safetensors") == SHARDS
         assert server.fetched == [gone]
         server.forget()
     os.utime(folder / SHARDS[0])
-    assert find_here(origin, SHARDS[0]) == SHARDS[:1]
+    assert find_local(source, SHARDS[0]) == SHARDS[:1]
     record = Record.read(folder)
     assert record is not None
     assert record.kept[SHARDS[0]].mark == file_mark(folder / SHARDS[0])
@@ -219,30 +219,30 @@ def test_a_pinned_revision_is_fetched_and_another_one_replaces_only_what_differs
         "second/transformer/model-1-of-2.safetensors",
     )
     server.add(TINY, Path("second"), "v2")
-    origin, folder, pattern = (
-        Origin(TINY, hub=hub),
+    source, folder, pattern = (
+        ModelSource(TINY, hub=hub),
         Path("models") / TINY,
         "transformer/*.safetensors",
     )
-    fetch(origin, pattern)
+    fetch(source, pattern)
     server.forget()
-    pinned = replace(origin, revision="v2")
+    pinned = replace(source, revision="v2")
     assert fetch(pinned, pattern) == SHARDS
     assert server.fetched == [SHARDS[1]]
     assert (folder / SHARDS[1]).read_bytes() == Path("second", SHARDS[1]).read_bytes()
     server.forget()
     assert (
-        fetch(pinned, pattern) == fetch(origin, pattern) == SHARDS
+        fetch(pinned, pattern) == fetch(source, pattern) == SHARDS
     )  # without a revision: what is here
     if hub == "huggingface":
         sha = commit(server.models[TINY]["v2"])
-        assert fetch(replace(origin, revision=sha), pattern) == fetch(
-            replace(origin, revision=sha[:9]), pattern
+        assert fetch(replace(source, revision=sha), pattern) == fetch(
+            replace(source, revision=sha[:9]), pattern
         )
     assert server.requests == []
     assert (
         fetch(
-            replace(origin, revision="main" if hub == "huggingface" else "master"),
+            replace(source, revision="main" if hub == "huggingface" else "master"),
             pattern,
         )
         == SHARDS
@@ -252,7 +252,7 @@ def test_a_pinned_revision_is_fetched_and_another_one_replaces_only_what_differs
         StateError,
         match=r"Tiny/Tiny@v3: \w+ \(.*\) has no such model, or no revision v3",
     ):
-        fetch(replace(origin, revision="v3"), pattern)
+        fetch(replace(source, revision="v3"), pattern)
 
 
 def test_what_is_fetched_later_is_of_the_revision_that_is_here(server: Server) -> None:
@@ -260,12 +260,12 @@ def test_what_is_fetched_later_is_of_the_revision_that_is_here(server: Server) -
     server.add(TINY, Path("published"), "v1")
     write(Path("second"), seed=1)
     for hub, revision in first.items():
-        origin = Origin(TINY, hub=hub)
-        fetch(replace(origin, revision=revision), "vae/*.safetensors")
+        source = ModelSource(TINY, hub=hub)
+        fetch(replace(source, revision=revision), "vae/*.safetensors")
         server.add(
             TINY, Path("second")
         )  # the branch moves on; on Hugging Face its commit is known
-        assert fetch(origin, "transformer/*.safetensors") == SHARDS
+        assert fetch(source, "transformer/*.safetensors") == SHARDS
         for name in (*SHARDS, "vae/model-1-of-1.safetensors"):
             assert (
                 Path("models", TINY, name).read_bytes()
@@ -305,14 +305,14 @@ def test_a_revision_is_given_with_the_id(server: Server, hub: Hub) -> None:
 def test_offline_nothing_is_asked_and_what_is_missing_is_named(
     variable: str, server: Server, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin = Origin(TINY, hub=hub)
-    fetch(origin, "vae/*.safetensors")
+    source = ModelSource(TINY, hub=hub)
+    fetch(source, "vae/*.safetensors")
     server.forget()
     monkeypatch.setenv(variable, "True")
-    assert fetch(origin, "vae/*.safetensors") == ["vae/model-1-of-1.safetensors"]
+    assert fetch(source, "vae/*.safetensors") == ["vae/model-1-of-1.safetensors"]
     for asked in (
-        replace(origin, revision="v2"),
-        replace(origin, model_id="Tiny/Other"),
+        replace(source, revision="v2"),
+        replace(source, model_id="Tiny/Other"),
     ):
         with pytest.raises(
             StateError,
@@ -338,7 +338,7 @@ def test_bars_are_for_a_terminal_and_what_others_say_meanwhile_is_not_lost(
         download(*arguments)
 
     monkeypatch.setattr(client, "download", beside)
-    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    fetch(ModelSource(TINY, hub=hub), "transformer/*.safetensors")
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("dstrain: fetching 4 files, ")
     assert lines[1:] == ["of another thread"] * 4
@@ -352,17 +352,17 @@ def test_a_url_in_what_a_client_says_is_shown_without_what_may_be_secret() -> No
 def test_without_a_hub_what_is_here_is_used_with_one_line(
     server: Server, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    origin, folder = Origin(TINY, hub=hub), Path("models") / TINY
-    fetch(origin, "transformer/*.safetensors")
+    source, folder = ModelSource(TINY, hub=hub), Path("models") / TINY
+    fetch(source, "transformer/*.safetensors")
     (
         folder / "model_index.json"
     ).unlink()  # it belongs to the files, and they can be used without it
     server.faults = Faults(listing=True, status=500)
     capsys.readouterr()
-    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    assert fetch(source, "transformer/*.safetensors") == SHARDS
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(SystemFault, match=rf"Tiny/Tiny: cannot be fetched from {hub}"):
-        fetch(origin, "vae/*.safetensors")
+        fetch(source, "vae/*.safetensors")
 
 
 def test_a_configuration_alone_that_cannot_be_fetched_is_done_without(
@@ -371,7 +371,7 @@ def test_a_configuration_alone_that_cannot_be_fetched_is_done_without(
 
     server.faults = Faults(listing=True, status=500)
     configs = [ModelConfig(None, TINY, "transformer/*.safetensors", hub=hub)]
-    assert find(family.MODEL, configs, (), ("dit",)).contents["dit"] == {
+    assert find(family.MODEL, configs, (), ("dit",)).configs["dit"] == {
         "width": 8,
         "depth": 2,
     }  # published
@@ -382,7 +382,7 @@ def test_a_configuration_alone_that_cannot_be_fetched_is_done_without(
 
 def test_names_of_a_hub_are_listed_when_none_fits(server: Server, hub: Hub) -> None:
     with pytest.raises(StateError) as caught:
-        fetch(Origin(TINY, hub=hub), "transformer/modell-*.safetensors")
+        fetch(ModelSource(TINY, hub=hub), "transformer/modell-*.safetensors")
     assert f"no file of it on {hub} at revision" in caught.value.what
     assert "transformer/model-1-of-2.safetensors" in str(caught.value)
     assert not Path("models/Tiny").exists()
@@ -390,7 +390,7 @@ def test_names_of_a_hub_are_listed_when_none_fits(server: Server, hub: Hub) -> N
 
 def fetch_in_a_process(place: Path, hub: Hub) -> None:
     os.environ["DSTRAIN_MODEL_BASE_PATH"] = str(place)
-    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    fetch(ModelSource(TINY, hub=hub), "transformer/*.safetensors")
 
 
 def test_of_several_processes_one_fetches(
@@ -432,7 +432,7 @@ def test_no_access_token_is_told_or_written(
     ):
         server.faults = faults
         try:
-            fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+            fetch(ModelSource(TINY, hub=hub), "transformer/*.safetensors")
         except SystemFault as fault:
             told += str(fault)
     told += "".join(capsys.readouterr())
@@ -445,7 +445,7 @@ def test_no_access_token_is_told_or_written(
     shutil.rmtree("models")
     for variable in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
         monkeypatch.setenv(variable, server.url)
-    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    fetch(ModelSource(TINY, hub=hub), "transformer/*.safetensors")
     assert any(
         secret in sent for sent in server.tokens
     )  # and yet it is sent to the hub
@@ -456,7 +456,7 @@ def test_an_id_must_be_one_and_a_list_may_not_lead_elsewhere(
 ) -> None:
     for model_id in ("Tiny", "../Tiny", "Tiny/..", "a/b/c", "/etc/x"):
         with pytest.raises(UsageError, match="is no model id; want OWNER/NAME"):
-            fetch(Origin(model_id, hub=hub), "x.safetensors")
+            fetch(ModelSource(model_id, hub=hub), "x.safetensors")
     for name in (
         "../../evil.safetensors",
         "/evil.safetensors",
@@ -464,5 +464,5 @@ def test_an_id_must_be_one_and_a_list_may_not_lead_elsewhere(
     ):
         server.faults = Faults(lists={name: b"evil"})
         with pytest.raises(SystemFault, match="would lie outside its folder"):
-            fetch(Origin(TINY, hub=hub), "*.safetensors")
+            fetch(ModelSource(TINY, hub=hub), "*.safetensors")
     assert not list(Path().rglob("evil*"))

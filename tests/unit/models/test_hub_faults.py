@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from dstrain.config.schema import Hub
 from dstrain.errors import DstrainError, StateError, SystemFault
-from dstrain.models.hub import STAGING, Origin, fetch
+from dstrain.models.hub import STAGING, ModelSource, fetch
 from dstrain.storage.hashing import sha256
 
 from tests.support.hub_server import Faults, serving, use
@@ -143,9 +143,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.fixture(params=["modelscope", "huggingface"])
-def origin(request: pytest.FixtureRequest) -> Origin:
+def source(request: pytest.FixtureRequest) -> ModelSource:
     hub: Hub = request.param
-    return Origin(TINY, hub=hub)
+    return ModelSource(TINY, hub=hub)
 
 
 def check_nothing_is_half() -> None:
@@ -157,11 +157,11 @@ def check_nothing_is_half() -> None:
             assert sha256(path) == sha256(Path("published") / inside), inside
 
 
-def check_it_goes_on(server: Server, origin: Origin) -> None:
+def check_it_goes_on(server: Server, source: ModelSource) -> None:
     """With the fault gone, the same command ends well, and leaves nothing behind."""
     server.faults = Faults()
     server.forget()
-    assert fetch(origin, PATTERN) == NAMES
+    assert fetch(source, PATTERN) == NAMES
     check_nothing_is_half()
     folder = Path("models") / TINY
     assert {path.name for path in folder.iterdir()} == {
@@ -178,29 +178,29 @@ def check_it_goes_on(server: Server, origin: Origin) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_fault_of_a_hub_is_survived_or_told_and_leaves_nothing_half(
-    case: Case, server: Server, origin: Origin, capfd: pytest.CaptureFixture[str]
+    case: Case, server: Server, source: ModelSource, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server.faults = case.faults
     if case.error is None:
-        assert fetch(origin, PATTERN) == NAMES
+        assert fetch(source, PATTERN) == NAMES
         assert server.ranges == (["bytes=100000-"] if case.goes_on else server.ranges)
     else:
         with pytest.raises(case.error, match=case.says) as caught:
-            fetch(origin, PATTERN)
+            fetch(source, PATTERN)
         assert str(caught.value).startswith(
-            f"dstrain: error: {TINY}: {origin.hub} " if "allow" in case.says else ""
+            f"dstrain: error: {TINY}: {source.hub} " if "allow" in case.says else ""
         )
         assert len(str(caught.value).splitlines()) <= 4
         assert "Traceback" not in capfd.readouterr().err
     check_nothing_is_half()
-    check_it_goes_on(server, origin)
+    check_it_goes_on(server, source)
     if case.goes_on and case.error:
         assert server.ranges == ["bytes=100000-"]
         assert server.fetched == [LARGE]
 
 
 def test_a_hub_that_is_not_there_is_told(
-    origin: Origin, server: Server, monkeypatch: pytest.MonkeyPatch
+    source: ModelSource, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -208,9 +208,9 @@ def test_a_hub_that_is_not_there_is_told(
     for name in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
         monkeypatch.setenv(name, nowhere)
     with pytest.raises(
-        SystemFault, match=rf"cannot be fetched from {origin.hub} \({nowhere}\)"
+        SystemFault, match=rf"cannot be fetched from {source.hub} \({nowhere}\)"
     ) as caught:
-        fetch(origin, PATTERN)
+        fetch(source, PATTERN)
     assert (
         f"put its files below {Path('models').resolve()}/{TINY}, or try --hub"
         in str(caught.value)
@@ -218,7 +218,7 @@ def test_a_hub_that_is_not_there_is_told(
     assert not Path("models/Tiny").exists()
 
 
-def test_a_full_disk_is_told_with_its_path(origin: Origin, server: Server) -> None:
+def test_a_full_disk_is_told_with_its_path(source: ModelSource, server: Server) -> None:
     for name in NAMES:
         staged = Path(
             "models",
@@ -233,16 +233,16 @@ def test_a_full_disk_is_told_with_its_path(origin: Origin, server: Server) -> No
         SystemFault,
         match=rf"models/{TINY}: cannot be written: {os.strerror(errno.ENOSPC)}",
     ) as caught:
-        fetch(origin, PATTERN)
+        fetch(source, PATTERN)
     assert "what was fetched is kept: make room" in str(caught.value)
     check_nothing_is_half()
     for path in Path("models", TINY, STAGING).rglob("*.incomplete"):
         path.unlink()
-    check_it_goes_on(server, origin)
+    check_it_goes_on(server, source)
 
 
 def test_too_little_room_is_told_before_anything_is_fetched(
-    origin: Origin, server: Server, monkeypatch: pytest.MonkeyPatch
+    source: ModelSource, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "dstrain.models.hub.shutil.disk_usage", lambda _: SimpleNamespace(free=SIZE)
@@ -251,16 +251,16 @@ def test_too_little_room_is_told_before_anything_is_fetched(
         SystemFault,
         match=rf"models/{TINY}: 600,012 bytes are to be fetched, and 300,000 are free",
     ):
-        fetch(origin, PATTERN)
+        fetch(source, PATTERN)
     assert server.fetched == []
 
 
 def test_room_is_asked_for_what_an_interrupted_fetch_has_not_yet(
-    origin: Origin, server: Server, monkeypatch: pytest.MonkeyPatch
+    source: ModelSource, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.faults = Faults(LARGE, cut_at=100_000)
     with pytest.raises(SystemFault, match="cannot be fetched"):
-        fetch(origin, PATTERN)
+        fetch(source, PATTERN)
     monkeypatch.setattr(
         "dstrain.models.hub.shutil.disk_usage",
         lambda _: SimpleNamespace(free=SIZE - 100_001),
@@ -268,28 +268,28 @@ def test_room_is_asked_for_what_an_interrupted_fetch_has_not_yet(
     with pytest.raises(
         SystemFault, match=r": 200,000 bytes are to be fetched, and 199,999 are free"
     ):
-        fetch(origin, PATTERN)
+        fetch(source, PATTERN)
     monkeypatch.setattr(
         "dstrain.models.hub.shutil.disk_usage",
         lambda _: SimpleNamespace(free=SIZE - 100_000),
     )
-    check_it_goes_on(server, origin)
+    check_it_goes_on(server, source)
 
 
 def test_what_was_left_half_of_another_content_is_no_part_of_this_one(
-    origin: Origin, server: Server
+    source: ModelSource, server: Server
 ) -> None:
     server.faults = Faults(LARGE, cut_at=100_000)
     with pytest.raises(SystemFault, match="cannot be fetched"):
-        fetch(origin, PATTERN)
+        fetch(source, PATTERN)
     (Path("published") / LARGE).write_bytes(os.urandom(SIZE))
     server.add(TINY, Path("published"))  # under the same name
-    check_it_goes_on(server, origin)
+    check_it_goes_on(server, source)
     assert server.ranges == []
 
 
 def test_a_run_that_died_between_two_files_is_gone_on_with(
-    origin: Origin, server: Server, monkeypatch: pytest.MonkeyPatch
+    source: ModelSource, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = os.fork()
     if child == 0:
@@ -302,13 +302,13 @@ def test_a_run_that_died_between_two_files_is_gone_on_with(
             return moved(self, target)
 
         monkeypatch.setattr(Path, "replace", die)
-        fetch(origin, PATTERN)
+        fetch(source, PATTERN)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert (Path("models") / TINY / NAMES[0]).exists()
     with monkeypatch.context() as offline:
         offline.setenv("DSTRAIN_SKIP_DOWNLOAD", "True")
         with pytest.raises(StateError, match="not all files are here"):
-            fetch(origin, PATTERN)
-    check_it_goes_on(server, origin)
+            fetch(source, PATTERN)
+    check_it_goes_on(server, source)
     assert NAMES[0] not in server.fetched

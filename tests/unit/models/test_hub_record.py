@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dstrain.config.schema import Hub
 from dstrain.errors import StateError
-from dstrain.models.hub import Origin, fetch
+from dstrain.models.hub import ModelSource, fetch
 from dstrain.models.hub_record import RECORD, Record, note_marks, select
 from dstrain.models.locate import ModelConfig
 from dstrain.storage.files import lock
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("tiny")
 def test_a_record_tells_repository_revision_commit_size_and_sha256_of_each_file(
     server: Server, hub: Hub
 ) -> None:
-    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    fetch(ModelSource(TINY, hub=hub), "transformer/*.safetensors")
     record = Record.read(Path("models") / TINY)
     assert record is not None
     assert (record.model_id, record.hub) == (TINY, hub)
@@ -45,7 +45,7 @@ def test_marks_are_noted_only_where_no_other_process_has_the_folder_or_wrote_the
     server: Server, hub: Hub
 ) -> None:
     folder = Path("models") / TINY
-    fetch(Origin(TINY, hub=hub), "transformer/*.safetensors")
+    fetch(ModelSource(TINY, hub=hub), "transformer/*.safetensors")
     read = Record.read(folder)
     assert read is not None
     for name in SHARDS:
@@ -54,7 +54,7 @@ def test_marks_are_noted_only_where_no_other_process_has_the_folder_or_wrote_the
         note_marks(read, SHARDS, folder)
     assert Record.read(folder) == read
     fetch(
-        Origin(TINY, hub=hub), "vae/*.safetensors"
+        ModelSource(TINY, hub=hub), "vae/*.safetensors"
     )  # by another process, after the record was read
     note_marks(read, SHARDS, folder)
     after = Record.read(folder)
@@ -68,8 +68,8 @@ def test_marks_are_noted_only_where_no_other_process_has_the_folder_or_wrote_the
 def test_a_file_that_was_changed_is_named_and_not_written_over(
     restored: bool, server: Server, hub: Hub
 ) -> None:
-    origin, path = Origin(TINY, hub=hub), Path("models") / TINY / SHARDS[0]
-    fetch(origin, "transformer/*.safetensors")
+    source, path = ModelSource(TINY, hub=hub), Path("models") / TINY / SHARDS[0]
+    fetch(source, "transformer/*.safetensors")
     content, before = bytearray(path.read_bytes()), path.stat()
     content[-1] ^= 1
     time.sleep(0.05)  # longer than the clock of file systems stands still
@@ -79,16 +79,16 @@ def test_a_file_that_was_changed_is_named_and_not_written_over(
     with pytest.raises(
         StateError, match=rf"{SHARDS[0]}: is not what was fetched: its sha256"
     ):
-        fetch(origin, "transformer/*.safetensors")
+        fetch(source, "transformer/*.safetensors")
     assert path.read_bytes() == content
 
 
 def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whole(
     server: Server, hub: Hub
 ) -> None:
-    origin, folder = Origin(TINY, hub=hub), Path("models") / TINY
+    source, folder = ModelSource(TINY, hub=hub), Path("models") / TINY
     shutil.copytree("published", folder)
-    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    assert fetch(source, "transformer/*.safetensors") == SHARDS
     assert server.requests == []
     (folder / SHARDS[1]).unlink()
     with pytest.raises(
@@ -96,7 +96,7 @@ def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whol
         match=r"1 shards are missing, such as transformer/model-2-of-2\.safetensors",
     ):
         ModelConfig(None, TINY, "transformer/*.safetensors").files()
-    assert fetch(origin, "transformer/*.safetensors") == SHARDS
+    assert fetch(source, "transformer/*.safetensors") == SHARDS
     assert server.fetched == [
         SHARDS[1]
     ]  # what was here is what the hub lists, so it is recorded
@@ -104,7 +104,7 @@ def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whol
     (folder / SHARDS[1]).unlink()
     (folder / SHARDS[0]).write_bytes(b"my own")
     with pytest.raises(StateError, match="is here, and is not the file that"):
-        fetch(origin, "transformer/*.safetensors")
+        fetch(source, "transformer/*.safetensors")
     assert (folder / SHARDS[0]).read_bytes() == b"my own"
 
 
@@ -149,9 +149,9 @@ def test_patterns_stay_in_a_folder_and_leave_code_out_unless_they_name_it(
     ],
 )
 def test_a_damaged_record_is_named(damage: bytes, server: Server) -> None:
-    fetch(Origin(TINY), "vae/*.safetensors")
+    fetch(ModelSource(TINY), "vae/*.safetensors")
     path = Path("models") / TINY / RECORD
     path.write_bytes(damage)
     with pytest.raises(StateError, match=rf"{RECORD}: cannot be read"):
-        fetch(Origin(TINY), "vae/*.safetensors")
+        fetch(ModelSource(TINY), "vae/*.safetensors")
     assert path.read_bytes() == damage

@@ -143,7 +143,7 @@ def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_table(
     weights = here / "model/transformer"
     content = json.loads((weights / "config.json").read_text())
     by_path = [ModelConfig(path=weights_of(here / "model")["dit"])]
-    assert find(MODEL, by_path, ["dit"]).contents["dit"] == content
+    assert find(MODEL, by_path, ["dit"]).configs["dit"] == content
     (weights / "config.json").unlink()
     with pytest.raises(StateError) as caught:
         find(MODEL, by_path, ["dit"])
@@ -155,9 +155,9 @@ def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_table(
     ):
         assert way in str(caught.value)
     by_id = [ModelConfig(None, "Tiny/Tiny", "transformer/model*.safetensors")]
-    assert find(MODEL, by_id, ["dit"]).contents["dit"] == content
+    assert find(MODEL, by_id, ["dit"]).configs["dit"] == content
     (here / "models/Tiny/Tiny/transformer/config.json").unlink()
-    assert find(MODEL, by_id, ["dit"]).contents["dit"] == {"width": 8, "depth": 2}
+    assert find(MODEL, by_id, ["dit"]).configs["dit"] == {"width": 8, "depth": 2}
     one = {
         name: value
         for path in weights_of(here / "model")["dit"]
@@ -169,7 +169,7 @@ def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_table(
         {"config": json.dumps({"width": 8, "depth": 2, "dropout": 0.5})},
     )
     alone = find(MODEL, [ModelConfig(path=str(here / "alone.safetensors"))], ["dit"])
-    assert alone.contents["dit"]["dropout"] == 0.5
+    assert alone.configs["dit"]["dropout"] == 0.5
 
 
 def test_a_configuration_alone_needs_no_weights(here: Path) -> None:
@@ -178,9 +178,9 @@ def test_a_configuration_alone_needs_no_weights(here: Path) -> None:
         ModelConfig(None, "Tiny/Tiny", "transformer/model*"),
         ModelConfig(None, "Tiny/Tiny", "vae/model*"),
     ]
-    found = find(MODEL, by_id, ["vae"], bare=["dit"])
+    found = find(MODEL, by_id, ["vae"], config_only=["dit"])
     assert set(found.files) == {"vae"}
-    assert found.contents["dit"] == {"width": 8, "depth": 2}
+    assert found.configs["dit"] == {"width": 8, "depth": 2}
 
 
 def test_a_component_may_infer_its_configuration_from_shapes(
@@ -197,7 +197,7 @@ def test_a_component_may_infer_its_configuration_from_shapes(
     )
     monkeypatch.setattr("tests.support.family.COMPONENTS", parts)
     (model / "text_encoder/config.json").unlink()
-    assert find(MODEL, configs(model), ["text_encoder"]).contents["text_encoder"] == {
+    assert find(MODEL, configs(model), ["text_encoder"]).configs["text_encoder"] == {
         "width": 8
     }
 

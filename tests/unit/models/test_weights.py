@@ -19,8 +19,8 @@ from dstrain.models.formats import (
     CheckpointFormat,
     KeyMap,
     TensorSlice,
-    in_layout,
     nth_of,
+    to_checkpoint,
 )
 from dstrain.models.weights import Weights, find_weights, recognise
 from safetensors.torch import save_file
@@ -116,7 +116,7 @@ def test_a_layout_can_be_inverted() -> None:
         f"layers.0.mix.1.{name}.weight": part
         for name, part in zip("qkv", (q, k, v), strict=True)
     }
-    old = in_layout(LAYOUT, {**own, "scale": torch.ones(())})
+    old = to_checkpoint(LAYOUT, {**own, "scale": torch.ones(())})
     assert old.keys() == {"blocks.0.1.qkv.weight", "last.gain"}
     assert torch.equal(old["blocks.0.1.qkv.weight"], torch.cat([q, k, v]))
 

@@ -60,7 +60,7 @@ def start_weights(setup: Setup, found: Found) -> StartWeights:
         _check_kind(path, component, kind is lora, setup)
         if kind is full:
             _check_preset(path, component, setup)
-            _check_configuration(path, header, found.contents.get(component, {}))
+            _check_configuration(path, header, found.configs.get(component, {}))
         elif setup.config.lora_checkpoint is not None:
             raise UsageError(
                 "--lora_checkpoint",

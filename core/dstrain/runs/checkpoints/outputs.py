@@ -350,7 +350,7 @@ class Outputs:
             made = made_by(
                 self.setup,
                 run.found.files[component],
-                run.found.contents[component],
+                run.found.configs[component],
                 run.step,
             )
             lora_config, family = trained.lora[component], self.setup.family
@@ -364,7 +364,7 @@ class Outputs:
             else:
                 save_lora(path, network, lora_config, prefix, about | made)
         else:
-            save_full(path, network, dict(run.found.contents[component]), about)
+            save_full(path, network, dict(run.found.configs[component]), about)
 
     def end(self, run: "TrainingRun") -> None:
         """Say where the weights are and how to try them."""

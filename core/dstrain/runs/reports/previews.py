@@ -98,7 +98,7 @@ class Previews:
             files,
             {
                 name: own
-                for name, own in self.found.contents.items()
+                for name, own in self.found.configs.items()
                 if name not in trains.configs
             },
         )

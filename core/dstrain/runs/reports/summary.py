@@ -249,7 +249,7 @@ def generate_command(
     given = [path for _, path in sorted(paths, key=itemgetter(0))]
     words += ["--model_paths", json.dumps(given)] if given else ["--toy"] if toy else []
     ids = [
-        f"{config.origin.named}:{config.pattern}" for config in others if config.origin
+        f"{config.source.named}:{config.pattern}" for config in others if config.source
     ]
     words += ["--model_id_with_origin_paths", ",".join(ids)] if ids else []
     words += (
