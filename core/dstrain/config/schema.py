@@ -9,7 +9,7 @@ from typing import Literal
 
 from dstrain.config.fields import LoraFile, NamedInput, about, split_commas
 
-Way = Literal["head", "chunk", "uniform"]
+SamplingMode = Literal["head", "chunk", "uniform"]
 STAGES = ("", "data_process", "train")
 Precision = Literal["no", "bf16"]
 Hub = Literal["modelscope", "huggingface"]
@@ -292,7 +292,7 @@ class TrainConfig(ModelChoice):
         default=81,
         metadata=about("size", "Frames of a video that make a sample.", least=1),
     )
-    frame_sampling: Way = field(
+    frame_sampling: SamplingMode = field(
         default="head",
         metadata=about(
             "size",

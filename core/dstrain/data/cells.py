@@ -13,9 +13,9 @@ from typing import Any
 from PIL import Image
 
 from dstrain.console import shown
-from dstrain.data.clips import at_rate
+from dstrain.data.clips import frames_at_rate
 from dstrain.data.images import LOADER_VERSION, Resolution, convert, fit, load_image
-from dstrain.data.metadata import Written, text_fault
+from dstrain.data.metadata import RawValue, text_fault
 from dstrain.data.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
 from dstrain.data.videos import Video, read_frames, read_images
 from dstrain.errors import UsageError
@@ -90,7 +90,7 @@ def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
     return Frames(from_numpy(pixels), parameters["fps"])
 
 
-def read_literal(value: Written, column: Column) -> Cell | None:
+def read_literal(value: RawValue, column: Column) -> Cell | None:
     """Read a cell that names no file, and check it; None if it is absent. Raises
     ValueError saying what is wrong.
     """
@@ -105,7 +105,7 @@ def read_literal(value: Written, column: Column) -> Cell | None:
     return cell
 
 
-def _literal(value: Written, column: Column) -> Cell | None:
+def _literal(value: RawValue, column: Column) -> Cell | None:
     if column.kind == "texts":
         return Cell("texts", texts(value))
     if not isinstance(value, str):
@@ -137,7 +137,7 @@ def image_cell(
 
 
 @dataclass(frozen=True)
-class Footage:
+class ResampledVideo:
     """A video in a row, before it is cut into clips.
 
     size: (height, width) as loaded. shown: the frames of the file that show it at the
@@ -148,19 +148,19 @@ class Footage:
     path: str
     video: Video
     size: tuple[int, int]
-    shown: tuple[int, ...]
+    frame_indices: tuple[int, ...]
 
     @classmethod
     def of(
         cls, column: Column, resolution: Resolution, path: str, video: Video
-    ) -> "Footage":
+    ) -> "ResampledVideo":
         """Resample a video to the column's frame rate; raises ValueError if its frames
         are too small.
         """
         size = _fit(video.size, resolution, column.multiple)
         resampled = column.fps and video.fps
         shown = (
-            at_rate(video.starts, video.end, column.fps)
+            frames_at_rate(video.timestamps, video.end, column.fps)
             if resampled
             else tuple(range(video.frames))
         )
@@ -169,7 +169,7 @@ class Footage:
     def cell(self, clip: range) -> Cell:
         """The cell of one clip, or of the one frame of it that the column picks."""
         picked = {"first": clip[:1], "last": clip[-1:]}.get(self.column.frame, clip)
-        frames = tuple(self.shown[place] for place in picked)
+        frames = tuple(self.frame_indices[place] for place in picked)
         files = (
             tuple(self.video.files[frame] for frame in frames)
             if self.video.files
@@ -196,7 +196,7 @@ def _fit(
         raise ValueError(error.what) from error
 
 
-def file_names(value: Written, column: Column) -> list[str]:
+def file_names(value: RawValue, column: Column) -> list[str]:
     """Return the file names in a cell, none if it is blank; a list in csv is written as
     json.
     """
@@ -212,7 +212,7 @@ def file_names(value: Written, column: Column) -> list[str]:
     return names
 
 
-def texts(value: Written) -> list[str]:
+def texts(value: RawValue) -> list[str]:
     """Return the texts in a cell: a list (in csv written as json); a single one is a
     list of one, a blank cell none.
     """

@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import floor
 from statistics import median
 
-from dstrain.config.schema import Way
+from dstrain.config.schema import SamplingMode
 from dstrain.errors import UsageError
 
 TIE = 1e-4
@@ -22,12 +22,12 @@ earlier one is taken.
 class FrameSampling:
     """The samples made from each video: clips of `frames` frames.
 
-    way: head takes the first frames; chunk cuts the video into consecutive clips and drops the rest; uniform takes
+    sampling: head takes the first frames; chunk cuts the video into consecutive clips and drops the rest; uniform takes
     `samples` clips whose starts are evenly spaced.
     """
 
     frames: int = 81
-    way: Way = "head"
+    sampling: SamplingMode = "head"
     samples: int = 1
 
     def check(self, stride: int) -> None:
@@ -51,9 +51,9 @@ class FrameSampling:
         wanted = self.frames
         if total < wanted:
             return (range((total - 1) // stride * stride + 1 if stride else total),)
-        if self.way == "chunk":
+        if self.sampling == "chunk":
             starts = [number * wanted for number in range(total // wanted)]
-        elif self.way == "uniform" and self.samples > 1:
+        elif self.sampling == "uniform" and self.samples > 1:
             starts = [
                 number * (total - wanted) // (self.samples - 1)
                 for number in range(self.samples)
@@ -63,7 +63,7 @@ class FrameSampling:
         return tuple(range(start, start + wanted) for start in dict.fromkeys(starts))
 
 
-def at_rate(starts: Sequence[float], end: float, fps: float) -> tuple[int, ...]:
+def frames_at_rate(starts: Sequence[float], end: float, fps: float) -> tuple[int, ...]:
     """Return the frames that show a video at `fps` frames per second: for each i, the
     one nearest to time i / fps.
 

@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dstrain.console import shown
-from dstrain.data.cells import Cell, Footage, file_names, image_cell, read_literal
+from dstrain.data.cells import (
+    Cell,
+    ResampledVideo,
+    file_names,
+    image_cell,
+    read_literal,
+)
 from dstrain.data.clips import FrameSampling
-from dstrain.data.files import FileSizes, ImageFile, VideoFile, measure
+from dstrain.data.files import FileInfos, ImageFile, VideoFile, inspect_files
 from dstrain.data.images import Resolution
-from dstrain.data.metadata import SUFFIXES, Fault, Table, Written, read_metadata
-from dstrain.data.required import Planned, needs, no_columns
+from dstrain.data.metadata import SUFFIXES, Fault, RawValue, Table, read_metadata
+from dstrain.data.required import CheckInputs, no_columns, required_columns
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Constant, Input, Measured
 
-OnBad = Literal["error", "skip"]
+OnBadSample = Literal["error", "skip"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class DataConfig:
     sampling: FrameSampling = field(default_factory=FrameSampling)
     roots: tuple[Path, ...] = ()
     url_cache: Path | None = None
-    on_bad: OnBad = "error"
+    on_bad_sample: OnBadSample = "error"
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,11 @@ class Dataset:
 
     table: Table
     rows: tuple[Mapping[str, Cell], ...]
-    places: tuple[tuple[int, int], ...]
-    unread_columns: tuple[str, ...]
-    alike: frozenset[str] = frozenset()
+    sample_ids: tuple[tuple[int, int], ...]
+    unused_columns: tuple[str, ...]
+    same_in_batch: frozenset[str] = frozenset()
     columns: Mapping[str, str] = field(default_factory=dict)
-    left_out: tuple[Fault, ...] = ()
+    skipped: tuple[Fault, ...] = ()
 
     def signature(self, sample: int) -> tuple[tuple[str, Any], ...]:
         """Say which inputs a sample has, the sizes of its files and what must be alike:
@@ -71,7 +77,8 @@ class Dataset:
         """
         cells = self.rows[sample].items()
         told = (
-            (n, cell.literal if n in self.alike else cell.shapes) for n, cell in cells
+            (n, cell.literal if n in self.same_in_batch else cell.shapes)
+            for n, cell in cells
         )
         return tuple(sorted(told, key=itemgetter(0)))
 
@@ -101,25 +108,27 @@ class Dataset:
         """The data set without these rows, whole ones; raises UsageError naming all of
         them if none is left.
         """
-        left_out = tuple(dict.fromkeys([*self.left_out, *faults]))
+        left_out = tuple(dict.fromkeys([*self.skipped, *faults]))
         bad = {fault.row for fault in left_out}
-        kept = [number for number, (row, _) in enumerate(self.places) if row not in bad]
+        kept = [
+            number for number, (row, _) in enumerate(self.sample_ids) if row not in bad
+        ]
         if not kept:
             self.table.refuse(left_out)
         rows, places = (
             tuple(self.rows[number] for number in kept),
-            tuple(self.places[number] for number in kept),
+            tuple(self.sample_ids[number] for number in kept),
         )
         return replace(
             self,
             rows=rows,
-            places=places,
-            left_out=tuple(sorted(left_out, key=lambda fault: fault.row)),
+            sample_ids=places,
+            skipped=tuple(sorted(left_out, key=lambda fault: fault.row)),
         )
 
 
 def open_dataset(
-    config: DataConfig, inputs: Mapping[str, Input], planned: Planned | None = None
+    config: DataConfig, inputs: Mapping[str, Input], planned: CheckInputs | None = None
 ) -> Dataset:
     """Read the metadata and check every row against the variant's table of inputs,
     reading only headers of pictures.
@@ -136,16 +145,16 @@ def check_rows(
     table: Table,
     config: DataConfig,
     inputs: Mapping[str, Input],
-    planned: Planned | None = None,
+    planned: CheckInputs | None = None,
 ) -> Dataset:
     """Check every row of a table as `open_dataset` does."""
-    columns = columns_read(table, config, inputs)
+    columns = input_columns(table, config, inputs)
     if not table.rows:
         raise UsageError(str(table.path), "has no rows")
     if not columns and any(isinstance(source, Column) for source in inputs.values()):
         raise no_columns(table, inputs)
-    lacking = needs(table, columns, inputs, planned)
-    measured = measure(
+    lacking = required_columns(table, columns, inputs, planned)
+    measured = inspect_files(
         table, columns.values(), config.base_path, config.roots, config.url_cache
     )
     constant = {
@@ -159,7 +168,7 @@ def check_rows(
     places: list[tuple[int, int]] = []
     for index, row in enumerate(table.rows):
         cells: dict[str, Cell] = {}
-        footage: dict[str, Footage] = {}
+        footage: dict[str, ResampledVideo] = {}
         whole = {} if (index, "") in unread else columns
         blank = set(whole)
         for name, column in whole.items():
@@ -170,7 +179,7 @@ def check_rows(
                     faults.append(Fault(index, column.name, str(error)))
                 blank.remove(name)
                 continue
-            if isinstance(found, Footage):
+            if isinstance(found, ResampledVideo):
                 footage[name] = found
             elif found is not None:
                 cells[name] = found
@@ -183,7 +192,7 @@ def check_rows(
         for chunk, clip in enumerate(_clips(footage, config.sampling)):
             rows.append(cells | clip | _sizes(cells | clip, inputs) | constant)
             places.append((index, chunk))
-    if config.on_bad == "error":
+    if config.on_bad_sample == "error":
         table.refuse(faults)
     read = {name: column.name for name, column in columns.items()}
     unfed = tuple(name for name in table.columns if name not in read.values())
@@ -234,7 +243,7 @@ def find_metadata(base_path: Path) -> Path:
     return found[0]
 
 
-def columns_read(
+def input_columns(
     table: Table, config: DataConfig, inputs: Mapping[str, Input]
 ) -> dict[str, Column]:
     """Return input name -> column for the inputs this data set can give; needs no rows
@@ -344,8 +353,8 @@ def _no_column(flag: str, name: str, table: Table) -> UsageError:
 
 
 def _read(
-    value: Written, column: Column, resolution: Resolution, measured: FileSizes
-) -> Cell | Footage | None:
+    value: RawValue, column: Column, resolution: Resolution, measured: FileInfos
+) -> Cell | ResampledVideo | None:
     """Read one cell; None if it is absent. Raises ValueError saying what is wrong."""
     if not column.is_file:
         return read_literal(value, column)
@@ -355,7 +364,7 @@ def _read(
         if isinstance(found, str):
             raise ValueError(found + _list_hint(name, column, found))
         if isinstance(found, VideoFile):
-            return Footage.of(column, resolution, found.path, found.video)
+            return ResampledVideo.of(column, resolution, found.path, found.video)
         images.append(found)
     files, sizes = (
         [image.path for image in images],
@@ -376,7 +385,7 @@ def _list_hint(name: str, column: Column, fault: str) -> str:
 
 
 def _clips(
-    footage: Mapping[str, Footage], sampling: FrameSampling
+    footage: Mapping[str, ResampledVideo], sampling: FrameSampling
 ) -> Iterator[dict[str, Cell]]:
     """The cells of each sample of a row: all its videos are cut at the same places, as
     far as the shortest goes.
@@ -384,7 +393,7 @@ def _clips(
     if not footage:
         yield {}
         return
-    total = min(len(video.shown) for video in footage.values())
+    total = min(len(video.frame_indices) for video in footage.values())
     stride = math.lcm(*(video.column.frame_multiple or 1 for video in footage.values()))
     for clip in sampling.clips(total, stride):
         yield {name: video.cell(clip) for name, video in footage.items()}

@@ -52,7 +52,7 @@ class Memory:
         write_json(self.folder / MEMORY, self.known)
 
 
-def decodable(dataset: Dataset, reads: Reads, folder: Path) -> Dataset:
+def skip_undecodable(dataset: Dataset, reads: Reads, folder: Path) -> Dataset:
     """The data set without the rows of which a file that the run reads cannot be
     decoded; the reasons are in it.
 
@@ -75,7 +75,7 @@ def decodable(dataset: Dataset, reads: Reads, folder: Path) -> Dataset:
     for number, name, key in _cells(dataset, reads):
         error = found.get(key)
         if error is not None:
-            faults[dataset.fault(dataset.places[number][0], name, error)] = None
+            faults[dataset.fault(dataset.sample_ids[number][0], name, error)] = None
     if todo and folder.is_dir():
         memory.save()
     return dataset.without(faults)

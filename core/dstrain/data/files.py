@@ -27,7 +27,7 @@ the network.
 
 
 @dataclass(frozen=True)
-class Places:
+class DataRoots:
     """Where the files of a data set may lie: real paths of folders, and the cache of
     files named by URL.
 
@@ -42,7 +42,9 @@ class Places:
     )
 
     @classmethod
-    def of(cls, base: Path, roots: Iterable[Path], url_cache: Path | None) -> "Places":
+    def of(
+        cls, base: Path, roots: Iterable[Path], url_cache: Path | None
+    ) -> "DataRoots":
         """The places that the data set's flags name; raises UsageError for what is no
         folder.
         """
@@ -75,7 +77,7 @@ class Places:
         for folder in self.folders:
             written = os.path.join(folder, name)
             path = os.path.realpath(written)
-            if not self.hold(path):
+            if not self.contains(path):
                 outside = outside or path
             elif _exists(written):
                 found[path] = None
@@ -87,7 +89,7 @@ class Places:
             raise FileNotFoundError(name)
         return next(iter(found))
 
-    def hold(self, path: str) -> bool:
+    def contains(self, path: str) -> bool:
         """Whether a real path is one of the folders or lies below one."""
         return any(
             os.path.join(path, "").startswith(os.path.join(folder, ""))
@@ -105,7 +107,9 @@ class Places:
                 for part in wanted:
                     below = os.path.join(folder, *found)
                     there = (
-                        self.listed(below) if self.hold(os.path.realpath(below)) else {}
+                        self.listed(below)
+                        if self.contains(os.path.realpath(below))
+                        else {}
                     )
                     found += [there[_folded(part)]] if _folded(part) in there else []
                 if len(found) == len(wanted):
@@ -119,7 +123,7 @@ class Places:
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 path = os.path.realpath(entry.path)
-                if not entry.name.startswith(".") and not self.hold(path):
+                if not entry.name.startswith(".") and not self.contains(path):
                     raise self._outside(entry.path, path)
 
     def _outside(self, name: str, path: str) -> UsageError:
@@ -168,17 +172,17 @@ class VideoFile:
 
 Name = tuple[str, bool]
 """A file as written in the metadata, and whether it is read as a video."""
-FileSizes = Mapping[Name, ImageFile | VideoFile | str]
+FileInfos = Mapping[Name, ImageFile | VideoFile | str]
 """What each file was found to be, or what is wrong with it."""
 
 
-def measure(
+def inspect_files(
     table: Table,
     columns: Iterable[Column],
     base: Path,
     roots: Iterable[Path],
     cache: Path | None,
-) -> FileSizes:
+) -> FileInfos:
     """Find each file named in these columns once, fetch it if need be, and read its
     header, or packets.
     """
@@ -193,14 +197,14 @@ def measure(
                 names.update(dict.fromkeys((name, column.from_video) for name in named))
     if not names:
         return {}
-    places = Places.of(base, roots, cache)
+    places = DataRoots.of(base, roots, cache)
     with ThreadPoolExecutor(HEADER_READERS) as readers:
         return dict(
             zip(names, readers.map(partial(_inspect, places), names), strict=True)
         )
 
 
-def _inspect(places: Places, named: Name) -> ImageFile | VideoFile | str:
+def _inspect(places: DataRoots, named: Name) -> ImageFile | VideoFile | str:
     """Find a file and read its header; what is wrong with it is said, with its name,
     and not raised.
     """

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from dstrain.data.packets import LARGEST_FRAME
+from dstrain.data.packets import MAX_FRAME_PIXELS
 from dstrain.data.truncation import check_end
 from dstrain.errors import UsageError
 
@@ -28,19 +28,19 @@ ANIMATED = frozenset({"GIF", "PNG", "WEBP"})
 """Of these, the ones whose frames follow each other in time; the pages of a TIFF do
 not.
 """
-LARGEST = 2**28
+MAX_PIXELS = 2**28
 """Pixels of the largest picture that is opened, told by its header: three times the
 largest of cameras.
 """
-LONGEST = 2**35
+MAX_ANIMATION_PIXELS = 2**35
 """Pixels of all frames of an animated picture together: ten minutes of 1920 x 1080 at
 25 frames a second.
 """
 # Of pictures above its limit Pillow warns, and `_check_pixels` refuses them; those of
 # twice that Pillow refuses, also where a later frame is the large one.
-Image.MAX_IMAGE_PIXELS = LARGEST
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 JPEGS = frozenset({"JPEG", "MPO"})
-UNSAID = 100
+DEFAULT_DURATION = 100
 """Milliseconds for which a frame is shown whose duration is given as 0."""
 GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 MODES = GREY_16 | {
@@ -58,7 +58,7 @@ MODES = GREY_16 | {
     "YCbCr",
     "HSV",
 }
-TURNS = MappingProxyType(
+TRANSPOSES = MappingProxyType(
     {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
@@ -167,7 +167,7 @@ def is_image(path: Path) -> bool:
         return True
 
 
-def animation(path: Path) -> tuple[int, ...]:
+def frame_durations(path: Path) -> tuple[int, ...]:
     """Return how long each frame of a picture is shown, in milliseconds; one that does
     not move has one frame.
 
@@ -178,18 +178,18 @@ def animation(path: Path) -> tuple[int, ...]:
         check_end(image, path)
         frames = getattr(image, "n_frames", 1) if image.format in ANIMATED else 1
         if frames == 1:
-            return (UNSAID,)
-        if frames * image.width * image.height > LONGEST:
+            return (DEFAULT_DURATION,)
+        if frames * image.width * image.height > MAX_ANIMATION_PIXELS:
             what = f"has {frames:,} frames of {image.height:,} x {image.width:,} (height x width)"
             raise UsageError(
                 str(path),
-                f"{what}; all frames together have at most {LONGEST:,} pixels",
+                f"{what}; all frames together have at most {MAX_ANIMATION_PIXELS:,} pixels",
             )
         shown = []
         for number in range(frames):
             image.seek(number)
             image.load()  # WebP tells the duration then
-            shown.append(int(image.info.get("duration") or UNSAID))
+            shown.append(int(image.info.get("duration") or DEFAULT_DURATION))
         return tuple(shown)
 
 
@@ -216,8 +216,8 @@ def load_image(
             image.seek(number)
         image.load()
         converted = convert(image, mode)
-    if orientation in TURNS:
-        converted = converted.transpose(TURNS[orientation])
+    if orientation in TRANSPOSES:
+        converted = converted.transpose(TRANSPOSES[orientation])
     return cover(converted, size)
 
 
@@ -244,7 +244,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UsageError(
-            str(path), f"has too many pixels: a picture has at most {LARGEST:,}"
+            str(path), f"has too many pixels: a picture has at most {MAX_PIXELS:,}"
         ) from error
     except UnidentifiedImageError as error:
         raise UsageError(
@@ -261,14 +261,14 @@ def _check_pixels(image: Image.Image, path: Path) -> None:
     smaller.
     """
     pixels = image.width * image.height
-    if pixels > LARGEST:
+    if pixels > MAX_PIXELS:
         raise Image.DecompressionBombError
     if (
-        pixels > LARGEST_FRAME
+        pixels > MAX_FRAME_PIXELS
         and image.format in ANIMATED
         and getattr(image, "is_animated", False)
     ):
-        what = f"has too many pixels: a picture that moves has at most {LARGEST_FRAME:,} a frame"
+        what = f"has too many pixels: a picture that moves has at most {MAX_FRAME_PIXELS:,} a frame"
         raise UsageError(str(path), what)
 
 

@@ -14,19 +14,19 @@ from typing import Any
 from dstrain.errors import SystemFault, UsageError
 
 SUFFIXES = (".csv", ".json", ".jsonl")
-FAULTS_SHOWN = 50
+MAX_FAULTS_SHOWN = 50
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff")
 """How a file in UTF-16 begins, and one in UTF-32 that is read by Intel's order of
 bytes.
 """
-LONGEST_CELL = 2**20
+MAX_CELL_LENGTH = 2**20
 """Characters in a cell: above any caption or list of files; more is a quote that was
 never closed.
 """
 DELIMITERS = MappingProxyType({";": "semicolons", "\t": "tabs", "|": "bars"})
 """What stands between cells in files that are called csv and are not."""
-Written = str | list[str]
+RawValue = str | list[str]
 """A cell as written: text, or from json a list of texts. '' is an absent cell."""
 
 
@@ -50,7 +50,7 @@ class Table:
 
     path: Path
     columns: tuple[str, ...]
-    rows: tuple[Mapping[str, Written], ...]
+    rows: tuple[Mapping[str, RawValue], ...]
     lines: tuple[int, ...]
     faults: tuple[Fault, ...] = ()
 
@@ -100,14 +100,14 @@ def refuse(where: str, what: str, faults: Sequence[str]) -> None:
     """
     if faults:
         more = (
-            [f"and {len(faults) - FAULTS_SHOWN} more"]
-            if len(faults) > FAULTS_SHOWN
+            [f"and {len(faults) - MAX_FAULTS_SHOWN} more"]
+            if len(faults) > MAX_FAULTS_SHOWN
             else []
         )
         raise UsageError(
             where,
             f"{len(faults)} bad {what}{'s' if len(faults) > 1 else ''}",
-            *faults[:FAULTS_SHOWN],
+            *faults[:MAX_FAULTS_SHOWN],
             *more,
         )
 
@@ -116,8 +116,8 @@ def text_fault(text: str) -> str:
     """Say what keeps a cell's text from being text that can be read and written; '' if
     nothing does.
     """
-    if len(text) > LONGEST_CELL:
-        return f"has {len(text):,} characters; a cell has at most {LONGEST_CELL:,}"
+    if len(text) > MAX_CELL_LENGTH:
+        return f"has {len(text):,} characters; a cell has at most {MAX_CELL_LENGTH:,}"
     if "\0" in text:
         return "has a NUL character, which is no text"
     if re.search("[\ud800-\udfff]", text):
@@ -169,7 +169,7 @@ def _read_csv(path: Path, text: str) -> Table:
                 )
     refuse(str(path), "column name", _column_faults(columns))
     faults: list[Fault] = []
-    rows: list[Mapping[str, Written]] = []
+    rows: list[Mapping[str, RawValue]] = []
     for row, (_, cells) in enumerate(body):
         found = [
             (name, text_fault(cell)) for name, cell in zip(columns, cells, strict=False)
@@ -319,9 +319,9 @@ def _table(
 ) -> Table:
     """A table of json records; unread: the rows that are no json, and why."""
     faults: list[Fault] = []
-    rows: list[dict[str, Written]] = []
+    rows: list[dict[str, RawValue]] = []
     for index, (_, record) in enumerate(records):
-        row: dict[str, Written] = {}
+        row: dict[str, RawValue] = {}
         rows.append(row)
         if not isinstance(record, _Object):
             faults.append(Fault(index, "", unread.get(index, "is not an object")))
@@ -340,7 +340,7 @@ def _table(
     )
 
 
-def _as_written(value: Any) -> tuple[Written, str]:
+def _as_written(value: Any) -> tuple[RawValue, str]:
     """A value of json as a cell, and what is wrong with it."""
     if isinstance(value, str):
         return value, text_fault(value)

@@ -85,7 +85,7 @@ def check_output(path: Path, spec: PipelineSpec) -> None:
         raise UsageError("--output", what) from error
 
 
-def write(made: Any, path: Path) -> None:
+def save_image_or_video(made: Any, path: Path) -> None:
     """Write a picture or a video in the format its file name asks for: whole, or not at
     all.
 

@@ -21,11 +21,11 @@ FORMATS = "mov,matroska,avi"
 """FFmpeg's names of the containers that are read. Left out on purpose: play lists,
 which open other files.
 """
-LARGEST_FRAME = 2**26
+MAX_FRAME_PIXELS = 2**26
 """Pixels of the largest frame that is decoded: twice those of 8K."""
-REMEMBERED = 64
+CACHED_FILES = 64
 """Files whose packets a process remembers, since it reads several clips of one."""
-SHORTFALL = 0.95
+MIN_DURATION_SHARE = 0.95
 """A Matroska file whose packets end before this part of the duration it tells is
 half-written.
 """
@@ -41,9 +41,9 @@ class Packets:
     the marks of key frames, from which decoding can start.
     """
 
-    starts: tuple[float, ...]
+    timestamps: tuple[float, ...]
     end: float
-    marks: tuple[int, ...]
+    pts: tuple[int, ...]
     keys: tuple[int, ...]
 
 
@@ -60,7 +60,7 @@ def read_packets(path: Path) -> Packets:
 
 
 @contextmanager
-def opened(
+def open_video(
     path: Path, **options: str
 ) -> Iterator[tuple["InputContainer", "VideoStream"]]:
     """Open a file and choose its first video stream that is no cover picture; `options`
@@ -73,7 +73,7 @@ def opened(
 
     # Opening decodes a frame where the container does not tell its kind of pixels, so
     # the limit is needed there too.
-    limit = {"max_pixels": str(LARGEST_FRAME)}
+    limit = {"max_pixels": str(MAX_FRAME_PIXELS)}
     safe = {"format_whitelist": FORMATS, "protocol_whitelist": "file", **limit}
     try:
         container = av.open(
@@ -91,8 +91,10 @@ def opened(
         if not streams:
             raise UsageError(str(path), "has no video stream")
         context = streams[0].codec_context
-        if not 0 < context.width * context.height <= LARGEST_FRAME:
-            what = f"{DAMAGED}, or its frames have more than {LARGEST_FRAME:,} pixels"
+        if not 0 < context.width * context.height <= MAX_FRAME_PIXELS:
+            what = (
+                f"{DAMAGED}, or its frames have more than {MAX_FRAME_PIXELS:,} pixels"
+            )
             raise UsageError(str(path), what)
         context.options = limit
         try:
@@ -109,10 +111,10 @@ class _Packet:
     is_shown: bool
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_FILES)
 def _packets(name: str, size: int, changed: int) -> Packets:
     """See `read_packets`; size and time of change make a changed file another one."""
-    with opened(Path(name)) as (container, stream):
+    with open_video(Path(name)) as (container, stream):
         found, last = _demuxed(container, stream)
         base, rate = stream.time_base or Fraction(1), float(stream.average_rate or 25)
         _check_length(name, container, last)
@@ -120,7 +122,7 @@ def _packets(name: str, size: int, changed: int) -> Packets:
     if (
         len(found) < expected
     ):  # an edit list may cut frames away, and they count as well
-        with opened(Path(name), ignore_editlist="1") as (container, stream):
+        with open_video(Path(name), ignore_editlist="1") as (container, stream):
             there = len(_demuxed(container, stream)[0])
         if there < expected:
             what = (
@@ -165,7 +167,7 @@ def _check_length(name: str, container: "InputContainer", last: float) -> None:
     many frames it has.
     """
     said = (container.duration or 0) / 1_000_000
-    if "matroska" in container.format.name and last < SHORTFALL * said:
+    if "matroska" in container.format.name and last < MIN_DURATION_SHARE * said:
         what = f"it ends after {last:.2f} of the {said:.2f} seconds that its header tells of"
         raise UsageError(name, f"{DAMAGED}: {what}")
 

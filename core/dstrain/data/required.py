@@ -10,7 +10,7 @@ from dstrain.data.metadata import Table
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Input, Measured
 
-Planned = Callable[[frozenset[str], tuple[str, ...]], object]
+CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
 """Raises UsageError where a run cannot do with these inputs of a table with these
 columns.
 """
@@ -24,11 +24,11 @@ FOREIGN = MappingProxyType(
 """Column -> what other tools call it."""
 
 
-def needs(
+def required_columns(
     table: Table,
     columns: Mapping[str, Column],
     inputs: Mapping[str, Input],
-    planned: Planned | None,
+    planned: CheckInputs | None,
 ) -> Callable[[frozenset[str]], Collection[str]]:
     """Tell which of a row's blank inputs the run needs; raises UsageError if columns
     are lacking that it needs.

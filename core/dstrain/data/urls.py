@@ -21,7 +21,7 @@ from dstrain.errors import SystemFault, UsageError
 from dstrain.storage.files import TEMPORARY, replacing
 
 SCHEMES = ("http", "https")
-PIECE = 2**18
+CHUNK_SIZE = 2**18
 """Bytes that are read at once."""
 ABANDONED = 24 * 3600.0
 """Seconds after its last byte from which a file in the making is taken for that of a
@@ -43,9 +43,9 @@ class UrlCache:
     """
 
     folder: Path
-    silence: float = 30.0
-    patience: float = 1800.0
-    largest: int = 2**33
+    read_timeout: float = 30.0
+    total_timeout: float = 1800.0
+    max_bytes: int = 2**33
 
     def fetch(self, url: str) -> Path:
         """The file that a URL names, fetched unless it is here; raises UsageError if it
@@ -70,7 +70,7 @@ class UrlCache:
         if path.is_file() and not path.is_symlink():
             return path
         with _faults(url):
-            response = _opener().open(_request(url), timeout=self.silence)
+            response = _opener().open(_request(url), timeout=self.read_timeout)
         # More than one thread may fetch one URL, for two columns: the last to end wins,
         # with the same bytes.
         with response, replacing(path) as building, building.open("wb") as file:
@@ -81,16 +81,16 @@ class UrlCache:
     def _pieces(self, url: str, response: Any) -> Iterator[bytes]:
         """What comes, piece by piece; raises UsageError unless it comes whole."""
         said = response.headers.get("Content-Length")
-        due = time.monotonic() + self.patience
+        due = time.monotonic() + self.total_timeout
         count = 0
         with _faults(url):
-            while piece := response.read1(PIECE):
+            while piece := response.read1(CHUNK_SIZE):
                 count += len(piece)
-                if count > self.largest:
-                    raise ValueError(f"it has more than {self.largest:,} bytes")
+                if count > self.max_bytes:
+                    raise ValueError(f"it has more than {self.max_bytes:,} bytes")
                 if time.monotonic() > due:
                     raise ValueError(
-                        f"it did not come within {self.patience:g} seconds"
+                        f"it did not come within {self.total_timeout:g} seconds"
                     )
                 yield piece
             if said is not None and said.isdecimal() and count != int(said):

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dstrain.data.images import (
-    animation,
     convert,
     cover,
+    frame_durations,
     is_image,
     load_image,
     read_size,
 )
-from dstrain.data.packets import DAMAGED, Packets, opened, read_packets
+from dstrain.data.packets import DAMAGED, Packets, open_video, read_packets
 from dstrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class Video:
     """
 
     size: tuple[int, int]
-    starts: tuple[float, ...]
+    timestamps: tuple[float, ...]
     end: float
     files: tuple[str, ...] = ()
 
     @property
     def frames(self) -> int:
         """How many frames there are; at least 1."""
-        return len(self.starts)
+        return len(self.timestamps)
 
     @property
     def fps(self) -> float:
@@ -75,13 +75,13 @@ def probe(path: Path) -> Video:
     if is_image(path):
         return _images(path)
     packets = read_packets(path)
-    with opened(path) as (container, stream):
+    with open_video(path) as (container, stream):
         frame = next(container.decode(stream), None)
-        if frame is None or (packets.marks and frame.pts != packets.marks[0]):
+        if frame is None or (packets.pts and frame.pts != packets.pts[0]):
             raise UsageError(str(path), f"{DAMAGED}: its first frame cannot be decoded")
         sideways = frame.rotation % 180 != 0
         size = (frame.width, frame.height) if sideways else (frame.height, frame.width)
-    return Video(size, packets.starts, packets.end)
+    return Video(size, packets.timestamps, packets.end)
 
 
 def read_frames(
@@ -140,7 +140,7 @@ def _no_image(file: Path) -> tuple[int, int]:
 
 def _images(path: Path) -> Video:
     """A GIF, or another animated picture; a still one is a folder of one."""
-    size, shown = read_size(path), animation(path)
+    size, shown = read_size(path), frame_durations(path)
     if len(shown) == 1:
         return Video(size, (0.0,), 0.0, (str(path),))
     ends = np.cumsum(shown).tolist()
@@ -158,26 +158,24 @@ def _decoded(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Ima
     """
     packets = read_packets(path)
     keys = [
-        key
-        for key in packets.keys
-        if packets.marks[0] < key <= packets.marks[wanted[0]]
+        key for key in packets.keys if packets.pts[0] < key <= packets.pts[wanted[0]]
     ]
     missing = set(wanted)
     for seek in (*keys[-1:], None):  # from the start again where seeking led too far
-        with opened(path) as (container, stream):
+        with open_video(path) as (container, stream):
             if seek is not None:
                 container.seek(seek, stream=stream)
             for index, frame in _numbered(container.decode(stream), packets, path):
                 if index in missing and not frame.is_corrupt:
                     missing.remove(index)
                     yield index, _upright(frame)
-                if packets.marks and index >= wanted[-1]:
+                if packets.pts and index >= wanted[-1]:
                     break
         if not missing:
             return
     raise UsageError(
         str(path),
-        f"{DAMAGED}: frame {min(missing) + 1} of {len(packets.starts)} cannot be decoded",
+        f"{DAMAGED}: frame {min(missing) + 1} of {len(packets.timestamps)} cannot be decoded",
     )
 
 
@@ -185,8 +183,8 @@ def _numbered(
     decoded: Iterable["av.VideoFrame"], packets: Packets, path: Path
 ) -> Iterator[tuple[int, "av.VideoFrame"]]:
     """Each decoded frame with its place in the order shown."""
-    if packets.marks:
-        places = {mark: place for place, mark in enumerate(packets.marks)}
+    if packets.pts:
+        places = {mark: place for place, mark in enumerate(packets.pts)}
         yield from (
             (places[frame.pts], frame) for frame in decoded if frame.pts in places
         )
@@ -195,8 +193,8 @@ def _numbered(
     for frame in decoded:
         yield count, frame
         count += 1
-    if count < len(packets.starts):
-        what = f"{count} of the {len(packets.starts)} frames that its header tells of can be decoded"
+    if count < len(packets.timestamps):
+        what = f"{count} of the {len(packets.timestamps)} frames that its header tells of can be decoded"
         raise UsageError(str(path), f"{DAMAGED}: {what}")
 
 

@@ -24,7 +24,7 @@ from dstrain.data.cells import Cell, file_names, input_key, load_cell
 from dstrain.data.dataset import DataConfig, check_rows
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import Table, read_metadata
-from dstrain.data.output import write
+from dstrain.data.output import save_image_or_video
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import NAMED, flag_for, input_names, parse_inputs
 from dstrain.generation.source import (
@@ -351,7 +351,7 @@ def generate_missing(
     with Progress("generate", total=len(missing)) as progress:
         for name, row in missing.items():
             own = {field: load_cell(cell) for field, cell in job.rows[row].items()}
-            write(inference(**own), folder / name)
+            save_image_or_video(inference(**own), folder / name)
             progress.step()
 
 

@@ -2,7 +2,7 @@
 
 from dstrain.config.schema import GenerateConfig
 from dstrain.console import Progress, redacted
-from dstrain.data.output import check_output, write
+from dstrain.data.output import check_output, save_image_or_video
 from dstrain.generation.inputs import input_names, parse_inputs
 from dstrain.generation.source import check_used, open_source, sampling_arguments
 from dstrain.pipeline.sampling import plan_inference
@@ -24,5 +24,5 @@ def generate_one(config: GenerateConfig) -> None:
             made = pipeline(
                 **arguments, on_step=lambda number, latents: progress.step()
             )
-        write(made, config.output)
+        save_image_or_video(made, config.output)
         print(redacted(f"wrote {config.output}"))

@@ -43,7 +43,7 @@ def open_training_data(setup: Setup, processes: ProcessGroup) -> TrainingData:
         return TrainingData(
             stored, groups, places, frozenset(plan.presence), plan.about
         )
-    rows, places = setup.dataset.rows, setup.dataset.places
+    rows, places = setup.dataset.rows, setup.dataset.sample_ids
     reads = {
         inputs: setup.plan(inputs).used_inputs
         for inputs in {frozenset(cells) for cells in rows}

@@ -290,7 +290,7 @@ def _samples(
     """The cells and the places of all samples: those of previews come last, in rows of
     their own.
     """
-    rows, places = setup.dataset.rows, setup.dataset.places
+    rows, places = setup.dataset.rows, setup.dataset.sample_ids
     behind = len(setup.dataset.table.rows)
     more = [(behind + number, 0) for number, _ in enumerate(previews)]
     return [*rows, *(preview.cells for preview in previews)], [*places, *more]
@@ -307,7 +307,7 @@ def plan_lines(
     """
     numbers = {inputs: number for number, inputs in enumerate(presence)}
     groups: dict[Any, int] = {}
-    samples = zip(rows, setup.dataset.rows, setup.dataset.places, strict=True)
+    samples = zip(rows, setup.dataset.rows, setup.dataset.sample_ids, strict=True)
     for sample, (keys, cells, (row, chunk)) in enumerate(samples):
         literals = {
             name: flatten(cells[name].literal, {}, name)

@@ -9,7 +9,7 @@ from dstrain.cache.store import FeatureCache
 from dstrain.config.fields import flags, split_commas
 from dstrain.config.schema import TrainConfig
 from dstrain.console import get_logger
-from dstrain.data.dataset import columns_read, find_metadata
+from dstrain.data.dataset import find_metadata, input_columns
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Measured
@@ -213,7 +213,7 @@ def _inputs(setup: Setup) -> frozenset[str]:
     if config.dataset_base_path is None or setup.stage == "train":
         return setup.all_inputs()
     path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
-    columns = columns_read(read_metadata(path), setup.data_config, setup.spec.inputs)
+    columns = input_columns(read_metadata(path), setup.data_config, setup.spec.inputs)
     sizes = (
         n
         for n, source in setup.spec.inputs.items()
@@ -336,7 +336,7 @@ def log_warnings(setup: Setup) -> None:
             f"{len(short)} of {len(shown)} clips have fewer than --num_frames "
             f"{setup.config.num_frames} frames; the shortest has {min(short)}"
         )
-    for name in setup.dataset.unread_columns:
+    for name in setup.dataset.unused_columns:
         logger.warning(
             f"{setup.dataset.table.path}: column {name!r} is read by no input of this variant"
         )

@@ -12,7 +12,7 @@ from dstrain.config.fields import split_commas
 from dstrain.config.schema import TrainConfig
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_dataset
-from dstrain.data.decoding import decodable
+from dstrain.data.decoding import skip_undecodable
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import UsageError, nearest
@@ -153,7 +153,7 @@ class Setup:
         for inputs in dict.fromkeys(frozenset(cells) for cells in found.rows):
             planned(inputs, columns=found.table.columns)
         return (
-            decodable(
+            skip_undecodable(
                 found, lambda inputs: self.plan(inputs).used_inputs, self.list_folder
             )
             if skips

@@ -36,7 +36,7 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
         processes.wait()
     dataset = setup.dataset
     if skips:
-        seen = _number([fault.row for fault in dataset.left_out]).to(
+        seen = _number([fault.row for fault in dataset.skipped]).to(
             processes.accelerator.device
         )
         if processes.total(seen) != processes.size * seen:
@@ -44,7 +44,7 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
                 str(dataset.table.path),
                 "its files are not the same for every process, or just changed",
             )
-        bad = len({fault.row for fault in dataset.left_out})
+        bad = len({fault.row for fault in dataset.skipped})
         where = f", listed in {setup.list_folder / LIST}" if bad else ""
         seconds = time.monotonic() - start
         logger.info(
@@ -77,7 +77,7 @@ def write_list(setup: Setup) -> None:
             "column": fault.column,
             "reason": fault.reason,
         }
-        for fault in setup.dataset.left_out
+        for fault in setup.dataset.skipped
     ]
     if lines:
         write_file(

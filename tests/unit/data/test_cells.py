@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.config.schema import Way
+from dstrain.config.schema import SamplingMode
 from dstrain.data.cells import input_key, load_cell
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, open_dataset
@@ -56,7 +56,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sampled(
     base: Path,
     *videos: str,
-    way: Way = "head",
+    mode: SamplingMode = "head",
     frames: int = 9,
     samples: int = 1,
     **settings: Any,
@@ -65,7 +65,7 @@ def sampled(
     rows = [
         {"video": name, "prompt": str(number)} for number, name in enumerate(videos)
     ]
-    return opened(base, rows, FrameSampling(frames, way, samples), **settings)
+    return opened(base, rows, FrameSampling(frames, mode, samples), **settings)
 
 
 def opened(
@@ -116,8 +116,8 @@ def test_files_of_one_scene_at_two_rates_give_the_same_motion(scenes: Path) -> N
 def test_each_chunk_is_a_sample_of_its_row_with_images_of_its_own(
     scenes: Path,
 ) -> None:
-    data = sampled(scenes, "long.mp4", "short.mp4", "fast.mp4", way="chunk")
-    assert data.places == ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (2, 2))
+    data = sampled(scenes, "long.mp4", "short.mp4", "fast.mp4", mode="chunk")
+    assert data.sample_ids == ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (2, 2))
     assert [row["prompt"].literal for row in data.rows] == [
         "0",
         "0",
@@ -139,7 +139,7 @@ def test_each_chunk_is_a_sample_of_its_row_with_images_of_its_own(
 
 
 def test_uniform_samples_reach_from_the_first_frame_to_the_last(scenes: Path) -> None:
-    rows = sampled(scenes, "long.mp4", way="uniform", samples=3).rows
+    rows = sampled(scenes, "long.mp4", mode="uniform", samples=3).rows
     starts = [dict(row["input_video"].parameters)["frames"][0] for row in rows]
     assert starts == [0, 10, 21]
 
@@ -179,7 +179,7 @@ def test_videos_of_one_row_are_cut_at_the_same_places_as_far_as_the_shortest_goe
         {"video": "long.mp4", "control": ""},
     ]
     data = opened(scenes, rows, FrameSampling(5, "chunk"), inputs)
-    assert data.places == ((0, 0), (0, 1), *((1, chunk) for chunk in range(6)))
+    assert data.sample_ids == ((0, 0), (0, 1), *((1, chunk) for chunk in range(6)))
     assert [Path(file).name for file in data.rows[1]["control"].files] == [
         f"{number}.png" for number in range(5, 10)
     ]
@@ -195,7 +195,7 @@ def test_a_number_of_frames_that_no_video_input_can_have_is_refused(
         sampled(scenes, "long.mp4", frames=10)
     assert sampled(
         scenes, "long.mp4", frames=10, inputs={"prompt": Column("prompt")}
-    ).places == ((0, 0),)
+    ).sample_ids == ((0, 0),)
 
 
 def test_samples_share_a_batch_only_with_as_many_frames(scenes: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_video_has_one_key_wherever_it_stands_and_another_for_whatever_changes
     assert isinstance(whole, Column)
     others = [
         sampled(scenes, "long.mp4", frames=5),
-        sampled(scenes, "long.mp4", way="uniform", samples=2),
+        sampled(scenes, "long.mp4", mode="uniform", samples=2),
         sampled(scenes, "long.mp4", resolution=Resolution(16, 32, 1)),
         sampled(scenes, "long.mp4", inputs={"input_video": replace(whole, fps=30.0)}),
     ]

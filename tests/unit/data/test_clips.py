@@ -6,8 +6,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from dstrain.config.schema import Way
-from dstrain.data.clips import FrameSampling, at_rate
+from dstrain.config.schema import SamplingMode
+from dstrain.data.clips import FrameSampling, frames_at_rate
 from dstrain.errors import UsageError
 
 RATES = (8, 15, 16, 24, 25, 30, 50, 60)
@@ -19,13 +19,13 @@ def starts(count: int, fps: float) -> list[float]:
 
 
 @pytest.mark.parametrize("stride", STRIDES)
-@pytest.mark.parametrize("way", ["head", "chunk", "uniform"])
+@pytest.mark.parametrize("mode", ["head", "chunk", "uniform"])
 def test_every_length_gives_equal_clips_of_a_length_the_model_can_use(
-    way: Way, stride: int
+    mode: SamplingMode, stride: int
 ) -> None:
     for wanted in (1, 1 + 2 * stride, 1 + 8 * stride):
         for total in range(1, 120):
-            clips = FrameSampling(wanted, way, samples=3).clips(total, stride)
+            clips = FrameSampling(wanted, mode, samples=3).clips(total, stride)
             lengths = {len(clip) for clip in clips}
             assert len(lengths) == 1
             (length,) = lengths
@@ -92,7 +92,7 @@ def test_a_video_at_the_models_rate_stays_as_it_is_also_with_times_in_millisecon
             (rough, round(count / fps, 3)),
             (rough, rough[-1] + round(1 / fps, 3)),
         ):
-            assert at_rate(times, end, fps) == tuple(range(count))
+            assert frames_at_rate(times, end, fps) == tuple(range(count))
 
 
 @pytest.mark.parametrize("fps", RATES)
@@ -101,7 +101,7 @@ def test_each_frame_chosen_is_the_nearest_to_its_time_and_as_many_as_the_time_th
     source: int, fps: int
 ) -> None:
     for count in (1, 2, 7, 40, 61):
-        chosen = at_rate(starts(count, source), count / source, fps)
+        chosen = frames_at_rate(starts(count, source), count / source, fps)
         assert len(chosen) == max(
             1, int(Fraction(count * fps, source) + Fraction(1, 2))
         )
@@ -115,7 +115,8 @@ def test_each_frame_chosen_is_the_nearest_to_its_time_and_as_many_as_the_time_th
 
 def test_files_of_one_scene_at_several_rates_show_the_same_moments() -> None:
     by_rate = {
-        source: at_rate(starts(2 * source, source), 2.0, 15) for source in (15, 30, 60)
+        source: frames_at_rate(starts(2 * source, source), 2.0, 15)
+        for source in (15, 30, 60)
     }
     moments = {
         source: [frame / source for frame in chosen]
@@ -126,12 +127,12 @@ def test_files_of_one_scene_at_several_rates_show_the_same_moments() -> None:
 
 def test_a_still_moment_stays_as_long_as_it_was() -> None:
     times = [0.0, 0.1, 0.2, 3.0, 3.1]
-    chosen = at_rate(times, 3.2, 10)
+    chosen = frames_at_rate(times, 3.2, 10)
     assert chosen == (0, 1, *[2] * 28, 3, 4)
 
 
 def test_frames_are_never_chosen_backwards() -> None:
     for fps in RATES:
-        chosen = at_rate([0.0, 0.01, 0.5, 0.51, 0.52, 2.0], 2.5, fps)
+        chosen = frames_at_rate([0.0, 0.01, 0.5, 0.51, 0.52, 2.0], 2.5, fps)
         assert list(chosen) == sorted(chosen)
         assert chosen[0] in (0, 1) and chosen[-1] == 5

@@ -18,8 +18,8 @@ from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import (
     DataConfig,
     Dataset,
-    columns_read,
     find_metadata,
+    input_columns,
     open_dataset,
 )
 from dstrain.data.images import Resolution
@@ -105,7 +105,7 @@ def test_a_row_becomes_cells_and_sizes_are_known_before_decoding(base: Path) -> 
         ("mode", "RGB"),
         ("sizes", ((64, 96),)),
     )
-    assert data.unread_columns == ()
+    assert data.unused_columns == ()
 
 
 def test_cells_load_at_the_size_they_tell(base: Path) -> None:
@@ -323,7 +323,7 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
     metadata = "image,edit_image,prompt\nwide.png,none.png,a\n"
     data = opened(base, metadata, file_keys=("image",))
     assert list(data.rows[0]) == ["prompt", "input_image", "height", "width"]
-    assert data.unread_columns == ("edit_image",)
+    assert data.unused_columns == ("edit_image",)
     assert list(opened(base, metadata, file_keys=()).rows[0]) == ["prompt"]
 
 
@@ -381,7 +381,7 @@ def test_extra_inputs_may_be_named_as_input_or_as_column(base: Path) -> None:
 
 
 def test_columns_that_feed_no_input_are_told(base: Path) -> None:
-    assert opened(base, "image,promt,note\nwide.png,a,b\n").unread_columns == (
+    assert opened(base, "image,promt,note\nwide.png,a,b\n").unused_columns == (
         "promt",
         "note",
     )
@@ -440,7 +440,7 @@ def test_metadata_may_lie_elsewhere_and_files_need_their_folder(base: Path) -> N
 def test_a_header_tells_the_inputs_without_rows_or_files(tmp_path: Path) -> None:
     settings = config(tmp_path, "image,prompt\n")
     assert list(
-        columns_read(read_metadata(tmp_path / "metadata.csv"), settings, INPUTS)
+        input_columns(read_metadata(tmp_path / "metadata.csv"), settings, INPUTS)
     ) == ["prompt", "input_image"]
 
 
@@ -483,4 +483,4 @@ def test_constants_of_the_variant_are_cells_of_every_row(base: Path) -> None:
             "shift": ("number", 3.0),
             "mode": ("text", "plain"),
         }
-    assert data.places == ((0, 0), (1, 0))
+    assert data.sample_ids == ((0, 0), (1, 0))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dstrain.cli.main import main
 from dstrain.data.dataset import DataConfig, Dataset, open_dataset
-from dstrain.data.files import Places
+from dstrain.data.files import DataRoots
 from dstrain.data.images import Resolution
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
@@ -129,7 +129,7 @@ def test_a_file_that_is_there_under_a_name_like_it_is_suggested(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/secret.png").touch()
     (folders[0] / "out").symlink_to(tmp_path / "elsewhere")
-    assert Places.of(folders[0], folders[1:], None).nearest(written) == (
+    assert DataRoots.of(folders[0], folders[1:], None).nearest(written) == (
         f"; did you mean {meant!r}?" if meant else ""
     )
 
@@ -140,7 +140,7 @@ def test_a_root_that_is_no_folder_is_named_by_its_flag(
     with pytest.raises(UsageError, match=r"--dataset_root: .*one\.png is not a folder"):
         places((*folders, folders[0] / "one.png"), "one.png")
     with pytest.raises(UsageError, match="--dataset_base_path: none is not a folder"):
-        Places.of(Path("none"), (), None)
+        DataRoots.of(Path("none"), (), None)
 
 
 @pytest.mark.usefixtures("tiny")

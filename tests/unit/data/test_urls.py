@@ -206,9 +206,9 @@ def test_a_redirect_to_http_is_followed(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "limits, path, words",
     [
-        ({"patience": 0.2}, "slow/a.png", "it did not come within 0.2 seconds"),
-        ({"silence": 0.02}, "slow/a.png", "the server did not answer in time"),
-        ({"largest": 100}, "a.png", "it has more than 100 bytes"),
+        ({"total_timeout": 0.2}, "slow/a.png", "it did not come within 0.2 seconds"),
+        ({"read_timeout": 0.02}, "slow/a.png", "the server did not answer in time"),
+        ({"max_bytes": 100}, "a.png", "it has more than 100 bytes"),
     ],
 )
 def test_a_server_that_is_too_slow_or_sends_too_much_is_given_up(

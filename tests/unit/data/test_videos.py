@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain.data import videos
-from dstrain.data.clips import at_rate
+from dstrain.data.clips import frames_at_rate
 from dstrain.data.output import write_video
 from dstrain.data.videos import Pixels, probe, read_frames, read_images
 from dstrain.errors import UsageError
@@ -44,7 +44,8 @@ def shown(path: Path, fps: float, turned: bool = False) -> list[float]:
     """When each frame was filmed that shows a video at `fps`."""
     video = probe(path)
     return seconds(
-        read_frames(path, at_rate(video.starts, video.end, fps), None), turned
+        read_frames(path, frames_at_rate(video.timestamps, video.end, fps), None),
+        turned,
     )
 
 
@@ -99,7 +100,7 @@ def test_rotation_is_applied(rotation: int, turned: bool, tmp_path: Path) -> Non
 def test_a_gif_follows_its_uneven_durations(tmp_path: Path) -> None:
     path = gif(tmp_path / "a.gif", [100, 300, 100, 500])
     video = probe(path)
-    assert (video.starts, video.end) == ((0.0, 0.1, 0.4, 0.5), 1.0)
+    assert (video.timestamps, video.end) == ((0.0, 0.1, 0.4, 0.5), 1.0)
     assert shown(path, 10) == pytest.approx(
         [0, 0.1, 0.1, 0.1, 0.4, *[0.5] * 5], abs=NEAR
     )
@@ -115,7 +116,7 @@ def test_other_moving_images_are_read_as_gifs_are(suffix: str, tmp_path: Path) -
         duration=[100, 300, 100],
         lossless=True,
     )
-    assert probe(tmp_path / f"a{suffix}").starts == (0.0, 0.1, 0.4)
+    assert probe(tmp_path / f"a{suffix}").timestamps == (0.0, 0.1, 0.4)
     assert shown(tmp_path / f"a{suffix}", 10) == pytest.approx(
         [0, 0.1, 0.1, 0.1, 0.4], abs=NEAR
     )
@@ -152,7 +153,7 @@ def test_one_frame_is_a_video(name: str, tmp_path: Path) -> None:
             path, [0.0], 15, codec="libvpx-vp9" if path.suffix == ".webm" else "libx264"
         )
     assert probe(path).frames == 1
-    assert at_rate(probe(path).starts, probe(path).end, 15) == (0,)
+    assert frames_at_rate(probe(path).timestamps, probe(path).end, 15) == (0,)
 
 
 @pytest.mark.parametrize("size", [(49, 127), (33, 97)])

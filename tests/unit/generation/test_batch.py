@@ -114,7 +114,7 @@ def test_a_run_that_was_stopped_goes_on_and_one_that_is_done_makes_nothing(
 ) -> None:
     stopped = config(model, tmp_path / "set", dataset=table)
     with monkeypatch.context() as patch:
-        patch.setattr("dstrain.generation.batch.write", failing_at(2))
+        patch.setattr("dstrain.generation.batch.save_image_or_video", failing_at(2))
         with pytest.raises(KeyboardInterrupt):
             generate(stopped)
     assert not (tmp_path / "set/metadata.csv").exists()
@@ -134,14 +134,14 @@ def test_a_run_that_was_stopped_goes_on_and_one_that_is_done_makes_nothing(
 
 
 def failing_at(call: int) -> Any:
-    from dstrain.data.output import write
+    from dstrain.data.output import save_image_or_video
 
     calls = iter(range(1, 100))
 
     def failing(made: Any, path: Path) -> None:
         if next(calls) == call:
             raise KeyboardInterrupt
-        write(made, path)
+        save_image_or_video(made, path)
 
     return failing
 

@@ -16,7 +16,7 @@ import pytest
 from dstrain.cli.main import main
 from dstrain.config.fields import LoraFile, NamedInput
 from dstrain.config.schema import GenerateConfig
-from dstrain.data.output import write as write_made
+from dstrain.data.output import save_image_or_video
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.generation.run import generate
 from dstrain.generation.source import PipelineSource
@@ -141,7 +141,7 @@ def test_an_image_is_synced_before_it_has_its_name(
 ) -> None:
     path, there = tmp_path / "new/a.png", []
     monkeypatch.setattr(os, "fsync", lambda descriptor: there.append(path.exists()))
-    write_made(Image.new("RGB", (8, 8)), path)
+    save_image_or_video(Image.new("RGB", (8, 8)), path)
     assert there == [False, True]  # the file, and its folder
     assert [file.name for file in path.parent.iterdir()] == ["a.png"]
 

@@ -14,7 +14,7 @@ from dstrain.data import decoding as bad_samples
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, open_dataset
-from dstrain.data.decoding import MEMORY, decodable
+from dstrain.data.decoding import MEMORY, skip_undecodable
 from dstrain.data.images import Resolution
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column
@@ -261,7 +261,9 @@ def films(folder: Path, **settings: Any) -> Dataset:
     (folder / "metadata.csv").write_text("clip\na.mp4\nb.mp4\nc.mp4\n")
     sampling = FrameSampling(5, "chunk")
     resolution = Resolution(None, None, 2**20)
-    data = DataConfig(folder, None, None, resolution, (), sampling, on_bad="skip")
+    data = DataConfig(
+        folder, None, None, resolution, (), sampling, on_bad_sample="skip"
+    )
     return open_dataset(
         data, {"clip": Column("clip", "video", multiple=8, frame_multiple=4, fps=15.0)}
     )
@@ -271,16 +273,16 @@ def test_a_row_of_several_clips_is_left_out_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = films(tmp_path)
-    assert dataset.places == ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
+    assert dataset.sample_ids == ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
 
     def load(cell: Cell) -> Any:
         if cell.files[0].endswith("b.mp4") and dict(cell.parameters)["frames"][0]:
             raise UsageError(cell.files[0], "is damaged")
 
     monkeypatch.setattr(bad_samples, "load_cell", load)
-    left = decodable(dataset, lambda inputs: inputs, tmp_path)
-    assert left.places == ((0, 0), (0, 1), (2, 0), (2, 1))
-    assert [(fault.row, fault.column, fault.reason) for fault in left.left_out] == [
+    left = skip_undecodable(dataset, lambda inputs: inputs, tmp_path)
+    assert left.sample_ids == ((0, 0), (0, 1), (2, 0), (2, 1))
+    assert [(fault.row, fault.column, fault.reason) for fault in left.skipped] == [
         (1, "clip", "'b.mp4' is damaged")
     ]
 
@@ -295,12 +297,15 @@ def test_only_files_that_the_run_reads_are_decoded(tmp_path: Path) -> None:
     (tmp_path / "metadata.csv").write_text("image,mask\na.png,b.png\n")
     inputs = {name: Column(name, "picture") for name in ("image", "mask")}
     data = DataConfig(
-        tmp_path, None, None, Resolution(None, None, 2**20), on_bad="skip"
+        tmp_path, None, None, Resolution(None, None, 2**20), on_bad_sample="skip"
     )
     dataset = open_dataset(data, inputs)
-    assert len(decodable(dataset, lambda inputs: inputs - {"mask"}, tmp_path).rows) == 1
+    assert (
+        len(skip_undecodable(dataset, lambda inputs: inputs - {"mask"}, tmp_path).rows)
+        == 1
+    )
     with pytest.raises(UsageError, match=r"metadata\.csv:2:mask"):
-        decodable(dataset, lambda inputs: inputs, tmp_path)
+        skip_undecodable(dataset, lambda inputs: inputs, tmp_path)
 
 
 def test_the_folder_in_use_by_another_run_is_named(tmp_path: Path) -> None:

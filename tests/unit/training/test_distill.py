@@ -387,7 +387,7 @@ def test_options_that_do_nothing_here_are_refused(
 
 def test_extra_inputs_may_name_the_tasks_own(here: Path) -> None:
     given = "seed,rand_device,num_inference_steps,cfg_scale"
-    assert resolve(distill(here, extra_inputs=given)).dataset.unread_columns == ()
+    assert resolve(distill(here, extra_inputs=given)).dataset.unused_columns == ()
 
 
 def test_the_stores_plan_has_what_the_loss_reads(here: Path) -> None:

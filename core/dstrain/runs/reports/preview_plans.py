@@ -204,7 +204,7 @@ def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
         range(len(dataset.rows)),
         key=lambda number: len(wanted & dataset.rows[number].keys()),
     )
-    row, chunk = dataset.places[sample]
+    row, chunk = dataset.sample_ids[sample]
     table = replace(
         dataset.table,
         rows=(dataset.table.rows[row],),

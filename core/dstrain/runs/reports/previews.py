@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dstrain.console import Progress, get_logger
-from dstrain.data.output import write
+from dstrain.data.output import save_image_or_video
 from dstrain.errors import DstrainError
 from dstrain.models.locate import Found
 from dstrain.pipeline.pipeline import Pipeline
@@ -198,7 +198,7 @@ class Previews:
         ):
             for number, path in missing.items():
                 try:
-                    write(self._made(number, progress, asked), path)
+                    save_image_or_video(self._made(number, progress, asked), path)
                     logger.info(f"preview {path}")
                 except Stopped:
                     return

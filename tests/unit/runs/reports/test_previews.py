@@ -243,10 +243,10 @@ def test_a_continuation_makes_the_previews_that_are_due_and_not_those_made_alrea
     (tmp_path / "cut/previews/step-000004-1.png").unlink()
     (tmp_path / "cut/previews/.tmp-1-step-000004-1.png").write_bytes(b"half")
     writes: list[str] = []
-    write = previews.write
+    write = previews.save_image_or_video
     monkeypatch.setattr(
         previews,
-        "write",
+        "save_image_or_video",
         lambda image, path: (writes.append(path.name), write(image, path)),
     )
     train(here, output_path=tmp_path / "cut", resume="auto", **asked)
