@@ -164,8 +164,8 @@ BUGS = (
         "exif_is_ignored",
         "P27: pictures are upright",
         f"{CORE}/data/images.py",
-        "    if orientation in TURNS:\n",
-        "    if orientation in TURNS and orientation > 8:\n",
+        "    if orientation in TRANSPOSES:\n",
+        "    if orientation in TRANSPOSES and orientation > 8:\n",
         ("tests/unit/data/test_images.py",),
     ),
     Bug(
