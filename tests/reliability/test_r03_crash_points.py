@@ -23,7 +23,7 @@ from dstrain.runs.checkpoints.state import (
     states,
 )
 from dstrain.storage.files import remove_leftovers
-from dstrain.storage.safetensors import check_file
+from dstrain.storage.safetensors import verify_file
 
 from tests.support.crashes import again, events, everything, killed_at
 from tests.support.runs import project, train
@@ -191,7 +191,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_weights(folder: Path) -> None:
     """No weights file is torn, whatever the record says of it."""
     for path in folder.glob("[!.]*.safetensors"):
-        check_file(path)
+        verify_file(path)
 
 
 def test_every_crash_point_of_a_checkpoint_of_a_run_resumes(

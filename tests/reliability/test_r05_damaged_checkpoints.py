@@ -18,7 +18,12 @@ from dstrain.runs.checkpoints.state import (
     load_state,
     save_state,
 )
-from dstrain.storage.safetensors import check_file, read_tensors, sealed, write_tensors
+from dstrain.storage.safetensors import (
+    read_tensors,
+    verify_file,
+    with_checksum,
+    write_tensors,
+)
 
 pytestmark = pytest.mark.promise(
     "R5", "damaged checkpoints and weights are named before use"
@@ -57,7 +62,7 @@ def write_weights(path: Path, seed: int) -> None:
     write_tensors(
         path,
         tensors,
-        sealed(
+        with_checksum(
             tensors, {"format": "pt", "component": "dit", "family": "tiny", "step": "3"}
         ),
     )
@@ -147,8 +152,8 @@ def test_a_damaged_weights_file_is_named_before_use(
             bad if bad != other else flip(good, other, random.Random(trial))
         )  # `other` is a whole file
         with pytest.raises(StateError) as caught:
-            check_file(path)
+            verify_file(path)
         assert caught.value.where == str(path), f"trial {trial}"
     path.write_bytes(good)
-    assert check_file(path)["component"] == "dit"
+    assert verify_file(path)["component"] == "dit"
     assert read_tensors(path)[0].keys() == numbers(0).keys()

@@ -60,7 +60,7 @@ class InOrder(TrainingModule):
         tables = [dict(sample.values) for sample in samples]
         for table, key in zip(tables, keys, strict=True):
             self.pipeline.run(steps, table, Rng([key]))
-        in_step = [{name: table[name] for name in plan.in_step} for table in tables]
+        in_step = [{name: table[name] for name in plan.loss_inputs} for table in tables]
         return self._loss(collate(in_step, spec.padded), keys)
 
 

@@ -84,7 +84,7 @@ BUGS = (
         "whole_storages_are_stored",
         "P12: a view is stored without what lies around it",
         f"{CORE}/graph/unit.py",
-        "{name: own(value, held) for name, value in made.items()}",
+        "{name: copy_if_shared(value, held) for name, value in made.items()}",
         "dict(made)",
         ("tests/unit/graph/test_unit.py", "tests/unit/graph/test_values.py"),
     ),

@@ -9,7 +9,7 @@ device are not part of it.
 from collections.abc import Mapping
 
 from dstrain.graph.plan import POSITIVE, Plan, Step
-from dstrain.storage.hashing import hashed
+from dstrain.storage.hashing import hash_json
 
 
 def step_key(
@@ -26,7 +26,7 @@ def step_key(
         name: components[name] for name in step.unit.components if name in components
     }
     branch = (step.branch or POSITIVE) if "branch" in step.unit.components else ""
-    return hashed(
+    return hash_json(
         "unit",
         [
             family,

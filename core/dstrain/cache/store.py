@@ -25,9 +25,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dstrain.errors import StateError
-from dstrain.graph.values import flatten, tensor_names, unflatten
+from dstrain.graph.values import deserialize, serialize, tensor_names
 from dstrain.storage.files import TEMPORARY, remove_leftovers, write_file, write_json
-from dstrain.storage.hashing import hashed
+from dstrain.storage.hashing import hash_json
 from dstrain.storage.safetensors import add_tensor, write_tensors
 
 FORMAT = MappingProxyType({"format": "dstrain-features", "version": 1})
@@ -98,7 +98,7 @@ class FeatureCache:
     def __contains__(self, address: str) -> bool:
         return address in self.where
 
-    def form(self, address: str) -> Any:
+    def header(self, address: str) -> Any:
         """How a value is stored, with the shapes of its tensors."""
         return self._shard(address).values[address]["form"]
 
@@ -109,10 +109,11 @@ class FeatureCache:
         Raises StateError if it is damaged or gone.
         """
         shard = self._shard(address)
-        form, want = shard.values[address]["form"], shard.values[address]["sha256"]
+        header, want = shard.values[address]["form"], shard.values[address]["sha256"]
         try:
             tensors = {
-                name: shard.file.get_tensor(name).clone() for name in tensor_names(form)
+                name: shard.file.get_tensor(name).clone()
+                for name in tensor_names(header)
             }
         except SafetensorError as error:
             raise StateError(
@@ -125,7 +126,7 @@ class FeatureCache:
             what = f"is damaged: the sha256 of value {address} is {have[:16]}..., not {want[:16]}..."
             raise StateError(str(self._path(address)), what, AGAIN)
         self._whole.add(address)
-        return unflatten(form, tensors)
+        return deserialize(header, tensors)
 
     def _path(self, address: str) -> Path:
         return self.folder / "shards" / f"{self.where[address]}.safetensors"
@@ -167,10 +168,11 @@ class FeatureCache:
         path = (
             self.folder
             / "plans"
-            / f"{hashed('plan', [identity, about['data set']])}.jsonl"
+            / f"{hash_json('plan', [identity, about['data set']])}.jsonl"
         )
         write_file(
-            path, _line({"record": record, "digest": hashed("record", record)}) + lines
+            path,
+            _line({"record": record, "digest": hash_json("record", record)}) + lines,
         )
 
     def plans(self) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -231,10 +233,10 @@ class ShardWriter:
         if address in self.store or address in self._values:
             return
         tensors: dict[str, Tensor] = {}
-        form = flatten(value, tensors, address)
+        header = serialize(value, tensors, address)
         self._tensors.update(tensors)
         self._values[address] = {
-            "form": form,
+            "form": header,
             "sha256": tensors_digest(tensors.values()),
         }
         self._bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -313,7 +315,7 @@ def _record(path: Path, line: bytes) -> dict[str, Any]:
     try:
         head = json.loads(line)
         record: dict[str, Any] = head["record"]
-        if hashed("record", record) != head["digest"]:
+        if hash_json("record", record) != head["digest"]:
             raise ValueError("its hash is not the recorded one")
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(

@@ -19,13 +19,13 @@ from dstrain.cli.options import (
 from dstrain.config.fields import parse_alpha
 from dstrain.config.schema import GenerateConfig, TrainConfig
 from dstrain.config.validation import validate
-from dstrain.distributed.signals import ended_by_signals
+from dstrain.distributed.signals import interrupt_on_signals
 from dstrain.errors import UsageError
 
 
 def train(config: TrainConfig) -> None:
     """Train a model, or run one stage of it. This is the command when none is named."""
-    with ended_by_signals("interrupted", "run the same command again"):
+    with interrupt_on_signals("interrupted", "run the same command again"):
         validate(config)
         from dstrain.runs.runner import run
 
@@ -51,7 +51,7 @@ def graph(config: TrainConfig, form: str) -> None:
 
 def generate(config: GenerateConfig) -> None:
     """Generate a picture with the pipeline that trains, and the LoRAs it trained."""
-    with ended_by_signals("interrupted", "run the same command again"):
+    with interrupt_on_signals("interrupted", "run the same command again"):
         validate(config)
         from dstrain.generation.run import generate as run
 

@@ -13,7 +13,7 @@ from dstrain.cli.commands import commands
 from dstrain.cli.errors import explain
 from dstrain.cli.options import LeftOut, shared_options
 from dstrain.console import get_logger, logging_to_stderr, redacted
-from dstrain.distributed.liveness import finish_in_peace, first_to_say
+from dstrain.distributed.liveness import ignore_sigterm, should_report
 from dstrain.errors import SystemFault, UsageError, nearest
 
 logger = get_logger(__name__)
@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tell(error: BaseException, debug: bool) -> int:
     """Print an error without the secrets in it, and return its exit code."""
-    finish_in_peace()
+    ignore_sigterm()
     failure = explain(error)
     try:
-        if first_to_say(failure):
+        if should_report(failure):
             click.echo(redacted(str(failure)), err=True)
         if debug:
             click.echo(redacted("".join(traceback.format_exception(error))), err=True)

@@ -20,7 +20,7 @@ from dstrain.data.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
 from dstrain.data.videos import Video, read_frames, read_images
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, stored_kind
-from dstrain.storage.hashing import Digests, hashed
+from dstrain.storage.hashing import Digests, hash_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +253,6 @@ def input_key(cell: Cell, digests: Digests) -> str:
     """
     kind = stored_kind(cell.kind)
     if not cell.files:
-        return hashed("literal", [kind, cell.literal])
+        return hash_json("literal", [kind, cell.literal])
     contents = [digests.of(file) for file in cell.files]
-    return hashed("files", [kind, contents, cell.parameters])
+    return hash_json("files", [kind, contents, cell.parameters])

@@ -22,7 +22,7 @@ from dstrain.data.metadata import Fault
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import stored_kind
 from dstrain.storage.files import write_json
-from dstrain.storage.hashing import SETTLED, file_mark, hashed
+from dstrain.storage.hashing import SETTLED, file_mark, hash_json
 
 MEMORY = "decoded_files.json"
 Reads = Callable[[frozenset[str]], frozenset[str]]
@@ -90,7 +90,7 @@ def _cells(dataset: Dataset, reads: Reads) -> Iterator[tuple[int, str, str]]:
                 yield (
                     number,
                     name,
-                    hashed(
+                    hash_json(
                         "cell", [stored_kind(cell.kind), cell.files, cell.parameters]
                     ),
                 )

@@ -21,9 +21,9 @@ from typing import Any
 
 from dstrain.errors import DstrainError, Interrupted, SystemFault
 
-BEAT = 2.0
+INTERVAL = 2.0
 """Seconds between two signs of life."""
-PATIENCE = 600.0
+TIMEOUT = 600.0
 """Seconds without a sign of life after which a process counts as ended; what waits for
 a collective is as patient.
 """
@@ -33,7 +33,7 @@ FAILED, INTERRUPTED = "failed", "interrupted"
 """Why a process leaves a run before its end."""
 
 
-def another_ended(what: str = ENDED) -> SystemFault:
+def peer_failed(what: str = ENDED) -> SystemFault:
     """The error of a process that cannot go on without the others; `what` says what
     became of them.
     """
@@ -50,7 +50,7 @@ def launched() -> bool:
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-def first_to_say(failure: DstrainError) -> bool:
+def should_report(failure: DstrainError) -> bool:
     """Whether this process should print why it ends: of several that say the same only
     one does.
 
@@ -71,7 +71,7 @@ def first_to_say(failure: DstrainError) -> bool:
     return True
 
 
-def finish_in_peace() -> None:
+def ignore_sigterm() -> None:
     """Let the launcher's SIGTERM, which it sends to all when one has failed, not cut
     short the words of one that ends.
 
@@ -82,12 +82,12 @@ def finish_in_peace() -> None:
 
 
 @dataclass
-class Meeting:
+class Heartbeat:
     """One process's part in a run of several; `patience` is in seconds."""
 
     rank: int
     size: int
-    patience: float = PATIENCE
+    timeout: float = TIMEOUT
     _waits: int = 0
     _done: threading.Event = field(default_factory=threading.Event)
 
@@ -125,7 +125,7 @@ class Meeting:
             with suppress(Exception):  # the store may be what failed
                 self._store.compare_set(self._key("ended"), "", why)
 
-    def lost(self) -> bool:
+    def peer_lost(self) -> bool:
         """Whether another process failed, or of this machine is gone, and not since it
         was interrupted as this one.
         """
@@ -137,7 +137,7 @@ class Meeting:
             )
         return False
 
-    def interrupted(self) -> bool:
+    def peer_interrupted(self) -> bool:
         """Whether another process left since it was asked to stop."""
         with suppress(Exception):
             return self._why() == INTERRUPTED
@@ -156,7 +156,7 @@ class Meeting:
         except (
             RuntimeError
         ) as error:  # of the store: the process that holds it has ended
-            raise another_ended() from error
+            raise peer_failed() from error
 
     def _until(self, keys: Sequence[str]) -> None:
         """Wait until every process, in order of rank, has set its key."""
@@ -164,8 +164,8 @@ class Meeting:
         while not self._store.check(list(keys)):
             why = self._why()
             if why:
-                raise KeyboardInterrupt if why == INTERRUPTED else another_ended()
-            if time.monotonic() - listened > BEAT:
+                raise KeyboardInterrupt if why == INTERRUPTED else peer_failed()
+            if time.monotonic() - listened > INTERVAL:
                 listened = time.monotonic()
                 self._listen(
                     [
@@ -183,15 +183,15 @@ class Meeting:
         """
         for rank in missing:
             if self._is_gone(rank):
-                raise another_ended()
+                raise peer_failed()
         for rank in self._watched():
             beats, since = self._heard[rank]
             now = self._store.add(self._key("beats", rank), 0)
             if now != beats:
                 self._heard[rank] = (now, time.monotonic())
-            elif rank in missing and time.monotonic() - since > self.patience:
-                raise another_ended(
-                    f"nothing was heard of process {rank} for {self.patience:.0f} seconds"
+            elif rank in missing and time.monotonic() - since > self.timeout:
+                raise peer_failed(
+                    f"nothing was heard of process {rank} for {self.timeout:.0f} seconds"
                 )
 
     def _watched(self) -> Sequence[int]:
@@ -220,7 +220,7 @@ class Meeting:
         with suppress(
             RuntimeError
         ):  # the store is gone, which whoever waits notices too
-            while not self._done.wait(BEAT):
+            while not self._done.wait(INTERVAL):
                 store.add(self._key("beats", self.rank), 1)
 
     def _key(self, *parts: object) -> str:
@@ -239,7 +239,7 @@ def _store() -> Any:
     return TCPStore(place, port, is_master=False, timeout=timedelta(seconds=30))
 
 
-def is_of_others(error: BaseException) -> str:
+def peer_failure(error: BaseException) -> str:
     """What an error of a collective says of the other processes; '' if it is none."""
     from torch.distributed import DistError
 

@@ -22,7 +22,7 @@ reaches it, and its launcher, which passes it on.
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
+def catch_stop_signals() -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether a signal came; a second signal then acts as it
     does without this.
 
@@ -38,7 +38,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def ended_by_signals(what: str, advice: str) -> Iterator[None]:
+def interrupt_on_signals(what: str, advice: str) -> Iterator[None]:
     """Within, SIGTERM and SIGHUP end things as SIGINT does: as KeyboardInterrupt, and
     outside as Interrupted.
 

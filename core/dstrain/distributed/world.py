@@ -12,10 +12,10 @@ from dstrain.distributed.liveness import (
     ENDED,
     FAILED,
     INTERRUPTED,
-    Meeting,
-    another_ended,
-    finish_in_peace,
-    is_of_others,
+    Heartbeat,
+    ignore_sigterm,
+    peer_failed,
+    peer_failure,
 )
 from dstrain.errors import Interrupted
 
@@ -28,7 +28,7 @@ class ProcessGroup:
     """
 
     accelerator: Any
-    meeting: Meeting | None = None
+    heartbeat: Heartbeat | None = None
 
     @property
     def rank(self) -> int:
@@ -49,8 +49,8 @@ class ProcessGroup:
         """Wait until every process is here; raises SystemFault if one of them has
         ended.
         """
-        if self.meeting is not None:
-            self.meeting.wait()
+        if self.heartbeat is not None:
+            self.heartbeat.wait()
         elif self.size > 1:
             self.accelerator.wait_for_everyone()
 
@@ -78,24 +78,26 @@ def distributed_run(accelerator: Any) -> Iterator[ProcessGroup]:
     if accelerator.num_processes == 1:
         yield ProcessGroup(accelerator)
         return
-    meeting = Meeting(int(accelerator.process_index), int(accelerator.num_processes))
+    heartbeat = Heartbeat(
+        int(accelerator.process_index), int(accelerator.num_processes)
+    )
     why = ""
     try:
-        yield ProcessGroup(accelerator, meeting)
+        yield ProcessGroup(accelerator, heartbeat)
     except BaseException as error:
-        finish_in_peace()
+        ignore_sigterm()
         asked = isinstance(error, Interrupted | KeyboardInterrupt)
         # Where another is lost, the signal was the launcher's, which ends all when one
         # has ended.
-        what = is_of_others(error) or (asked and meeting.lost() and ENDED)
+        what = peer_failure(error) or (asked and heartbeat.peer_lost() and ENDED)
         if (
-            what and meeting.interrupted()
+            what and heartbeat.peer_interrupted()
         ):  # it was in a collective, where no signal reaches it
             asked, what = True, ""
             error = KeyboardInterrupt()
         why = INTERRUPTED if asked and not what else FAILED
         if what:
-            raise another_ended(what) from error
+            raise peer_failed(what) from error
         raise error
     finally:
-        meeting.leave(why)
+        heartbeat.leave(why)

@@ -38,7 +38,7 @@ from dstrain.graph.plan import make_plan
 from dstrain.models.locate import component_digests, find
 from dstrain.pipeline.sampling import Sampling, generate_task, plan_inference
 from dstrain.storage.files import lock, remove_leftovers, write_file, write_json
-from dstrain.storage.hashing import Digests, hashed
+from dstrain.storage.hashing import Digests, hash_json
 from dstrain.training.distill import DIRECT_DISTILL, NOISE_COLUMNS
 
 logger = get_logger(__name__)
@@ -121,7 +121,7 @@ def prepare(
     columns = _columns(table, source, shared)
     rows = _rows(table, source, shared, columns)
     keys = [
-        hashed("row", {n: input_key(cell, digests) for n, cell in cells.items()})[
+        hash_json("row", {n: input_key(cell, digests) for n, cell in cells.items()})[
             :NAME_LENGTH
         ]
         for cells in rows

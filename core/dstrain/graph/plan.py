@@ -65,13 +65,13 @@ class Plan:
     trainables: tuple[str, ...]
     cached_steps: tuple[Step, ...]
     train_steps: tuple[Step, ...]
-    in_step: tuple[str, ...]
+    loss_inputs: tuple[str, ...]
     cached_values: tuple[str, ...]
     cached_kinds: Mapping[str, str]
     components: Mapping[str, tuple[str, ...]]
     configs: Mapping[str, tuple[str, ...]]
     skipped: Mapping[str, str]
-    idle: tuple[str, ...]
+    unused_units: tuple[str, ...]
     used_inputs: frozenset[str]
 
 
@@ -116,12 +116,15 @@ def make_plan(
         step for unit in needed if unit.name in live for step in steps[unit.name]
     )
     made_live = {key for step in train_steps for key in step.outputs.values()}
-    in_step = tuple(
+    loss_inputs = tuple(
         dict.fromkeys(_reader_keys(spec, readers, task.branches, available))
     )
     cached_values = tuple(
         sorted(
-            {*in_step, *(key for step in train_steps for key in step.inputs.values())}
+            {
+                *loss_inputs,
+                *(key for step in train_steps for key in step.inputs.values()),
+            }
             - made_live
         )
     )
@@ -145,13 +148,13 @@ def make_plan(
         trainables=trained,
         cached_steps=cached_steps,
         train_steps=train_steps,
-        in_step=in_step,
+        loss_inputs=loss_inputs,
         cached_values=cached_values,
         cached_kinds=MappingProxyType({key: _kind(spec, key) for key in cached_values}),
         components=components,
         configs=configs,
         skipped=MappingProxyType(skipped),
-        idle=tuple(
+        unused_units=tuple(
             u.name for u in spec.units if u not in needed and u.name not in skipped
         ),
         used_inputs=frozenset(used & set(spec.inputs)),
@@ -388,12 +391,12 @@ def _loads(
     An expert's role is what is trained of it, or all its parts: those of a loss that
     needs it whole.
     """
-    in_step: list[FunctionSpec] = [*(step.unit for step in live), *readers]
+    loss_inputs: list[FunctionSpec] = [*(step.unit for step in live), *readers]
     by_stage: dict[str, list[FunctionSpec]] = {
         "data_process": [step.unit for step in frozen],
-        "train": in_step,
+        "train": loss_inputs,
     }
-    by_stage[""] = by_stage["data_process"] + in_step
+    by_stage[""] = by_stage["data_process"] + loss_inputs
     components: dict[str, tuple[str, ...]] = {}
     configs: dict[str, tuple[str, ...]] = {}
     for stage, users in by_stage.items():

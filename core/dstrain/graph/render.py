@@ -32,7 +32,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
             stage or "unsplit": list(names) for stage, names in plan.configs.items()
         },
         "skipped": dict(plan.skipped),
-        "idle": list(plan.idle),
+        "idle": list(plan.unused_units),
     }
 
 
@@ -66,10 +66,10 @@ def as_text(plan: Plan, spec: PipelineSpec, task: Task) -> str:
     lines += [
         f"    {task.loss.name}({', '.join(['predict', *task.loss.inputs])}) -> loss"
     ]
-    if plan.skipped or plan.idle:
+    if plan.skipped or plan.unused_units:
         lines += ["", "not run"]
         lines += [f"    {name}: {reason}" for name, reason in plan.skipped.items()]
-        lines += [f"    {name}: nothing needs it" for name in plan.idle]
+        lines += [f"    {name}: nothing needs it" for name in plan.unused_units]
     return "\n".join(lines) + "\n"
 
 

@@ -74,7 +74,7 @@ class FlowMatchSchedule:
             self._shifted(plain, self.training_mu).astype(np.float32)
         )
 
-    def fraction(self, timestep: float) -> float:
+    def boundary_fraction(self, timestep: float) -> float:
         """Return the part of the training table, 0 to 1, whose timesteps are at or
         above this one (0 to 1000).
         """
@@ -138,12 +138,12 @@ class TimestepSampler:
         """
         if self.weighting == "none":
             return torch.ones_like(sigma)
-        least, scale = self._bell
-        return (_bell(sigma) - least) * scale
+        least, scale = self._bsmntw_scale
+        return (_bsmntw_weight(sigma) - least) * scale
 
     @cached_property
-    def _bell(self) -> tuple[Tensor, Tensor]:
-        heights = _bell(self.schedule.table)
+    def _bsmntw_scale(self) -> tuple[Tensor, Tensor]:
+        heights = _bsmntw_weight(self.schedule.table)
         return heights.min(), 1 / (heights - heights.min()).mean()
 
     def _index(self, fraction: float) -> int:
@@ -161,7 +161,7 @@ class TimestepSampler:
         return u
 
 
-def _bell(sigma: Tensor) -> Tensor:
+def _bsmntw_weight(sigma: Tensor) -> Tensor:
     return torch.exp(-2 * (sigma - 0.5) ** 2)
 
 

@@ -81,7 +81,7 @@ class Task:
         return "sampler" in self.loss.components
 
     @property
-    def idle_options(self) -> tuple[str, ...]:
+    def ineffective_options(self) -> tuple[str, ...]:
         """Options that have no effect, because the loss does not borrow what they act
         through.
         """

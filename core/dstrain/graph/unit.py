@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.errors import UsageError
-from dstrain.graph.values import kind_of, own, storages
+from dstrain.graph.values import copy_if_shared, kind_of, storage_ids
 
 CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
 """Names any function may borrow that are not components; `<component>_config` is
@@ -141,8 +141,8 @@ class Unit(FunctionSpec):
                 f"unit {self.name}",
                 f"promised and made differ: missing {missing}, not promised {extra}",
             )
-        held = storages(arguments.values())
-        return {name: own(value, held) for name, value in made.items()}
+        held = storage_ids(arguments.values())
+        return {name: copy_if_shared(value, held) for name, value in made.items()}
 
 
 def component_of(borrowed: str) -> str:

@@ -65,7 +65,7 @@ def kind_of(annotation: Any, where: str) -> str:
     )
 
 
-def own(value: Any, held: set[int]) -> Any:
+def copy_if_shared(value: Any, held: set[int]) -> Any:
     """Return the value with every tensor contiguous and alone in its storage, so that
     storing it keeps no more.
 
@@ -86,15 +86,15 @@ def own(value: Any, held: set[int]) -> Any:
         held.add(mine.untyped_storage().data_ptr())
         return mine
     if isinstance(value, Frames):
-        return Frames(own(value.pixels, held), value.fps)
+        return Frames(copy_if_shared(value.pixels, held), value.fps)
     if isinstance(value, list):
-        return [own(item, held) for item in value]
+        return [copy_if_shared(item, held) for item in value]
     if isinstance(value, dict):
-        return {name: own(item, held) for name, item in value.items()}
+        return {name: copy_if_shared(item, held) for name, item in value.items()}
     return value
 
 
-def storages(values: Iterable[Any]) -> set[int]:
+def storage_ids(values: Iterable[Any]) -> set[int]:
     """The addresses of the storages behind the tensors among values."""
     return {
         value.untyped_storage().data_ptr()
@@ -103,7 +103,7 @@ def storages(values: Iterable[Any]) -> set[int]:
     }
 
 
-def flatten(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+def serialize(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     """Put the value's tensors into `tensors` under names that begin with `name`; return
     the rest as JSON data.
     """
@@ -126,38 +126,38 @@ def flatten(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     if isinstance(value, list):
         return {
             "list": [
-                flatten(item, tensors, f"{name}/{i}") for i, item in enumerate(value)
+                serialize(item, tensors, f"{name}/{i}") for i, item in enumerate(value)
             ]
         }
     if isinstance(value, dict):
         return {
             "record": {
-                key: flatten(item, tensors, f"{name}/{key}")
+                key: serialize(item, tensors, f"{name}/{key}")
                 for key, item in value.items()
             }
         }
     raise UsageError(name, f"a value of type {type(value).__name__} cannot be stored")
 
 
-def unflatten(form: Any, tensors: Mapping[str, Tensor]) -> Any:
+def deserialize(header: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Rebuild a value from what `flatten` returned and the tensors it put aside."""
-    if "value" in form:
-        return form["value"]
-    if "tensor" in form:
-        return tensors[form["tensor"]]
-    if IMAGE in form:
-        return Image.fromarray(tensors[form[IMAGE]].numpy())
-    if VIDEO in form:
-        return Frames(tensors[form[VIDEO]], form["fps"])
-    if "list" in form:
-        return [unflatten(item, tensors) for item in form["list"]]
-    return {key: unflatten(item, tensors) for key, item in form["record"].items()}
+    if "value" in header:
+        return header["value"]
+    if "tensor" in header:
+        return tensors[header["tensor"]]
+    if IMAGE in header:
+        return Image.fromarray(tensors[header[IMAGE]].numpy())
+    if VIDEO in header:
+        return Frames(tensors[header[VIDEO]], header["fps"])
+    if "list" in header:
+        return [deserialize(item, tensors) for item in header["list"]]
+    return {key: deserialize(item, tensors) for key, item in header["record"].items()}
 
 
-def tensor_names(form: Any) -> list[str]:
+def tensor_names(header: Any) -> list[str]:
     """List the names under which `flatten` put aside the tensors of a value."""
     for kind in ("tensor", IMAGE, VIDEO):
-        if kind in form:
-            return [form[kind]]
-    children = form.get("list") or list(form.get("record", {}).values())
+        if kind in header:
+            return [header[kind]]
+    children = header.get("list") or list(header.get("record", {}).values())
     return [name for child in children for name in tensor_names(child)]

@@ -39,7 +39,12 @@ from dstrain.models.networks import empty_network
 from dstrain.models.weights import recognise
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import SEAL, read_tensors, sealed, write_tensors
+from dstrain.storage.safetensors import (
+    CHECKSUM,
+    read_tensors,
+    with_checksum,
+    write_tensors,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def export(
     SystemFault.
     """
     tensors, header = read_tensors(source)
-    header.pop(SEAL, None)
+    header.pop(CHECKSUM, None)
     if output.is_dir() or (output.exists() and output.samefile(source)):
         kind = "a folder" if output.is_dir() else "INPUT itself"
         raise UsageError("OUTPUT", f"{output} is {kind}; give another name")
@@ -98,7 +103,7 @@ def export(
     else:
         made = _whole(source, tensors, header, family, program)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(output, made.tensors, sealed(made.tensors, made.header))
+    write_tensors(output, made.tensors, with_checksum(made.tensors, made.header))
     return f"{made.words}, {len(made.tensors)} keys; the first is {min(made.tensors)}"
 
 
@@ -181,7 +186,9 @@ def save_lora_for(
         shapes_of(network),
     )
     write_tensors(
-        path, tensors, sealed(tensors, lora_header(network, lora_config, metadata))
+        path,
+        tensors,
+        with_checksum(tensors, lora_header(network, lora_config, metadata)),
     )
 
 

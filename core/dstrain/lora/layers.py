@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError
-from dstrain.storage.safetensors import sealed, write_tensors
+from dstrain.storage.safetensors import with_checksum, write_tensors
 
 ADAPTER = "default"
 ADAPTER_HEADER = "lora_adapter_metadata"
@@ -150,7 +150,7 @@ def save_lora(
     write_tensors(
         path,
         tensors,
-        sealed(
+        with_checksum(
             tensors,
             {ADAPTER_HEADER: text, **lora_header(module, lora_config, metadata)},
         ),

@@ -13,7 +13,7 @@ from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.hub import ModelSource, fetch, find_local, missing_error
 from dstrain.models.weights import header, recognise
 from dstrain.registry.family import ModelFamily
-from dstrain.storage.hashing import Digests, hashed
+from dstrain.storage.hashing import Digests, hash_json
 
 
 @dataclass(frozen=True)
@@ -439,7 +439,7 @@ def component_digests(found: Found, digests: Digests) -> dict[str, str]:
         parts = [digests.of_all(files.paths), dict(found.configs.get(name, {}))]
         if files.preset is not None:
             parts.append(digests.of(files.preset))
-        digest[name] = hashed("component", parts)
+        digest[name] = hash_json("component", parts)
     for name, config in found.configs.items():
-        digest[f"{name}_config"] = hashed("config", dict(config))
+        digest[f"{name}_config"] = hash_json("config", dict(config))
     return digest

@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 
 from dstrain.console import Progress, get_logger
-from dstrain.distributed.signals import asked_to_stop
+from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory
 from dstrain.runs.build import open_training_data, prepare
@@ -74,7 +74,7 @@ def run_steps(run: TrainingRun, outputs: Outputs, previews: Previews) -> None:
         Tally(),
     )
     log = StepLog(outputs.folder, run.setup.extensions, run.processes.is_main)
-    with log.opened(run.step), bar as progress, asked_to_stop() as asked:
+    with log.opened(run.step), bar as progress, catch_stop_signals() as asked:
         previews.make_if_due(run, True, asked)
         for numbers in outputs.watched(steps(run)):
             log.add(numbers)

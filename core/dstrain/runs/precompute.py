@@ -16,7 +16,7 @@ from dstrain.console import Progress, get_logger
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.plan import Plan, Step
-from dstrain.graph.values import flatten
+from dstrain.graph.values import serialize
 from dstrain.models.locate import Found, component_digests
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
@@ -173,11 +173,11 @@ def key_rows(setup: Setup) -> Keyed:
                     f"{experts.denoiser}_config", components[f"{part}_config"]
                 )
     rows = row_keys(setup, components, digests)
-    own = [
+    copy_if_shared = [
         keys_of(preview.plan, preview.cells, components, digests, setup)
         for preview in previews
     ]
-    return Keyed(found, components, digests, rows, previews, own)
+    return Keyed(found, components, digests, rows, previews, copy_if_shared)
 
 
 def find_components(setup: Setup, others: Sequence[Plan] = ()) -> Found:
@@ -310,7 +310,7 @@ def plan_lines(
     samples = zip(rows, setup.dataset.rows, setup.dataset.sample_ids, strict=True)
     for sample, (keys, cells, (row, chunk)) in enumerate(samples):
         literals = {
-            name: flatten(cells[name].literal, {}, name)
+            name: serialize(cells[name].literal, {}, name)
             for name in keys.plan.cached_values
             if name not in keys.addresses
         }
@@ -321,7 +321,7 @@ def plan_lines(
             "group": groups.setdefault(setup.dataset.signature(sample), len(groups)),
             "values": literals
             | {
-                name: {"at": at, "shapes": shapes(store.form(at))}
+                name: {"at": at, "shapes": shapes(store.header(at))}
                 for name, at in keys.addresses.items()
             },
         }

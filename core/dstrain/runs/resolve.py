@@ -271,7 +271,7 @@ def _task(
     task = tasks[config.task_name]
     for flag in flags(TrainConfig):
         if (
-            flag.name in task.idle_options
+            flag.name in task.ineffective_options
             and getattr(config, flag.name) != flag.default
         ):
             raise UsageError(

@@ -236,8 +236,12 @@ class Setup:
         )
         if experts is not None and len(trained) == 1:
             least, greatest = experts.ranges[trained[0]]
-            high = schedule.fraction(least)
-            low = schedule.fraction(greatest) if greatest < TRAIN_TIMESTEPS else 0.0
+            high = schedule.boundary_fraction(least)
+            low = (
+                schedule.boundary_fraction(greatest)
+                if greatest < TRAIN_TIMESTEPS
+                else 0.0
+            )
         low = low if c.min_timestep_boundary is None else c.min_timestep_boundary
         high = high if c.max_timestep_boundary is None else c.max_timestep_boundary
         return TimestepSampler(

@@ -11,7 +11,7 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import SystemFault
 from dstrain.runs.setup import Setup
 from dstrain.storage.files import lock, write_file
-from dstrain.storage.hashing import hashed
+from dstrain.storage.hashing import hash_json
 
 logger = get_logger(__name__)
 
@@ -56,7 +56,7 @@ def _number(rows: list[int]) -> torch.Tensor:
     """A number that tells lists of rows apart, small enough that the sum over many
     processes is exact.
     """
-    return torch.tensor(int(hashed("left out", rows)[:10], 16), dtype=torch.float64)
+    return torch.tensor(int(hash_json("left out", rows)[:10], 16), dtype=torch.float64)
 
 
 def write_list(setup: Setup) -> None:

@@ -26,7 +26,7 @@ ORPHANS = 10.0
 """Seconds for which loader processes may outlive a killed process; until they end they
 hold its locks.
 """
-UNTOUCHED = "what was there before is untouched"
+UNTOUCHED = "existing files were not modified"
 
 
 def temporary(path: Path) -> Path:

@@ -25,7 +25,7 @@ change may leave them equal.
 """
 
 
-def hashed(kind: str, content: Any) -> str:
+def hash_json(kind: str, content: Any) -> str:
     """The hash of JSON data of one kind, as hexadecimal text."""
     text = json.dumps(
         [kind, content], sort_keys=True, ensure_ascii=False, separators=(",", ":")
@@ -69,7 +69,7 @@ class Digests:
         """One digest of several files, whatever their names, or of every file below a
         folder, with its place there.
         """
-        return hashed(
+        return hash_json(
             "files", sorted([place, self.of(file)] for place, file in _files(paths))
         )
 

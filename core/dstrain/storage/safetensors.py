@@ -60,7 +60,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
         raise StateError(
             str(path), f"cannot be read as safetensors: {error}"
         ) from error
-    check_seal(path, tensors, metadata)
+    verify_checksum(path, tensors, metadata)
     return tensors, metadata
 
 
@@ -120,20 +120,20 @@ def _sort_header(path: Path) -> None:
                 file.write(ordered)
 
 
-SEAL = "dstrain.sha256"
+CHECKSUM = "dstrain.sha256"
 """The header's entry that holds the digest of everything else in the file."""
 
 
-def sealed(
+def with_checksum(
     tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]
 ) -> dict[str, str]:
     """The metadata with the digest of itself and of these tensors: names, dtypes,
     shapes and bytes.
     """
-    return {**metadata, SEAL: _digest(sorted(tensors.items()), metadata)}
+    return {**metadata, CHECKSUM: _digest(sorted(tensors.items()), metadata)}
 
 
-def check_seal(
+def verify_checksum(
     path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]
 ) -> None:
     """Raise StateError if the metadata holds a digest and it is not that of the file's
@@ -142,7 +142,7 @@ def check_seal(
     _compare(path, sorted(tensors.items()), metadata)
 
 
-def check_file(path: Path) -> dict[str, str]:
+def verify_file(path: Path) -> dict[str, str]:
     """Read a weights file of ours, tensor by tensor, and return its metadata; raises
     StateError if it is damaged.
     """
@@ -151,10 +151,10 @@ def check_file(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
-            if SEAL not in metadata:
+            if CHECKSUM not in metadata:
                 raise StateError(
                     str(path),
-                    f"has no {SEAL!r} in its header: it is damaged, or was not saved by dstrain",
+                    f"has no {CHECKSUM!r} in its header: it is damaged, or was not saved by dstrain",
                 )
             _compare(
                 path,
@@ -171,10 +171,10 @@ def check_file(path: Path) -> dict[str, str]:
 def _compare(
     path: Path, tensors: "Iterable[tuple[str, Tensor]]", metadata: Mapping[str, str]
 ) -> None:
-    recorded = metadata.get(SEAL)
+    recorded = metadata.get(CHECKSUM)
     if recorded is None:
         return
-    rest = {name: value for name, value in metadata.items() if name != SEAL}
+    rest = {name: value for name, value in metadata.items() if name != CHECKSUM}
     if _digest(tensors, rest) != recorded:
         what = "is damaged: the sha256 of its content is not the one in its header"
         raise StateError(

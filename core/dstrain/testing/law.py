@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.graph.values import flatten
+from dstrain.graph.values import serialize
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
 from dstrain.testing.subject import Run, Subject, processes
@@ -118,7 +118,7 @@ def same_value(one: Any, other: Any) -> bool:
     sides: list[tuple[Any, dict[str, Tensor]]] = []
     for value in (one, other):
         tensors: dict[str, Tensor] = {}
-        sides.append((flatten(value, tensors, "value"), tensors))
+        sides.append((serialize(value, tensors, "value"), tensors))
     (form, tensors), (other_form, others) = sides
     return bool(form == other_form) and all(
         same_tensor(tensors[name], others[name]) for name in tensors

@@ -26,7 +26,7 @@ from dstrain.lora.names import key_formats
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import SEAL
+from dstrain.storage.safetensors import CHECKSUM
 from dstrain.testing.loras import Reader, trained
 from dstrain.testing.round_trips import train_and_save
 from dstrain.testing.subject import Subject
@@ -429,7 +429,7 @@ def _layers(network: nn.Module) -> int:
 def _damage(path: Path, damage: Damage) -> None:
     with safe_open(path, framework="pt") as file:
         header = {
-            name: value for name, value in file.metadata().items() if name != SEAL
+            name: value for name, value in file.metadata().items() if name != CHECKSUM
         }
     tensors = {damage.keys(key): tensor for key, tensor in load_file(path).items()}
     kept = {

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
-from dstrain.graph.values import flatten
+from dstrain.graph.values import serialize
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import generate_task
 from dstrain.randomness import Rng, SampleKey
@@ -34,7 +34,7 @@ def sketch(value: Any, name: str) -> dict[str, Any]:
     of its tensors.
     """
     tensors: dict[str, Tensor] = {}
-    form = flatten(value, tensors, name)
+    form = serialize(value, tensors, name)
     return {
         "form": form,
         "numbers": {key: _numbers(tensor) for key, tensor in tensors.items()},

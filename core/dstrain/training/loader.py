@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell, load_cell
 from dstrain.errors import DstrainError, UsageError
-from dstrain.graph.values import unflatten
+from dstrain.graph.values import deserialize
 from dstrain.training.batch import Batch, Sample
 from dstrain.training.order import MicroBatch, sample_index
 
@@ -78,7 +78,7 @@ class StoredRows:
         """Read the values of one sample."""
         entry = self.rows[sample_index(self.first, row, chunk)]
         values = {
-            name: self.store.read(form["at"]) if "at" in form else unflatten(form, {})
+            name: self.store.read(form["at"]) if "at" in form else deserialize(form, {})
             for name, form in entry["values"].items()
         }
         return Sample(values, self.presence[entry["inputs"]])

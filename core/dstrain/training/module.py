@@ -94,7 +94,7 @@ class TrainingModule(nn.Module):
                 for name, value in table.items()
             }
             self.pipeline.run(plan.train_steps, values, Rng([key]))
-            in_step.append({name: values[name] for name in plan.in_step})
+            in_step.append({name: values[name] for name in plan.loss_inputs})
         return self._loss(
             collate(in_step, self.pipeline.spec.padded, self.task.listed), keys
         )

@@ -13,7 +13,7 @@ from dstrain.data.cells import Cell, input_key
 from dstrain.errors import StateError, SystemFault
 from dstrain.graph.plan import Step
 from dstrain.graph.unit import Unit
-from dstrain.storage.hashing import Digests, hashed, sha256
+from dstrain.storage.hashing import Digests, hash_json, sha256
 from torch import Tensor
 
 
@@ -121,10 +121,15 @@ def test_a_files_key_is_its_bytes_and_how_they_are_loaded_but_not_its_name(
 
 
 def test_hashes_depend_on_kind_and_content_but_not_on_the_order_of_names() -> None:
-    assert hashed("a", {"x": 1, "y": 2}) == hashed("a", {"y": 2, "x": 1})
+    assert hash_json("a", {"x": 1, "y": 2}) == hash_json("a", {"y": 2, "x": 1})
     assert (
         len(
-            {hashed("a", [1]), hashed("b", [1]), hashed("a", ["1"]), hashed("a", [[1]])}
+            {
+                hash_json("a", [1]),
+                hash_json("b", [1]),
+                hash_json("a", ["1"]),
+                hash_json("a", [[1]]),
+            }
         )
         == 4
     )

@@ -8,37 +8,37 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dstrain.distributed import liveness as meeting
+from dstrain.distributed import liveness as heartbeat
 from dstrain.distributed.liveness import (
     ENDED,
     LATE,
-    Meeting,
-    first_to_say,
-    is_of_others,
+    Heartbeat,
+    peer_failure,
+    should_report,
 )
 from dstrain.errors import Diverged, DstrainError, Interrupted, SystemFault
 from torch.distributed import DistNetworkError
 
 from tests.support.processes import Ended, in_world
 
-Part = Callable[[int, Meeting], object]
+Part = Callable[[int, Heartbeat], object]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "BEAT", 0.05)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
 
 
-def met(folder: Path, size: int, part: Part, patience: float = 60.0) -> Ended:
+def met(folder: Path, size: int, part: Part, timeout: float = 60.0) -> Ended:
     """The processes' parts in one meeting; exit code 4 for SystemFault."""
 
     def work(rank: int) -> int:
-        here = Meeting(rank, size, patience)
+        here = Heartbeat(rank, size, timeout)
         try:
             part(rank, here)
         except SystemFault as error:
             os.write(2, f"{error}\n".encode())
-            here.leave(meeting.FAILED)
+            here.leave(heartbeat.FAILED)
             return error.exit_code
         here.leave()
         return 0
@@ -47,7 +47,7 @@ def met(folder: Path, size: int, part: Part, patience: float = 60.0) -> Ended:
 
 
 def test_nobody_goes_on_before_all_are_there_again_and_again(tmp_path: Path) -> None:
-    def part(rank: int, here: Meeting) -> None:
+    def part(rank: int, here: Heartbeat) -> None:
         for turn in range(3):
             time.sleep(0.05 * ((rank + turn) % 3))
             (tmp_path / f"{turn}-{rank}").touch()
@@ -58,11 +58,11 @@ def test_nobody_goes_on_before_all_are_there_again_and_again(tmp_path: Path) -> 
 
 
 def test_waiting_takes_as_long_as_the_others_live(tmp_path: Path) -> None:
-    def part(rank: int, here: Meeting) -> None:
+    def part(rank: int, here: Heartbeat) -> None:
         time.sleep(4 if rank == 0 else 0)
         here.wait()
 
-    ended = met(tmp_path, 2, part, patience=2)
+    ended = met(tmp_path, 2, part, timeout=2)
     assert ended.codes == (0, 0), ended.said
 
 
@@ -70,18 +70,18 @@ def test_waiting_takes_as_long_as_the_others_live(tmp_path: Path) -> None:
 def test_a_process_that_gives_no_sign_of_life_is_noticed(
     silent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beat = Meeting._beat
+    beat = Heartbeat._beat
     monkeypatch.setattr(
-        Meeting,
+        Heartbeat,
         "_beat",
         lambda self, store: None if self.rank == silent else beat(self, store),
     )
 
-    def part(rank: int, here: Meeting) -> None:
+    def part(rank: int, here: Heartbeat) -> None:
         time.sleep(4 if rank == silent else 0)
         here.wait()
 
-    ended = met(tmp_path, 2, part, patience=2)
+    ended = met(tmp_path, 2, part, timeout=2)
     assert ended.codes == (4, 4)
     assert (
         f"nothing was heard of process {silent} for 2 seconds" in ended.said[1 - silent]
@@ -90,7 +90,7 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed(
 
 
 def test_a_process_that_is_gone_is_noticed_though_nobody_tells(tmp_path: Path) -> None:
-    def part(rank: int, here: Meeting) -> None:
+    def part(rank: int, here: Heartbeat) -> None:
         if rank == 1:
             os._exit(9)
         here.wait()
@@ -102,7 +102,7 @@ def test_a_process_that_is_gone_is_noticed_though_nobody_tells(tmp_path: Path) -
 
 def test_several_that_end_for_one_reason_say_it_once(tmp_path: Path) -> None:
     def say(failure: DstrainError) -> None:
-        if first_to_say(failure):
+        if should_report(failure):
             os.write(2, f"{failure}\n".encode())
 
     def work(rank: int) -> None:
@@ -120,8 +120,8 @@ def test_several_that_end_for_one_reason_say_it_once(tmp_path: Path) -> None:
 
 def test_a_process_alone_always_says_why_it_ends() -> None:
     failure = Diverged("step 3", "loss nan")
-    assert first_to_say(failure)
-    assert first_to_say(failure)
+    assert should_report(failure)
+    assert should_report(failure)
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_a_process_alone_always_says_why_it_ends() -> None:
 def test_errors_of_collectives_are_told_from_others(
     error: Exception, meaning: str
 ) -> None:
-    assert is_of_others(error) == meaning
+    assert peer_failure(error) == meaning

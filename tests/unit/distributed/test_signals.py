@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
-from dstrain.distributed.signals import asked_to_stop, ended_by_signals
+from dstrain.distributed.signals import catch_stop_signals, interrupt_on_signals
 from dstrain.errors import Interrupted, OutOfMemory
 from dstrain.runs.runner import run
 
@@ -62,7 +62,7 @@ def test_an_interrupted_run_is_saved_within_the_step_and_resumes_bit_for_bit(
 
 def test_handlers_are_put_back_and_a_second_signal_acts_as_before() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with asked_to_stop() as asked:
+    with catch_stop_signals() as asked:
         assert not asked()
         os.kill(os.getpid(), signal.SIGINT)
         assert asked()
@@ -81,13 +81,13 @@ def test_a_signal_outside_a_loop_ends_as_one_error_and_a_second_one_kills() -> N
         words = "dstrain: error: dstrain: interrupted\n  do that"
         with (
             pytest.raises(Interrupted, match=words) as caught,
-            ended_by_signals("interrupted", "do that"),
+            interrupt_on_signals("interrupted", "do that"),
         ):
             os.kill(os.getpid(), number)
             signal.pause()
         assert caught.value.exit_code == 75
         assert {each: signal.getsignal(each) for each in before} == before
-    with pytest.raises(Interrupted), ended_by_signals("interrupted", "do that"):
+    with pytest.raises(Interrupted), interrupt_on_signals("interrupted", "do that"):
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             signal.pause()
@@ -100,8 +100,8 @@ def test_a_second_signal_during_saving_ends_the_run_at_once_and_the_third_kills(
 ):
     with (
         pytest.raises(Interrupted),
-        ended_by_signals("interrupted", "do that"),
-        asked_to_stop() as asked,
+        interrupt_on_signals("interrupted", "do that"),
+        catch_stop_signals() as asked,
     ):
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked()
@@ -115,7 +115,10 @@ def test_a_second_signal_during_saving_ends_the_run_at_once_and_the_third_kills(
 def test_a_terminal_that_goes_away_ends_nothing_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with asked_to_stop() as asked, ended_by_signals("interrupted", "do that"):
+        with (
+            catch_stop_signals() as asked,
+            interrupt_on_signals("interrupted", "do that"),
+        ):
             os.kill(os.getpid(), signal.SIGHUP)
             assert not asked()
     finally:

@@ -184,7 +184,7 @@ def test_components_follow_from_what_is_borrowed() -> None:
 def test_idle_units_never_run_in_any_task_nor_load_anything() -> None:
     for task in (TASK, GUIDED):
         made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=task)
-        assert set(made.idle) == {"jitter", "idle_encode"}
+        assert set(made.unused_units) == {"jitter", "idle_encode"}
         assert not {"jitter", "idle_encode"} & {
             *names(made.cached_steps),
             *names(made.train_steps),

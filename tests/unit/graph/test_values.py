@@ -11,12 +11,12 @@ import torch
 from dstrain.errors import UsageError
 from dstrain.graph.values import (
     Frames,
-    flatten,
+    copy_if_shared,
+    deserialize,
     kind_of,
-    own,
-    storages,
+    serialize,
+    storage_ids,
     tensor_names,
-    unflatten,
 )
 from PIL import Image
 from torch import Tensor
@@ -87,17 +87,17 @@ VALUES = [
 )
 def test_a_value_comes_back_exactly_from_its_storable_form(value: Any) -> None:
     tensors: dict[str, Tensor] = {}
-    form = json.loads(json.dumps(flatten(value, tensors, "v")))
+    form = json.loads(json.dumps(serialize(value, tensors, "v")))
     assert sorted(tensor_names(form)) == sorted(tensors)
-    assert plain(unflatten(form, tensors)) == plain(value)
+    assert plain(deserialize(form, tensors)) == plain(value)
 
 
 def test_tensors_of_a_value_have_names_of_their_own() -> None:
     tensors: dict[str, Tensor] = {}
     value = {"a": [torch.zeros(1), torch.ones(1)], "b": {"a": torch.full((1,), 2.0)}}
-    form = flatten(value, tensors, "v")
+    form = serialize(value, tensors, "v")
     assert len(tensors) == 3
-    assert plain(unflatten(form, tensors)) == plain(value)
+    assert plain(deserialize(form, tensors)) == plain(value)
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "P", "1", "I;16", "F", "LA"])
@@ -105,7 +105,7 @@ def test_an_image_that_would_lose_something_is_refused(mode: str) -> None:
     with pytest.raises(
         UsageError, match=f"unit.x: an image of mode {mode} cannot be stored"
     ):
-        flatten(Image.new(mode, (2, 2)), {}, "unit.x")
+        serialize(Image.new(mode, (2, 2)), {}, "unit.x")
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_a_value_that_cannot_be_stored_is_refused_naming_it(value: Any) -> None:
         UsageError,
         match=f"unit.x: a value of type {type(value).__name__} cannot be stored",
     ):
-        flatten(value, {}, "unit.x")
+        serialize(value, {}, "unit.x")
 
 
 def test_a_tensor_that_needs_a_gradient_is_stored_without() -> None:
     tensors: dict[str, Tensor] = {}
-    flatten(torch.ones(2, requires_grad=True), tensors, "v")
+    serialize(torch.ones(2, requires_grad=True), tensors, "v")
     assert not tensors["v"].requires_grad
 
 
@@ -137,9 +137,9 @@ def test_a_tensor_that_needs_a_gradient_is_stored_without() -> None:
 )
 def test_what_a_unit_makes_is_alone_in_its_storage(wrap: Any, cut: Any) -> None:
     part = cut(torch.arange(64, dtype=torch.uint8).reshape(8, 8))
-    owned = own(wrap(part), set())
+    owned = copy_if_shared(wrap(part), set())
     tensors: dict[str, Tensor] = {}
-    flatten(owned, tensors, "v")
+    serialize(owned, tensors, "v")
     (mine,) = tensors.values()
     assert torch.equal(mine, part)
     assert mine.untyped_storage().nbytes() == mine.nbytes
@@ -148,7 +148,7 @@ def test_what_a_unit_makes_is_alone_in_its_storage(wrap: Any, cut: Any) -> None:
 
 def test_a_value_that_is_alone_already_is_not_copied() -> None:
     whole = torch.ones(4)
-    assert own(whole, set()).data_ptr() == whole.data_ptr()
-    assert own(whole, storages([whole])).data_ptr() != whole.data_ptr()
-    first, second = own([whole, whole], set())
+    assert copy_if_shared(whole, set()).data_ptr() == whole.data_ptr()
+    assert copy_if_shared(whole, storage_ids([whole])).data_ptr() != whole.data_ptr()
+    first, second = copy_if_shared([whole, whole], set())
     assert first.data_ptr() != second.data_ptr()

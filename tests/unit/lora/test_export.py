@@ -20,7 +20,7 @@ from dstrain.lora.reader import read_lora
 from dstrain.models.components import Files
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import SEAL, check_file, read_tensors
+from dstrain.storage.safetensors import CHECKSUM, read_tensors, verify_file
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import weights_of
@@ -86,11 +86,11 @@ def test_the_header_is_kept_and_sealed_anew(tmp_path: Path) -> None:
         words
         == "LoRA on 12 layers of dit, in comfyui's names, 24 keys; the first is diffusion_model.double.0.proj.alpha"
     )
-    header = check_file(tmp_path / "x.safetensors")
+    header = verify_file(tmp_path / "x.safetensors")
     before = read_tensors(path)[1]
     assert "lora_adapter_metadata" not in header
-    assert {k: v for k, v in header.items() if k != SEAL} == {
-        k: v for k, v in before.items() if k not in (SEAL, "lora_adapter_metadata")
+    assert {k: v for k, v in header.items() if k != CHECKSUM} == {
+        k: v for k, v in before.items() if k not in (CHECKSUM, "lora_adapter_metadata")
     }
 
 

@@ -24,7 +24,7 @@ from dstrain.lora.names import shapes_of
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component
 from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import SEAL
+from dstrain.storage.safetensors import CHECKSUM
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -186,7 +186,7 @@ def test_the_file_says_all_that_is_needed_to_use_it(
 ) -> None:
     with safe_open(saved[0], "pt") as file:
         metadata = {
-            name: text for name, text in file.metadata().items() if name != SEAL
+            name: text for name, text in file.metadata().items() if name != CHECKSUM
         }
         keys = list(file.keys())
     assert json.loads(metadata.pop("lora_adapter_metadata")) == {

@@ -162,7 +162,7 @@ def test_generation_needs_what_the_latents_shape_and_the_decoders_read(
         pipe.spec, frozenset({"prompt", "negative_prompt", "height", "width"}), task
     )
     assert {step.unit.name for step in plan.cached_steps} == {"encode_prompt"}
-    assert branch_key("prompt_emb", "negative") in plan.in_step
+    assert branch_key("prompt_emb", "negative") in plan.loss_inputs
     assert generate_task(pipe.spec, guided=False).branches == ("positive",)
 
 

@@ -14,7 +14,7 @@ from dstrain.models.locate import Found
 from dstrain.models.weights import find_weights
 from dstrain.runs.checkpoints.state import RECORD
 from dstrain.runs.setup import Setup
-from dstrain.storage.safetensors import check_file
+from dstrain.storage.safetensors import verify_file
 
 FLAG = "--resume_from_checkpoint"
 
@@ -88,7 +88,7 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
             f"{what}; {FLAG} takes weights files that a run saved",
             *([f"to go on from a state: --resume {path}"] if is_state else []),
         )
-    header = check_file(path)
+    header = verify_file(path)
     if "component" not in header:
         raise StateError(
             str(path),

@@ -48,7 +48,7 @@ from dstrain.runs.reports.summary import announce, conclude
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.storage.files import lock, probe, remove_leftovers
-from dstrain.storage.hashing import hashed
+from dstrain.storage.hashing import hash_json
 
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingRun
@@ -221,7 +221,7 @@ class Outputs:
         ]
         preset = self.setup.preset
         numbers += [[preset.component, preset.digest]] if preset is not None else []
-        return hashed("run", [self.setup.task.name, trainables, order, numbers])
+        return hash_json("run", [self.setup.task.name, trainables, order, numbers])
 
     def watched(self, steps: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
         """Pass steps on; when one raises Diverged, name the last good checkpoint in it."""

@@ -15,7 +15,7 @@ import torch
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import CONFIG
 from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
-from dstrain.storage.hashing import hashed, sha256
+from dstrain.storage.hashing import hash_json, sha256
 
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingRun
@@ -85,7 +85,7 @@ def content_of(run: "TrainingRun") -> dict[str, str]:
     ]
     return {
         "metadata": sha256(dataset.table.path),
-        "files (by their sizes)": hashed("sizes", sizes),
+        "files (by their sizes)": hash_json("sizes", sizes),
     }
 
 

@@ -29,7 +29,7 @@ from dstrain.storage.files import (
     write_json,
 )
 from dstrain.storage.hashing import sha256
-from dstrain.storage.safetensors import read_tensors, sealed, write_tensors
+from dstrain.storage.safetensors import read_tensors, with_checksum, write_tensors
 
 logger = get_logger(__name__)
 
@@ -71,7 +71,7 @@ def save_full(
     """
     header = {"format": "pt", **metadata, "config": json.dumps(config, sort_keys=True)}
     tensors = _published(module)
-    write_tensors(path, tensors, sealed(tensors, header))
+    write_tensors(path, tensors, with_checksum(tensors, header))
 
 
 def state_folder(output: Path, step: int) -> Path:

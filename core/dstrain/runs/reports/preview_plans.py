@@ -16,7 +16,7 @@ from dstrain.data.images import Resolution, fit
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column, Measured, as_column
 from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.values import flatten, unflatten
+from dstrain.graph.values import deserialize, serialize
 from dstrain.pipeline.sampling import NEGATIVE, Sampling, generate_task, plan_inference
 from dstrain.runs.setup import Setup
 
@@ -86,7 +86,7 @@ def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str
         "sides": list(preview.plan.branches),
         "sampling": {name: getattr(preview.sampling, name) for name in RECORDED},
         "values": {
-            name: flatten(preview.cells[name].literal, {}, name) for name in literals
+            name: serialize(preview.cells[name].literal, {}, name) for name in literals
         }
         | {name: {"at": at} for name, at in addresses.items()},
     }
@@ -133,7 +133,7 @@ def _stored(
     ):
         return None
     read = {
-        name: store.read(form["at"]) if "at" in form else unflatten(form, {})
+        name: store.read(form["at"]) if "at" in form else deserialize(form, {})
         for name, form in forms.items()
     }
     return StoredPreview(line["prompt"], plan, Sampling(**line["sampling"]), read)
@@ -186,12 +186,12 @@ def _arguments(setup: Setup) -> dict[str, Any]:
     else:
         arguments |= _sizes(setup, sizes)
     if task.runs_sampler:  # the number of steps is what is trained, without guidance
-        own = {
+        copy_if_shared = {
             name: cell.literal
             for name, cell in setup.dataset.rows[0].items()
             if name in RECORDED
         }
-        arguments |= {**own, "guidance_scale": 1.0}
+        arguments |= {**copy_if_shared, "guidance_scale": 1.0}
     return arguments
 
 

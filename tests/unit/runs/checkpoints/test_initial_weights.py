@@ -11,10 +11,10 @@ import torch
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.export import export
 from dstrain.storage.safetensors import (
-    SEAL,
-    check_file,
+    CHECKSUM,
     read_tensors,
-    sealed,
+    verify_file,
+    with_checksum,
     write_tensors,
 )
 
@@ -49,12 +49,12 @@ def changed(path: Path, to: Path, drop: str = "", **header: str) -> Path:
     told = {
         name: value
         for name, value in {**told, **header}.items()
-        if value and name != SEAL
+        if value and name != CHECKSUM
     }
     tensors = {
         name: tensor for name, tensor in tensors.items() if not drop or drop not in name
     }
-    write_tensors(to, tensors, sealed(tensors, told))
+    write_tensors(to, tensors, with_checksum(tensors, told))
     return to
 
 
@@ -258,18 +258,20 @@ def test_a_file_is_sealed_and_one_that_is_not_of_ours_is_not_read_as_ours(
         "b": torch.arange(4).view(2, 2).T,
         "c": torch.zeros(()),
     }
-    write_tensors(tmp_path / "ours", tensors, sealed(tensors, {"component": "dit"}))
-    assert check_file(tmp_path / "ours")["component"] == "dit"
+    write_tensors(
+        tmp_path / "ours", tensors, with_checksum(tensors, {"component": "dit"})
+    )
+    assert verify_file(tmp_path / "ours")["component"] == "dit"
     write_tensors(tmp_path / "theirs", tensors, {"component": "dit"})
     assert read_tensors(tmp_path / "theirs")[1] == {"component": "dit"}
-    with pytest.raises(StateError, match=f"has no '{SEAL}' in its header"):
-        check_file(tmp_path / "theirs")
+    with pytest.raises(StateError, match=f"has no '{CHECKSUM}' in its header"):
+        verify_file(tmp_path / "theirs")
     write_tensors(
         tmp_path / "other",
         tensors,
-        {**sealed(tensors, {"component": "dit"}), "component": "vae"},
+        {**with_checksum(tensors, {"component": "dit"}), "component": "vae"},
     )
-    for read in (check_file, read_tensors):
+    for read in (verify_file, read_tensors):
         with pytest.raises(
             StateError, match="the sha256 of its content is not the one in its header"
         ):

@@ -13,7 +13,7 @@ from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.reports.metrics import COLUMNS
 from dstrain.storage.files import lock
-from dstrain.storage.safetensors import SEAL, read_tensors, write_tensors
+from dstrain.storage.safetensors import CHECKSUM, read_tensors, write_tensors
 from safetensors import safe_open
 
 from tests.support.runs import (
@@ -278,7 +278,7 @@ def test_a_lora_of_another_component_does_not_start_a_run(
 ) -> None:
     train(here, output_path=tmp_path / "one", max_steps=1)
     tensors, header = read_tensors(tmp_path / "one/step-1.safetensors")
-    other = {name: value for name, value in header.items() if name != SEAL} | {
+    other = {name: value for name, value in header.items() if name != CHECKSUM} | {
         "component": "dit2"
     }
     write_tensors(tmp_path / "other.safetensors", tensors, other)

@@ -23,7 +23,7 @@ from dstrain.runs.checkpoints.state import (
     state_folder,
     states,
 )
-from dstrain.storage.safetensors import SEAL, read_tensors
+from dstrain.storage.safetensors import CHECKSUM, read_tensors
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -356,7 +356,7 @@ def test_a_whole_component_is_saved_with_its_own_names_and_configuration(
     with safe_open(tmp_path / "net.safetensors", "pt") as file:
         metadata = dict(file.metadata())
         assert set(file.keys()) == set(net.state_dict())
-    assert len(metadata.pop(SEAL)) == 64
+    assert len(metadata.pop(CHECKSUM)) == 64
     assert metadata == {
         "format": "pt",
         "config": '{"width": 4}',
