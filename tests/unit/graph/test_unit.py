@@ -49,7 +49,7 @@ def encode(
 def test_reads_borrows_and_makes_are_the_signature() -> None:
     unit = Unit.of(encode, version=3)
     assert (unit.name, unit.version) == ("encode", 3)
-    assert dict(unit.inputs) == {"prompt": True, "picture": False}
+    assert dict(unit.inputs) == {"prompt": True, "image": False}
     assert unit.required == ("prompt",)
     assert unit.components == ("text_encoder", "tokenizer")
     assert dict(unit.outputs) == {"emb": "tensor", "mask": "tensor | none"}
@@ -65,7 +65,7 @@ def test_every_storable_kind_is_named() -> None:
         "scale": "float",
         "flag": "bool",
         "nothing": "none",
-        "picture": "image",
+        "image": "image",
         "frames": "video",
         "maybe": "image | none",
         "several": "list[tensor]",
