@@ -32,6 +32,10 @@ class UsageError(DstrainError):
     exit_code = 2
 
 
+class InputError(UsageError):
+    """A value that a unit or another function of a family cannot use."""
+
+
 class StateError(DstrainError):
     """A checkpoint, feature store or LoRA does not fit, is damaged or in use."""
 

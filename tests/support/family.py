@@ -19,7 +19,7 @@ from dstrain.graph.schedule import FlowMatchSchedule
 from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, PipelineSpec
 from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.models.components import Component, Files
-from dstrain.models.networks import Network
+from dstrain.models.networks import DiffusersNetwork
 from dstrain.registry.family import ModelFamily, Option
 from PIL import Image
 from safetensors.torch import save_file
@@ -205,9 +205,9 @@ def build(variant: str) -> PipelineSpec:
         family="tiny",
         variant=variant,
         components=("dit", "text_encoder", "vae", "tokenizer"),
-        units=(Unit.of(encode_prompt), Unit.of(encode_image)),
+        units=(Unit(encode_prompt), Unit(encode_image)),
         model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
-        decoders=(Unit.of(decode, given=GIVEN_TO_DECODER),),
+        decoders=(Unit(decode, given=GIVEN_TO_DECODER),),
         inputs=MappingProxyType(
             {
                 "prompt": Column("prompt"),
@@ -310,7 +310,7 @@ MARKS = MappingProxyType(
 
 
 def _component(name: str) -> Component:
-    network = Network(f"{__name__}:{NETWORKS[name].__name__}")
+    network = DiffusersNetwork(f"{__name__}:{NETWORKS[name].__name__}")
     return Component(
         name,
         (FOLDERS[name],),

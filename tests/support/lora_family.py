@@ -15,7 +15,7 @@ from dstrain.lora.names import key_formats, shapes_of
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat, nth_of
-from dstrain.models.networks import Network
+from dstrain.models.networks import DiffusersNetwork
 from dstrain.registry.family import ModelFamily
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -103,7 +103,10 @@ REFERENCE = CheckpointFormat(
     ),
 )
 MARKS = ("proj_in.weight", "blocks.*.attn.to_q.weight")
-DIT, ENCODER = Network(f"{__name__}:Net"), Network(f"{__name__}:Encoder")
+DIT, ENCODER = (
+    DiffusersNetwork(f"{__name__}:Net"),
+    DiffusersNetwork(f"{__name__}:Encoder"),
+)
 PUBLISHED = MappingProxyType({"Some/Model": MappingProxyType({"width": 6})})
 
 

@@ -21,11 +21,13 @@ from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph.unit import FunctionSpec
 from dstrain.graph.values import Frames
 from dstrain.lora.layers import LoraConfig, Trainables
 from PIL import Image
 from torch import Tensor, nn
+
+from tests.support.units import declared
 
 WIDTH = 4
 NETS = ("dit", "net_a", "net_b", "net_c")
@@ -264,14 +266,7 @@ def draw_program(draw: random.Random) -> Program:
         borrows = (*draw.sample(NETS, draw.choice((0, 1, 1, 2))), *others)
         body = partial(unit_body, made, borrows)
         units.append(
-            Unit(
-                f"unit_{i}",
-                body,
-                some(draw, kinds, 3),
-                borrows,
-                MappingProxyType(made),
-                i + 1,
-            )
+            declared(f"unit_{i}", body, some(draw, kinds, 3), borrows, made, i + 1)
         )
         padded |= {
             name: 1 for name, kind in made.items() if kind in ("tokens", "token_list")

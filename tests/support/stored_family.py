@@ -161,7 +161,7 @@ def build(variant: str) -> PipelineSpec:
         family="stored",
         variant=variant,
         components=("dit", "text_encoder", "vae", "tokenizer"),
-        units=tuple(Unit.of(unit, VERSIONS.get(unit.__name__, 1)) for unit in UNITS),
+        units=tuple(Unit(unit, VERSIONS.get(unit.__name__, 1)) for unit in UNITS),
         model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
         decoders=(),
         inputs=MappingProxyType(inputs),

@@ -73,51 +73,57 @@ class FunctionSpec:
         return tuple(name for name, needed in self.inputs.items() if needed)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Unit(FunctionSpec):
-    """A signature that also declares what it `makes` (value name -> kind), and its
-    version.
+    """A function of preprocessing that also declares its outputs and its version."""
 
-    Raise `version` when the function computes something else: stored results of older
+    outputs: Mapping[str, str] = field(init=False)
+    """Value name -> kind, in the order of the TypedDict that the function returns."""
+    version: int = field(init=False)
+    """Raise it when the function computes something else: cached results of older
     versions are then not used.
     """
 
-    outputs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    version: int = 1
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        version: int = 1,
+        given: tuple[str, ...] = (),
+    ) -> None:
+        """Read a unit off a function that returns a TypedDict.
 
-    # The override also takes a version, which no signature has.
-    @classmethod
-    def of(  # type: ignore[override]
-        cls, function: Callable[..., Any], version: int = 1, given: tuple[str, ...] = ()
-    ) -> "Unit":
-        """Read a unit off a function that returns a TypedDict; raises UsageError when
-        the declaration is incomplete.
+        Args:
+            function: its parameters are as `FunctionSpec.of` wants them.
+            version: of what it computes.
+            given: parameters that the caller itself supplies.
+
+        Raises UsageError when the declaration is incomplete.
         """
-        signature = FunctionSpec.of(function, given)
-        made = typing.get_type_hints(function).get("return")
-        if not typing.is_typeddict(made):
+        spec = FunctionSpec.of(function, given)
+        where = _where(function)
+        returned = typing.get_type_hints(function).get("return")
+        if not typing.is_typeddict(returned):
             raise UsageError(
-                _where(function),
-                f"returns {made!r}; a unit returns a TypedDict that names what it makes",
+                where,
+                f"returns {returned!r}; a unit returns a TypedDict that names its outputs",
             )
-        kinds = {
-            name: kind_of(hint, f"{_where(function)} -> {name}")
-            for name, hint in typing.get_type_hints(made).items()
+        outputs = {
+            name: kind_of(hint, f"{where} -> {name}")
+            for name, hint in typing.get_type_hints(returned).items()
         }
-        both = sorted(set(kinds) & set(signature.inputs))
+        both = sorted(set(outputs) & set(spec.inputs))
         if both:
             raise UsageError(
-                _where(function),
-                f"reads and makes {', '.join(both)}; give what it makes a new name",
+                where,
+                f"{', '.join(both)} is both an input and an output; rename the output",
             )
-        return cls(
-            signature.name,
-            function,
-            signature.inputs,
-            signature.components,
-            MappingProxyType(kinds),
-            version,
-        )
+        fields = {
+            **vars(spec),
+            "outputs": MappingProxyType(outputs),
+            "version": version,
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)  # the class is frozen
 
     def run(
         self, values: Mapping[str, Any], lent: Mapping[str, Any], **given: Any

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dstrain.errors import UsageError
+from dstrain.errors import InputError
 
 
 @contextmanager
@@ -82,13 +82,13 @@ def latents_mean_std(vae_config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_sides(height: int, width: int, multiple: int) -> None:
-    """Raise UsageError for a height or width in pixels that is no multiple of
+    """Raise InputError for a height or width in pixels that is no multiple of
     `multiple`, naming the nearest.
     """
     for name, side in (("height", height), ("width", width)):
         if side <= 0 or side % multiple:
             near = max(1, round(side / multiple)) * multiple
-            raise UsageError(
+            raise InputError(
                 name,
                 f"want a multiple of {multiple}, got {side}; the nearest is {near}",
             )

@@ -24,43 +24,36 @@ EXAMPLES = 3
 
 
 @dataclass(frozen=True)
-class Network:
-    """A network class whose constructor takes the configuration's entries as arguments,
-    as those of diffusers do.
+class DiffusersNetwork:
+    """A network whose constructor takes the entries of its `config.json` as arguments.
 
-    constructor: "package:Class", imported when it is first used, so that a table of
-    networks costs nothing.
+    The class is imported when it is first used, so that a table of networks costs
+    nothing.
     """
 
-    constructor: str
+    name: str
+    """A class of diffusers, or "package.module:Class" of a network of the same kind."""
 
     def accepts_config(self, data: Mapping[str, Any]) -> bool:
-        """Whether what `config.json` holds can be this network's: it names no other
-        class, nor one of transformers.
+        """Return whether the content of a `config.json` can be this network's: it names
+        no other class, nor one of transformers.
         """
-        name = self.constructor.partition(":")[2]
-        return (
-            bool(data.get("_class_name", name) == name) and "architectures" not in data
-        )
+        name = self._place[1]
+        return data.get("_class_name", name) == name and "architectures" not in data
 
     def configure(self, data: Mapping[str, Any]) -> SimpleNamespace:
-        """Return what `config.json` holds as attributes, defaults filled in, equal to
-        the built module's `config`.
+        """Return the content of `config.json` as attributes, defaults filled in, equal
+        to the built module's `config`.
 
         Entries that the constructor does not take (version marks, retired ones) are
         left out.
         """
-        parameters = inspect.signature(self._class().__init__).parameters.values()
-        entries = {
-            p.name: data.get(p.name, p.default) for p in parameters if p.name != "self"
-        }
-        return SimpleNamespace(
-            **{
-                name: value
-                for name, value in entries.items()
-                if value is not inspect.Parameter.empty
-            }
-        )
+        configuration = {}
+        for parameter in inspect.signature(self._class().__init__).parameters.values():
+            value = data.get(parameter.name, parameter.default)
+            if parameter.name != "self" and value is not inspect.Parameter.empty:
+                configuration[parameter.name] = value
+        return SimpleNamespace(**configuration)
 
     def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
         """Build the network for a configuration from `configure` and fill it; raises
@@ -73,8 +66,14 @@ class Network:
         network: nn.Module = self._class()(**vars(configuration))
         return network
 
+    @property
+    def _place(self) -> tuple[str, str]:
+        """Module and name of the class."""
+        module, _, name = self.name.rpartition(":")
+        return module or "diffusers", name
+
     def _class(self) -> Any:
-        module, _, name = self.constructor.partition(":")
+        module, name = self._place
         return getattr(import_module(module), name)
 
 

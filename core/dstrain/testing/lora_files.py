@@ -40,7 +40,7 @@ rank was multiplied in fp32.
 
 
 @dataclass(frozen=True)
-class Case:
+class LoraCase:
     """LoRA on some layers of a component, and the programs whose names it gets.
     targets: what the set is called.
     """
@@ -127,14 +127,14 @@ class LoraFiles:
         raise NotImplementedError
 
     @staticmethod
-    def load_published(case: Case, file: Path, parts: dict[str, Any]) -> None:
+    def load_published(case: LoraCase, file: Path, parts: dict[str, Any]) -> None:
         """Let diffusers' own loader put the file's layers into one of a pipeline's
         parts.
         """
         raise NotImplementedError
 
     @staticmethod
-    def published_takes(case: Case, program: str) -> bool:
+    def published_takes(case: LoraCase, program: str) -> bool:
         """Whether diffusers' loader takes such a file at toy sizes."""
         return program == "diffusers"
 
@@ -169,7 +169,7 @@ class LoraFiles:
         elif "case" in names:
             metafunc.parametrize("case", cases, ids=[case.name for case in cases])
 
-    def _cases(self, family: ModelFamily) -> Iterator[Case]:
+    def _cases(self, family: ModelFamily) -> Iterator[LoraCase]:
         known = {component.name: component for component in family.load("components")}
         seen: set[str] = set()
         for variant in family.variants:
@@ -188,18 +188,18 @@ class LoraFiles:
                 )
                 if part in seen:  # the same layers, but for a few: two namings show it
                     programs = ("diffusers", "comfyui")
-                yield Case(
+                yield LoraCase(
                     variant, part, "default", family.lora_targets[part], programs
                 )
                 if not seen:
                     every = {**self.targets, "aliases": tuple(family.lora_aliases)}
                     yield from (
-                        Case(variant, part, name, ends, programs)
+                        LoraCase(variant, part, name, ends, programs)
                         for name, ends in every.items()
                         if ends
                     )
                     yield from (
-                        Case(variant, part, name, (name,), ("comfyui",))
+                        LoraCase(variant, part, name, (name,), ("comfyui",))
                         for name in family.lora_aliases
                     )
                 seen.add(part)
@@ -220,7 +220,7 @@ class LoraFiles:
             subjects(variant).pipeline.components[component]
         )
 
-    def saved(self, case: Case, network: Any, file: Path) -> Any:
+    def saved(self, case: LoraCase, network: Any, file: Path) -> Any:
         """The network with LoRA layers that show, at a rank that is not alpha; they are
         saved as a run does.
         """
@@ -247,7 +247,7 @@ class LoraFiles:
         )
         return network
 
-    def loaded(self, case: Case, network: nn.Module, file: Path) -> nn.Module:
+    def loaded(self, case: LoraCase, network: nn.Module, file: Path) -> nn.Module:
         """The network with the layers of a file, put there by a pipeline that has
         nothing else.
         """
@@ -258,12 +258,12 @@ class LoraFiles:
         return network
 
     @torch.no_grad()
-    def predicted(self, case: Case, network: nn.Module) -> Tensor:
+    def predicted(self, case: LoraCase, network: nn.Module) -> Tensor:
         """What a case's network makes of the inputs that are always the same."""
         return self.prediction(case.component, network)
 
     def test_an_exported_file_comes_back_and_acts_alike_where_it_goes(
-        self, case: Case, fresh: Callable[[str, str], Any], tmp_path: Path
+        self, case: LoraCase, fresh: Callable[[str, str], Any], tmp_path: Path
     ) -> None:
         """It comes back bit for bit, but for the reference's, of which alpha / rank is
         in the matrices.
@@ -297,7 +297,11 @@ class LoraFiles:
             assert _differ(self.predicted(case, theirs), exact) <= max(most, EXACT)
 
     def test_a_file_that_a_program_wrote_acts_here_as_it_does_there(
-        self, case: Case, foreign: str, fresh: Callable[[str, str], Any], tmp_path: Path
+        self,
+        case: LoraCase,
+        foreign: str,
+        fresh: Callable[[str, str], Any],
+        tmp_path: Path,
     ) -> None:
         """Of every linear layer that it has. Without alpha, as the reference's, whose
         adapters have a name.
@@ -317,7 +321,7 @@ class LoraFiles:
 
     def test_diffusers_own_loader_takes_every_layer(
         self,
-        case: Case,
+        case: LoraCase,
         published: str,
         subjects: Callable[[str], Subject],
         fresh: Callable[[str, str], Any],
@@ -347,7 +351,7 @@ class LoraFiles:
         """By name, and the network is as it was."""
         family = load_family(self.family)
         part = family.default_trainable
-        case = Case(
+        case = LoraCase(
             family.variants[0],
             part,
             "default",

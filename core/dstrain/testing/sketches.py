@@ -140,7 +140,7 @@ def write_sketches(
         raise UsageError(
             str(folder / FILE),
             "; ".join(refused),
-            "raise the units' versions (`Unit.of(function, version=2)`)",
+            "raise the units' versions (`Unit(function, version=2)`)",
             "or, if only the toy changed, delete this file",
         )
     fresh: dict[str, Any] = {}

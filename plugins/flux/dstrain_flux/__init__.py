@@ -4,7 +4,7 @@ torch.
 
 from types import MappingProxyType
 
-from dstrain.registry.family import ModelFamily, Option
+from dstrain.plugin import ModelFamily, Option
 
 JOINT, SINGLE = "transformer_blocks.*", "single_transformer_blocks.*"
 

@@ -5,14 +5,18 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.models.components import Component
-from dstrain.models.formats import Shapes
-from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
+from dstrain.plugin import (
+    Component,
+    DiffusersNetwork,
+    Shapes,
+    Tokenizer,
+    TransformersNetwork,
+)
 
 from dstrain_flux import formats
 
-DIT = Network("diffusers:FluxTransformer2DModel")
-VAE = Network("diffusers:AutoencoderKL")
+DIT = DiffusersNetwork("FluxTransformer2DModel")
+VAE = DiffusersNetwork("AutoencoderKL")
 IDS = tuple(
     f"black-forest-labs/FLUX.1-{name}"
     for name in ("dev", "Krea-dev", "Kontext-dev", "schnell")

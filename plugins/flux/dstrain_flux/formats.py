@@ -8,7 +8,7 @@ files that ComfyUI reads and writes.
 
 from functools import partial
 
-from dstrain.models.formats import (
+from dstrain.plugin import (
     CheckpointFormat,
     KeyMap,
     LoraKeyFormat,

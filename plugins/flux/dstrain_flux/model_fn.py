@@ -8,8 +8,7 @@ token has three ids: which picture it is of, its row, its column.
 from typing import Any
 
 import torch
-from dstrain.graph.schedule import TRAIN_TIMESTEPS
-from dstrain.models.functional import (
+from dstrain.plugin.functional import (
     check_sides,
     override_positional_args,
     pack,
@@ -82,7 +81,7 @@ def _denoise(
     """
     images = (noisy_latents, *references)
     tokens = [pack(image) for image in images]
-    time = timestep / TRAIN_TIMESTEPS
+    time = timestep / 1000
     guidance = (
         torch.full_like(time, embedded_guidance) if dit.config.guidance_embeds else None
     )
@@ -116,7 +115,7 @@ def image_ids(latents: Tensor, index: int) -> Tensor:
 
 
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
-    """Return (1, 16, height / 8, width / 8); raises UsageError for a side that is no
+    """Return (1, 16, height / 8, width / 8); raises InputError for a side that is no
     multiple of 16.
     """
     check_sides(height, width, DOWNSCALE * PATCH)

@@ -4,8 +4,7 @@ import math
 from typing import Any, TypedDict
 
 import torch
-from dstrain.data.images import convert
-from dstrain.models.functional import images_to_tensor, tensor_to_image
+from dstrain.plugin.functional import convert_image, images_to_tensor, tensor_to_image
 from PIL import Image
 from torch import Tensor
 
@@ -124,7 +123,7 @@ def resize_kontext(
     """
     sizes = [kontext_size(*image.size, kontext_pixels) for image in kontext_images]
     resized = [
-        convert(image, "RGB").resize(size, Image.Resampling.LANCZOS)
+        convert_image(image, "RGB").resize(size, Image.Resampling.LANCZOS)
         for image, size in zip(kontext_images, sizes, strict=True)
     ]
     return {"kontext_pictures": resized}

@@ -14,7 +14,7 @@ from dstrain.cli.main import main
 from dstrain.errors import StateError, UsageError
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.runner import run
-from dstrain.testing.lora_files import Case, LoraFiles
+from dstrain.testing import LoraCase, LoraFiles
 from dstrain.testing.loras import Reader
 from dstrain.testing.subject import Subject
 from dstrain.testing.trained_sets import TrainedSet
@@ -111,7 +111,7 @@ class TestLoraFiles(LoraFiles):
         return made
 
     @staticmethod
-    def load_published(case: Case, file: Path, parts: dict[str, Any]) -> None:
+    def load_published(case: LoraCase, file: Path, parts: dict[str, Any]) -> None:
         """diffusers calls CLIP `text_encoder` and T5 `text_encoder_2`."""
         texts = [
             parts[f"{part}_{i}"]
@@ -122,7 +122,7 @@ class TestLoraFiles(LoraFiles):
         published.load_lora_weights(file.parent, weight_name=file.name)
 
     @staticmethod
-    def published_takes(case: Case, program: str) -> bool:
+    def published_takes(case: LoraCase, program: str) -> bool:
         """It reads no LoRA of T5, and of other programs' what its converter has names
         and widths for.
         """

@@ -14,8 +14,7 @@ from dstrain_flux import units
 from PIL import Image
 
 CLIP, PROMPT, IMAGE = (
-    Unit.of(unit)
-    for unit in (units.encode_clip, units.encode_prompt, units.encode_image)
+    Unit(unit) for unit in (units.encode_clip, units.encode_prompt, units.encode_image)
 )
 PROMPTS = [
     "a red apple on a table",
@@ -140,7 +139,7 @@ def test_images_to_edit_become_latents_each_of_its_own_size(
     lent: dict[str, Any],
 ) -> None:
     given = [noise_image(200, 64).convert("RGBA"), noise_image(40, 40).convert("L")]
-    made = Unit.of(units.resize_kontext).run(
+    made = Unit(units.resize_kontext).run(
         {"kontext_images": given, "kontext_pixels": 64 * 64}, lent
     )
     images = made["kontext_pictures"]
@@ -148,7 +147,7 @@ def test_images_to_edit_become_latents_each_of_its_own_size(
         ("RGB", (96, 48)),
         ("RGB", (64, 64)),
     ]
-    latents = Unit.of(units.encode_kontext).run(made, lent)["kontext_latents"]
+    latents = Unit(units.encode_kontext).run(made, lent)["kontext_latents"]
     assert torch.equal(
         latents[0], IMAGE.run({"input_image": images[0]}, lent)["input_latents"]
     )

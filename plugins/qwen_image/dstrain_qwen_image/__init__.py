@@ -4,7 +4,7 @@ no torch.
 
 from types import MappingProxyType
 
-from dstrain.registry.family import ModelFamily, Option
+from dstrain.plugin import ModelFamily, Option
 
 DIT_LORA_TARGETS = (
     "to_q",

@@ -5,19 +5,22 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from dstrain.models.components import Component, Files
-from dstrain.models.formats import (
+from dstrain.plugin import (
     CheckpointFormat,
+    Component,
+    DiffusersNetwork,
+    Files,
     KeyMap,
     LoraKeyFormat,
+    Tokenizer,
+    TransformersNetwork,
     same_config,
 )
-from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
 
 from dstrain_qwen_image.processor import Processor
 
-DIT = Network("diffusers:QwenImageTransformer2DModel")
-VAE = Network("diffusers:AutoencoderKLQwenImage")
+DIT = DiffusersNetwork("QwenImageTransformer2DModel")
+VAE = DiffusersNetwork("AutoencoderKLQwenImage")
 TEXT_ENCODER = TransformersNetwork(
     "Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig"
 )

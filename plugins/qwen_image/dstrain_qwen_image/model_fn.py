@@ -8,9 +8,8 @@ to be edited are more tokens of the same kind.
 from typing import Any
 
 import torch
-from dstrain.graph.schedule import TRAIN_TIMESTEPS
-from dstrain.models import functional as latents
-from dstrain.models.functional import override_positional_args
+from dstrain.plugin import functional as latents
+from dstrain.plugin.functional import override_positional_args
 from PIL import Image
 from torch import Tensor
 
@@ -57,7 +56,7 @@ def predict_edit(
     grids = [
         (1, image.shape[-2] // PATCH, image.shape[-1] // PATCH) for image in images
     ]
-    time = timestep / TRAIN_TIMESTEPS
+    time = timestep / 1000
     with override_positional_args(
         dit.time_text_embed,
         torch.cat([time, torch.zeros_like(time)]) if dit.zero_cond_t else time,
@@ -92,7 +91,7 @@ def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
 
 
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
-    """Return (1, 16, 1, height / 8, width / 8); raises UsageError for a side that is no
+    """Return (1, 16, 1, height / 8, width / 8); raises InputError for a side that is no
     multiple of 16.
     """
     latents.check_sides(height, width, DOWNSCALE * PATCH)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dstrain.errors import UsageError
+from dstrain.plugin import InputError
 from PIL import Image
 from torch import Tensor
 
@@ -49,7 +49,7 @@ class Processor:
         picture has tokens: its patches of 14x14 pixels, merged 2x2.
         `mm_token_type_ids`, (1, tokens), is 1 where a token stands for a picture:
         without it transformers gives all tokens the positions of a text, and pictures
-        lose their rows and columns. Raises UsageError when the tokens that stand for
+        lose their rows and columns. Raises InputError when the tokens that stand for
         pictures are not those of `pictures`.
         """
         patches = self.image_processor(images=list(images), return_tensors="pt")
@@ -59,7 +59,7 @@ class Processor:
         before, *after = text.split(IMAGE_TOKEN)
         if len(after) != len(counts):
             what = f"the text has {len(after)} {IMAGE_TOKEN} for {len(counts)} pictures; a prompt has none of its own"
-            raise UsageError("prompt", what)
+            raise InputError("prompt", what)
         whole = before + "".join(
             IMAGE_TOKEN * count + rest
             for count, rest in zip(counts, after, strict=True)
@@ -71,7 +71,7 @@ class Processor:
             IMAGE_TOKEN
         )
         if stands.sum() != sum(counts):
-            raise UsageError(
+            raise InputError(
                 "pictures",
                 f"have {sum(counts)} tokens, and a text with pictures {max_tokens}; give fewer",
             )

@@ -6,9 +6,9 @@ from math import sqrt
 from typing import Any, TypedDict
 
 import torch
-from dstrain.data.images import convert
-from dstrain.errors import UsageError
-from dstrain.models.functional import (
+from dstrain.plugin import InputError
+from dstrain.plugin.functional import (
+    convert_image,
     images_to_tensor,
     latents_mean_std,
     tensor_to_image,
@@ -102,7 +102,7 @@ def encode_prompt(
     """Text -> the text encoder's last hidden states, without those of the chat
     template's prefix.
 
-    Raises UsageError when the tokenizer does not turn the prefix into 34 tokens: it is
+    Raises InputError when the tokenizer does not turn the prefix into 34 tokens: it is
     then another model's.
     """
     check_prefix(tokenizer, PREFIX, PREFIX_TOKENS, "tokenizer")
@@ -147,7 +147,7 @@ def resize(image: Image.Image, pixels: int) -> Image.Image:
     """Resize a picture, keeping its aspect ratio but for the rounding, to about
     `pixels` pixels in multiples of 32.
 
-    Raises UsageError where a side would be rounded to nothing. Source:
+    Raises InputError where a side would be rounded to nothing. Source:
     `calculate_dimensions` of diffusers.
     """
     ratio = image.width / image.height
@@ -157,11 +157,11 @@ def resize(image: Image.Image, pixels: int) -> Image.Image:
     )
     if not width or not height:
         size = f"{image.width} x {image.height} (width x height)"
-        raise UsageError(
+        raise InputError(
             "edit_image",
             f"{size} is too long for {pixels} pixels in multiples of {EDIT_MULTIPLE}",
         )
-    return convert(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)
+    return convert_image(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)
 
 
 def encode_edit_prompt(
@@ -238,13 +238,13 @@ def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
 
 
 def check_prefix(tokenizer: Any, prefix: str, wanted: int, component: str) -> None:
-    """Raise UsageError when a tokenizer does not turn a chat template's prefix into the
+    """Raise InputError when a tokenizer does not turn a chat template's prefix into the
     number of tokens dropped.
     """
     found = len(tokenizer(prefix).input_ids)
     if found != wanted:
         what = f"turns the chat template's prefix into {found} tokens, want {wanted}"
-        raise UsageError(
+        raise InputError(
             f"{component} {tokenizer.name_or_path}",
             what,
             f"give Qwen-Image's {component} with --{component}_path",

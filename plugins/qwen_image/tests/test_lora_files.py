@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from diffusers import QwenImagePipeline
-from dstrain.testing.lora_files import Case, LoraFiles
+from dstrain.testing import LoraCase, LoraFiles
 from dstrain.testing.loras import Reader
 from dstrain_qwen_image.components import PUBLISHED_TEXT_ENCODER_LAYOUT
 from torch import Tensor
@@ -85,7 +85,7 @@ class TestLoraFiles(LoraFiles):
         return made
 
     @staticmethod
-    def load_published(case: Case, file: Path, parts: dict[str, Any]) -> None:
+    def load_published(case: LoraCase, file: Path, parts: dict[str, Any]) -> None:
         """The loader of the pipelines for editing is the same."""
         published = QwenImagePipeline(
             None,
@@ -97,6 +97,6 @@ class TestLoraFiles(LoraFiles):
         published.load_lora_weights(file.parent, weight_name=file.name)
 
     @staticmethod
-    def published_takes(case: Case, program: str) -> bool:
+    def published_takes(case: LoraCase, program: str) -> bool:
         """It reads no LoRA of the text encoder, and others' names by its converter."""
         return case.component == "dit" and program != "diffsynth"

@@ -13,7 +13,7 @@ from dstrain.graph.unit import Unit
 from dstrain_qwen_image import units
 from PIL import Image
 
-PROMPT, IMAGE = Unit.of(units.encode_prompt), Unit.of(units.encode_image)
+PROMPT, IMAGE = Unit(units.encode_prompt), Unit(units.encode_image)
 
 
 def noise_image(height: int, width: int) -> Image.Image:

@@ -4,7 +4,7 @@ imports no torch.
 
 from types import MappingProxyType
 
-from dstrain.registry.family import ModelFamily, Option
+from dstrain.plugin import ModelFamily, Option
 
 DIT_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
 

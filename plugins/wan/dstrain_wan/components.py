@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.models.components import Component
-from dstrain.models.networks import Network, Tokenizer, TransformersNetwork
+from dstrain.plugin import Component, DiffusersNetwork, Tokenizer, TransformersNetwork
 
 from dstrain_wan import formats
 
-DIT = Network("diffusers:WanTransformer3DModel")
-VAE = Network("diffusers:AutoencoderKLWan")
+DIT = DiffusersNetwork("WanTransformer3DModel")
+VAE = DiffusersNetwork("AutoencoderKLWan")
 UMT5 = TransformersNetwork("UMT5EncoderModel", "UMT5Config")
 CLIP = TransformersNetwork("CLIPVisionModel", "CLIPVisionConfig")
 HEAD = 128

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dstrain.models.formats import (
+from dstrain.plugin import (
     CheckpointFormat,
     KeyMap,
     LoraKeyFormat,

@@ -8,9 +8,8 @@ width); the transformer itself cuts them into tokens, which are patches of 1x2x2
 from typing import Any
 
 import torch
-from dstrain.errors import UsageError
-from dstrain.graph.schedule import LatentConstraint
-from dstrain.models.functional import check_sides
+from dstrain.plugin import InputError, LatentConstraint
+from dstrain.plugin.functional import check_sides
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -107,12 +106,12 @@ def hold_first_frame(
     timestep 0, and not in the loss.
 
     latents, noise: (batch, channels, frames, h, w). timestep: (batch,). Raises
-    UsageError when there is no other frame.
+    InputError when there is no other frame.
     """
     if first_latents is None:
         return LatentConstraint(latents, timestep)
     if latents.shape[2] == 1:
-        raise UsageError(
+        raise InputError(
             "num_frames",
             "is 1, and that frame is input_image: nothing is left to learn or generate",
         )
@@ -128,7 +127,7 @@ def latent_shape(
     """Return (1, channels, (num_frames - 1) / 4 + 1, height / 8, width / 8); 16 instead
     of 8 for the VAE of 2.2-5B.
 
-    Raises UsageError for sides that are no multiples of 16 (2.2-5B: 32) and frames that
+    Raises InputError for sides that are no multiples of 16 (2.2-5B: 32) and frames that
     are not 4n + 1.
     """
     spatial, temporal = (
@@ -138,7 +137,7 @@ def latent_shape(
     check_sides(height, width, spatial * PATCH)
     if num_frames <= 0 or num_frames % temporal != 1:
         near = max(0, round((num_frames - 1) / temporal)) * temporal + 1
-        raise UsageError(
+        raise InputError(
             "num_frames",
             f"want {temporal}n + 1, got {num_frames}; the nearest is {near}",
         )

@@ -8,10 +8,10 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from dstrain.data.images import convert
-from dstrain.graph.values import Frames
-from dstrain.models.functional import (
+from dstrain.plugin import Frames
+from dstrain.plugin.functional import (
     as_uint8,
+    convert_image,
     images_to_tensor,
     latents_mean_std,
     to_minus_one_one,
@@ -114,7 +114,7 @@ def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
     side = image_encoder.config.image_size
     width, height = input_image.size
     short = min(width, height)
-    image = convert(input_image, "RGB").resize(
+    image = convert_image(input_image, "RGB").resize(
         (side * width // short, side * height // short), Image.Resampling.BICUBIC
     )
     left, top = (image.width - side) // 2, (image.height - side) // 2
@@ -190,4 +190,4 @@ def _resized(image: Image.Image, height: int, width: int) -> Image.Image:
     """The picture at this size, its aspect ratio not kept (VideoProcessor.preprocess of
     diffusers).
     """
-    return convert(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)
+    return convert_image(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)

@@ -13,7 +13,7 @@ from diffusers import WanPipeline
 from dstrain.cli.main import main
 from dstrain.errors import StateError
 from dstrain.runs.runner import run
-from dstrain.testing.lora_files import Case, LoraFiles
+from dstrain.testing import LoraCase, LoraFiles
 from dstrain.testing.loras import Reader
 from dstrain.testing.subject import Subject
 from dstrain.testing.trained_sets import TrainedSet
@@ -95,7 +95,7 @@ class TestLoraFiles(LoraFiles):
         return made
 
     @staticmethod
-    def load_published(case: Case, file: Path, parts: dict[str, Any]) -> None:
+    def load_published(case: LoraCase, file: Path, parts: dict[str, Any]) -> None:
         """Its loader is told which of the two experts takes the file."""
         others = {name: parts[name] for name in ("text_encoder", "tokenizer", "vae")}
         published = WanPipeline(
@@ -110,7 +110,7 @@ class TestLoraFiles(LoraFiles):
         )
 
     @staticmethod
-    def published_takes(case: Case, program: str) -> bool:
+    def published_takes(case: LoraCase, program: str) -> bool:
         """It reads no LoRA of umT5, and from others' files the layers of blocks; from
         kohya's all of them or none.
         """

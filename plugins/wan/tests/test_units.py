@@ -16,10 +16,9 @@ from torch import Tensor
 from transformers import CLIPImageProcessorPil
 
 PROMPT, VIDEO, CLIP = (
-    Unit.of(unit)
-    for unit in (units.encode_prompt, units.encode_video, units.encode_clip)
+    Unit(unit) for unit in (units.encode_prompt, units.encode_video, units.encode_clip)
 )
-FIRST, FIRST_FRAME = Unit.of(units.encode_first), Unit.of(units.encode_first_frame)
+FIRST, FIRST_FRAME = Unit(units.encode_first), Unit(units.encode_first_frame)
 
 
 def video(frames: int, height: int, width: int, fps: float = 16.0) -> Frames:

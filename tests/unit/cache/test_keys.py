@@ -28,7 +28,7 @@ def branched(prompt: str, *, branch: str) -> Made: ...
 
 
 STEP = Step(
-    Unit.of(encode), "positive", {"prompt": "prompt", "size": "size"}, {"emb": "emb"}
+    Unit(encode), "positive", {"prompt": "prompt", "size": "size"}, {"emb": "emb"}
 )
 READS = {"prompt": "k1", "size": "k2"}
 COMPONENTS = {"text_encoder": "d1", "vae": "d2"}
@@ -72,7 +72,7 @@ def test_a_key_does_not_change_with_what_the_unit_does_not_use() -> None:
 
 
 def test_the_side_is_part_of_a_key_only_if_the_unit_borrows_it() -> None:
-    step = Step(Unit.of(branched), "positive", {"prompt": "prompt"}, {"emb": "emb"})
+    step = Step(Unit(branched), "positive", {"prompt": "prompt"}, {"emb": "emb"})
     keys = [
         step_key("f", replace(step, branch=branch), {"prompt": "k"}, {}, "float32")
         for branch in ("positive", "negative")

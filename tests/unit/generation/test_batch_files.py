@@ -60,7 +60,7 @@ def hinted(variant: str) -> PipelineSpec:
     plain = build(variant)
     return replace(
         plain,
-        units=(*plain.units, Unit.of(encode_hint)),
+        units=(*plain.units, Unit(encode_hint)),
         model_fn=FunctionSpec.of(predict_hinted, given=GIVEN_TO_MODEL_FN),
         inputs={
             **plain.inputs,

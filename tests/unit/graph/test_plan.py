@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from PIL.Image import Image
 from torch import Tensor
 
+from tests.support.units import declared
+
 
 class Text(TypedDict):
     text_emb: Tensor
@@ -85,7 +87,7 @@ WIRING = PipelineSpec(
     variant="base",
     components=("dit", "text_encoder", "tokenizer", "vae", "hint_encoder", "big"),
     units=tuple(
-        Unit.of(f)
+        Unit(f)
         for f in (
             encode_text,
             encode_hint,
@@ -265,7 +267,7 @@ def test_an_absent_input_is_named_once() -> None:
     def blend(input_latents: Tensor, unread: Tensor) -> Both: ...
     def blend_loss(predict: Any, both: Tensor) -> Tensor: ...
 
-    spec = replace(WIRING, units=(*WIRING.units, Unit.of(blend)))
+    spec = replace(WIRING, units=(*WIRING.units, Unit(blend)))
     with pytest.raises(UsageError) as caught:
         plan(
             "dit",
@@ -338,7 +340,7 @@ def test_borrowing_side_makes_what_a_unit_makes_per_side() -> None:
     def make_sided_ids(height: int, *, branch: str) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
-    spec = replace(WIRING, units=(*units, Unit.of(make_sided_ids)))
+    spec = replace(WIRING, units=(*units, Unit(make_sided_ids)))
     made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=GUIDED, spec=spec)
     assert {"ids", "negative.ids"} <= set(made.cached_values)
 
@@ -374,7 +376,7 @@ def test_the_kind_of_an_input_is_said_as_that_of_a_made_value() -> None:
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
     inputs = {**WIRING.inputs, "hints": Column("hints", "images")}
-    spec = replace(WIRING, units=(*units, Unit.of(embed)), inputs=inputs)
+    spec = replace(WIRING, units=(*units, Unit(embed)), inputs=inputs)
     assert (
         plan("dit", inputs=INPUTS | {"hints"}, spec=spec).cached_kinds["hints"]
         == "list[image]"
@@ -416,7 +418,7 @@ def test_a_unit_that_borrows_the_role_is_live_whichever_expert_is_trained() -> N
     def embed_size(height: int, *, dit: Any) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
-    spec = replace(EXPERTS, units=(*units, Unit.of(embed_size)))
+    spec = replace(EXPERTS, units=(*units, Unit(embed_size)))
     assert (
         names(plan("dit", spec=spec).train_steps)
         == names(plan("dit2", spec=spec).train_steps)
@@ -432,8 +434,7 @@ def node(name: str, reads: Mapping[str, bool], borrows: tuple[str, ...]) -> Unit
     def body(**arguments: Any) -> dict[str, Any]:
         return {name: (name, *sorted(arguments.items()))}
 
-    makes = MappingProxyType({name: "str"})
-    return Unit(f"unit_{name}", body, MappingProxyType(dict(reads)), borrows, makes)
+    return declared(f"unit_{name}", body, reads, borrows, {name: "str"})
 
 
 @st.composite

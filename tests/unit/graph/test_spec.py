@@ -71,7 +71,7 @@ def build(*functions: Callable[..., Any], **changes: Any) -> PipelineSpec:
         "family": "toy",
         "variant": "base",
         "components": ("dit", "text_encoder", "vae"),
-        "units": tuple(Unit.of(function) for function in functions),
+        "units": tuple(Unit(function) for function in functions),
         "model_fn": FunctionSpec.of(predict, GIVEN_TO_MODEL_FN),
         "decoders": (),
         "inputs": INPUTS,

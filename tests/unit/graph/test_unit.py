@@ -47,7 +47,7 @@ def encode(
 
 
 def test_reads_borrows_and_makes_are_the_signature() -> None:
-    unit = Unit.of(encode, version=3)
+    unit = Unit(encode, version=3)
     assert (unit.name, unit.version) == ("encode", 3)
     assert dict(unit.inputs) == {"prompt": True, "image": False}
     assert unit.required == ("prompt",)
@@ -58,7 +58,7 @@ def test_reads_borrows_and_makes_are_the_signature() -> None:
 def test_every_storable_kind_is_named() -> None:
     def unit() -> Kinds: ...
 
-    assert dict(Unit.of(unit).outputs) == {
+    assert dict(Unit(unit).outputs) == {
         "tensor": "tensor",
         "text": "str",
         "count": "int",
@@ -100,7 +100,7 @@ def test_incomplete_declaration_is_refused_naming_function_and_fault(
     function: Callable[..., Any], fault: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        Unit.of(function)
+        Unit(function)
     assert function.__name__ in str(caught.value)
     assert fault in str(caught.value)
 
@@ -117,7 +117,7 @@ def test_given_parameters_are_not_reads() -> None:
 
 def test_unit_runs_on_plain_values_and_a_fake() -> None:
     assert (
-        Unit.of(encode).run({"prompt": "a"}, {"text_encoder": None, "tokenizer": None})[
+        Unit(encode).run({"prompt": "a"}, {"text_encoder": None, "tokenizer": None})[
             "mask"
         ]
         is None
@@ -133,8 +133,8 @@ def test_absent_optional_read_takes_the_default_and_unread_values_are_not_passed
     def unit(prompt: str, extra: str = "default") -> Seen:
         return {"seen": f"{prompt} {extra}"}
 
-    assert Unit.of(unit).run({"prompt": "a", "other": 1}, {}) == {"seen": "a default"}
-    assert Unit.of(unit).run({"prompt": "a", "extra": "b"}, {}) == {"seen": "a b"}
+    assert Unit(unit).run({"prompt": "a", "other": 1}, {}) == {"seen": "a default"}
+    assert Unit(unit).run({"prompt": "a", "extra": "b"}, {}) == {"seen": "a b"}
 
 
 @pytest.mark.parametrize("made", [{"emb": 1}, {"emb": 1, "mask": 2, "more": 3}, {}])
@@ -143,7 +143,7 @@ def test_promised_and_made_must_be_the_same_set(made: dict[str, Any]) -> None:
         return made
 
     with pytest.raises(UsageError, match="drifts"):
-        Unit.of(drifts).run({}, {})
+        Unit(drifts).run({}, {})
 
 
 def kept_bytes(value: Tensor) -> int:
@@ -165,7 +165,7 @@ def test_what_a_unit_makes_keeps_no_more_storage_than_it_shows() -> None:
             "turned": whole.view(10, 10).t(),
         }
 
-    made = Unit.of(slices).run({}, {})
+    made = Unit(slices).run({}, {})
     assert kept_bytes(made["part"]) == 12
     assert kept_bytes(made["parts"][0]) == 8
     assert made["turned"].is_contiguous()
@@ -179,7 +179,7 @@ def test_frames_keep_no_more_storage_than_they_show() -> None:
     def cut() -> Cut:
         return {"frames": Frames(torch.zeros(10, 2, 2, 3, dtype=torch.uint8)[:1], 8.0)}
 
-    assert kept_bytes(Unit.of(cut).run({}, {})["frames"].pixels) == 12
+    assert kept_bytes(Unit(cut).run({}, {})["frames"].pixels) == 12
 
 
 def test_no_two_made_tensors_share_storage() -> None:
@@ -191,7 +191,7 @@ def test_no_two_made_tensors_share_storage() -> None:
         return {"first": value, "second": value.view(-1)}
 
     value = torch.ones(4)
-    made = Unit.of(twins).run({"value": value}, {})
+    made = Unit(twins).run({"value": value}, {})
     pointers = {
         tensor.untyped_storage().data_ptr() for tensor in (value, *made.values())
     }
@@ -207,7 +207,7 @@ def test_a_clone_keeps_the_gradient() -> None:
     def live() -> Part:
         return {"part": (weight * 2)[:2]}
 
-    Unit.of(live).run({}, {})["part"].sum().backward()
+    Unit(live).run({}, {})["part"].sum().backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [2, 2, 0, 0]
 

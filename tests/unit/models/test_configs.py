@@ -23,7 +23,7 @@ from dstrain.models.locate import (
     find,
     place_of,
 )
-from dstrain.models.networks import Network, TransformersNetwork
+from dstrain.models.networks import DiffusersNetwork, TransformersNetwork
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.runner import run
 from safetensors.torch import load_file, save, save_file
@@ -341,7 +341,7 @@ def test_a_header_whose_config_is_none_is_as_one_without(
     ("network", "own", "others"),
     [
         (
-            Network("diffusers:AutoencoderKL"),
+            DiffusersNetwork("AutoencoderKL"),
             {"_class_name": "AutoencoderKL"},
             (
                 {"_class_name": "FluxTransformer2DModel"},
@@ -360,7 +360,7 @@ def test_a_header_whose_config_is_none_is_as_one_without(
     ids=["diffusers", "transformers"],
 )
 def test_a_configuration_beside_several_components_is_that_of_the_class_it_names(
-    network: Network | TransformersNetwork,
+    network: DiffusersNetwork | TransformersNetwork,
     own: dict[str, Any],
     others: Any,
     translating: bool,

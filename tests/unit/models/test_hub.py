@@ -58,7 +58,7 @@ def test_each_stage_fetches_what_it_needs_and_nothing_else(
 
     def build(variant: str) -> Any:
         return replace(
-            plain(variant), units=(Unit.of(family.encode_prompt), Unit.of(knowing))
+            plain(variant), units=(Unit(family.encode_prompt), Unit(knowing))
         )
 
     plain = family.build

@@ -11,7 +11,7 @@ import torch
 from dstrain.errors import StateError
 from dstrain.models.components import Files
 from dstrain.models.formats import CheckpointFormat, KeyMap, nth_of
-from dstrain.models.networks import Network, load_network
+from dstrain.models.networks import DiffusersNetwork, load_network
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -245,7 +245,7 @@ def test_every_misfit_is_named_with_examples_and_counts(tmp_path: Path) -> None:
 def test_a_configuration_has_defaults_filled_in_and_nothing_the_constructor_does_not_take(
     tmp_path: Path,
 ) -> None:
-    linear = Network("torch.nn:Linear")
+    linear = DiffusersNetwork("torch.nn:Linear")
     configuration = linear.configure(
         json.loads('{"in_features": 2, "out_features": 3, "_version": "1", "old": 4}')
     )

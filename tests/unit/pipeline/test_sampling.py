@@ -282,9 +282,7 @@ def test_a_unit_that_draws_random_numbers_runs_in_inference_and_the_seed_decides
         return {"plain_emb": made["prompt_emb"], "prompt_mask": made["prompt_mask"]}
 
     others = tuple(unit for unit in pipe.spec.units if unit is not first)
-    pipe.spec = replace(
-        pipe.spec, units=(Unit.of(encode_plain), Unit.of(jitter), *others)
-    )
+    pipe.spec = replace(pipe.spec, units=(Unit(encode_plain), Unit(jitter), *others))
     for seed in (1, 1, 2):
         pipe(
             prompt="dog",

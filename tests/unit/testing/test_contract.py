@@ -75,8 +75,8 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
             ),
             (
                 "pipeline.py",
-                "Unit.of(units.encode_image)",
-                'Unit.of(units._first if variant == "base" else units.encode_image)',
+                "Unit(units.encode_image)",
+                'Unit(units._first if variant == "base" else units.encode_image)',
             ),
         ),
         "equal_arguments_write_equal_toys": (
@@ -305,8 +305,8 @@ def test_digests_change_only_under_a_new_version(site: Path) -> None:
         write_golden("dimmed", tests)
     raised = (
         "pipeline.py",
-        "Unit.of(units.encode_image)",
-        "Unit.of(units.encode_image, version=2)",
+        "Unit(units.encode_image)",
+        "Unit(units.encode_image, version=2)",
     )
     tests = family("versioned", site, (*changes, raised))
     write_golden("versioned", tests)

@@ -147,7 +147,7 @@ WIRING = PipelineSpec(
     family="toy",
     variant="base",
     components=("dit",),
-    units=(Unit.of(encode),),
+    units=(Unit(encode),),
     model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
     decoders=(),
     inputs={"number": Column("number", "integer")},

@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from dstrain import ModelFamily
+from dstrain.plugin import ModelFamily
 
 MODEL = ModelFamily(
     name="my_model",

@@ -1,11 +1,10 @@
 """The components: how their files are recognised, configured and loaded."""
 
-from dstrain import Component
-from dstrain.models.networks import Network
+from dstrain.plugin import Component, DiffusersNetwork
 
-DENOISER = Network("dstrain_my_model.networks:Denoiser")
-TEXT_ENCODER = Network("dstrain_my_model.networks:TextEncoder")
-VAE = Network("dstrain_my_model.networks:Vae")
+DENOISER = DiffusersNetwork("dstrain_my_model.networks:Denoiser")
+TEXT_ENCODER = DiffusersNetwork("dstrain_my_model.networks:TextEncoder")
+VAE = DiffusersNetwork("dstrain_my_model.networks:Vae")
 
 COMPONENTS: tuple[Component, ...] = (
     Component(

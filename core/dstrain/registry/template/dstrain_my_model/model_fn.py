@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dstrain.models.functional import check_sides
+from dstrain.plugin.functional import check_sides
 from torch import Tensor
 
 DOWNSCALE = 8
@@ -27,6 +27,6 @@ def predict(
 
 
 def latent_shape(height: int, width: int, *, dit_config: Any) -> tuple[int, ...]:
-    """Return (1, channels, height / 8, width / 8); raises UsageError for a side that is no multiple of 8."""
+    """Return (1, channels, height / 8, width / 8); raises InputError for a side that is no multiple of 8."""
     check_sides(height, width, DOWNSCALE)
     return (1, dit_config.channels, height // DOWNSCALE, width // DOWNSCALE)

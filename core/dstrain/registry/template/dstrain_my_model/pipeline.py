@@ -2,17 +2,17 @@
 
 from types import MappingProxyType
 
-from dstrain import (
+from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN
+from dstrain.graph.unit import FunctionSpec
+from dstrain.plugin import (
     Column,
     FlowMatchSchedule,
-    FunctionSpec,
     InferenceOnly,
     Measured,
     PipelineSpec,
     Unit,
 )
-from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN
-from dstrain.models.functional import apply_guidance
+from dstrain.plugin.functional import apply_guidance
 
 from . import model_fn, units
 
@@ -23,9 +23,9 @@ def build(variant: str) -> PipelineSpec:
         family="my_model",
         variant=variant,
         components=("dit", "text_encoder", "vae"),
-        units=(Unit.of(units.encode_prompt), Unit.of(units.encode_image)),
+        units=(Unit(units.encode_prompt), Unit(units.encode_image)),
         model_fn=FunctionSpec.of(model_fn.predict, given=GIVEN_TO_MODEL_FN),
-        decoders=(Unit.of(units.decode, given=GIVEN_TO_DECODER),),
+        decoders=(Unit(units.decode, given=GIVEN_TO_DECODER),),
         inputs=MappingProxyType(
             {
                 "prompt": Column("prompt"),

@@ -3,7 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
-from dstrain.models.functional import images_to_tensor, tensor_to_image
+from dstrain.plugin.functional import images_to_tensor, tensor_to_image
 from PIL import Image
 from torch import Tensor
 

@@ -1,0 +1,31 @@
+"""Tensor functions that families share: pixel conversion, latent normalization,
+patching, guidance.
+"""
+
+from dstrain.data.images import convert as convert_image
+from dstrain.models.functional import (
+    apply_guidance,
+    as_uint8,
+    check_sides,
+    images_to_tensor,
+    latents_mean_std,
+    override_positional_args,
+    pack,
+    tensor_to_image,
+    to_minus_one_one,
+    unpack,
+)
+
+__all__ = (
+    "apply_guidance",
+    "as_uint8",
+    "check_sides",
+    "convert_image",
+    "images_to_tensor",
+    "latents_mean_std",
+    "override_positional_args",
+    "pack",
+    "tensor_to_image",
+    "to_minus_one_one",
+    "unpack",
+)

@@ -1,0 +1,123 @@
+"""The public names, flags and hooks change only on purpose: here they are written down."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.registry.hooks import Hooks
+
+from tests.support import ROOT
+
+PUBLIC = {
+    "dstrain": """
+        DIRECT_DISTILL Diverged DstrainError GenerateConfig InputError Interrupted
+        LoraConfig ModelConfig OutOfMemory Pipeline SFT Sample SampleKey StateError
+        SystemFault Task TrainConfig Trainables TrainingModule UsageError flow_match
+        generate gradient_checkpoint_forward run save_lora
+    """,
+    "dstrain.plugin": """
+        CheckpointFormat Column Component Constant DiffusersNetwork ExpertSchedule Files
+        FlowMatchSchedule Frames InferenceOnly InputError KeyMap LatentConstraint
+        LoraKeyFormat Measured ModelFamily Option PipelineSpec Shapes Tokenizer
+        TransformersNetwork Unit at_least hookimpl nth_of same_configuration
+    """,
+    "dstrain.plugin.functional": """
+        apply_guidance as_uint8 check_sides convert_image images_to_tensor
+        latents_mean_std override_positional_args pack tensor_to_image to_minus_one_one
+        unpack
+    """,
+    "dstrain.testing": "Conformance LoraCase LoraFiles Published",
+}
+FLAGS = {
+    TrainConfig: """
+        batch_size data_file_keys dataset_base_path dataset_metadata_path
+        dataset_num_workers dataset_repeat dataset_root dry_run extra_inputs
+        family_options feature_cache find_unused_parameters frame_samples frame_sampling
+        gradient_accumulation_steps height hub keep_checkpoints learning_rate left_out
+        lora_alpha lora_base_model lora_checkpoint lora_rank lora_target_modules
+        loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
+        max_timestep_boundary min_timestep_boundary mixed_precision model
+        model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample
+        output_path overwrite preset_lora_model preset_lora_path preview_prompt
+        preview_steps remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
+        seed task timestep_sampling toy trainable_models url_cache
+        use_gradient_checkpointing use_gradient_checkpointing_offload variant
+        weight_decay width
+    """,
+    GenerateConfig: """
+        dataset family_options guidance_scale height hub input left_out lora
+        mixed_precision model model_id_with_origin_paths model_paths negative_prompt
+        num_frames num_inference_steps output prompt seed toy variant width
+    """,
+}
+HOOKS = "dstrain_commands dstrain_step_end dstrain_tasks"
+LAZY = ("dstrain", "dstrain.plugin")
+FAMILIES = ("flux", "qwen_image", "wan")
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_public_names_are_these_and_can_be_imported(module: str) -> None:
+    found = importlib.import_module(module)
+    assert sorted(found.__all__) == sorted(PUBLIC[module].split())
+    assert all(hasattr(found, name) for name in found.__all__)
+    assert set(found.__all__) <= set(dir(found))
+
+
+@pytest.mark.parametrize("config", FLAGS)
+def test_the_flags_are_these(config: type[TrainConfig | GenerateConfig]) -> None:
+    assert sorted(one.name for one in fields(config)) == sorted(FLAGS[config].split())
+
+
+def test_the_hooks_are_these() -> None:
+    hooks = {name for name in vars(Hooks) if not name.startswith("_")}
+    assert hooks == set(HOOKS.split())
+
+
+@pytest.mark.parametrize("module", LAZY)
+def test_a_type_checker_sees_the_names_that_load_on_first_use(module: str) -> None:
+    path = importlib.import_module(module).__file__
+    assert path is not None
+    places = {}
+    for node in ast.walk(ast.parse(Path(path).read_text())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("dstrain."):
+            places |= {alias.asname: node.module for alias in node.names}
+    loaded = importlib.import_module(module)._MODULES
+    assert places == {name: f"dstrain.{place}" for name, place in loaded.items()}
+
+
+def test_a_name_that_is_not_public_is_no_attribute() -> None:
+    for module in LAZY:
+        with pytest.raises(AttributeError, match="Pipelin'"):
+            importlib.import_module(module).Pipelin  # noqa: B018  # the access is tested
+
+
+SCRIPT = """
+from dstrain import Pipeline, TrainConfig
+
+def load() -> None:
+    reveal_type(Pipeline.from_pretrained("wan", []))
+    TrainConfig(model="wan", learning_rat=1e-4)
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_infers_the_pipeline_and_refuses_a_misspelt_flag(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = (sys.executable, "-m", "mypy", "--strict", tmp_path / "script.py")
+    found = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout
+    assert 'Revealed type is "dstrain.pipeline.pipeline.Pipeline"' in found
+    assert 'Unexpected keyword argument "learning_rat" for "TrainConfig"' in found
+    assert "Found 1 error in 1 file" in found
+
+
+def test_the_types_are_packed() -> None:
+    assert (ROOT / "core/dstrain/py.typed").is_file()

@@ -1,0 +1,19 @@
+"""The tensor functions of a family's interface are those of core."""
+
+from dstrain.data.images import convert
+from dstrain.models import functional as models
+from dstrain.plugin import functional
+from PIL import Image
+
+
+def test_each_public_function_is_the_one_of_core() -> None:
+    for name in functional.__all__:
+        expected = convert if name == "convert_image" else getattr(models, name)
+        assert getattr(functional, name) is expected
+
+
+def test_images_become_tensors_and_images_again() -> None:
+    image = Image.new("RGB", (4, 2), (255, 0, 51))
+    tensor = functional.images_to_tensor([image])
+    assert tensor.shape == (1, 3, 2, 4)
+    assert functional.tensor_to_image(tensor).tobytes() == image.tobytes()
