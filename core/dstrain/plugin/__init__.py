@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dstrain.models.formats import LoraKeyFormat as LoraKeyFormat
     from dstrain.models.formats import Shapes as Shapes
     from dstrain.models.formats import nth_of as nth_of
-    from dstrain.models.formats import same_configuration as same_configuration
+    from dstrain.models.formats import same_config as same_config
     from dstrain.models.networks import DiffusersNetwork as DiffusersNetwork
     from dstrain.models.networks import Tokenizer as Tokenizer
     from dstrain.models.networks import TransformersNetwork as TransformersNetwork
@@ -61,7 +61,7 @@ _MODULES = {
     "at_least": "graph.inputs",
     "hookimpl": "registry.hooks",
     "nth_of": "models.formats",
-    "same_configuration": "models.formats",
+    "same_config": "models.formats",
 }
 __all__ = tuple(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
