@@ -68,13 +68,13 @@ def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
     outputs = Outputs(setup, processes)
     with outputs.opened():
         training_run = prepare(
-            setup, processes, open_training_data(setup, processes), TrainingModule
+            setup, processes, open_training_data(setup), TrainingModule
         )
         outputs.begin(training_run)
         log = StepLog(outputs.folder, setup.extensions, is_main=True)
         with (
             log.opened(training_run.step),
-            Progress("train", training_run.steps) as progress,
+            Progress("train", training_run.total_steps) as progress,
         ):
             yield (
                 training_run,

@@ -44,9 +44,7 @@ def models(folder: Path) -> list[list[str]]:
 def held_out_loss(config: TrainConfig) -> float:
     """The mean loss over noise and timesteps that no run with another seed draws."""
     setup, processes = resolve(config), ProcessGroup(Accelerator(cpu=True))
-    training_run = prepare(
-        setup, processes, open_training_data(setup, processes), TrainingModule
-    )
+    training_run = prepare(setup, processes, open_training_data(setup), TrainingModule)
     losses = []
     with torch.no_grad():
         for row, chunk in training_run.order.places or [

@@ -139,7 +139,7 @@ def run(
     an update between them.
     """
     processes = ProcessGroup(Accelerator(cpu=True))
-    samples = open_training_data(setup, processes)
+    samples = open_training_data(setup)
     training_run = prepare(setup, processes, samples, module_class)
     for name, parameter in training_run.module.trained.parameters.items():
         if (

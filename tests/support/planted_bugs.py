@@ -29,7 +29,7 @@ BUGS = (
         "P1: the schedule counts optimizer steps",
         f"{CORE}/runs/loop.py",
         "        losses.append(loss.detach())\n",
-        "        losses.append(loss.detach())\n        run.scheduler.step()\n",
+        "        losses.append(loss.detach())\n        run.lr_scheduler.step()\n",
         ("tests/unit/runs/test_loop.py",),
     ),
     Bug(

@@ -72,9 +72,7 @@ def training_run(
     """What a run of this configuration trains, before its first step."""
     setup, processes = resolve(config), ProcessGroup(Accelerator(cpu=True))
     with toy_models(setup, processes) as ready:
-        return prepare(
-            ready, processes, open_training_data(ready, processes), module_class
-        )
+        return prepare(ready, processes, open_training_data(ready), module_class)
 
 
 def files(folder: Path) -> dict[str, dict[str, Tensor]]:

@@ -27,9 +27,9 @@ def train(config: TrainConfig) -> None:
     """Train a model, or run one stage of it. This is the command when none is named."""
     with interrupt_on_signals("interrupted", "run the same command again"):
         validate(config)
-        from dstrain.runs.runner import run
+        from dstrain.runs.runner import start
 
-        run(config)
+        start(config)
 
 
 def graph(config: TrainConfig, form: str) -> None:

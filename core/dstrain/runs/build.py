@@ -1,17 +1,21 @@
-"""Build a training run: samples, pipeline, trainable parameters, optimizer and
-schedule.
-"""
+"""Build a training run: its samples, pipeline, trainable parameters and optimizer."""
 
+import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch.optim import AdamW
-from transformers import get_scheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from dstrain.cache.store import FeatureCache
+from dstrain.config.schema import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
+from dstrain.graph.plan import Plan
 from dstrain.lora.reader import check_lora_file
 from dstrain.models.checkpointing import enable_checkpointing
+from dstrain.models.locate import Found
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import start_weights
 from dstrain.runs.feature_plan import check_configs, open_plan
@@ -23,98 +27,58 @@ from dstrain.training.order import Order, row_starts, with_excluded_rows
 from dstrain.training.trainables import start_from_lora
 
 
-def open_training_data(setup: Setup, processes: ProcessGroup) -> TrainingData:
-    """Open the samples: the data set's rows, or in stage 2 the feature store's."""
+def open_training_data(setup: Setup) -> TrainingData:
+    """Open the samples: the rows of the data set, or in stage 2 of the feature cache."""
     if setup.stage == "train":
-        store = FeatureCache.open(setup.cache_path)
-        plan = open_plan(setup, store)
-        lines = [
-            (int(line["group"]), (int(line["row"]), int(line["chunk"])))
-            for line in plan.rows
-        ]
-        groups, places = (
-            tuple(group for group, _ in lines),
-            tuple(place for _, place in lines),
-        )
-        stored = StoredRows(store, plan.rows, plan.presence, row_starts(places))
-        groups, places = with_excluded_rows(
-            groups, places, plan.about["data set"]["rows"]
-        )
-        return TrainingData(
-            stored, groups, places, frozenset(plan.presence), plan.about
-        )
-    rows, places = setup.dataset.rows, setup.dataset.sample_ids
-    reads = {
-        inputs: setup.plan(inputs).used_inputs
-        for inputs in {frozenset(cells) for cells in rows}
-    }
+        return _cached_rows(setup)
+    dataset = setup.dataset
+    used_inputs = {}
+    for inputs in {frozenset(cells) for cells in dataset.rows}:
+        used_inputs[inputs] = setup.plan(inputs).used_inputs
     numbers: dict[Any, int] = {}
-    groups = tuple(
-        numbers.setdefault(setup.dataset.signature(number), len(numbers))
-        for number in range(len(rows))
+    groups = []
+    for sample in range(len(dataset.rows)):
+        signature = dataset.signature(sample)
+        groups.append(numbers.setdefault(signature, len(numbers)))
+    starts = row_starts(dataset.sample_ids)
+    source = Rows(dataset.rows, used_inputs, starts, dataset.damage)
+    groups_of_all, sample_ids = with_excluded_rows(
+        groups, dataset.sample_ids, len(dataset.table.rows)
     )
-    source = Rows(rows, reads, row_starts(places), setup.dataset.damage)
+    return TrainingData(source, groups_of_all, sample_ids, frozenset(used_inputs))
+
+
+def _cached_rows(setup: Setup) -> TrainingData:
+    store = FeatureCache.open(setup.cache_path)
+    plan = open_plan(setup, store)
+    groups = [int(line["group"]) for line in plan.rows]
+    sample_ids = [(int(line["row"]), int(line["chunk"])) for line in plan.rows]
+    source = StoredRows(store, plan.rows, plan.presence, row_starts(sample_ids))
+    all_groups, all_sample_ids = with_excluded_rows(groups, sample_ids, plan.info.rows)
     return TrainingData(
-        source,
-        *with_excluded_rows(groups, places, len(setup.dataset.table.rows)),
-        frozenset(reads),
-        None,
+        source, all_groups, all_sample_ids, frozenset(plan.presence), plan.info
     )
 
 
 def prepare(
     setup: Setup,
     processes: ProcessGroup,
-    samples: TrainingData,
+    data: TrainingData,
     module_class: type[TrainingModule],
 ) -> TrainingRun:
-    """Load what the stage needs, make it trainable, and build order, optimizer and
-    schedule.
-    """
+    """Load what the stage needs, and build the module, order, optimizer and schedule."""
     config = setup.config
-    plans = [setup.plan(inputs) for inputs in sorted(samples.presence, key=sorted)]
-    components = dict.fromkeys(
-        name for plan in plans for name in plan.components[setup.stage]
-    )
-    config_only = dict.fromkeys(
-        name for plan in plans for name in plan.configs[setup.stage]
-    )
-    found = setup.find(components, config_only)
-    if samples.about is not None:
-        check_configs(samples.about, found)
-    live = {
-        name
-        for plan in plans
-        for step in plan.train_steps
-        for name in step.unit.components
-    }
-    # Units run without autocast, so one in which a part is trained in fp32 is in fp32
-    # as a whole.
-    parts = [name.partition(".") for name in setup.trainables.full]
-    full = [component for component, _, part in parts if not part or component in live]
-    starts = start_weights(setup, found)
-    check_lora_file(config.lora_checkpoint)
-    placed = starts.in_place(found)
-    pipeline = Pipeline.from_found(
-        setup.family, setup.spec, placed, setup.device, setup.dtype, full
-    )
-    pipeline.autocast = setup.dtype if setup.mixed_precision != "no" else None
-    module = module_class(pipeline, setup.task, setup.timestep_sampler, setup.stage)
-    module.switch_to_training_mode(setup.trainables, config.seed)
-    if config.lora_checkpoint is not None:
-        start_from_lora(pipeline, module.trained.lora, config.lora_checkpoint)
-    for path in starts.lora.values():
-        start_from_lora(pipeline, module.trained.lora, path)
-    for plan in plans:
-        module.plan(plan.inputs)
-    if config.use_gradient_checkpointing or config.use_gradient_checkpointing_offload:
-        checkpointed(module, config.use_gradient_checkpointing_offload)
+    plans = [setup.plan(inputs) for inputs in sorted(data.presence, key=sorted)]
+    found = _find_components(setup, plans)
+    if data.cache_info is not None:
+        check_configs(data.cache_info, found)
+    module = _load_module(setup, plans, found, module_class)
     order = Order(
-        samples.groups,
+        data.groups,
         config.dataset_repeat,
         processes.size * config.batch_size * config.gradient_accumulation_steps,
         config.seed,
-        samples.places,
+        data.sample_ids,
     )
     steps = total_steps(config, order.steps)
     optimizer = AdamW(
@@ -123,32 +87,89 @@ def prepare(
         weight_decay=config.weight_decay,
         fused=True,
     )
-    scheduler = get_scheduler(
-        config.lr_scheduler, optimizer, config.lr_warmup_steps, steps
-    )
+    lr_scheduler = build_lr_scheduler(config, optimizer, steps)
     model, wrapped = processes.accelerator.prepare(module, optimizer)
-    # Unwrapped: without loss scaling the wrapper adds nothing but a search for packages
-    # at every step.
     return TrainingRun(
-        *(
-            setup,
-            processes,
-            module,
-            model,
-            wrapped.optimizer,
-            scheduler,
-            order,
-            samples.source,
-            found,
-            steps,
-        ),
-        samples.about,
+        setup=setup,
+        processes=processes,
+        module=module,
+        model=model,
+        # Without loss scaling accelerate's wrapper adds nothing but a search for
+        # packages at every step.
+        optimizer=wrapped.optimizer,
+        lr_scheduler=lr_scheduler,
+        order=order,
+        source=data.source,
+        found=found,
+        total_steps=steps,
+        cache_info=data.cache_info,
     )
 
 
-def checkpointed(module: TrainingModule, offload: bool) -> None:
-    """Switch gradient checkpointing on in every network of a training step that can;
-    one that is trained must.
+def _find_components(setup: Setup, plans: Sequence[Plan]) -> Found:
+    components: dict[str, None] = {}
+    configs: dict[str, None] = {}
+    for plan in plans:
+        components |= dict.fromkeys(plan.components[setup.stage])
+        configs |= dict.fromkeys(plan.configs[setup.stage])
+    return setup.find(components, configs)
+
+
+def _load_module(
+    setup: Setup,
+    plans: Sequence[Plan],
+    found: Found,
+    module_class: type[TrainingModule],
+) -> TrainingModule:
+    """Load the pipeline, and put what is trained into training mode."""
+    config = setup.config
+    initial = start_weights(setup, found)
+    check_lora_file(config.lora_checkpoint)
+    pipeline = Pipeline.from_found(
+        setup.family,
+        setup.spec,
+        initial.in_place(found),
+        setup.device,
+        setup.dtype,
+        _full_precision(setup, plans),
+    )
+    pipeline.autocast = setup.dtype if setup.mixed_precision != "no" else None
+    module = module_class(pipeline, setup.task, setup.timestep_sampler, setup.stage)
+    module.switch_to_training_mode(setup.trainables, config.seed)
+    loras = list(initial.lora.values())
+    if config.lora_checkpoint is not None:
+        loras.insert(0, config.lora_checkpoint)
+    for path in loras:
+        start_from_lora(pipeline, module.trained.lora, path)
+    for plan in plans:
+        module.plan(plan.inputs)
+    if config.use_gradient_checkpointing or config.use_gradient_checkpointing_offload:
+        checkpoint_networks(module, config.use_gradient_checkpointing_offload)
+    return module
+
+
+def _full_precision(setup: Setup, plans: Sequence[Plan]) -> list[str]:
+    """Return the components that are loaded in fp32, since they are trained in full."""
+    in_units = {
+        name
+        for plan in plans
+        for step in plan.train_steps
+        for name in step.unit.components
+    }
+    names = []
+    for trained in setup.trainables.full:
+        component, _, part = trained.partition(".")
+        # Units run without autocast, so a component of one must be fp32 as a whole even
+        # if only a part of it is trained.
+        if not part or component in in_units:
+            names.append(component)
+    return names
+
+
+def checkpoint_networks(module: TrainingModule, offload: bool) -> None:
+    """Enable gradient checkpointing in every network of a training step that has it.
+
+    Raises UsageError for a trained network that has not.
     """
     for name, network in module.networks.items():
         try:
@@ -158,14 +179,46 @@ def checkpointed(module: TrainingModule, offload: bool) -> None:
                 raise
 
 
-def total_steps(config: Any, per_epoch: int) -> int:
-    """Optimizer steps of the run: --num_epochs (1 if neither is given) or --max_steps,
-    the smaller of both.
+def total_steps(config: TrainConfig, per_epoch: int) -> int:
+    """Return the optimizer steps of the run: the smaller of --num_epochs and --max_steps.
+
+    Without either flag it is one epoch.
     """
-    epochs = (
-        config.num_epochs
-        if config.num_epochs is not None
-        else (None if config.max_steps else 1)
+    if config.max_steps is None:
+        return (config.num_epochs or 1) * per_epoch
+    if config.num_epochs is None:
+        return config.max_steps
+    return min(config.max_steps, config.num_epochs * per_epoch)
+
+
+def build_lr_scheduler(
+    config: TrainConfig, optimizer: AdamW, total_steps: int
+) -> LambdaLR:
+    """Build the schedule of --lr_scheduler."""
+    factor = partial(
+        learning_rate_factor,
+        schedule=config.lr_scheduler,
+        warmup_steps=config.lr_warmup_steps,
+        total_steps=total_steps,
     )
-    limits = [epochs * per_epoch] if epochs is not None else []
-    return min(limits + ([config.max_steps] if config.max_steps else []))
+    return LambdaLR(optimizer, factor)
+
+
+def learning_rate_factor(
+    step: int, schedule: str, warmup_steps: int, total_steps: int
+) -> float:
+    """Return the factor of the learning rate at a step.
+
+    The schedules are those of `transformers.get_scheduler`, whose import takes seconds.
+    """
+    if schedule == "constant":
+        return 1.0
+    if step < warmup_steps:
+        return step / max(1, warmup_steps)
+    if schedule == "constant_with_warmup":
+        return 1.0
+    decay_steps = max(1, total_steps - warmup_steps)
+    if schedule == "linear":
+        return max(0.0, (total_steps - step) / decay_steps)
+    progress = (step - warmup_steps) / decay_steps
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))

@@ -4,7 +4,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,50 @@ from dstrain.storage.hashing import sha256
 
 
 @dataclass(frozen=True)
-class StoredPlan:
-    """Rows of a plan: `presence` lists the sets of inputs present; `about` is what was
-    recorded when it was made.
-    """
+class CacheInfo:
+    """What a plan of the feature cache records of the run that filled it."""
+
+    metadata_path: str
+    metadata_sha256: str
+    rows: int
+    """Rows of the metadata, those that were left out included."""
+    columns: Sequence[str]
+    inputs: Sequence[Sequence[str]]
+    """The sets of inputs that samples have."""
+    components: Mapping[str, str]
+    """Component -> digest of its files and configuration."""
+    configs: Mapping[str, Mapping[str, Any]]
+    """Component -> configuration."""
+    versions: Mapping[str, str]
+    previews: Sequence[Mapping[str, Any]] = ()
+    """One line for each preview; see `preview_line`."""
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "CacheInfo":
+        """Read what `to_json` gave."""
+        values = {"previews": (), **record}
+        dataset = values.pop("data set")
+        return cls(dataset["path"], dataset["sha256"], dataset["rows"], **values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as it is stored; its words are part of the format."""
+        record = asdict(self)
+        dataset = {
+            "path": record.pop("metadata_path"),
+            "sha256": record.pop("metadata_sha256"),
+            "rows": record.pop("rows"),
+        }
+        return {"data set": dataset, **record}
+
+
+@dataclass(frozen=True)
+class CachedPlan:
+    """A plan of the feature cache: the rows that stage 2 trains on."""
 
     rows: Sequence[Mapping[str, Any]]
     presence: tuple[frozenset[str], ...]
-    about: Mapping[str, Any]
+    """The sets of inputs that samples have."""
+    info: CacheInfo
 
 
 def plan_identity(setup: Setup) -> dict[str, Any]:
@@ -69,31 +105,29 @@ def _preset(setup: Setup) -> dict[str, Any]:
     return {"--preset_lora_path": f"{preset.digest} in {preset.component}"}
 
 
-def plan_about(
+def cache_info(
     setup: Setup,
     found: Found,
     components: Mapping[str, str],
     presence: Sequence[frozenset[str]],
-) -> dict[str, Any]:
-    """What is recorded beside a plan: the data set, the components used,
-    configurations, versions.
-    """
+    previews: Sequence[Mapping[str, Any]] = (),
+) -> CacheInfo:
+    """Describe the run that fills the cache: its data set, components and versions."""
     table = setup.dataset.table
-    return {
-        "data set": {
-            "path": str(table.path.resolve()),
-            "sha256": sha256(table.path),
-            "rows": len(table.rows),
-        },
-        "columns": list(table.columns),
-        "inputs": [sorted(inputs) for inputs in presence],
-        "components": dict(components),
-        "configs": {name: dict(content) for name, content in found.configs.items()},
-        "versions": setup.versions,
-    }
+    return CacheInfo(
+        metadata_path=str(table.path.resolve()),
+        metadata_sha256=sha256(table.path),
+        rows=len(table.rows),
+        columns=list(table.columns),
+        inputs=[sorted(inputs) for inputs in presence],
+        components=dict(components),
+        configs={name: dict(content) for name, content in found.configs.items()},
+        versions=setup.versions,
+        previews=list(previews),
+    )
 
 
-def open_plan(setup: Setup, store: FeatureCache) -> StoredPlan:
+def open_plan(setup: Setup, store: FeatureCache) -> CachedPlan:
     """Find the plan that this run asks for; raises StateError that says in words what
     differs, and how to refill.
     """
@@ -112,19 +146,16 @@ def open_plan(setup: Setup, store: FeatureCache) -> StoredPlan:
     rows = store.plan_rows(path)
     _refuse_incomplete(setup, store, rows)
     _refuse_unfit(setup, store, rows)
-    return StoredPlan(
-        rows,
-        tuple(frozenset(names) for names in record["about"]["inputs"]),
-        record["about"],
-    )
+    info = CacheInfo.from_json(record["about"])
+    return CachedPlan(rows, tuple(map(frozenset, info.inputs)), info)
 
 
-def check_configs(about: Mapping[str, Any], found: Found) -> None:
+def check_configs(info: CacheInfo, found: Found) -> None:
     """Refuse a denoiser whose configuration is not the one stage 1 used; raises
     StateError naming what differs.
     """
     for name, content in found.configs.items():
-        want, have = about["configs"].get(name), json.loads(json.dumps(dict(content)))
+        want, have = info.configs.get(name), json.loads(json.dumps(dict(content)))
         keys = sorted(
             key
             for key in {*(want or {}), *have}

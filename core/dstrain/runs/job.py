@@ -8,6 +8,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.distributed.world import ProcessGroup
 from dstrain.models.locate import Found
+from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
 from dstrain.training.loader import SampleSource
 from dstrain.training.module import TrainingModule
@@ -16,44 +17,46 @@ from dstrain.training.order import Order
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The samples of a run: `groups` numbers the signature of each, `places` has its
-    row and chunk.
-
-    Rows that are left out have a place and no sample, as `order.with_gaps` makes them.
-    """
+    """The samples of a run, rows that are left out included."""
 
     source: SampleSource
     groups: tuple[int, ...]
-    places: tuple[tuple[int, int], ...]
+    """Sample -> number of its signature; `EXCLUDED` for a row without samples."""
+    sample_ids: tuple[tuple[int, int], ...]
+    """Sample -> its row and chunk."""
     presence: frozenset[frozenset[str]]
-    about: Any
+    """The sets of inputs that samples have."""
+    cache_info: CacheInfo | None = None
+    """What the feature cache recorded; stage 2 only."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainingRun:
-    """Everything a training loop holds."""
+    """A training run: what it trains, on what, and how far it is."""
 
     setup: Setup
     processes: ProcessGroup
     module: TrainingModule
     model: Any
+    """The module as accelerate wrapped it for this process group."""
     optimizer: Optimizer
-    scheduler: LRScheduler
+    lr_scheduler: LRScheduler
     order: Order
     source: SampleSource
     found: Found
-    steps: int
-    about: Any
+    total_steps: int
+    cache_info: CacheInfo | None = None
     step: int = 0
+    """Optimizer steps made."""
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
-        return float(self.scheduler.get_last_lr()[0])
+        return float(self.lr_scheduler.get_last_lr()[0])
 
 
-def place(run: TrainingRun, row: int) -> str:
-    """Name a row of the data set; stage 2 has no table to name a line of."""
-    return (
-        f"row {row} (from 0)" if run.setup.stage else run.setup.dataset.table.where(row)
-    )
+def name_row(run: TrainingRun, row: int) -> str:
+    """Name a row of the data set in messages; stage 2 has no table to name a line of."""
+    if run.setup.stage:
+        return f"row {row} (from 0)"
+    return run.setup.dataset.table.where(row)

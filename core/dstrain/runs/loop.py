@@ -15,7 +15,7 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import Outputs
-from dstrain.runs.job import TrainingRun, place
+from dstrain.runs.job import TrainingRun, name_row
 from dstrain.runs.reports.metrics import StepLog
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import Tally
@@ -50,7 +50,7 @@ def train(
         read_samples(setup, processes)
     log_warnings(setup)
     with outputs.opened():
-        samples = open_training_data(setup, processes)
+        samples = open_training_data(setup)
         previews = open_previews(setup, samples)
         with oom_as_error("loading", *LOAD_ADVICE):
             run = prepare(setup, processes, samples, module_class)
@@ -67,7 +67,7 @@ def run_steps(run: TrainingRun, outputs: Outputs, previews: Previews) -> None:
     bar, tally = (
         Progress(
             "train",
-            run.steps,
+            run.total_steps,
             run.step,
             run.processes.is_main,
         ),
@@ -85,7 +85,7 @@ def run_steps(run: TrainingRun, outputs: Outputs, previews: Previews) -> None:
             )
             saved = outputs.save_if_due(run, int(numbers["epoch"]))
             previews.make_if_due(run, saved, asked)
-            if run.processes.any(asked()) and run.step < run.steps:
+            if run.processes.any(asked()) and run.step < run.total_steps:
                 outputs.stop(run, saved)
     if tally.steps:
         logger.info(tally.told(peak_memory()))
@@ -130,7 +130,7 @@ def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
         for name, value in values.items()
         if isinstance(value, torch.Tensor)
     ]
-    row = place(run, largest.micro.keys[0].row)
+    row = name_row(run, largest.micro.keys[0].row)
     return OutOfMemory(
         f"step {run.step + 1}",
         f"out of memory at {peak_memory():.1f} GiB with {len(largest.samples)} samples like {row}",
@@ -164,7 +164,7 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
         raise diverged(run, batches, loss_value, norm_value)
     run.optimizer.step()
-    run.scheduler.step()
+    run.lr_scheduler.step()
     run.optimizer.zero_grad(set_to_none=True)
     return loss_value, norm_value
 
@@ -178,7 +178,7 @@ def diverged(
     keys = (
         key for batch in batches if any(batch.micro.weights) for key in batch.micro.keys
     )
-    named = ", ".join(dict.fromkeys(place(run, key.row) for key in keys))
+    named = ", ".join(dict.fromkeys(name_row(run, key.row) for key in keys))
     more = (
         f" and those of {run.processes.size - 1} other processes"
         if run.processes.size > 1
@@ -210,7 +210,7 @@ def optimizer_steps(run: TrainingRun) -> Iterator[tuple[int, list[Batch]]]:
     its last step.
     """
     per_epoch = run.order.steps
-    while run.step < run.steps:
+    while run.step < run.total_steps:
         epoch, done = divmod(run.step, per_epoch)
         batches: list[Batch] = []
         for batch in load_batches(
@@ -228,7 +228,7 @@ def micro_batches(run: TrainingRun, epoch: int, done: int) -> Iterable[MicroBatc
     """This process's micro-batches of an epoch, without the steps already done or
     beyond the last.
     """
-    left = run.steps - run.step
+    left = run.total_steps - run.step
     for samples in islice(run.order.global_batches(epoch), done, done + left):
         yield from split_across_ranks(
             samples,

@@ -20,7 +20,7 @@ from dstrain.graph.values import serialize
 from dstrain.models.locate import Found, component_digests
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
-from dstrain.runs.feature_plan import plan_about, plan_identity
+from dstrain.runs.feature_plan import cache_info, plan_identity
 from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews, preview_line
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
@@ -144,14 +144,13 @@ def _fill(setup: Setup, processes: ProcessGroup, keyed: Keyed) -> None:
     if processes.is_main:
         store = FeatureCache.open(setup.cache_path)
         presence = tuple(dict.fromkeys(keys.plan.inputs for keys in keyed.rows))
-        about = plan_about(setup, keyed.found, keyed.components, presence)
-        asked = zip(keyed.previews, keyed.preview_rows, strict=True)
-        about["previews"] = [
-            preview_line(preview, keys.addresses) for preview, keys in asked
+        previews = [
+            preview_line(preview, keys.addresses)
+            for preview, keys in zip(keyed.previews, keyed.preview_rows, strict=True)
         ]
-        store.write_plan(
-            plan_identity(setup), about, plan_lines(setup, keyed.rows, store, presence)
-        )
+        info = cache_info(setup, keyed.found, keyed.components, presence, previews)
+        lines = plan_lines(setup, keyed.rows, store, presence)
+        store.write_plan(plan_identity(setup), info.to_json(), lines)
     processes.wait()
 
 

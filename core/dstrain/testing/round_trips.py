@@ -84,7 +84,7 @@ def train_and_save(subject: Subject, trained: TrainedSet, output: Path) -> Ended
     train(setup, processes(), Kept)
     return Ended(
         kept[0].eval(),
-        open_training_data(setup, processes()).source.sample(0),
+        open_training_data(setup).source.sample(0),
         output / f"step-{STEPS}.safetensors",
     )
 

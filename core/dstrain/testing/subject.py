@@ -184,7 +184,7 @@ class Subject:
         """Load what a run trains; LoRA's second factors are not zero, so that the first
         ones have gradients.
         """
-        samples = open_training_data(setup, processes())
+        samples = open_training_data(setup)
         module = prepare(setup, processes(), samples, Remembering).module
         with torch.no_grad():
             for name, parameter in module.trained.parameters.items():

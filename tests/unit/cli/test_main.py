@@ -43,7 +43,7 @@ def runs(
     )
     given: list[TrainConfig] = []
     runner = types.ModuleType("dstrain.runs.runner")
-    runner.run = given.append
+    runner.start = given.append
     monkeypatch.setitem(sys.modules, "dstrain.runs.runner", runner)
     return given
 
@@ -51,7 +51,7 @@ def runs(
 def answer_of(
     body: Callable[[TrainConfig], None], monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> int:
-    monkeypatch.setattr(sys.modules["dstrain.runs.runner"], "run", body)
+    monkeypatch.setattr(sys.modules["dstrain.runs.runner"], "start", body)
     return main([*BASE, *more])
 
 

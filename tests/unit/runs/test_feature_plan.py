@@ -2,14 +2,16 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.cache.store import FeatureCache
 from dstrain.errors import StateError
 from dstrain.graph.task import Task
 from dstrain.models.locate import Found
-from dstrain.runs.feature_plan import check_configs, plan_identity
+from dstrain.runs.feature_plan import CacheInfo, check_configs, plan_identity
 from dstrain.training.losses import SFT
 
 from tests.support import stored_family
@@ -56,7 +58,7 @@ def test_a_store_that_was_never_finished_is_refused(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(
-            "dstrain.runs.precompute.plan_about",
+            "dstrain.runs.precompute.cache_info",
             lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
         )
         with pytest.raises(KeyboardInterrupt):
@@ -289,7 +291,8 @@ def found(**content: Any) -> Found:
 
 
 def test_a_denoiser_of_another_configuration_is_refused_naming_what_differs() -> None:
-    about = {"configs": {"dit": {"depth": 3, "axes": [1, 2], "_name_or_path": "a"}}}
+    configs = {"dit": {"depth": 3, "axes": [1, 2], "_name_or_path": "a"}}
+    about = CacheInfo("", "", 0, (), (), {}, configs, {})
     check_configs(
         about, found(depth=3, axes=(1, 2), _name_or_path="b")
     )  # a tuple is a list in JSON
@@ -301,3 +304,21 @@ def test_a_denoiser_of_another_configuration_is_refused_naming_what_differs() ->
         match="dit: is not the one the feature store was made with: depth, extra differ",
     ):
         check_configs(about, found(depth=4, axes=[1, 2], extra=1))
+
+
+def test_what_is_recorded_comes_back_and_keeps_the_words_of_the_format(
+    place: Place,
+) -> None:
+    place.fill()
+    (stored,) = FeatureCache.open(place.cache).plans()
+    about = stored[1]["about"]
+    assert list(about) == [
+        *("data set", "columns", "inputs", "components", "configs", "versions"),
+        "previews",
+    ]
+    info = CacheInfo.from_json(about)
+    assert info.to_json() == about
+    assert info.rows == len(place.rows)
+    assert CacheInfo.from_json(
+        {name: value for name, value in about.items() if name != "previews"}
+    ) == replace(info, previews=())

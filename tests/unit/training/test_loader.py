@@ -232,21 +232,20 @@ def test_every_clip_is_stored_once_and_read_back_by_row_and_chunk(films: Place) 
     data_process(fill(films, **CHUNKS), alone())
     assert runs()["encode_image"] == 2 + 3 + 1  # the clips of the first video once
     unsplit, split = (
-        open_training_data(fill(films, stage, **CHUNKS), alone())
-        for stage in ("", "train")
+        open_training_data(fill(films, stage, **CHUNKS)) for stage in ("", "train")
     )
     assert (
-        split.places
-        == unsplit.places
+        split.sample_ids
+        == unsplit.sample_ids
         == ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0))
     )
     assert split.groups == unsplit.groups
     latents = {
         place: plain(split.source.sample(*place).values["input_latents"])
-        for place in split.places
+        for place in split.sample_ids
     }
     assert latents[0, 0] == latents[2, 0] != latents[0, 1] == latents[2, 1]
-    for row, chunk in unsplit.places:
+    for row, chunk in unsplit.sample_ids:
         image = unsplit.source.sample(row, chunk).values["input_image"]
         assert seconds(np.asarray(image)[None]) == pytest.approx(
             [5 * chunk / 15], abs=0.04
@@ -261,13 +260,13 @@ def test_another_choice_of_frames_is_another_plan(films: Place) -> None:
         {"frame_sampling": "uniform", "frame_samples": 2},
     ):
         with pytest.raises(StateError, match=r"--num_frames|--frame_sampling"):
-            open_training_data(fill(films, "train", **(CHUNKS | other)), alone())
+            open_training_data(fill(films, "train", **(CHUNKS | other)))
 
 
 def test_a_video_damaged_after_the_check_is_named_with_row_and_column(
     films: Place,
 ) -> None:
-    source = open_training_data(fill(films, "", **CHUNKS), alone()).source
+    source = open_training_data(fill(films, "", **CHUNKS)).source
     path = films.data / "b.mp4"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UsageError, match=r"metadata\.csv:3:clip: .b\.mp4. is no video"):

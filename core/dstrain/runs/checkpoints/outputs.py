@@ -194,7 +194,9 @@ class Outputs:
         trainables = asdict(self.setup.trainables)
         order = [run.order.groups, run.order.size]
         curve = (
-            run.steps if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP else None
+            run.total_steps
+            if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP
+            else None
         )
         settings = {
             name: setting.value for name, setting in self.setup.spec.settings.items()
@@ -247,7 +249,7 @@ class Outputs:
         if every is None and ends_epoch:
             self.save(run, f"epoch-{epoch}")
             return True
-        if run.step == run.steps or (every is not None and run.step % every == 0):
+        if run.step == run.total_steps or (every is not None and run.step % every == 0):
             self.save(run, f"step-{run.step}")
             return True
         return False
@@ -257,7 +259,7 @@ class Outputs:
         if not saved:
             self.save(run, f"step-{run.step}")
         raise self._interrupted(
-            f"interrupted after step {run.step} of {run.steps}, where it was saved"
+            f"interrupted after step {run.step} of {run.total_steps}, where it was saved"
         )
 
     def _interrupted(self, what: str) -> Interrupted:

@@ -72,8 +72,8 @@ def content_of(run: "TrainingRun") -> dict[str, str]:
     Sizes, because reading every picture would cost more than it saves. Stage 2 has no
     files, and compares values of its store by their keys.
     """
-    if run.about is not None:
-        return {"metadata": str(run.about["data set"]["sha256"])}
+    if run.cache_info is not None:
+        return {"metadata": run.cache_info.metadata_sha256}
     dataset, size = run.setup.dataset, cache(os.path.getsize)
     used = {
         inputs: sorted(run.setup.plan(inputs).used_inputs)
@@ -125,7 +125,7 @@ def state_of(
         step=run.step,
         trainable=tensors,
         optimizer=optimizer.state_dict(),
-        scheduler=run.scheduler.state_dict(),
+        scheduler=run.lr_scheduler.state_dict(),
         config_digest=fingerprint,
         versions=run.setup.versions,
         content=content,
@@ -187,7 +187,7 @@ def restore(
     getattr(run.optimizer, "optimizer", run.optimizer).load_state_dict(
         dict(state.optimizer)
     )
-    run.scheduler.load_state_dict(dict(state.scheduler))
+    run.lr_scheduler.load_state_dict(dict(state.scheduler))
     run.step = state.step
 
 

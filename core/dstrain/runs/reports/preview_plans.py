@@ -5,7 +5,7 @@ stage 1  the frozen units run; what crosses is stored under the same keys as wha
 need stage 2  the live units, the sampler and the decoders
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,12 +93,12 @@ def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str
 
 
 def stored_previews(
-    setup: Setup, store: FeatureCache, about: Mapping[str, Any]
+    setup: Setup, store: FeatureCache, recorded: Sequence[Mapping[str, Any]]
 ) -> tuple[StoredPreview, ...]:
     """What a store holds of the prompts asked for; raises StateError naming those that
     it lacks.
     """
-    known = {line["prompt"]: line for line in about.get("previews", ())}
+    known = {line["prompt"]: line for line in recorded}
     found = [
         _stored(setup, store, known[prompt])
         for prompt in setup.config.preview_prompt

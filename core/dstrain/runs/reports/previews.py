@@ -236,7 +236,8 @@ def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
     """
     plans: tuple[PreviewPlan | StoredPreview, ...]
     if isinstance(samples.source, StoredRows):
-        plans = stored_previews(setup, samples.source.store, samples.about)
+        recorded = samples.cache_info.previews if samples.cache_info else ()
+        plans = stored_previews(setup, samples.source.store, recorded)
     else:
         plans = plan_previews(setup)
     components = dict.fromkeys(

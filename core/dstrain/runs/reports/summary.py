@@ -61,15 +61,15 @@ def announce(run: "TrainingRun", folder: Path) -> None:
         logger.info(
             f"frozen, since no loss reaches them: {len(module.trained.unused_parameters)} parameters"
         )
-    limit = "--max_steps" if run.steps == config.max_steps else "--num_epochs"
+    limit = "--max_steps" if run.total_steps == config.max_steps else "--num_epochs"
     limit = (
         f", as {limit} says, the smaller of both"
         if config.max_steps and config.num_epochs
         else ""
     )
     logger.info(
-        f"{samples_told(run)} x {run.order.repeat}, {run.order.steps} steps an epoch; runs to step {run.steps}, "
-        f"{run.steps / run.order.steps:.4g} epochs{limit}"
+        f"{samples_told(run)} x {run.order.repeat}, {run.order.steps} steps an epoch; runs to step {run.total_steps}, "
+        f"{run.total_steps / run.order.steps:.4g} epochs{limit}"
     )
     sizes = ", ".join(f"{number} of {size}" for size, number in groups_told(run))
     if sizes:
@@ -179,7 +179,7 @@ def conclude(run: "TrainingRun", folder: Path, weights: Sequence[Path]) -> None:
     """Say where the weights are and how to try them."""
     if not weights:
         logger.info(
-            f"nothing left to do: {folder} is at step {run.step} of {run.steps}"
+            f"nothing left to do: {folder} is at step {run.step} of {run.total_steps}"
         )
         return
     logger.info("weights: " + ", ".join(str(path) for path in weights))

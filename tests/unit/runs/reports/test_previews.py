@@ -408,9 +408,7 @@ def test_a_run_that_is_asked_to_stop_leaves_its_previews_to_the_continuation(
     here: Path, tmp_path: Path
 ) -> None:
     ready = training_run(config(here, output_path=tmp_path, max_steps=1, **TWO))
-    opened = previews.open_previews(
-        ready.setup, open_training_data(ready.setup, ready.processes)
-    )
+    opened = previews.open_previews(ready.setup, open_training_data(ready.setup))
     opened.load(ready)
     opened.make_if_due(ready, True, lambda: True)
     assert not made(tmp_path)
@@ -427,9 +425,7 @@ def test_processes_beside_the_main_one_load_and_make_nothing_and_wait(
         process_index=1, num_processes=2, wait_for_everyone=lambda: waits.append(1)
     )
     ready.processes = ProcessGroup(other)
-    opened = previews.open_previews(
-        ready.setup, open_training_data(ready.setup, ready.processes)
-    )
+    opened = previews.open_previews(ready.setup, open_training_data(ready.setup))
     opened.load(ready)
     assert opened.pipeline is None
     opened.make_if_due(ready, False, lambda: False)
