@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dstrain.config.schema import TrainConfig
 from dstrain.runs.resolve import resolve
-from dstrain.testing.rows import frames, sides, write_rows
+from dstrain.testing.rows import frames, image_size, write_rows
 from safetensors.torch import load_file
 
 from tests.support.processes import commands, in_world, words
@@ -32,7 +32,7 @@ LORA: dict[str, Any] = {"lora_rank": 4}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -> None:
     spec = resolve(TrainConfig(model=family, toy=True)).spec
-    height, width = sides(spec)
+    height, width = image_size(spec)
     kind = {
         "LoRA": LORA, "dit": {"trainable_models": "dit"}, "text encoder": {"trainable_models": FAMILIES[family]}
     }[trained]  # fmt: skip

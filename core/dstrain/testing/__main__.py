@@ -11,30 +11,35 @@ from pathlib import Path
 
 from dstrain.errors import DstrainError
 from dstrain.registry.discovery import load_family
+from dstrain.testing.family_under_test import FamilyUnderTest
+from dstrain.testing.fingerprints import unit_fingerprints, write_fingerprints
 from dstrain.testing.golden import plan_texts, write_plans
-from dstrain.testing.sketches import unit_sketches, write_sketches
-from dstrain.testing.subject import Subject
 
 
 def write(family_name: str, folder: Path) -> None:
     """Write both for every variant of an installed family."""
     family = load_family(family_name)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as place:
-        subjects = [
-            Subject(family, variant, Path(place) / variant)
+        tested_variants = [
+            FamilyUnderTest(family, variant, Path(place) / variant)
             for variant in family.variants
         ]
-        made = {subject.variant: unit_sketches(subject.values) for subject in subjects}
+        made = {
+            tested.variant: unit_fingerprints(tested.values)
+            for tested in tested_variants
+        }
     versions = {
-        unit.name: unit.version for subject in subjects for unit in subject.spec.units
+        unit.name: unit.version
+        for tested in tested_variants
+        for unit in tested.spec.units
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_sketches(folder, made, versions)
+    write_fingerprints(folder, made, versions)
     write_plans(
         folder,
         {
             name: text
-            for s in subjects
+            for s in tested_variants
             for name, text in plan_texts(family, s.spec).items()
         },
     )

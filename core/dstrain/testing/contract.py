@@ -14,9 +14,9 @@ from torch import Tensor
 
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.registry.discovery import load_family
-from dstrain.testing.law import Outcome, both_ways
-from dstrain.testing.seconds import count
-from dstrain.testing.subject import Subject
+from dstrain.testing.family_under_test import FamilyUnderTest
+from dstrain.testing.split_equivalence import Outcome, run_unsplit_and_split
+from dstrain.testing.timing import count
 from dstrain.testing.trained_sets import (
     TrainedSet,
     conditioners,
@@ -24,7 +24,7 @@ from dstrain.testing.trained_sets import (
     trained_sets,
 )
 
-Ways = Callable[[Subject, TrainedSet], tuple[Outcome, Outcome]]
+UnsplitAndSplit = Callable[[FamilyUnderTest, TrainedSet], tuple[Outcome, Outcome]]
 
 
 class Published(Protocol):
@@ -93,35 +93,35 @@ class Contract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def subjects(
+    def tested_variants(
         cls, tmp_path_factory: pytest.TempPathFactory
-    ) -> Callable[[str], Subject]:
+    ) -> Callable[[str], FamilyUnderTest]:
         """Variant -> what is tested, made once for all tests of this class."""
         folder, family = tmp_path_factory.mktemp(cls.family), load_family(cls.family)
-        return cache(lambda variant: Subject(family, variant, folder / variant))
+        return cache(lambda variant: FamilyUnderTest(family, variant, folder / variant))
 
     @pytest.fixture(scope="class")
     @classmethod
-    def ways(cls) -> Ways:
+    def unsplit_and_split(cls) -> UnsplitAndSplit:
         """Both ways of running a set of trainables, each set once for all tests of this
         class.
         """
-        return cache(both_ways)
+        return cache(run_unsplit_and_split)
 
     @pytest.fixture
-    def subject(
+    def tested(
         self,
         variant: str,
-        subjects: Callable[[str], Subject],
+        tested_variants: Callable[[str], FamilyUnderTest],
         request: pytest.FixtureRequest,
-    ) -> Iterator[Subject]:
+    ) -> Iterator[FamilyUnderTest]:
         """The variant at toy sizes; its CPU seconds are counted."""
         threads = torch.get_num_threads()
         torch.set_num_threads(
             1
         )  # at toy sizes several would wait for each other most of the time
         with count(request.config, f"{self.family} {variant}"):
-            yield subjects(variant)
+            yield tested_variants(variant)
         torch.set_num_threads(threads)
 
     @pytest.fixture

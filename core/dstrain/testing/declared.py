@@ -18,11 +18,11 @@ from dstrain.models.locate import assign
 from dstrain.pipeline.sampling import Sampling
 from dstrain.registry.discovery import GROUP, load_family
 from dstrain.testing.contract import Contract
+from dstrain.testing.family_under_test import FamilyUnderTest
+from dstrain.testing.fingerprints import changed, read_fingerprints, unit_fingerprints
 from dstrain.testing.golden import FOLDER, plan_texts
-from dstrain.testing.kinds import is_of
+from dstrain.testing.kinds import has_kind
 from dstrain.testing.rows import inputs
-from dstrain.testing.sketches import changed, read_sketches, unit_sketches
-from dstrain.testing.subject import Subject
 
 HEAVY = ("PIL", "diffusers", "numpy", "torch", "transformers")
 """What importing a record must not import."""
@@ -31,7 +31,7 @@ HEAVY = ("PIL", "diffusers", "numpy", "torch", "transformers")
 class Declared(Contract):
     """What a family declares is what it has."""
 
-    def test_importing_the_record_imports_nothing_heavy(self) -> None:
+    def test_importing_the_family_imports_nothing_heavy(self) -> None:
         """`dstrain plugins` imports the record of every family."""
         (entry,) = entry_points(group=GROUP, name=self.family)
         code = f"import sys, {entry.module}; print(*sorted({set(HEAVY)} & set(sys.modules)))"
@@ -48,7 +48,7 @@ class Declared(Contract):
         )
         assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
-    def test_the_record_names_what_the_variants_have(self) -> None:
+    def test_the_family_names_what_the_variants_have(self) -> None:
         """Components, variants and settings that the record names are there."""
         family = load_family(self.family)
         names = [component.name for component in family.load("components")]
@@ -93,30 +93,32 @@ class Declared(Contract):
                 )
 
     def test_equal_arguments_write_equal_toys(
-        self, subject: Subject, tmp_path: Path
+        self, tested: FamilyUnderTest, tmp_path: Path
     ) -> None:
         """And torch's global generator is where it was."""
-        assert subject.models
+        assert tested.models
         before = torch.random.get_rng_state()
-        subject.family.load("toy")(tmp_path / "again", subject.variant, 0)
+        tested.family.load("toy")(tmp_path / "again", tested.variant, 0)
         assert torch.equal(before, torch.random.get_rng_state())
-        assert _contents(tmp_path / "again") == _contents(subject.model)
+        assert _contents(tmp_path / "again") == _contents(tested.model)
 
-    def test_the_files_of_every_network_are_recognised(self, subject: Subject) -> None:
+    def test_the_files_of_every_network_are_recognised(
+        self, tested: FamilyUnderTest
+    ) -> None:
         """By the names of their weights."""
-        known = subject.family.load("components")
+        known = tested.family.load("components")
         networks = {
             c.name
             for c in known
-            if not c.is_folder and c.name in subject.spec.components
+            if not c.is_folder and c.name in tested.spec.components
         }
-        assert set(assign(subject.models, known, networks)) == networks
+        assert set(assign(tested.models, known, networks)) == networks
 
-    def test_everything_declared_is_used(self, subject: Subject) -> None:
+    def test_everything_declared_is_used(self, tested: FamilyUnderTest) -> None:
         """Components are borrowed, inputs are read, defaults are inputs or settings of
         the sampler.
         """
-        spec = subject.spec
+        spec = tested.spec
         constrain_latents = [spec.constrain_latents] if spec.constrain_latents else []
         readers = (
             *spec.units,
@@ -146,33 +148,33 @@ class Declared(Contract):
         assert set(spec.defaults) <= {*spec.inputs, *Sampling.__dataclass_fields__}
 
     def test_units_make_the_kinds_of_values_they_declare(
-        self, subject: Subject
+        self, tested: FamilyUnderTest
     ) -> None:
         """What a unit returns is of the kind that its TypedDict says."""
-        kinds = {unit.name: unit.outputs for unit in subject.spec.units}
-        for unit, values in subject.values.items():
+        kinds = {unit.name: unit.outputs for unit in tested.spec.units}
+        for unit, values in tested.values.items():
             wrong = {
                 name: type(one).__name__
                 for name, one in values.items()
-                if not is_of(one, kinds[unit][name])
+                if not has_kind(one, kinds[unit][name])
             }
             assert not wrong, f"{unit} declares {dict(kinds[unit])}"
 
     def test_inference_begins_with_latents_shaped_as_those_of_training(
-        self, subject: Subject
+        self, tested: FamilyUnderTest
     ) -> None:
         """`latent_shape` and the unit that makes `input_latents` agree."""
-        reader = subject.spec.latent_shape
-        values = inputs(subject.spec) | {
-            name: one for made in subject.values.values() for name, one in made.items()
+        reader = tested.spec.latent_shape
+        values = inputs(tested.spec) | {
+            name: one for made in tested.values.values() for name, one in made.items()
         }
         reads = {name: values[name] for name in reader.inputs if name in values}
-        shape = reader.function(**reads, **subject.pipeline.bind_components(reader))
+        shape = reader.function(**reads, **tested.pipeline.bind_components(reader))
         assert tuple(values["input_latents"].shape) == tuple(shape)
 
-    def test_plans_are_the_golden_ones(self, subject: Subject) -> None:
+    def test_plans_are_the_golden_ones(self, tested: FamilyUnderTest) -> None:
         """What runs, is loaded and crosses in each stage changes only on purpose."""
-        texts = plan_texts(subject.family, subject.spec)
+        texts = plan_texts(tested.family, tested.spec)
         place = self.folder / FOLDER
         assert {
             name: (place / name).read_text()
@@ -181,27 +183,29 @@ class Declared(Contract):
         } == texts, self.advice
 
     def test_units_make_what_they_made_under_their_version(
-        self, subject: Subject
+        self, tested: FamilyUnderTest
     ) -> None:
         """Stored values are used again as long as the version of the unit that made
         them is the same.
         """
-        versions = {unit.name: unit.version for unit in subject.spec.units}
-        sketches = unit_sketches(subject.values)
+        versions = {unit.name: unit.version for unit in tested.spec.units}
+        fingerprints = unit_fingerprints(tested.values)
         assert (
-            changed(read_sketches(self.folder), sketches, versions, subject.variant)
+            changed(
+                read_fingerprints(self.folder), fingerprints, versions, tested.variant
+            )
             == []
         ), self.advice
 
-    def test_lora_targets_match_layers(self, subject: Subject) -> None:
+    def test_lora_targets_match_layers(self, tested: FamilyUnderTest) -> None:
         """Each of the record's targets, in every network of the variant that has any."""
-        pipeline = subject.open()
-        for name, targets in subject.family.lora_targets.items():
+        pipeline = tested.open()
+        for name, targets in tested.family.lora_targets.items():
             if isinstance(pipeline.components.get(name), nn.Module):
                 counts = inject(
                     pipeline.components[name],
                     LoraConfig(name, targets, 1, 1.0),
-                    subject.family.lora_aliases,
+                    tested.family.lora_aliases,
                 )
                 assert all(counts.values())
 

@@ -10,14 +10,14 @@ from dstrain.graph.values import SCALARS, Frames
 CLASSES = ((Tensor, "tensor"), (Image.Image, "image"), (Frames, "video"))
 
 
-def is_of(value: Any, kind: str) -> bool:
+def has_kind(value: Any, kind: str) -> bool:
     """Whether a value is of a kind as `values.kind_of` names it; of a record only that
     it is one.
     """
     if any(_is_plain(value, one) for one in kind.split(" | ")):
         return True
     if kind.startswith("list[") and kind.endswith("]") and isinstance(value, list):
-        return all(is_of(item, kind[len("list[") : -1]) for item in value)
+        return all(has_kind(item, kind[len("list[") : -1]) for item in value)
     return kind.startswith("{") and isinstance(value, dict)
 
 

@@ -27,9 +27,9 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import CHECKSUM
+from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import Reader, trained
 from dstrain.testing.round_trips import train_and_save
-from dstrain.testing.subject import Subject
 from dstrain.testing.trained_sets import TrainedSet, conditioners, denoisers
 
 RANK, ALPHA = 4, 6.0
@@ -206,18 +206,20 @@ class LoraFiles:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def subjects(
+    def tested_variants(
         cls, tmp_path_factory: pytest.TempPathFactory
-    ) -> Callable[[str], Subject]:
+    ) -> Callable[[str], FamilyUnderTest]:
         """Variant -> its toy, made once for all tests of this class."""
         folder, family = tmp_path_factory.mktemp(cls.family), load_family(cls.family)
-        return cache(lambda variant: Subject(family, variant, folder / variant))
+        return cache(lambda variant: FamilyUnderTest(family, variant, folder / variant))
 
     @pytest.fixture
-    def fresh(self, subjects: Callable[[str], Subject]) -> Callable[[str, str], Any]:
+    def fresh(
+        self, tested_variants: Callable[[str], FamilyUnderTest]
+    ) -> Callable[[str, str], Any]:
         """Give a copy of a variant's network, by the names of both."""
         return lambda variant, component: deepcopy(
-            subjects(variant).pipeline.components[component]
+            tested_variants(variant).pipeline.components[component]
         )
 
     def saved(self, case: LoraCase, network: Any, file: Path) -> Any:
@@ -323,12 +325,12 @@ class LoraFiles:
         self,
         case: LoraCase,
         published: str,
-        subjects: Callable[[str], Subject],
+        tested_variants: Callable[[str], FamilyUnderTest],
         fresh: Callable[[str, str], Any],
         tmp_path: Path,
     ) -> None:
         """With equal predictions, whichever program's names the file has."""
-        parts = dict(subjects(case.variant).pipeline.components)
+        parts = dict(tested_variants(case.variant).pipeline.components)
         parts[case.component] = fresh(case.variant, case.component)
         plain = self.predicted(case, parts[case.component])
         ours = self.saved(
@@ -366,12 +368,12 @@ class LoraFiles:
         assert _layers(network) == 0
 
     def test_a_trained_lora_makes_the_same_image_in_every_programs_names(
-        self, subjects: Callable[[str], Subject], tmp_path: Path
+        self, tested_variants: Callable[[str], FamilyUnderTest], tmp_path: Path
     ) -> None:
         """As a user does it: `dstrain export`, then `dstrain generate`."""
         family = load_family(self.family)
-        subject, part = subjects(family.variants[0]), family.default_trainable
-        files = {"": train_and_save(subject, TrainedSet(lora=part), tmp_path).file}
+        tested, part = tested_variants(family.variants[0]), family.default_trainable
+        files = {"": train_and_save(tested, TrainedSet(lora=part), tmp_path).file}
         for program in ("comfyui", "diffsynth"):
             files[program] = tmp_path / f"{program}.safetensors"
             assert (
@@ -382,9 +384,9 @@ class LoraFiles:
             )
         models = [
             "--model_paths",
-            json.dumps([list(map(str, paths)) for paths in subject.files.values()]),
+            json.dumps([list(map(str, paths)) for paths in tested.files.values()]),
         ]
-        video = "video" in subject.spec.decoders[-1].outputs.values()
+        video = "video" in tested.spec.decoders[-1].outputs.values()
         flags = {
             "height": 32,
             "width": 32,
@@ -405,7 +407,7 @@ class LoraFiles:
                 "--model",
                 self.family,
                 "--variant",
-                subject.variant,
+                tested.variant,
                 *models,
                 *given,
                 *given_lora,

@@ -15,8 +15,8 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
 from dstrain.runs.build import open_training_data
 from dstrain.runs.loop import train
-from dstrain.testing.law import stored
-from dstrain.testing.subject import Subject, processes
+from dstrain.testing.family_under_test import FamilyUnderTest, processes
+from dstrain.testing.split_equivalence import stored
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain.training.batch import Sample
 from dstrain.training.module import TrainingModule
@@ -25,7 +25,7 @@ STEPS = 2
 
 
 @dataclass(frozen=True)
-class Ended:
+class SavedRun:
     """A run that ended: its module in eval mode, a sample as it crossed, and the
     weights file.
     """
@@ -65,7 +65,9 @@ class Ended:
         return pipeline.predict(values, constrained.latents, constrained.timestep)
 
 
-def train_and_save(subject: Subject, trained: TrainedSet, output: Path) -> Ended:
+def train_and_save(
+    tested: FamilyUnderTest, trained: TrainedSet, output: Path
+) -> SavedRun:
     """Train one component two steps from the store, as the runner does, at a learning
     rate that shows.
     """
@@ -79,10 +81,10 @@ def train_and_save(subject: Subject, trained: TrainedSet, output: Path) -> Ended
             kept.append(self)
 
     setup = stored(
-        subject, trained, output_path=output, max_steps=STEPS, learning_rate=1e-2
+        tested, trained, output_path=output, max_steps=STEPS, learning_rate=1e-2
     )
     train(setup, processes(), Kept)
-    return Ended(
+    return SavedRun(
         kept[0].eval(),
         open_training_data(setup).source.sample(0),
         output / f"step-{STEPS}.safetensors",

@@ -32,7 +32,7 @@ LIST = 2
 """Entries of a list of texts or of pictures."""
 
 
-def sides(spec: PipelineSpec) -> tuple[int, int]:
+def image_size(spec: PipelineSpec) -> tuple[int, int]:
     """(height, width) of every picture: the least multiples of what the inputs need
     that are at least 32 and 48.
     """
@@ -92,7 +92,7 @@ def inputs(spec: PipelineSpec) -> dict[str, Any]:
 
     Of those that only inference gives, the negative side's and those with a default.
     """
-    height, width = sides(spec)
+    height, width = image_size(spec)
     measures = {"height": height, "width": width, "frames": frames(spec)}
     given: dict[str, Any] = {}
     for name, source in spec.inputs.items():
@@ -226,13 +226,13 @@ def _value(
 
 def _image(spec: PipelineSpec, column: Column, seed: int) -> Image.Image:
     bands = {"RGB": 3, "RGBA": 4, "L": 1}[column.mode]
-    pixels = _noise((*sides(spec), bands), seed)
+    pixels = _noise((*image_size(spec), bands), seed)
     return Image.fromarray(pixels if bands > 1 else pixels[..., 0])
 
 
 def _video(spec: PipelineSpec, column: Column, seed: int) -> Frames:
     return Frames(
-        torch.from_numpy(_noise((frames(spec), *sides(spec), 3), seed)),
+        torch.from_numpy(_noise((frames(spec), *image_size(spec), 3), seed)),
         column.fps or FPS,
     )
 

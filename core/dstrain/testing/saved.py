@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from dstrain.models.locate import assign
 from dstrain.models.weights import find_weights
 from dstrain.testing.contract import Contract, Published
+from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.round_trips import generate, pixels, train_and_save
 from dstrain.testing.rows import arguments
-from dstrain.testing.subject import Subject
 from dstrain.testing.trained_sets import TrainedSet, denoisers
 
 EXACT = 1e-5
@@ -22,41 +22,41 @@ class Saved(Contract):
     """What a run saves is what it trained, and inference is the published one."""
 
     def test_a_lora_file_gives_back_what_was_trained(
-        self, subject: Subject, adapted: str, tmp_path: Path
+        self, tested: FamilyUnderTest, adapted: str, tmp_path: Path
     ) -> None:
         """A fresh pipeline with the file predicts, to the bit, what the one that was
         trained does; and it generates.
         """
-        ended = train_and_save(subject, TrainedSet(lora=adapted), tmp_path)
-        assert not torch.equal(*ended.predictions(subject.pipeline))
-        pipeline = subject.open()
+        ended = train_and_save(tested, TrainedSet(lora=adapted), tmp_path)
+        assert not torch.equal(*ended.predictions(tested.pipeline))
+        pipeline = tested.open()
         pipeline.load_lora(ended.file)
         assert torch.equal(*ended.predictions(pipeline))
         generate(pipeline, arguments(pipeline.spec, guided=False))
 
     def test_a_checkpoint_gives_back_what_was_trained(
-        self, subject: Subject, component: str, tmp_path: Path
+        self, tested: FamilyUnderTest, component: str, tmp_path: Path
     ) -> None:
         """The same of a component trained whole; its weights are named as those of the
         published files.
         """
-        ended = train_and_save(subject, TrainedSet((component,)), tmp_path)
-        known = subject.family.load("components")
+        ended = train_and_save(tested, TrainedSet((component,)), tmp_path)
+        known = tested.family.load("components")
         published = find_weights(
-            assign(subject.models, known, [component])[component].paths
+            assign(tested.models, known, [component])[component].paths
         )
         assert load_file(ended.file).keys() == published.keys()
-        assert not torch.equal(*ended.predictions(subject.pipeline))
-        pipeline = subject.open(subject.with_file(component, ended.file))
+        assert not torch.equal(*ended.predictions(tested.pipeline))
+        pipeline = tested.open(tested.with_file(component, ended.file))
         assert torch.equal(*ended.predictions(pipeline))
         generate(pipeline, arguments(pipeline.spec, guided=False))
 
     def test_inference_makes_what_was_asked_for(
-        self, subject: Subject, guided: bool
+        self, tested: FamilyUnderTest, guided: bool
     ) -> None:
         """A picture or frames of the size asked for, the same again for the same seed."""
-        given = arguments(subject.spec, guided)
-        latents, made = generate(subject.pipeline, given)
+        given = arguments(tested.spec, guided)
+        latents, made = generate(tested.pipeline, given)
         assert len(latents) == given["num_inference_steps"]
         assert all(bool(one.isfinite().all()) for one in latents)
         size = list(pixels(made).shape[1:3])
@@ -64,27 +64,27 @@ class Saved(Contract):
             given.get(side, pixel)
             for side, pixel in zip(("height", "width"), size, strict=True)
         ]
-        again, _ = generate(subject.pipeline, given)
+        again, _ = generate(tested.pipeline, given)
         assert all(map(torch.equal, latents, again))
 
     def test_every_step_equals_that_of_the_published_pipeline(
-        self, subject: Subject, guided: bool, reference: Published
+        self, tested: FamilyUnderTest, guided: bool, reference: Published
     ) -> None:
         """Latents differ by 1e-5 at most, pixels by one of 255."""
-        pipeline, everything = subject.open(), arguments(subject.spec, guided)
+        pipeline, everything = tested.open(), arguments(tested.spec, guided)
         most = self.published_images
         given: dict[str, Any] = {
             n: v[:most] if isinstance(v, list) else v for n, v in everything.items()
         }
         with torch.no_grad():  # the default initialisation hardly listens to conditions
-            for name in denoisers(subject.family, subject.spec):
+            for name in denoisers(tested.family, tested.spec):
                 for weight in pipeline.components[name].parameters():
                     weight.mul_(2 if weight.ndim > 1 else 1)
         latents, made = generate(pipeline, given)
         noise = torch.randn(
             latents[0].shape, generator=torch.Generator().manual_seed(given.pop("seed"))
         )
-        theirs, image = reference(pipeline, subject.model, {**given, "latents": noise})
+        theirs, image = reference(pipeline, tested.model, {**given, "latents": noise})
         differing = [
             (one - other)[~other.isnan()].abs().max().item()
             for one, other in zip(latents, theirs, strict=True)

@@ -12,9 +12,13 @@ from torch import nn
 
 from dstrain.graph.plan import Plan
 from dstrain.runs.precompute import data_process
-from dstrain.testing.contract import Contract, Ways
-from dstrain.testing.law import differences, without_gradient
-from dstrain.testing.subject import Subject, opened, processes
+from dstrain.testing.contract import Contract, UnsplitAndSplit
+from dstrain.testing.family_under_test import (
+    FamilyUnderTest,
+    gradients_enabled,
+    processes,
+)
+from dstrain.testing.split_equivalence import differences, without_gradient
 from dstrain.testing.trained_sets import TrainedSet, trained_sets
 
 
@@ -22,43 +26,52 @@ class Trainable(Contract):
     """A family trains as the library promises."""
 
     def test_split_equals_unsplit_bit_for_bit(
-        self, subject: Subject, trained: TrainedSet, ways: Ways
+        self,
+        tested: FamilyUnderTest,
+        trained: TrainedSet,
+        unsplit_and_split: UnsplitAndSplit,
     ) -> None:
         """Loss and every gradient, at batches of one and two, through the store."""
-        unsplit, split = ways(subject, trained)
+        unsplit, split = unsplit_and_split(tested, trained)
         assert differences(unsplit, split) == []
 
     def test_each_stage_needs_no_file_of_the_other(
-        self, subject: Subject, trained: TrainedSet, tmp_path: Path
+        self, tested: FamilyUnderTest, trained: TrainedSet, tmp_path: Path
     ) -> None:
         """Stage 1 fills a store without the files of what it does not open, and stage 2
         trains without its.
         """
         store = tmp_path / "store"
-        setup = subject.setup(trained, task="sft:data_process", feature_cache=store)
+        setup = tested.setup(trained, task="sft:data_process", feature_cache=store)
         plans = [setup.plan(frozenset(cells)) for cells in setup.dataset.rows]
-        first = subject.alone(opened_in(plans, "data_process"), tmp_path / "first")
+        first = tested.alone(opened_in(plans, "data_process"), tmp_path / "first")
         data_process(replace(setup, models=first), processes())
-        second = subject.alone(opened_in(plans, "train"), tmp_path / "second")
-        run = subject.run(
-            subject.setup(trained, second, task="sft:train", feature_cache=store)
+        second = tested.alone(opened_in(plans, "train"), tmp_path / "second")
+        run = tested.run(
+            tested.setup(trained, second, task="sft:train", feature_cache=store)
         )
         assert all(run.losses(keys).isfinite().all() for keys in run.batches(1))
 
     def test_every_trained_parameter_gets_a_gradient(
-        self, subject: Subject, trained: TrainedSet, ways: Ways
+        self,
+        tested: FamilyUnderTest,
+        trained: TrainedSet,
+        unsplit_and_split: UnsplitAndSplit,
     ) -> None:
         """One without would be decayed, and stop DDP; list it in the pipeline spec's
         `unused_parameters`.
         """
-        unsplit, _ = ways(subject, trained)
+        unsplit, _ = unsplit_and_split(tested, trained)
         assert without_gradient(unsplit) == []
 
     def test_only_what_is_trained_is_in_training_mode(
-        self, subject: Subject, trained: TrainedSet, ways: Ways
+        self,
+        tested: FamilyUnderTest,
+        trained: TrainedSet,
+        unsplit_and_split: UnsplitAndSplit,
     ) -> None:
         """So that dropout acts nowhere else."""
-        for way in ways(subject, trained):
+        for way in unsplit_and_split(tested, trained):
             networks = {
                 n: c
                 for n, c in way.run.module.pipeline.components.items()
@@ -68,27 +81,32 @@ class Trainable(Contract):
                 name for name, network in networks.items() if network.training
             } == set(trained.components)
 
-    def test_what_no_loss_reaches_is_what_the_wiring_lists(
-        self, subject: Subject, component: str, ways: Ways
+    def test_unused_parameters_are_those_no_loss_reaches(
+        self,
+        tested: FamilyUnderTest,
+        component: str,
+        unsplit_and_split: UnsplitAndSplit,
     ) -> None:
         """No parameter more, none less, and no pattern that names nothing."""
-        _, split = ways(subject, TrainedSet((component,)))
+        _, split = unsplit_and_split(tested, TrainedSet((component,)))
         network = split.run.module.pipeline.components[component]
-        with opened(network):
+        with gradients_enabled(network):
             reached = {f"{component}.{name}" for name in split.run.reached(network)}
         names = {f"{component}.{name}" for name, _ in network.named_parameters()}
         assert names - reached == set(split.run.module.trained.unused_parameters)
-        for pattern in subject.spec.unused_parameters.get(component, ()):
+        for pattern in tested.spec.unused_parameters.get(component, ()):
             anywhere = f"{component}.{pattern.replace('{last}', '*')}"
             assert any(fnmatchcase(name, anywhere) for name in names), (
                 f"{pattern} names no parameter"
             )
 
     def test_a_sample_has_the_loss_that_it_has_alone(
-        self, subject: Subject, ways: Ways
+        self, tested: FamilyUnderTest, unsplit_and_split: UnsplitAndSplit
     ) -> None:
         """Padding in a batch changes nothing."""
-        _, split = ways(subject, trained_sets(subject.family, subject.spec)[0])
+        _, split = unsplit_and_split(
+            tested, trained_sets(tested.family, tested.spec)[0]
+        )
         for keys in split.run.batches(2):
             together, alone = (
                 split.run.losses(keys),
@@ -96,11 +114,13 @@ class Trainable(Contract):
             )
             assert torch.allclose(together, alone, rtol=1e-5)
 
-    def test_bf16_is_near_fp32(self, subject: Subject, ways: Ways) -> None:
+    def test_bf16_is_near_fp32(
+        self, tested: FamilyUnderTest, unsplit_and_split: UnsplitAndSplit
+    ) -> None:
         """Units, model_fn and loss run in the precision of a GPU, too."""
-        trained = trained_sets(subject.family, subject.spec)[0]
-        exact, _ = ways(subject, trained)
-        rounded = subject.run(subject.setup(trained, mixed_precision="bf16"))
+        trained = trained_sets(tested.family, tested.spec)[0]
+        exact, _ = unsplit_and_split(tested, trained)
+        rounded = tested.run(tested.setup(trained, mixed_precision="bf16"))
         one, other = (
             torch.cat([run.losses(keys) for keys in run.batches(1)])
             for run in (exact.run, rounded)

@@ -15,8 +15,8 @@ from dstrain.errors import StateError, UsageError
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.runner import run
 from dstrain.testing import LoraCase, LoraFiles
+from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import Reader
-from dstrain.testing.subject import Subject
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain_flux import LORA_ALIASES, MODEL, formats
 from safetensors.torch import load_file, save_file
@@ -134,15 +134,15 @@ class TestLoraFiles(LoraFiles):
 
 
 @pytest.fixture
-def subject(tmp_path: Path) -> Subject:
-    return Subject(MODEL, "dev", tmp_path)
+def subject(tmp_path: Path) -> FamilyUnderTest:
+    return FamilyUnderTest(MODEL, "dev", tmp_path)
 
 
 OPEN_SOURCE = {"align_to_opensource_format": "True"}
 
 
 def test_align_to_opensource_format_saves_what_the_reference_documents_command_saves(
-    subject: Subject,
+    subject: FamilyUnderTest,
 ) -> None:
     """convert_lora_format of the reference's examples/flux/model_training/train.py:
     names, and alpha beside them.
@@ -197,7 +197,7 @@ def lora_weights(network: nn.Module) -> dict[str, Tensor]:
 
 
 def test_align_to_opensource_format_is_refused_where_it_would_do_nothing(
-    subject: Subject,
+    subject: FamilyUnderTest,
 ) -> None:
     config = subject.config(
         TrainedSet(lora="text_encoder_1"), family_options=OPEN_SOURCE
@@ -224,7 +224,7 @@ def test_align_to_opensource_format_is_refused_where_it_would_do_nothing(
 
 
 def test_a_file_of_kohyas_with_text_encoders_goes_to_each_and_names_the_one_that_is_not_there(
-    subject: Subject,
+    subject: FamilyUnderTest,
 ) -> None:
     tensors = {}
     for name in ("dit", "text_encoder_1", "text_encoder_2"):

@@ -14,8 +14,8 @@ from dstrain.cli.main import main
 from dstrain.errors import StateError
 from dstrain.runs.runner import run
 from dstrain.testing import LoraCase, LoraFiles
+from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import Reader
-from dstrain.testing.subject import Subject
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain_wan import MODEL, formats
 from safetensors import safe_open
@@ -129,7 +129,7 @@ def test_the_file_of_an_expert_says_which_it_is_of_in_every_programs_names(
     """Its names are those of the other expert's, too: without its header it goes to
     neither.
     """
-    subject = Subject(MODEL, "t2v-a14b", tmp_path)
+    subject = FamilyUnderTest(MODEL, "t2v-a14b", tmp_path)
     targets = "q,k,v,o,ffn.0,ffn.2"
     config = subject.config(
         TrainedSet(lora=part),
@@ -177,7 +177,7 @@ def test_the_file_of_an_expert_says_which_it_is_of_in_every_programs_names(
 
 
 def test_the_references_prefix_tells_the_experts_apart(tmp_path: Path) -> None:
-    subject = Subject(MODEL, "t2v-a14b", tmp_path)
+    subject = FamilyUnderTest(MODEL, "t2v-a14b", tmp_path)
     for part in ("dit", "dit2"):
         tensors = DIT["diffsynth"].lora(subject.pipeline.components[part], 2, None)
         save_file(
@@ -195,7 +195,7 @@ def test_the_references_prefix_tells_the_experts_apart(tmp_path: Path) -> None:
 
 def test_kohya_files_with_two_underscores_are_read(tmp_path: Path) -> None:
     """As VideoX-Fun writes them, and ComfyUI's comfy/lora_convert.py reads them."""
-    subject = Subject(MODEL, "i2v", tmp_path)
+    subject = FamilyUnderTest(MODEL, "i2v", tmp_path)
     plain = subject.open().components["dit"]
     tensors = DIT["kohya"].lora(plain, 2, 1.0)
     theirs = {

@@ -21,9 +21,9 @@ from dstrain.graph.values import Frames
 from dstrain.registry.discovery import load_family
 from dstrain.registry.scaffold import write_plugin
 from dstrain.testing.__main__ import write as write_golden
-from dstrain.testing.kinds import is_of
-from dstrain.testing.rows import frames, inputs, sides, write_rows
-from dstrain.testing.sketches import alike, sketch
+from dstrain.testing.fingerprints import fingerprint, matches
+from dstrain.testing.kinds import has_kind
+from dstrain.testing.rows import frames, image_size, inputs, write_rows
 from PIL import Image
 
 PACKAGE = "dstrain_broken_{}"
@@ -60,10 +60,10 @@ AGREES = """    @staticmethod
     family"""
 BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
     {
-        "importing_the_record_imports_nothing_heavy": (
+        "importing_the_family_imports_nothing_heavy": (
             ("__init__.py", "from types", "import numpy\nfrom types"),
         ),
-        "the_record_names_what_the_variants_have": (
+        "the_family_names_what_the_variants_have": (
             ("__init__.py", '"text_encoder": ("layer",)', '"encoder": ("layer",)'),
         ),
         "units_of_one_name_and_version_are_one_function": (
@@ -146,7 +146,7 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
                 "    dit.eval()\n    prediction: Tensor = dit(",
             ),
         ),
-        "what_no_loss_reaches": (
+        "unused_parameters_are_those": (
             (
                 "pipeline.py",
                 "    )\n",
@@ -339,7 +339,7 @@ def test_golden_files_of_what_is_unchanged_are_written_as_they_are_and_stale_pla
 )
 def test_digests_are_equal_within_a_thousandth(factor: float, equal: bool) -> None:
     values = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    assert alike(sketch(values, "x"), sketch(values * factor, "x")) is equal
+    assert matches(fingerprint(values, "x"), fingerprint(values * factor, "x")) is equal
 
 
 def test_digests_tell_shapes_elements_texts_and_pixels_apart() -> None:
@@ -355,11 +355,13 @@ def test_digests_tell_shapes_elements_texts_and_pixels_apart() -> None:
         (black, grey),
         (1, 2),
     ):
-        assert not alike(sketch(one, "x"), sketch(other, "x"))
-        assert alike(sketch(one, "x"), json.loads(json.dumps(sketch(one, "x"))))
+        assert not matches(fingerprint(one, "x"), fingerprint(other, "x"))
+        assert matches(
+            fingerprint(one, "x"), json.loads(json.dumps(fingerprint(one, "x")))
+        )
     mask = torch.ones(4, dtype=torch.bool)
-    assert not alike(sketch(mask, "x"), sketch(~mask, "x"))
-    assert alike(sketch(torch.zeros(0), "x"), sketch(torch.zeros(0), "x"))
+    assert not matches(fingerprint(mask, "x"), fingerprint(~mask, "x"))
+    assert matches(fingerprint(torch.zeros(0), "x"), fingerprint(torch.zeros(0), "x"))
 
 
 @pytest.mark.parametrize(
@@ -377,7 +379,7 @@ def test_digests_tell_shapes_elements_texts_and_pixels_apart() -> None:
     ids=str,
 )
 def test_kinds_of_values(value: object, kind: str, fits: bool) -> None:
-    assert is_of(value, kind) is fits
+    assert has_kind(value, kind) is fits
 
 
 def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
@@ -398,7 +400,7 @@ def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
         "area": Constant(64),
     }
     spec = replace(plain, inputs={**plain.inputs, **more})
-    assert (sides(spec), frames(spec)) == ((48, 48), 9)
+    assert (image_size(spec), frames(spec)) == ((48, 48), 9)
     folder = write_rows(spec, tmp_path / "data")
     dataset = open_dataset(
         DataConfig(folder, None, None, Resolution(None, None, 2**20)), spec.inputs

@@ -12,7 +12,7 @@ from torch import Tensor
 from dstrain.graph.values import serialize
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
-from dstrain.testing.subject import Run, Subject, processes
+from dstrain.testing.family_under_test import FamilyUnderTest, Run, processes
 from dstrain.testing.trained_sets import TrainedSet
 
 BATCHES = (1, 2)
@@ -30,18 +30,20 @@ class Outcome:
     values: Mapping[int, Mapping[str, Any]]
 
 
-def both_ways(subject: Subject, trained: TrainedSet) -> tuple[Outcome, Outcome]:
+def run_unsplit_and_split(
+    tested: FamilyUnderTest, trained: TrainedSet
+) -> tuple[Outcome, Outcome]:
     """Run unsplit, then fill the store and run from it."""
-    unsplit = outcome(subject.run(subject.setup(trained)))
-    return unsplit, outcome(subject.run(stored(subject, trained)))
+    unsplit = outcome(tested.run(tested.setup(trained)))
+    return unsplit, outcome(tested.run(stored(tested, trained)))
 
 
-def stored(subject: Subject, trained: TrainedSet, **flags: Any) -> Setup:
+def stored(tested: FamilyUnderTest, trained: TrainedSet, **flags: Any) -> Setup:
     """Fill the store for a set of trainables; what is there already is not computed
     again. Returns stage 2's setup.
     """
-    data_process(subject.setup(trained, task="sft:data_process"), processes())
-    return subject.setup(trained, task="sft:train", **flags)
+    data_process(tested.setup(trained, task="sft:data_process"), processes())
+    return tested.setup(trained, task="sft:train", **flags)
 
 
 def outcome(run: Run) -> Outcome:
@@ -115,11 +117,11 @@ def same_tensor(one: Tensor | None, other: Tensor | None) -> bool:
 
 def same_value(one: Any, other: Any) -> bool:
     """Whether two values that units exchange are equal bit for bit."""
-    sides: list[tuple[Any, dict[str, Tensor]]] = []
+    serialized: list[tuple[Any, dict[str, Tensor]]] = []
     for value in (one, other):
         tensors: dict[str, Tensor] = {}
-        sides.append((serialize(value, tensors, "value"), tensors))
-    (form, tensors), (other_form, others) = sides
+        serialized.append((serialize(value, tensors, "value"), tensors))
+    (form, tensors), (other_form, others) = serialized
     return bool(form == other_form) and all(
         same_tensor(tensors[name], others[name]) for name in tensors
     )

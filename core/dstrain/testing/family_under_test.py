@@ -27,27 +27,27 @@ from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.job import TrainingData
 from dstrain.runs.resolve import resolve
 from dstrain.runs.setup import Setup
+from dstrain.testing.fingerprints import unit_values
 from dstrain.testing.rows import write_rows
-from dstrain.testing.sketches import unit_values
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain.training.batch import Sample
 from dstrain.training.module import TrainingModule
 
 
-class Remembering(TrainingModule):
+class CachingModule(TrainingModule):
     """A module that runs the frozen units of a sample once, however many batches it is
     in.
     """
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.remembered: dict[int, tuple[Sample, dict[str, Any]]] = {}
+        self.cached_samples: dict[int, tuple[Sample, dict[str, Any]]] = {}
 
     def preprocess(self, sample: Sample, plan: Plan) -> dict[str, Any]:
         """What crosses, computed at the first call for this very sample."""
-        if id(sample) not in self.remembered:
-            self.remembered[id(sample)] = sample, super().preprocess(sample, plan)
-        return dict(self.remembered[id(sample)][1])
+        if id(sample) not in self.cached_samples:
+            self.cached_samples[id(sample)] = sample, super().preprocess(sample, plan)
+        return dict(self.cached_samples[id(sample)][1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class FamilyUnderTest:
     """A variant that is tested; everything it writes lies below `folder`."""
 
     family: ModelFamily
@@ -185,7 +185,7 @@ class Subject:
         ones have gradients.
         """
         samples = open_training_data(setup)
-        module = prepare(setup, processes(), samples, Remembering).module
+        module = prepare(setup, processes(), samples, CachingModule).module
         with torch.no_grad():
             for name, parameter in module.trained.parameters.items():
                 if "lora_B" in name:
@@ -253,7 +253,7 @@ class Subject:
 
 
 @contextmanager
-def opened(network: nn.Module) -> Iterator[None]:
+def gradients_enabled(network: nn.Module) -> Iterator[None]:
     """While this lasts, every parameter of a network asks for a gradient."""
     asked = [parameter.requires_grad for parameter in network.parameters()]
     network.requires_grad_(True)

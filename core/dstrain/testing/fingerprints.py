@@ -29,7 +29,7 @@ TOLERANCE = 1e-3
 COSINES = 4
 
 
-def sketch(value: Any, name: str) -> dict[str, Any]:
+def fingerprint(value: Any, name: str) -> dict[str, Any]:
     """The digest of one value, as JSON data: how it is made up, and the numbers of each
     of its tensors.
     """
@@ -41,7 +41,7 @@ def sketch(value: Any, name: str) -> dict[str, Any]:
     }
 
 
-def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def matches(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two digests are equal within the tolerance."""
     if one["form"] != other["form"] or one["numbers"].keys() != other["numbers"].keys():
         return False
@@ -81,15 +81,17 @@ def unit_values(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     return found
 
 
-def unit_sketches(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def unit_fingerprints(
+    values: Mapping[str, Mapping[str, Any]],
+) -> dict[str, dict[str, Any]]:
     """The digests of what `unit_values` returned."""
     return {
-        unit: {name: sketch(value, name) for name, value in made.items()}
+        unit: {name: fingerprint(value, name) for name, value in made.items()}
         for unit, made in values.items()
     }
 
 
-def read_sketches(folder: Path) -> dict[str, Any]:
+def read_fingerprints(folder: Path) -> dict[str, Any]:
     """What was recorded: 'unit version' -> variant -> name of what it makes -> digest."""
     path = folder / FILE
     recorded: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
@@ -104,18 +106,18 @@ def changed(
 ) -> list[str]:
     """Say for each unit of a variant what is not as recorded."""
     faults = []
-    for unit, sketches in made.items():
+    for unit, fingerprints in made.items():
         mark = f"{unit} {versions[unit]}"
         known = recorded.get(mark, {}).get(variant)
         if known is None:
             faults.append(f"{mark}: no digest is recorded for {variant}")
-        elif known.keys() != sketches.keys() or any(
-            not alike(known[name], one) for name, one in sketches.items()
+        elif known.keys() != fingerprints.keys() or any(
+            not matches(known[name], one) for name, one in fingerprints.items()
         ):
             differing = [
                 name
-                for name, one in sketches.items()
-                if name not in known or not alike(known[name], one)
+                for name, one in fingerprints.items()
+                if name not in known or not matches(known[name], one)
             ]
             faults.append(
                 f"{mark}: makes another {', '.join(differing)} for {variant} than recorded; raise its version"
@@ -123,13 +125,13 @@ def changed(
     return faults
 
 
-def write_sketches(
+def write_fingerprints(
     folder: Path, made: Mapping[str, Mapping[str, Any]], versions: Mapping[str, int]
 ) -> None:
     """Record the digests of every variant; raises UsageError for one that changed under
     the version it had.
     """
-    recorded = read_sketches(folder)
+    recorded = read_fingerprints(folder)
     faults = [
         fault
         for variant, units in made.items()
@@ -145,11 +147,11 @@ def write_sketches(
         )
     fresh: dict[str, Any] = {}
     for variant, units in made.items():
-        for unit, sketches in units.items():
+        for unit, fingerprints in units.items():
             mark = f"{unit} {versions[unit]}"
             # Numbers within the tolerance stay as they are recorded.
             fresh.setdefault(mark, {})[variant] = recorded.get(mark, {}).get(
-                variant, sketches
+                variant, fingerprints
             )
     (folder / FILE).write_text(json.dumps(fresh, indent=1, sort_keys=True) + "\n")
 

@@ -11,7 +11,7 @@ import pytest
 PLUGIN = "dstrain-conformance"
 
 
-class Seconds:
+class VariantTimes:
     """A pytest plugin that adds up CPU seconds by name and prints them after the last
     test.
     """
@@ -35,8 +35,8 @@ def count(config: pytest.Config, name: str) -> Iterator[None]:
     `name` has spent.
     """
     if not config.pluginmanager.hasplugin(PLUGIN):
-        config.pluginmanager.register(Seconds(), PLUGIN)
-    seconds: Seconds = config.pluginmanager.getplugin(PLUGIN)
+        config.pluginmanager.register(VariantTimes(), PLUGIN)
+    seconds: VariantTimes = config.pluginmanager.getplugin(PLUGIN)
     start = time.process_time()
     yield
     seconds.spent[name] = seconds.spent.get(name, 0.0) + time.process_time() - start
