@@ -1,14 +1,15 @@
-"""`dstrain export`: a LoRA, or the weights of a component, as the files of another
-program name them.
+"""Write a LoRA, or the weights of a component, with the key names of another program.
 
-No model files are opened: the network's shapes follow from its configuration, which the
-header of every file of ours has, or from the published configuration that fits.
+No model files are opened: the network's shapes follow from its configuration, which is
+in the header of every file that dstrain writes, or from the published configuration
+that fits.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections import UserDict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ from dstrain.storage.safetensors import (
 
 @dataclass(frozen=True)
 class Converted:
-    """What is written: tensors by key, the header, and what it is in words."""
+    """The content of a file to write."""
 
     tensors: Mapping[str, Tensor]
     header: Mapping[str, str]
-    words: str
+    summary: str
 
 
 def export(
@@ -65,105 +66,104 @@ def export(
     left_out: Collection[str] = (),
     alpha: Alpha | None = None,
 ) -> str:
-    """Write a file as `program` names it, whole or not at all; returns what was
-    written, in words.
+    """Write a file with the names of `program`, whole or not at all, and return a
+    summary of it.
 
-    family: needed only if the file's header names none. alpha: of a LoRA file that does
-    not say it. Raises UsageError if `output` exists and is not to be replaced or the
-    program has no such file, StateError for a file that no naming explains,
-    SystemFault.
+    Raises UsageError if `output` exists and may not be replaced, or if the program has
+    no such files; StateError for a file that no naming explains; SystemFault.
+
+    Args:
+        source: The file to convert.
+        output: The file to write.
+        program: One of `names.PROGRAMS`.
+        family_name: The family, needed only if the header of `source` names none.
+        overwrite: Whether to replace `output`.
+        left_out: Plugins to ignore.
+        alpha: Alpha of a LoRA file that does not state it.
     """
     tensors, header = read_tensors(source)
     header.pop(CHECKSUM, None)
-    if output.is_dir() or (output.exists() and output.samefile(source)):
-        kind = "a folder" if output.is_dir() else "INPUT itself"
-        raise UsageError("OUTPUT", f"{output} is {kind}; give another name")
+    if output.is_dir():
+        raise UsageError("OUTPUT", f"{output} is a directory; give a file name")
+    if output.exists() and output.samefile(source):
+        raise UsageError("OUTPUT", f"{output} is INPUT itself; give another name")
     if output.exists() and not overwrite:
-        raise UsageError(
-            "OUTPUT",
-            f"{output} exists; what is there is left as it is",
-            "give --overwrite to replace it",
-        )
-    name = family_name or header.get("family")
+        what = f"{output} already exists and was not modified"
+        raise UsageError("OUTPUT", what, "give --overwrite to replace it")
+    recorded = header.get("family")
+    name = family_name or recorded
     if name is None:
-        raise UsageError(
-            "--model", f"is required: the header of {source} names no family"
-        )
-    if family_name is not None and header.get("family", family_name) != family_name:
-        raise StateError(
-            str(source),
-            f"is of family {header['family']}, and --model is {family_name}",
-        )
+        what = f"is required: the header of {source} names no family"
+        raise UsageError("--model", what)
+    if recorded not in (None, name):
+        what = f"is of family {recorded}, and --model is {name}"
+        raise StateError(str(source), what)
     family = load_family(name, left_out)
     is_lora = any(KEY.fullmatch(key) for key in tensors)
     if alpha is not None and not is_lora:
-        raise UsageError("--alpha", f"has no effect: {source} is no LoRA")
+        raise UsageError("--alpha", f"has no effect: {source} is not a LoRA file")
     if is_lora:
-        made = _lora(source, header, family, program, alpha)
+        converted = _convert_lora(source, header, family, program, alpha)
     else:
-        made = _whole(source, tensors, header, family, program)
+        converted = _convert_weights(source, tensors, header, family, program)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(output, made.tensors, with_checksum(made.tensors, made.header))
-    return f"{made.words}, {len(made.tensors)} keys; the first is {min(made.tensors)}"
+    write_tensors(
+        output, converted.tensors, with_checksum(converted.tensors, converted.header)
+    )
+    count, first = len(converted.tensors), min(converted.tensors)
+    return f"{converted.summary}, {count} keys; the first is {first}"
 
 
-def layers_in(lora: Lora, naming: LoraKeyFormat, shapes: Shapes) -> dict[str, Tensor]:
-    """A LoRA as a program's file has it: key -> tensor. shapes: of the component's
-    network.
+def layers_in(
+    lora: Lora, key_format: LoraKeyFormat, shapes: Shapes
+) -> dict[str, Tensor]:
+    """Return the tensors of a LoRA by their keys in a program's file.
 
-    ComfyUI and kohya have lora_down, lora_up and alpha; the reference has no alpha, so
-    alpha / rank is part of its lora_B; diffusers has it in the header
-    (`adapter_header`).
+    ComfyUI and kohya have lora_down, lora_up and alpha. DiffSynth-Studio has no alpha,
+    so alpha / rank becomes part of lora_B. Diffusers has it in the header
+    (`adapter_fields`).
+
+    Args:
+        lora: The LoRA of one component.
+        key_format: The program's names for it.
+        shapes: The shapes of the component's network.
     """
     found: dict[str, Tensor] = {}
-    for name, places in key_table(naming.checkpoint_format, shapes).items():
-        if any(rows.own in lora.layers for rows in places):
-            layer = fuse(lora.layers, places)
-            place = naming.prefixes[0] + (
-                name.replace(".", "_") if naming.underscored else name
-            )
-            found |= {
-                f"{place}.{key}": tensor
-                for key, tensor in _keys(layer, naming.program).items()
-            }
+    for name, places in key_table(key_format.checkpoint_format, shapes).items():
+        if not any(rows.layer in lora.layers for rows in places):
+            continue
+        if key_format.underscored:
+            name = name.replace(".", "_")
+        matrices = _matrices(fuse(lora.layers, places), key_format.program)
+        for ending, tensor in matrices.items():
+            found[f"{key_format.prefixes[0]}{name}.{ending}"] = tensor
     return found
 
 
 def fuse(layers: Mapping[str, LoraLayer], places: tuple[Rows, ...]) -> LoraLayer:
-    """The one layer of a file that several of the network are: exact, block by block.
+    """Return the one layer of a file that stands for several of the network, exactly:
+    block by block.
 
     Of n layers of rank r and alpha a it has rank n r and alpha n a, so that alpha /
-    rank is the same; where their ratios differ, they are part of `up`, and alpha is the
-    rank. Layers without LoRA have no block.
+    rank is the same. Where these ratios differ they become part of `up`. A layer
+    without LoRA has no block.
     """
     if len(places) == 1:
-        return layers[places[0].own]
-    parts = {rows.own: layers[rows.own] for rows in places if rows.own in layers}
-    ratios = {layer.alpha / layer.rank for layer in parts.values()}
+        return layers[places[0].layer]
+    parts = {rows.layer: layers[rows.layer] for rows in places if rows.layer in layers}
+    if len({layer.alpha / layer.rank for layer in parts.values()}) > 1:
+        parts = {name: _with_alpha_in_up(layer) for name, layer in parts.items()}
     rank = sum(layer.rank for layer in parts.values())
-    first = next(iter(parts.values()))
-    up = first.up.new_zeros(
-        max(rows.stop for rows in places), rank, *first.up.shape[2:]
-    )
-    if len(ratios) > 1:
-        up = up.float()
-    at = 0
-    for own, layer in parts.items():
-        values = (
-            layer.up
-            if len(ratios) == 1
-            else layer.up.float() * (layer.alpha / layer.rank)
-        )
-        for rows in (rows for rows in places if rows.own == own):
-            up[rows.start : rows.stop, at : at + layer.rank] = values[
-                rows.at : rows.at + rows.stop - rows.start
-            ]
-        at += layer.rank
-    alpha = (
-        sum(layer.alpha for layer in parts.values())
-        if len(ratios) == 1
-        else float(rank)
-    )
+    alpha = sum(layer.alpha for layer in parts.values())
+    first = next(iter(parts.values())).up
+    up = first.new_zeros(max(rows.stop for rows in places), rank, *first.shape[2:])
+    column = 0
+    for name, layer in parts.items():
+        for rows in places:
+            if rows.layer == name:
+                part = layer.up[rows.offset :][: rows.stop - rows.start]
+                up[rows.start : rows.stop, column : column + layer.rank] = part
+        column += layer.rank
     return LoraLayer(torch.cat([layer.down for layer in parts.values()]), up, alpha)
 
 
@@ -175,260 +175,215 @@ def save_lora_for(
     family: ModelFamily,
     metadata: Mapping[str, Any],
 ) -> None:
-    """Write the trained LoRA weights as `save_lora` does, in the names of a program
+    """Write the trained LoRA weights as `save_lora` does, with the names of a program
     that has alpha in its keys.
     """
-    components = {component.name: component for component in family.load("components")}
-    naming = _naming(path, components[lora_config.component], family, program)
-    tensors = layers_in(
-        Lora(lora_config.component, lora_layers(network, lora_config), {}),
-        naming,
-        shapes_of(network),
-    )
-    write_tensors(
-        path,
-        tensors,
-        with_checksum(tensors, lora_header(network, lora_config, metadata)),
-    )
+    key_format = _key_format(path, lora_config.component, family, program)
+    layers = lora_layers(network, lora_config)
+    lora = Lora(lora_config.component, layers, {})
+    tensors = layers_in(lora, key_format, shapes_of(network))
+    header = lora_header(network, lora_config, metadata)
+    write_tensors(path, tensors, with_checksum(tensors, header))
 
 
-def adapter_header(lora: Lora, prefix: str) -> dict[str, Any]:
-    """The fields of `lora_adapter_metadata`, from which diffusers takes rank and alpha."""
+def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
+    """Return the fields of `lora_adapter_metadata`, where diffusers finds rank and
+    alpha.
+    """
     ranks = {name: layer.rank for name, layer in lora.layers.items()}
     alphas = {name: layer.alpha for name, layer in lora.layers.items()}
     rank, alpha = max(ranks.values()), max(alphas.values())
-    targets = (
-        lora.header["targets"].split(",")
-        if "targets" in lora.header
-        else sorted(lora.layers)
-    )
+    targets = sorted(lora.layers)
+    if "targets" in lora.header:
+        targets = lora.header["targets"].split(",")
     fields: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": targets}
-    patterns = {
-        "rank_pattern": {name: value for name, value in ranks.items() if value != rank},
-        "alpha_pattern": {
-            name: value for name, value in alphas.items() if value != alpha
-        },
-    }
-    fields |= {name: pattern for name, pattern in patterns.items() if pattern}
-    return {f"{prefix}{name}": value for name, value in fields.items()}
+    if any(other != rank for other in ranks.values()):
+        fields["rank_pattern"] = {n: r for n, r in ranks.items() if r != rank}
+    if any(other != alpha for other in alphas.values()):
+        fields["alpha_pattern"] = {n: a for n, a in alphas.items() if a != alpha}
+    return {prefix + name: value for name, value in fields.items()}
 
 
-def _keys(layer: LoraLayer, program: str) -> dict[str, Tensor]:
+def _with_alpha_in_up(layer: LoraLayer) -> LoraLayer:
+    """Return an equal layer whose alpha is its rank."""
+    up = layer.up.float() * (layer.alpha / layer.rank)
+    return replace(layer, up=up, alpha=float(layer.rank))
+
+
+def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
     if program == "diffusers":
         return {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
     if program == "diffsynth":
-        ratio = layer.alpha / layer.rank
-        up = layer.up if ratio == 1 else layer.up.float() * ratio
-        return {"lora_A.default.weight": layer.down, "lora_B.default.weight": up}
-    return {
-        "lora_down.weight": layer.down,
-        "lora_up.weight": layer.up,
-        "alpha": torch.tensor(layer.alpha),
-    }
+        if layer.alpha != layer.rank:
+            layer = _with_alpha_in_up(layer)
+        names = ("lora_A.default.weight", "lora_B.default.weight")
+        return dict(zip(names, (layer.down, layer.up), strict=True))
+    alpha = torch.tensor(layer.alpha)
+    return {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": alpha}
 
 
-def _lora(
+def _convert_lora(
     source: Path,
     header: Mapping[str, str],
     family: ModelFamily,
     program: str,
     alpha: Alpha | None,
 ) -> Converted:
-    loras, shapes = _read(source, header, family, alpha)
-    components = {component.name: component for component in family.load("components")}
+    loras, networks = _read(source, header, family, alpha)
     tensors: dict[str, Tensor] = {}
-    adapters: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for lora in loras:
-        naming = _naming(source, components[lora.component], family, program)
-        tensors |= layers_in(lora, naming, shapes[lora.component])
-        adapters |= (
-            adapter_header(lora, naming.prefixes[0]) if program == "diffusers" else {}
-        )
-    kept = {name: value for name, value in header.items() if name != ADAPTER_HEADER}
+        key_format = _key_format(source, lora.component, family, program)
+        tensors |= layers_in(lora, key_format, networks[lora.component])
+        fields |= adapter_fields(lora, key_format.prefixes[0])
+    kept = {"format": "pt", "family": family.name, **header}
+    kept.pop(ADAPTER_HEADER, None)
     if program == "diffusers":
-        kept[ADAPTER_HEADER] = json.dumps(adapters, sort_keys=True)
+        kept[ADAPTER_HEADER] = json.dumps(fields, sort_keys=True)
     if program == "diffsynth" and "rank" in kept:
         kept["alpha"] = str(float(kept["rank"]))
-    words = ", ".join(
+    summary = ", ".join(
         f"{len(lora.layers)} layers of {lora.component}" for lora in loras
     )
-    words += (
-        f", the expert of timesteps {header['timesteps']}"
-        if "timesteps" in header
-        else ""
-    )
-    return Converted(
-        tensors,
-        {"format": "pt", "family": family.name, **kept},
-        f"LoRA on {words}, in {program}'s names",
-    )
+    if "timesteps" in header:
+        summary += f", the expert of timesteps {header['timesteps']}"
+    return Converted(tensors, kept, f"LoRA on {summary}, in {program}'s names")
 
 
 def _read(
     source: Path, header: Mapping[str, str], family: ModelFamily, alpha: Alpha | None
 ) -> tuple[tuple[Lora, ...], Mapping[str, Shapes]]:
-    """Read a LoRA against the header's configuration, or the first published ones that
-    it fits.
+    """Read a LoRA with the header's configuration, or the first published ones that it
+    fits.
     """
     errors: list[StateError] = []
-    for shapes in _networks(header, family):
+    for networks in _networks(header, family):
         try:
-            return read_lora(source, family, shapes, alpha=alpha), shapes
+            return read_lora(source, family, networks, alpha=alpha), networks
         except StateError as error:
             errors.append(error)
-    if not errors:
-        raise StateError(
-            str(source),
-            f"no configuration of {family.name} is known, in its header or published",
-        )
-    raise errors[0]
+    if errors:
+        raise errors[0]
+    what = f"no configuration of {family.name} is known, in its header or published"
+    raise StateError(str(source), what)
 
 
-class BuiltShapes(Mapping[str, Shapes]):
-    """The shapes of networks by component, each built, without weights, when it is
-    first asked for.
-    """
-
-    def __init__(
-        self, contents: Mapping[str, tuple[Component, Mapping[str, Any]]]
-    ) -> None:
-        """Take each component with the content of its configuration."""
-        self.contents = contents
-        self.built: dict[str, Shapes] = {}
+class LazyShapes(UserDict[str, Any]):
+    """The shapes of networks by component, made from functions when first used."""
 
     def __getitem__(self, name: str) -> Shapes:
-        """Build the network, once."""
-        if name not in self.built:
-            self.built[name] = _shapes(*self.contents[name])
-        return self.built[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Go through the components, building none."""
-        return iter(self.contents)
-
-    def __len__(self) -> int:
-        """How many components there are."""
-        return len(self.contents)
-
-    def __contains__(self, name: object) -> bool:
-        """Whether there is such a component, building none."""
-        return name in self.contents
+        """Return the shapes of one network."""
+        shapes: Shapes = self.data[name]()
+        return shapes
 
 
 def _networks(
     header: Mapping[str, str], family: ModelFamily
 ) -> Iterator[Mapping[str, Shapes]]:
-    """The shapes of a family's networks: of the header's configuration, and of each set
-    of published ones.
+    """Yield the shapes of a family's networks, for each set of published configurations;
+    the header's, if there is one, replaces that of its component.
     """
-    known: tuple[Component, ...] = family.load("components")
-    own, named = _configuration(header), header.get("component")
-    taken = [component for component in known if component.name in family.lora_prefixes]
-    chosen = [
-        component for component in taken if _stands_for_twins(component, taken, named)
-    ]
-    buildable = [component for component in chosen if component.builder is not None]
-    blind = [component.name for component in chosen if component.builder is None]
-    if blind and (named in blind or not buildable):
-        what = f"nothing tells the shapes of {' and '.join(blind)}, as a plain function loads it"
-        raise UsageError(
-            f"plugin {family.name}",
-            what,
-            "give Component(build=...), a function of the configuration",
-        )
-    names = list(
-        dict.fromkeys(name for component in buildable for name in component.published)
-    )
-    seen: list[dict[str, Mapping[str, Any]]] = []
-    for name in names or [""]:
-        contents = {c.name: c.published[name] for c in buildable if name in c.published}
+    components = _buildable(family, header.get("component", ""))
+    own = _configuration(header)
+    names = [name for component in components for name in component.published]
+    tried: list[dict[str, Mapping[str, Any]]] = []
+    for name in dict.fromkeys(names or [""]):
+        configs = {c.name: c.published[name] for c in components if name in c.published}
         if own is not None:
-            contents = {**contents, header["component"]: own}
-        if contents and contents not in seen:
-            seen.append(contents)
-            yield BuiltShapes(
-                {c.name: (c, contents[c.name]) for c in buildable if c.name in contents}
+            configs[header["component"]] = own
+        if configs and configs not in tried:
+            tried.append(configs)
+            yield LazyShapes(
+                {
+                    component.name: cache(
+                        partial(_shapes, component, configs[component.name])
+                    )
+                    for component in components
+                    if component.name in configs
+                }
             )
 
 
-def _stands_for_twins(
-    component: Component, among: Sequence[Component], named: str | None
-) -> bool:
-    """Whether of twins, whose layers have the same names, it is the one that the header
-    names, else the first.
+def _buildable(family: ModelFamily, named: str) -> list[Component]:
+    """Return the components that can have LoRA and whose networks can be built; of
+    several with the same keys, the one that the header names, else the first.
     """
-    twins = [other.name for other in among if other.same_keys_as(component)]
-    return component.name == (named if named in twins else twins[0])
+    known: tuple[Component, ...] = family.load("components")
+    with_lora = [one for one in known if one.name in family.lora_prefixes]
+    chosen = []
+    for component in with_lora:
+        alike = [one.name for one in with_lora if one.same_keys_as(component)]
+        if component.name == (named if named in alike else alike[0]):
+            chosen.append(component)
+    buildable = [component for component in chosen if component.builder is not None]
+    others = [component.name for component in chosen if component.builder is None]
+    if others and (named in others or not buildable):
+        raise UsageError(
+            f"plugin {family.name}",
+            f"the shapes of {' and '.join(others)} are unknown: a plain function loads it",
+            "give Component(build=...), a function of the configuration",
+        )
+    return buildable
 
 
 def _configuration(header: Mapping[str, str]) -> Mapping[str, Any] | None:
     try:
-        content = json.loads(header["config"]) if "component" in header else None
+        config = json.loads(header["config"])
     except (KeyError, ValueError):
         return None
-    return content if isinstance(content, dict) else None
+    return config if isinstance(config, dict) and "component" in header else None
 
 
-def _shapes(component: Component, content: Mapping[str, Any]) -> Shapes:
-    assert component.builder is not None  # `_networks` leaves others out
-    return shapes_of(
-        empty_network(partial(component.builder, component.configure(content)))
-    )
+def _shapes(component: Component, config: Mapping[str, Any]) -> Shapes:
+    assert component.builder is not None  # `_buildable` leaves others out
+    build = partial(component.builder, component.configure(config))
+    return shapes_of(empty_network(build))
 
 
-def _naming(
-    source: Path, component: Component, family: ModelFamily, program: str
+def _key_format(
+    source: Path, component: str, family: ModelFamily, program: str
 ) -> LoraKeyFormat:
-    found = {naming.program: naming for naming in key_formats(component, family)}
+    """Return a program's names for a component; raises UsageError if it has none."""
+    (known,) = (one for one in family.load("components") if one.name == component)
+    found = {one.program: one for one in key_formats(known, family)}
     if program not in found:
-        what = f"{program} has no names for LoRA on {component.name}, of which {source} has layers"
-        raise UsageError(
-            "--format", what, f"{component.name} has names in {', '.join(found)}"
-        )
+        what = f"{program} has no names for LoRA on {component}, of which {source} has layers"
+        line = f"{component} has names in {', '.join(found)}"
+        raise UsageError("--format", what, line)
     return found[program]
 
 
-def _whole(
+def _convert_weights(
     source: Path,
     tensors: Mapping[str, Tensor],
     header: Mapping[str, str],
     family: ModelFamily,
     program: str,
 ) -> Converted:
-    """The weights of one component, whose own names they are read by."""
+    """Convert the weights of one component, which are recognised by their own names."""
     if program == "kohya":
-        raise UsageError(
-            "--format",
-            "kohya names LoRA files; the weights of a component are diffusers, comfyui or "
-            "diffsynth",
-        )
+        what = "kohya names LoRA files; the weights of a component are diffusers, comfyui or diffsynth"
+        raise UsageError("--format", what)
     found = recognise(Files((source,)), family.load("components"))
     ((component, *_), files), *others = found
     if others:
-        raise StateError(
-            str(source), f"holds {len(found)} components; export takes one"
-        )
-    inside = {
-        key.removeprefix(files.prefix): value
-        for key, value in tensors.items()
-        if key.startswith(files.prefix)
-    }
-    checkpoint_format = files.checkpoint_format or NATIVE
-    state = from_checkpoint(
-        checkpoint_format,
-        {
-            key: value
-            for key, value in inside.items()
-            if not checkpoint_format.ignores(key)
-        },
-    )
-    wanted = _naming(source, component, family, program).checkpoint_format
-    made = state if wanted is None else to_checkpoint(wanted, state)
-    if wanted is not None and any(
-        not torch.equal(state[k], v) for k, v in from_checkpoint(wanted, made).items()
-    ):
-        raise StateError(str(source), f"{program}'s layout does not hold all of it")
+        what = f"contains {len(found)} components; export takes one"
+        raise StateError(str(source), what)
+    stored = files.checkpoint_format or NATIVE
+    inside = {}
+    for key, value in tensors.items():
+        name = key.removeprefix(files.prefix)
+        if key.startswith(files.prefix) and not stored.ignores(name):
+            inside[name] = value
+    state = from_checkpoint(stored, inside)
+    converted = state
+    wanted = _key_format(source, component.name, family, program).checkpoint_format
+    if wanted is not None:
+        converted = to_checkpoint(wanted, state)
+        restored = from_checkpoint(wanted, converted)
+        if any(not torch.equal(state[name], value) for name, value in restored.items()):
+            what = f"{program}'s format cannot hold all of its weights"
+            raise StateError(str(source), what)
     kept = {"format": "pt", "family": family.name, **header}
-    return Converted(
-        made, kept, f"{len(state)} weights of {component.name}, in {program}'s names"
-    )
+    summary = f"{len(state)} weights of {component.name}, in {program}'s names"
+    return Converted(converted, kept, summary)

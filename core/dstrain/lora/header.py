@@ -1,5 +1,5 @@
-"""What a LoRA file of ours says of how it was made, and what of that is another where
-it is used.
+"""Record what a LoRA was trained on in its file's header, and compare it with the model
+in use.
 """
 
 import hashlib
@@ -13,32 +13,32 @@ BLOCKS, BLOCK_BYTES = 64, 4096
 
 
 def base_weights(files: Files) -> dict[str, str]:
-    """The weights that a LoRA was trained on: their model id, if they have one, and
-    their digest.
+    """Return the model id, if there is one, and the digest of the weights that a LoRA
+    is trained on.
     """
-    return {
-        **({"model_id": files.model_id} if files.model_id else {}),
-        "digest": sample_digest(files.paths),
-    }
+    base = {"digest": sample_digest(files.paths)}
+    if files.model_id:
+        base["model_id"] = files.model_id
+    return base
 
 
 def sample_digest(paths: Sequence[Path]) -> str:
-    """A digest of files, whatever their names, that reads little of them: each one's
-    size and 64 blocks of 4 KiB.
+    """Return a digest of files, whatever their names, from the size and 64 blocks of 4
+    KiB of each.
 
-    It tells models apart, for in a model trained further every weight is another; it
-    does not notice damage.
+    That tells models apart, since further training changes every weight, and takes no
+    time; it does not detect damage.
     """
-    parts = []
+    digests = []
     for path in paths:
         size = path.stat().st_size
-        whole = hashlib.sha256(str(size).encode())
+        digest = hashlib.sha256(str(size).encode())
         with path.open("rb") as file:
             for block in range(BLOCKS):
                 file.seek(block * max(size - BLOCK_BYTES, 0) // (BLOCKS - 1))
-                whole.update(file.read(BLOCK_BYTES))
-        parts.append(whole.hexdigest())
-    return hashlib.sha256("".join(sorted(parts)).encode()).hexdigest()[:40]
+                digest.update(file.read(BLOCK_BYTES))
+        digests.append(digest.hexdigest())
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:40]
 
 
 def training_differences(
@@ -48,27 +48,32 @@ def training_differences(
     variant: str,
     files: Files | None,
 ) -> list[str]:
-    """Lines on what a LoRA was trained for and on that is another in this pipeline; its
-    family is the same.
+    """Return a line for each thing that differs between a LoRA's training, as its header
+    records it, and the model in use; their family is the same.
+
+    Args:
+        path: The LoRA file, for messages.
+        header: Its header.
+        component: The component it is for.
+        variant: The variant in use.
+        files: The files of that component, if known.
     """
     lines = []
     recorded = header.get("variant", variant)
     if recorded != variant:
-        lines.append(
-            f"{path}: was trained for variant {recorded}, and this is {variant}"
-        )
+        lines.append(f"{path}: was trained for variant {recorded}, not {variant}")
     try:
         base = json.loads(header.get("base", "{}"))
         digest, name = base.get("digest"), base.get("model_id", "other files")
     except (ValueError, AttributeError, RecursionError):
-        digest, name = None, ""
+        return lines
     if (
         digest is not None
         and files is not None
         and digest != sample_digest(files.paths)
     ):
-        here = files.model_id or files.paths[0].name
+        used = files.model_id or files.paths[0].name
         lines.append(
-            f"{path}: was trained on other weights of {component} ({name}) than these ({here})"
+            f"{path}: was trained on other weights of {component} ({name}), not on {used}"
         )
     return lines

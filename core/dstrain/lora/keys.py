@@ -1,12 +1,13 @@
-"""The keys of a LoRA file: matrices and alphas by layer; and what its header, or peft's
-file beside it, says.
+"""Parse the keys of a LoRA file, and read the rank and alpha that its header, or peft's
+file beside it, states.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,16 +20,18 @@ from dstrain.lora.layers import ADAPTER_HEADER
 KEY = re.compile(
     r"(?P<layer>.+)\.(?:"
     r"lora_(?P<ab>[AB])(?:\.(?P<adapter>[^.]+))?\.weight|lora[_.](?P<way>down|up)\.weight"
-    r"|lora_embedding_(?P<embedding>[AB])|(?P<alpha>alpha))"
+    r"|lora_embedding_(?P<embedding>[AB])|alpha)"
 )
+MATRICES = MappingProxyType({"A": "A", "B": "B", "down": "A", "up": "B"})
+"""What a key calls a matrix -> which it is."""
 UNSUPPORTED_KINDS = MappingProxyType(
     {
         "dora_scale": "DoRA",
         "lora_magnitude_vector": "DoRA",
-        "hada_w": "LoHa",
-        "lokr_w": "LoKr",
+        "hada_w*": "LoHa",
+        "lokr_w*": "LoKr",
         "lora_mid": "LoCon with a core (Tucker decomposition)",
-        "oft_": "OFT",
+        "oft_*": "OFT",
         "diff": "differences of whole weights",
         "diff_b": "differences of biases",
         "set_weight": "whole weights",
@@ -38,9 +41,7 @@ UNSUPPORTED_KINDS = MappingProxyType(
         "bias": "LoRA with biases",
     }
 )
-"""What one of the last parts of a key is, or begins with, in kinds that are not
-supported -> how they are called.
-"""
+"""Pattern of one of the last three parts of a key -> the kind of file it is from."""
 HARMLESS_FIELDS = frozenset(
     {
         "r",
@@ -50,8 +51,6 @@ HARMLESS_FIELDS = frozenset(
         "alpha_pattern",
         "peft_version",
         "task_type",
-    }
-    | {
         "init_lora_weights",
         "lora_dropout",
         "inference_mode",
@@ -60,118 +59,112 @@ HARMLESS_FIELDS = frozenset(
         "revision",
     }
 )
-"""Fields of a peft configuration that are read, or that change nothing once the weights
-are loaded.
+"""Fields of a peft configuration that are read here, or that change nothing once the
+weights are loaded.
 """
 
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """One layer as a file has it; alpha: its key's, if there is one; named: its keys
-    carry an adapter's name.
-    """
+    """One layer as a file has it."""
 
     down: Tensor
     up: Tensor
     alpha: float | None
+    """The value of its alpha key, if there is one."""
     named: bool
+    """Whether its keys contain the name of an adapter."""
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What a peft configuration says: rank and alpha, also by patterns of layers, and
-    the ends of layers' names.
-    """
+    """The ranks, alphas and targets of a peft configuration."""
 
     rank: int
     alpha: float
     targets: tuple[str, ...]
+    """Endings of layer names."""
     ranks: Mapping[str, int]
+    """Layer name, or the end of one -> rank, where it is not `rank`."""
     alphas: Mapping[str, float]
+    """Layer name, or the end of one -> alpha, where it is not `alpha`."""
 
     def of(self, layer: str) -> tuple[int, float]:
-        """Rank and alpha of a layer; a pattern is a name or the end of one."""
-        return int(_matching(self.ranks, layer, self.rank)), _matching(
-            self.alphas, layer, self.alpha
-        )
+        """Return a layer's rank and alpha."""
+        rank = _matching(self.ranks, layer, self.rank)
+        return int(rank), _matching(self.alphas, layer, self.alpha)
 
 
 def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
-    """Pair the matrices by layer; raises StateError naming what is incomplete, of
-    another kind, or no LoRA at all.
+    """Pair the matrices by layer.
+
+    Raises StateError for keys that are missing, duplicate, unknown or of another kind
+    of file, and for values that are not finite numbers.
     """
     parts: dict[str, dict[str, Tensor]] = {}
     named: set[str] = set()
-    strange: list[str] = []
+    unknown: list[str] = []
     for key, tensor in tensors.items():
         hit = KEY.fullmatch(key)
         if hit is None:
-            strange.append(key)
+            unknown.append(key)
             continue
-        kind = (
-            hit["ab"]
-            or hit["embedding"]
-            or {"down": "A", "up": "B"}.get(hit["way"] or "", "alpha")
-        )
-        if parts.setdefault(hit["layer"], {}).setdefault(kind, tensor) is not tensor:
-            raise StateError(
-                str(path), f"{hit['layer']} is there twice; one of the keys is {key}"
-            )
+        name = hit["layer"]
+        part = MATRICES.get(hit["ab"] or hit["way"] or hit["embedding"], "alpha")
+        if part in parts.setdefault(name, {}):
+            raise StateError(str(path), f"has {name} twice; one of its keys is {key}")
+        parts[name][part] = tensor
         if hit["adapter"]:
-            named.add(hit["layer"])
-    if strange or not tensors:
-        raise StateError(str(path), *_strange(strange, parts))
+            named.add(name)
+    if unknown or not parts:
+        raise StateError(str(path), *_describe_unknown(unknown, parts))
     halves = [name for name, found in parts.items() if not {"A", "B"} <= found.keys()]
     if halves:
-        what = f"is half a file: {len(halves)} of {len(parts)} layers lack a matrix"
-        raise StateError(
-            str(path),
-            what,
-            *(f"{name} has only {', '.join(parts[name])}" for name in halves[:3]),
-        )
+        what = f"incomplete LoRA file: {len(halves)} of {len(parts)} layers have only lora_A or lora_B"
+        lines = [f"{name} has only {', '.join(parts[name])}" for name in halves[:3]]
+        raise StateError(str(path), what, *lines)
+    layers = {}
     for name, found in parts.items():
-        matrices = (found["A"], found["B"])
-        if not all(
-            one.is_floating_point() and one.float().isfinite().all() for one in matrices
-        ):
-            raise StateError(
-                str(path),
-                f"{name}: its numbers are not all finite; it would spoil what it is added to",
-            )
-    return {
-        name: LoraWeights(
-            found["A"],
-            found["B"],
-            _alpha(path, name, found.get("alpha")),
-            name in named,
-        )
-        for name, found in parts.items()
-    }
+        for matrix in (found["A"], found["B"]):
+            if not (matrix.is_floating_point() and matrix.float().isfinite().all()):
+                raise StateError(
+                    str(path), f"{name} has values that are not finite numbers"
+                )
+        alpha = _alpha(path, name, found.get("alpha"))
+        layers[name] = LoraWeights(found["A"], found["B"], alpha, name in named)
+    return layers
 
 
 def read_adapter_config(
     path: Path, header: Mapping[str, str], prefix: str, peft: bool
 ) -> AdapterConfig | None:
-    """Read the header's configuration of the layers with this prefix, or that of peft's
-    file; None if there is none.
+    """Read the configuration of the layers with this prefix from the header, else from
+    peft's file beside the LoRA; None if there is none.
 
-    Raises StateError for one that says no rank and alpha, or asks for what would change
+    Raises StateError for one without rank and alpha, or with settings that would change
     the result.
+
+    Args:
+        path: The LoRA file.
+        header: Its header.
+        prefix: What the configuration's fields begin with in the header.
+        peft: Whether the keys begin as in peft's own files.
     """
-    place, text = f"header {ADAPTER_HEADER!r}", header.get(ADAPTER_HEADER)
+    text = header.get(ADAPTER_HEADER)
+    place = f"header {ADAPTER_HEADER!r}"
     beside = path.with_name("adapter_config.json")
-    if text is None and peft and beside.is_file():
-        place, prefix = str(beside), ""
-    elif text is None:
+    if text is None and not (peft and beside.is_file()):
         return None
     try:
-        fields = json.loads(beside.read_bytes() if text is None else text)
-        ours = {
-            key.removeprefix(prefix): fields[key]
-            for key in fields
+        if text is None:
+            place, prefix = str(beside), ""
+            text = beside.read_text()
+        fields = {
+            key.removeprefix(prefix): value
+            for key, value in dict(json.loads(text)).items()
             if key.startswith(prefix)
         }
-        adapter = _adapter(ours)
+        adapter = _adapter(fields)
     except (
         ValueError,
         TypeError,
@@ -180,10 +173,9 @@ def read_adapter_config(
         RecursionError,
         OSError,
     ) as error:
-        raise StateError(
-            str(path), f"{place} tells no rank and alpha of {prefix!r}: {error!r}"
-        ) from error
-    others = sorted(name for name, value in ours.items() if _matters(name, value))
+        what = f"{place} has no valid rank and alpha for {prefix!r}: {error!r}"
+        raise StateError(str(path), what) from error
+    others = sorted(name for name, value in fields.items() if _matters(name, value))
     if others:
         what = f"needs {', '.join(others)}, which is not supported; loading without would change the result"
         raise StateError(str(path), what)
@@ -191,41 +183,35 @@ def read_adapter_config(
 
 
 def _adapter(fields: Mapping[str, Any]) -> AdapterConfig:
-    rank, alpha, targets = (
-        fields["r"],
-        float(fields["lora_alpha"]),
-        fields.get("target_modules"),
-    )
+    rank, alpha = fields["r"], float(fields["lora_alpha"])
     if not isinstance(rank, int) or rank < 1 or not math.isfinite(alpha):
         raise ValueError(f"r = {rank!r}, lora_alpha = {alpha!r}")
-    ranks = {
-        str(name): int(value)
-        for name, value in (fields.get("rank_pattern") or {}).items()
-    }
-    alphas = {
-        str(name): float(value)
-        for name, value in (fields.get("alpha_pattern") or {}).items()
-    }
-    ends = tuple(map(str, targets)) if isinstance(targets, list) else ()
-    return AdapterConfig(rank, alpha, ends, ranks, alphas)
+    targets = fields.get("target_modules")
+    ranks = fields.get("rank_pattern") or {}
+    alphas = fields.get("alpha_pattern") or {}
+    return AdapterConfig(
+        rank,
+        alpha,
+        targets=tuple(map(str, targets)) if isinstance(targets, list) else (),
+        ranks={str(name): int(value) for name, value in ranks.items()},
+        alphas={str(name): float(value) for name, value in alphas.items()},
+    )
 
 
 def _matters(name: str, value: Any) -> bool:
+    """Return whether a field of a peft configuration may change the result."""
     import peft
 
-    return (
-        bool(value)
-        and name not in HARMLESS_FIELDS
-        and value != peft.LoraConfig().to_dict().get(name)
-    )
+    if not value or name in HARMLESS_FIELDS:
+        return False
+    return bool(value != peft.LoraConfig().to_dict().get(name))
 
 
 def _matching(patterns: Mapping[str, float], layer: str, default: float) -> float:
     for pattern, value in patterns.items():
         name = pattern.removeprefix("^").replace("\\", "")
-        if layer == name or (
-            not pattern.startswith("^") and layer.endswith(f".{name}")
-        ):
+        is_ending = not pattern.startswith("^") and layer.endswith(f".{name}")
+        if layer == name or is_ending:
             return value
     return default
 
@@ -234,26 +220,23 @@ def _alpha(path: Path, name: str, tensor: Tensor | None) -> float | None:
     if tensor is None:
         return None
     if tensor.numel() != 1 or not tensor.isfinite().all():
-        raise StateError(str(path), f"{name}.alpha is no number")
+        raise StateError(str(path), f"{name}.alpha is not a finite number")
     return float(tensor.item())
 
 
-def _strange(keys: Iterable[str], parts: Mapping[str, Any]) -> list[str]:
-    """What to say of keys that are no LoRA's."""
-    every = list(keys)
-    for key in (
-        every if parts or not any(key.endswith(".weight") for key in every) else ()
-    ):
-        for mark, kind in UNSUPPORTED_KINDS.items():
-            if any(
-                part == mark or (mark[-1] in "_wn" and part.startswith(mark))
-                for part in key.split(".")[-3:]
-            ):
+def _describe_unknown(keys: Collection[str], parts: Collection[str]) -> list[str]:
+    """Return the message on keys that belong to no LoRA layer."""
+    first = next(iter(keys), None)
+    is_checkpoint = not parts and any(key.endswith(".weight") for key in keys)
+    for key in keys if not is_checkpoint else ():
+        for pattern, kind in UNSUPPORTED_KINDS.items():
+            if any(fnmatchcase(part, pattern) for part in key.split(".")[-3:]):
                 return [
-                    f"holds {kind}, which is not supported",
-                    f"{len(every)} keys, the first is {key}",
+                    f"contains {kind}, which is not supported",
+                    f"{len(keys)} keys, the first is {key}",
                 ]
-    first = f"the first is {every[0]}" if every else "it has none"
+    if first is None:
+        return ["is not a LoRA file: it has no keys"]
     if not parts:
-        return [f"is no LoRA: no key is of a LoRA layer; {first}"]
-    return [f"{len(every)} of its keys are of no LoRA layer; {first}"]
+        return [f"is not a LoRA file: no key is of a LoRA layer; the first is {first}"]
+    return [f"{len(keys)} of its keys are of no LoRA layer; the first is {first}"]

@@ -1,8 +1,7 @@
-"""The names that LoRA files of several programs give to a network's layers, derived
-from the layouts of its weights.
+"""Derive the names that LoRA files of several programs give to a network's layers.
 
-Names in files are looked up and never parsed, since '_' in the place of '.' cannot be
-undone.
+The names follow from the formats of the network's checkpoints. Names in files are
+looked up and never parsed, since '_' in place of '.' cannot be undone.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -21,20 +20,19 @@ from dstrain.models.formats import (
 from dstrain.registry.family import ModelFamily
 
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
-"""Programs whose files are read and written: the last is DiffSynth-Studio."""
+"""Programs whose files are read and written."""
 PEFT_PREFIX = "base_model.model."
 """What peft's own files put before every name."""
 
 
 class Rows(NamedTuple):
-    """Rows `start` to `stop` of a layer in a file are rows of the network's layer
-    `own`, there beginning with `at`.
-    """
+    """Rows of a layer in a file that are rows of one of the network's layers."""
 
-    own: str
+    layer: str
     start: int
     stop: int
-    at: int
+    offset: int
+    """The first of these rows in the network's layer."""
 
 
 KeyTable = Mapping[str, tuple[Rows, ...]]
@@ -44,7 +42,9 @@ has them fused.
 
 
 class Prefix(NamedTuple):
-    """What the names of layers of these components (twins, where several) begin with."""
+    """A beginning of layer names, with the components it stands for: several if their
+    layers have the same names.
+    """
 
     text: str
     components: tuple[str, ...]
@@ -52,118 +52,102 @@ class Prefix(NamedTuple):
 
 
 def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of a network's weights by name, as if no LoRA layer had been added to
-    it.
-    """
-    state = {
-        name.replace(".base_layer.", "."): value
-        for name, value in network.state_dict().items()
-    }
+    """Return the shapes of a network's weights by name, as if it had no LoRA layers."""
     return {
-        name: tuple(value.shape)
-        for name, value in state.items()
+        name.replace(".base_layer.", "."): tuple(value.shape)
+        for name, value in network.state_dict().items()
         if ".lora_" not in name
     }
 
 
 def layers_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """The layers that a LoRA can be of, with the shapes of their weights."""
+    """Return the layers that can have LoRA, with the shapes of their weights."""
     return {
-        name.removesuffix(".weight"): s
-        for name, s in shapes.items()
-        if name.endswith(".weight") and len(s) > 1
+        name.removesuffix(".weight"): shape
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and len(shape) > 1
     }
 
 
 def key_formats(component: Component, family: ModelFamily) -> tuple[LoraKeyFormat, ...]:
-    """How each program names this component's layers: as it declares, else by default.
+    """Return how each program names this component's layers: as declared, or by default.
 
-    The default of `comfyui` and `kohya` is for the component that is trained by
-    default, and for its twins.
+    `comfyui` and `kohya` have a default for the component that is trained by default,
+    and for those with the same keys.
     """
+    prefix = family.lora_prefixes.get(component.name, component.name)
     found = {
-        "diffusers": LoraKeyFormat(
-            "diffusers",
-            (f"{family.lora_prefixes.get(component.name, component.name)}.",),
-        ),
+        "diffusers": LoraKeyFormat("diffusers", (f"{prefix}.",)),
         "diffsynth": LoraKeyFormat("diffsynth", ("", f"pipe.{component.name}.")),
     }
     known: tuple[Component, ...] = family.load("components")
-    if any(
-        component.same_keys_as(other)
-        for other in known
-        if other.name == family.default_trainable
-    ):
-        checkpoint_format = next(iter(component.formats), None)
-        found["comfyui"] = LoraKeyFormat(
-            "comfyui", ("diffusion_model.",), checkpoint_format
-        )
+    denoisers = (other for other in known if other.name == family.default_trainable)
+    if any(component.same_keys_as(other) for other in denoisers):
+        original = next(iter(component.formats), None)
+        found["comfyui"] = LoraKeyFormat("comfyui", ("diffusion_model.",), original)
         found["kohya"] = LoraKeyFormat(
-            "kohya", ("lora_unet_",), checkpoint_format, underscored=True
+            "kohya", ("lora_unet_",), original, underscored=True
         )
-    found |= {naming.program: naming for naming in component.lora}
+    found |= {key_format.program: key_format for key_format in component.lora}
     return tuple(found[program] for program in PROGRAMS if program in found)
 
 
 def prefixes(family: ModelFamily) -> tuple[Prefix, ...]:
-    """Every known beginning of a name of a layer, the longest first; the last is '',
-    and of every component.
+    """Return every known beginning of layer names, the longest first; the last is '',
+    for every component.
     """
     found: dict[tuple[str, bool], list[str]] = {}
     known: tuple[Component, ...] = family.load("components")
-    for component in (component for component in known if not component.is_folder):
-        own = [
-            (text, naming.underscored)
-            for naming in key_formats(component, family)
-            for text in naming.prefixes
-        ]
-        for place in dict.fromkeys(
-            [*own, *((text, False) for text in component.prefixes), ("", False)]
-        ):
-            found.setdefault(place, []).append(component.name)
-    ordered = sorted(found.items(), key=lambda item: -len(item[0][0]))
+    for component in known:
+        if component.is_folder:
+            continue
+        beginnings = [("", False), *((text, False) for text in component.prefixes)]
+        for key_format in key_formats(component, family):
+            for text in key_format.prefixes:
+                beginnings.append((text, key_format.underscored))
+        for beginning in dict.fromkeys(beginnings):
+            found.setdefault(beginning, []).append(component.name)
     return tuple(
-        Prefix(text, tuple(components), underscored)
-        for (text, underscored), components in ordered
+        Prefix(text, tuple(found[text, underscored]), underscored)
+        for text, underscored in sorted(found, key=lambda beginning: -len(beginning[0]))
     )
 
 
 def key_tables(
     component: Component, family: ModelFamily, shapes: Shapes
 ) -> dict[CheckpointFormat | None, KeyTable]:
-    """Every set of names that this network's layers have in files: its own (None), and
-    those of each layout.
+    """Return every set of names that this network's layers have in files: its own
+    (None), and those of each checkpoint format.
     """
-    declared = [naming.checkpoint_format for naming in key_formats(component, family)]
-    tables = [
-        checkpoint_format
-        for checkpoint_format in (*declared, *component.formats)
-        if checkpoint_format is not None and not callable(checkpoint_format.rows)
-    ]
-    return {
-        checkpoint_format: key_table(checkpoint_format, shapes)
-        for checkpoint_format in dict.fromkeys((None, *tables))
-    }
+    declared = [one.checkpoint_format for one in key_formats(component, family)]
+    tables: dict[CheckpointFormat | None, KeyTable] = {None: key_table(None, shapes)}
+    for checkpoint_format in (*declared, *component.formats):
+        # Formats whose rows follow from a file's names have no names of their own.
+        if checkpoint_format is not None and not callable(checkpoint_format.rows):
+            tables[checkpoint_format] = key_table(checkpoint_format, shapes)
+    return tables
 
 
 def key_table(checkpoint_format: CheckpointFormat | None, shapes: Shapes) -> KeyTable:
-    """The names of the layers of a network of these shapes in files of this layout
-    (None: its own names).
+    """Return the names of a network's layers in files of this format (None: its own
+    names).
     """
     own = layers_of(shapes)
     if checkpoint_format is None:
         return {name: (Rows(name, 0, shape[0], 0),) for name, shape in own.items()}
-    there = checkpoint_shapes(checkpoint_format, shapes)
+    stored = checkpoint_shapes(checkpoint_format, shapes)
     found: dict[str, list[Rows]] = {}
-    for name, pieces in checkpoint_format.convert(there).items():
-        at = 0
-        for piece in pieces if name.removesuffix(".weight") in own else ():
-            start, stop, _ = slice(piece.start, piece.stop).indices(
-                there[piece.name][0]
-            )
-            rows = Rows(name.removesuffix(".weight"), start, stop, at)
+    for name, pieces in checkpoint_format.convert(stored).items():
+        layer = name.removesuffix(".weight")
+        if layer not in own:
+            continue
+        offset = 0
+        for piece in pieces:
+            height = stored[piece.name][0]
+            start, stop, _ = slice(piece.start, piece.stop).indices(height)
+            rows = Rows(layer, start, stop, offset)
             found.setdefault(piece.name.removesuffix(".weight"), []).append(rows)
-            at += stop - start
+            offset += stop - start
     return {
         name: tuple(sorted(rows, key=lambda one: one.start))
         for name, rows in found.items()
@@ -171,20 +155,18 @@ def key_table(checkpoint_format: CheckpointFormat | None, shapes: Shapes) -> Key
 
 
 def dotted_names(names: Iterable[str]) -> dict[str, str]:
-    """Names with '_' for '.' -> the names; those that two have are left out."""
+    """Return names by their form with '_' for '.', without those whose forms are equal."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(name.replace(".", "_"), []).append(name)
-    return {
-        underscored: same[0] for underscored, same in found.items() if len(same) == 1
-    }
+    return {form: same[0] for form, same in found.items() if len(same) == 1}
 
 
 def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]:
-    """The names that match a pattern; '{last}' stands for the highest index found in
-    its place.
+    """Return the names that match a pattern; '{last}' stands for the highest index
+    found in its place.
     """
-    resolved = [_resolved(pattern, names) for pattern in patterns]
+    resolved = [_resolve_last(pattern, names) for pattern in patterns]
     return [
         name
         for name in names
@@ -193,17 +175,21 @@ def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]
 
 
 def unused_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
-    """The layers of a network that no loss reaches, of the names of its parameters."""
-    return frozenset(layers_of(dict.fromkeys(matching_names(patterns, names), (1, 1))))
+    """Return the layers that no loss reaches, given the names of all parameters."""
+    return frozenset(
+        name.removesuffix(".weight")
+        for name in matching_names(patterns, names)
+        if name.endswith(".weight")
+    )
 
 
-def _resolved(pattern: str, names: Iterable[str]) -> str:
+def _resolve_last(pattern: str, names: Iterable[str]) -> str:
     before, mark, after = pattern.partition("{last}")
     if not mark:
         return pattern
-    indices = [
-        name[len(before) :].partition(".")[0]
-        for name in names
-        if name.startswith(before)
-    ]
-    return f"{before}{max((int(index) for index in indices if index.isdigit()), default=0)}{after}"
+    last = 0
+    for name in names:
+        index = name.removeprefix(before).partition(".")[0]
+        if name.startswith(before) and index.isdigit():
+            last = max(last, int(index))
+    return f"{before}{last}{after}"

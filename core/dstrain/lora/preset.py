@@ -1,6 +1,4 @@
-"""Differential LoRA training: a LoRA that is merged into the weights it is for before
-anything is trained.
-"""
+"""Merge a preset LoRA into the weights it is for, before anything else is trained."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,25 +17,26 @@ from dstrain.storage.hashing import sha256
 
 @dataclass(frozen=True)
 class Preset:
-    """A LoRA file and the component into whose weights it is merged."""
+    """A LoRA file and the component whose weights it is merged into."""
 
     path: Path
     component: str
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the file, part of whatever is computed with the weights."""
+        """Return the sha256 of the file, a part of the key of every result computed
+        with the merged weights.
+        """
         return sha256(self.path)
 
-    def into(self, found: Found) -> Found:
-        """What was found, with the file beside those of its component, if that is among
-        them.
+    def add_to(self, found: Found) -> Found:
+        """Return the files found with this one beside those of its component, if there
+        are any.
         """
-        files = {
-            name: replace(f, preset=self.path) if name == self.component else f
-            for name, f in found.files.items()
-        }
-        return replace(found, files=files)
+        if self.component not in found.files:
+            return found
+        merged = replace(found.files[self.component], preset=self.path)
+        return replace(found, files={**found.files, self.component: merged})
 
 
 def merge_preset(
@@ -47,12 +46,13 @@ def merge_preset(
     family: ModelFamily,
     spec: PipelineSpec,
 ) -> None:
-    """Merge a LoRA file of any naming into a component's weights; raises what
+    """Merge a LoRA file with any naming into a component's weights; raises what
     `read_lora` raises.
     """
     shapes = shapes_of(module)
-    optional_layers = unused_layers(spec.unused_parameters.get(component, ()), shapes)
+    unused = unused_layers(spec.unused_parameters.get(component, ()), shapes)
+    optional_layers = {component: unused}
     for lora in read_lora(
-        path, family, {component: shapes}, component, {component: optional_layers}
+        path, family, {component: shapes}, component, optional_layers
     ):
         merge_layers(module, lora.layers)

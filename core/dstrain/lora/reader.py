@@ -1,8 +1,7 @@
-"""LoRA files of any naming: read strictly, recognised by their keys, and turned into
-layers of the network's own names.
+"""Read LoRA files with any naming into layers with the network's own names.
 
-Every key is used, every layer is complete, and nothing is guessed: what cannot be told
-is refused by name.
+The naming is recognised by the keys. Every key is used, every layer is complete, and
+nothing is guessed: what is ambiguous is refused by name.
 """
 
 import math
@@ -11,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,63 +35,42 @@ from dstrain.lora.names import (
     prefixes,
 )
 from dstrain.models.components import Component
-from dstrain.models.formats import LoraKeyFormat, Shapes
+from dstrain.models.formats import Shapes
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import read_tensors, refuse_folder
 
 Alpha = float | Literal["rank"]
-NO_ALPHA = "says no alpha; taken as the rank, as the reference (DiffSynth-Studio) has it in files of these names"
+NO_ALPHA = (
+    "has no alpha; using the rank, as DiffSynth-Studio does in files with these names"
+)
 
 
 @dataclass(frozen=True)
 class Lora:
-    """One component's LoRA: its layers by the network's own names. notes: what was
-    taken for granted, in words.
-    """
+    """The LoRA of one component."""
 
     component: str
     layers: Mapping[str, LoraLayer]
+    """The layers by the network's own names."""
     header: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    """What was assumed about the file, for the user to read."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers of a file whose names begin alike: what follows the beginning -> the
-    layer. peft: after peft's prefix.
-    """
+    """The layers of a file whose names have the same beginning."""
 
     prefix: Prefix
     peft: bool
+    """Whether peft's prefix comes before it."""
     layers: Mapping[str, LoraWeights]
-
-
-@dataclass(frozen=True)
-class ReadContext:
-    """What a file is read against: the family, and the networks that may take it.
-
-    networks: component -> its weights' shapes (`lora_names.shapes_of`). spare:
-    component -> layers that no loss reaches, which a file may lack. into: the component
-    that must take it, where something says so. alpha: that of every layer of a file
-    that does not say it; 'rank': each layer's rank.
-    """
-
-    family: ModelFamily
-    networks: Mapping[str, Shapes]
-    optional_layers: Mapping[str, Collection[str]]
-    into: str
-    alpha: Alpha | None = None
-
-    @property
-    def components(self) -> dict[str, Component]:
-        """The family's components by name."""
-        known: tuple[Component, ...] = self.family.load("components")
-        return {component.name: component for component in known}
+    """The rest of the name -> the layer."""
 
 
 def check_lora_file(path: Path | None) -> None:
-    """Raise StateError, before anything is loaded, if a LoRA file is asked for that is
-    not there.
+    """Refuse a LoRA file that does not exist, before anything is loaded; raises
+    StateError.
     """
     if path is not None and not path.is_file():
         refuse_folder(path)
@@ -103,28 +81,36 @@ def read_lora(
     path: Path,
     family: ModelFamily,
     networks: Mapping[str, Shapes],
-    into: str = "",
+    component: str = "",
     optional_layers: Mapping[str, Collection[str]] = MappingProxyType({}),
     alpha: Alpha | None = None,
 ) -> tuple[Lora, ...]:
-    """Read a file of any naming, one `Lora` for each component that it has layers of;
-    the arguments as in `Reading`.
+    """Read a file with any naming: one `Lora` for each component that it has layers of.
 
-    Raises StateError for a file of another family, of a component that is not there, or
-    of several alike (two experts) of which its header names none; for keys that no
-    naming explains; and for what `Lora` cannot hold. UsageError for an alpha that the
-    file says itself.
+    Raises StateError for a file of another family, of a component that is not loaded,
+    or of one of several with the same keys that its header does not name; for keys that
+    match no naming; and for a file that is damaged or incomplete. Raises UsageError for
+    an alpha that the file states itself.
+
+    Args:
+        path: The file.
+        family: The family it has to be of.
+        networks: Component -> the shapes of its weights (`names.shapes_of`).
+        component: The component that it has to be of, if that is known.
+        optional_layers: Component -> layers that no loss reaches, which the file may
+            lack.
+        alpha: Alpha of every layer if the file states none; 'rank' is each layer's
+            rank.
     """
-    context = ReadContext(family, networks, optional_layers, into, alpha)
     tensors, header = read_tensors(path)
-    family_name = header.get("family", family.name)
-    if family_name != family.name:
-        raise StateError(
-            str(path), f"is a LoRA for {family_name}, and this is {family.name}"
-        )
+    recorded = header.get("family", family.name)
+    if recorded != family.name:
+        what = f"is a LoRA for family {recorded}, not for {family.name}"
+        raise StateError(str(path), what)
+    reader = _Reader(path, header, family, networks, component, optional_layers, alpha)
     found: dict[str, Lora] = {}
     for group in groups_in(path, tensors, family):
-        lora = _lora(path, group, header, context)
+        lora = reader.read(group)
         if lora.component in found:
             what = f"names layers of {lora.component} in two ways; one of them begins with {group.prefix.text!r}"
             raise StateError(str(path), what)
@@ -135,269 +121,262 @@ def read_lora(
 def groups_in(
     path: Path, tensors: Mapping[str, Tensor], family: ModelFamily
 ) -> list[Group]:
-    """The layers of a file by how their names begin; raises what `parsed` raises."""
+    """Group the layers of a file by how their names begin; raises what `parse_keys`
+    raises.
+    """
     known = prefixes(family)
     found: dict[tuple[Prefix, bool], dict[str, LoraWeights]] = {}
-    for name, raw in parse_keys(path, tensors).items():
+    for name, weights in parse_keys(path, tensors).items():
         rest = name.removeprefix(PEFT_PREFIX)
         prefix = next(prefix for prefix in known if rest.startswith(prefix.text))
-        found.setdefault((prefix, rest != name), {})[rest.removeprefix(prefix.text)] = (
-            raw
-        )
-    return [Group(prefix, peft, inside) for (prefix, peft), inside in found.items()]
-
-
-def _lora(
-    path: Path, group: Group, header: Mapping[str, str], context: ReadContext
-) -> Lora:
-    name, table = _component(path, group, header, context)
-    adapter = read_adapter_config(path, header, group.prefix.text, group.peft)
-    alphas, note = _alphas(path, group, adapter, header, context.alpha)
-    own = layers_of(context.networks[name])
-    width = _number(header.get("rank"))
-    layers: dict[str, LoraLayer] = {}
-    for rest, raw in group.layers.items():
-        made = split_fused(
-            LoraLayer(raw.down, raw.up, alphas[rest]), table[rest], width
-        )
-        whole = len(table[rest]) == 1 or len(raw.up) == table[rest][-1].stop
-        if not whole or not all(_fits(one, own[layer]) for layer, one in made.items()):
-            shapes = f"{tuple(raw.down.shape)} and {tuple(raw.up.shape)}"
-            wanted = ", ".join(f"{rows.own} {own[rows.own]}" for rows in table[rest])
-            raise StateError(
-                str(path),
-                f"does not fit {name}: {rest} has matrices of shapes {shapes}, for {wanted}",
-            )
-        layers |= made
-    targets = (
-        adapter.targets
-        if adapter is not None and all(rest in own for rest in group.layers)
-        else ()
-    )
-    if header.get("component") == name and "targets" in header:
-        targets = tuple(header["targets"].split(","))
-    optional_layers = {rows.own for rest in group.layers for rows in table[rest]} | set(
-        context.optional_layers.get(name, ())
-    )
-    lacking = [
-        one
-        for one in own
-        if one not in optional_layers
-        and any(f".{one}".endswith(f".{end}") for end in targets)
-    ]
-    if lacking:
-        what = f"is half a file: {len(lacking)} layers that its header names as targets have no LoRA in it"
-        raise StateError(str(path), what, f"missing: {first_few(lacking)}")
-    return Lora(name, layers, header, (f"{path}: {note}",) if note else ())
+        layers = found.setdefault((prefix, rest != name), {})
+        layers[rest.removeprefix(prefix.text)] = weights
+    return [Group(prefix, peft, layers) for (prefix, peft), layers in found.items()]
 
 
 def split_fused(
     layer: LoraLayer, places: tuple[Rows, ...], width: int = 1
 ) -> dict[str, LoraLayer]:
-    """A file's layer as those of the network that it is: the same `down`, and of `up`
-    the rows of each. Exact.
+    """Split a layer of a file exactly into those of the network that it stands for:
+    each has the same `down`, and its own rows of `up`.
 
-    If every column of `up` acts on one of them alone, which is how several are written
-    as one (`export.fused`), each gets its own columns back, `width` (the rank of each)
-    at a time.
+    If every column of `up` acts on one of them alone, which is how `export.fuse` writes
+    several as one, each gets its own columns back, `width` (the rank of each) at a time.
     """
     if len(places) == 1:
-        return {places[0].own: layer}
-    ups: dict[str, list[Tensor]] = {}
-    for rows in sorted(places, key=lambda rows: rows.at):
-        ups.setdefault(rows.own, []).append(layer.up[rows.start : rows.stop])
-    whole = {
-        own: torch.cat(parts) if len(parts) > 1 else parts[0]
-        for own, parts in ups.items()
-    }
-    width = width if width and layer.rank % width == 0 else 1
-    used = {
-        own: up.flatten(1).bool().any(0).reshape(-1, width).any(1)
-        for own, up in whole.items()
-    }
-    if len(whole) == 1 or torch.stack(list(used.values())).sum(0).max() != 1:
+        return {places[0].layer: layer}
+    pieces: dict[str, list[Tensor]] = {}
+    for rows in sorted(places, key=lambda rows: rows.offset):
+        pieces.setdefault(rows.layer, []).append(layer.up[rows.start : rows.stop])
+    ups = {name: torch.cat(parts) for name, parts in pieces.items()}
+    if not width or layer.rank % width:
+        width = 1
+    used = {}
+    for name, up in ups.items():
+        columns = up.flatten(1).bool().any(0)
+        used[name] = columns.reshape(-1, width).any(1)
+    users = torch.stack(list(used.values())).sum(0)
+    if len(ups) == 1 or users.max() != 1:
         return {
-            own: LoraLayer(layer.down, up, layer.alpha) for own, up in whole.items()
+            name: LoraLayer(layer.down, up, layer.alpha) for name, up in ups.items()
         }
-    parts = {}
-    for own, columns in used.items():
-        taken = columns.repeat_interleave(width)
-        count = int(taken.sum())
-        if count:
-            parts[own] = LoraLayer(
-                layer.down[taken],
-                whole[own][:, taken],
-                layer.alpha * count / layer.rank,
-            )
-    return parts
+    layers = {}
+    for name, blocks in used.items():
+        columns = blocks.repeat_interleave(width)
+        rank = int(columns.sum())
+        if rank:
+            up = ups[name][:, columns]
+            alpha = layer.alpha * rank / layer.rank
+            layers[name] = LoraLayer(layer.down[columns], up, alpha)
+    return layers
 
 
-def _component(
-    path: Path, group: Group, header: Mapping[str, str], context: ReadContext
-) -> tuple[str, KeyTable]:
-    """The component that a group is of, and the table of the names that it uses."""
-    candidates = group.prefix.components
-    named = header.get("component", "")
-    if context.into:
-        if context.into not in candidates or named not in ("", context.into):
-            of = named or " or ".join(candidates)
-            raise StateError(str(path), f"is a LoRA of {of}, and not of {context.into}")
-        candidates = (context.into,)
-    elif named in candidates and group.prefix.text:
-        candidates = (named,)
-    loaded = [name for name in candidates if name in context.networks]
-    if not loaded:
-        first = next(iter(group.layers))
-        what = f"has {len(group.layers)} layers of {' or '.join(candidates)}, which is not here"
-        raise StateError(str(path), what, f"the first is {group.prefix.text}{first}")
-    tables = {name: _tables(name, group, context) for name in loaded}
-    fitting = [name for name in loaded if tables[name]]
-    if named in fitting:
-        fitting = [named]
-    if not fitting:
-        raise StateError(str(path), *_unknown(group, loaded, context))
-    if len(fitting) > 1:
-        what = (
-            f"fits {' and '.join(fitting)}, and its header does not say which it is of"
+@dataclass(frozen=True)
+class _Reader:
+    """Turns the groups of one file into LoRAs; the fields are `read_lora`'s arguments."""
+
+    path: Path
+    header: Mapping[str, str]
+    family: ModelFamily
+    networks: Mapping[str, Shapes]
+    component: str
+    optional_layers: Mapping[str, Collection[str]]
+    alpha: Alpha | None
+
+    def read(self, group: Group) -> Lora:
+        """Return the layers of a group by the network's own names."""
+        name, table = self._component(group)
+        adapter = read_adapter_config(
+            self.path, self.header, group.prefix.text, group.peft
         )
-        raise StateError(str(path), what)
-    if len(tables[fitting[0]]) > 1:
-        what = f"its {len(group.layers)} layers can be told in two ways: by {fitting[0]}'s own names and by others"
-        raise StateError(str(path), what, f"layers: {first_few(group.layers)}")
-    return fitting[0], tables[fitting[0]][0]
+        alphas, note = self._alphas(group, adapter)
+        own = layers_of(self.networks[name])
+        rank = self.header.get("rank", "")
+        width = int(rank) if rank.isdigit() else 0
+        layers: dict[str, LoraLayer] = {}
+        for rest, weights in group.layers.items():
+            stored = LoraLayer(weights.down, weights.up, alphas[rest])
+            places = table[rest]
+            split = split_fused(stored, places, width)
+            is_whole = len(places) == 1 or len(stored.up) == places[-1].stop
+            if not is_whole or not all(_fits(split[one], own[one]) for one in split):
+                shapes = f"{tuple(stored.down.shape)} and {tuple(stored.up.shape)}"
+                wanted = ", ".join(f"{rows.layer} {own[rows.layer]}" for rows in places)
+                what = f"does not fit {name}: {rest} has matrices of shapes {shapes}, for {wanted}"
+                raise StateError(str(self.path), what)
+            layers |= split
+        targets: tuple[str, ...] = ()
+        if self.header.get("component") == name and "targets" in self.header:
+            targets = tuple(self.header["targets"].split(","))
+        elif adapter is not None and all(rest in own for rest in group.layers):
+            targets = adapter.targets
+        # A part of a fused layer without LoRA has no columns, and so is not in `layers`.
+        present = {rows.layer for places in table.values() for rows in places}
+        present.update(self.optional_layers.get(name, ()))
+        endings = tuple(f".{target}" for target in targets)
+        missing = [
+            one for one in own if one not in present and f".{one}".endswith(endings)
+        ]
+        if missing:
+            what = f"incomplete LoRA file: {len(missing)} layers that its header names as targets have no LoRA in it"
+            raise StateError(str(self.path), what, f"missing: {first_few(missing)}")
+        notes = (f"{self.path}: {note}",) if note else ()
+        return Lora(name, layers, self.header, notes)
 
+    def _component(self, group: Group) -> tuple[str, KeyTable]:
+        """Return the component that a group is of, and the table of the names it uses."""
+        candidates = group.prefix.components
+        named = self.header.get("component", "")
+        if self.component:
+            if self.component not in candidates or named not in ("", self.component):
+                of = named or " or ".join(candidates)
+                what = f"is a LoRA of {of}, and not of {self.component}"
+                raise StateError(str(self.path), what)
+            candidates = (self.component,)
+        elif named in candidates and group.prefix.text:
+            candidates = (named,)
+        loaded = [name for name in candidates if name in self.networks]
+        if not loaded:
+            first = next(iter(group.layers))
+            what = f"has {len(group.layers)} layers of {' or '.join(candidates)}, which is not loaded"
+            line = f"the first is {group.prefix.text}{first}"
+            raise StateError(str(self.path), what, line)
+        tables = {name: self._fitting_tables(name, group) for name in loaded}
+        fitting = [name for name in loaded if tables[name]]
+        if named in fitting:
+            fitting = [named]
+        if not fitting:
+            raise StateError(str(self.path), *self._describe_misfit(group, loaded))
+        if len(fitting) > 1:
+            what = f"fits {' and '.join(fitting)}, and its header names no component"
+            raise StateError(str(self.path), what)
+        table, *others = tables[fitting[0]]
+        if others:
+            what = f"the names of its {len(group.layers)} layers are ambiguous: {fitting[0]}'s own or another format's"
+            raise StateError(str(self.path), what, f"layers: {first_few(group.layers)}")
+        return fitting[0], table
 
-def _tables(name: str, group: Group, context: ReadContext) -> list[KeyTable]:
-    """Tables in which every layer of a group is, each once: layouts that differ
-    elsewhere alone count as one.
-    """
-    found: list[KeyTable] = []
-    for table in _all_tables(name, group, context):
-        if all(rest in table for rest in group.layers):
-            part = {rest: table[rest] for rest in group.layers}
-            if part not in found:
-                found.append(part)
-    return found
+    def _fitting_tables(self, name: str, group: Group) -> list[KeyTable]:
+        """Return the parts of tables that have every layer of a group.
 
+        Each is returned once: checkpoint formats may differ in other layers alone.
+        """
+        found: list[KeyTable] = []
+        for table in self._tables(name, group):
+            if all(rest in table for rest in group.layers):
+                part = {rest: table[rest] for rest in group.layers}
+                if part not in found:
+                    found.append(part)
+        return found
 
-def _all_tables(name: str, group: Group, context: ReadContext) -> list[KeyTable]:
-    every = key_tables(
-        context.components[name], context.family, context.networks[name]
-    ).values()
-    if not group.prefix.underscored:
-        return list(every)
-    return [
-        {
-            underscored: table[dotted]
-            for underscored, dotted in dotted_names(table).items()
+    def _tables(self, name: str, group: Group) -> list[KeyTable]:
+        tables = list(self._key_tables(name).values())
+        if not group.prefix.underscored:
+            return tables
+        found: list[KeyTable] = []
+        for table in tables:
+            names = dotted_names(table)
+            found.append({form: table[dotted] for form, dotted in names.items()})
+        return found
+
+    def _key_tables(self, name: str) -> Mapping[Any, KeyTable]:
+        return key_tables(self._known(name), self.family, self.networks[name])
+
+    def _known(self, name: str) -> Component:
+        known: tuple[Component, ...] = self.family.load("components")
+        return next(component for component in known if component.name == name)
+
+    def _describe_misfit(self, group: Group, loaded: Iterable[str]) -> list[str]:
+        """Return the message on a group that fits no naming of the loaded components."""
+        unknown: list[str] = list(group.layers)
+        examples: list[str] = []
+        for name in loaded:
+            for table in self._tables(name, group):
+                left = [rest for rest in group.layers if rest not in table]
+                unknown = min(unknown, left, key=len)
+            examples += self._examples(name)
+        first = first_few(f"{group.prefix.text}{rest}" for rest in unknown)
+        what = f"does not fit: {len(unknown)} of its {len(group.layers)} layers match no naming of {', '.join(loaded)}"
+        return [what, f"the first: {first}", f"known: {'; '.join(examples)}"]
+
+    def _examples(self, name: str) -> list[str]:
+        """Return the name of a layer in a numbered block, as each program has it."""
+        tables = self._key_tables(name)
+        examples = []
+        for key_format in key_formats(self._known(name), self.family):
+            names = tables.get(key_format.checkpoint_format, ())
+            numbered = (one for one in names if re.search(r"\.\d+\.", one))
+            layer = next(numbered, "...")
+            if key_format.underscored:
+                layer = layer.replace(".", "_")
+            examples.append(f"{key_format.program} {key_format.prefixes[0]}{layer}")
+        return examples
+
+    def _alphas(
+        self, group: Group, adapter: AdapterConfig | None
+    ) -> tuple[dict[str, float], str]:
+        """Return each layer's alpha, and a note on where it is from, if that is assumed."""
+        path, layers = str(self.path), group.layers
+        stated = {
+            rest: weights.alpha
+            for rest, weights in layers.items()
+            if weights.alpha is not None
         }
-        for table in every
-    ]
-
-
-def _unknown(group: Group, loaded: Iterable[str], context: ReadContext) -> list[str]:
-    """What to say of a group of which no naming of a loaded component has every layer."""
-    every = [
-        (name, table) for name in loaded for table in _all_tables(name, group, context)
-    ]
-    _, best = max(every, key=lambda pair: sum(rest in pair[1] for rest in group.layers))
-    strange = [
-        f"{group.prefix.text}{rest}" for rest in group.layers if rest not in best
-    ]
-    known = [example for name in loaded for example in _examples(name, context)]
-    what = f"does not fit: {len(strange)} of its {len(group.layers)} layers are in no naming of {', '.join(loaded)}"
-    return [what, f"the first: {first_few(strange)}", f"known: {'; '.join(known)}"]
-
-
-def _examples(name: str, context: ReadContext) -> list[str]:
-    component, shapes = context.components[name], context.networks[name]
-    tables = key_tables(component, context.family, shapes)
-
-    def example(naming: LoraKeyFormat) -> str:
-        layer = next(
-            (
-                layer
-                for layer in tables.get(naming.checkpoint_format, ())
-                if re.search(r"\.\d+\.", layer)
-            ),
-            "...",
+        ranks = {rest: len(weights.down) for rest, weights in layers.items()}
+        if stated and len(stated) < len(layers):
+            what = f"incomplete LoRA file: only {len(stated)} of {len(layers)} layers have an alpha"
+            missing = (rest for rest in layers if rest not in stated)
+            raise StateError(path, what, f"missing: {first_few(missing)}")
+        if adapter is not None:
+            self._check_stated(adapter, ranks, stated)
+            stated = stated or {rest: adapter.of(rest)[1] for rest in layers}
+        if stated and self.alpha is not None:
+            raise UsageError("--alpha", f"has no effect: {path} states its own alpha")
+        if stated:
+            return stated, ""
+        if isinstance(self.alpha, float | int):
+            return dict.fromkeys(layers, float(self.alpha)), ""
+        by_rank = {rest: float(rank) for rest, rank in ranks.items()}
+        if self.alpha == "rank":
+            return by_rank, ""
+        if all(weights.named for weights in layers.values()) and not group.peft:
+            # In files of dstrain's own that have these names, alpha / rank is part of B.
+            is_own = "family" in self.header and "alpha" in self.header
+            return by_rank, "" if is_own else NO_ALPHA
+        place = f"{ADAPTER_HEADER!r} in its header"
+        if group.peft:
+            place = "adapter_config.json beside it"
+        raise StateError(
+            path,
+            f"has neither `.alpha` keys nor {place}, so rank and alpha are unknown",
+            "a wrong alpha makes its effect many times too strong or too weak, without any error",
+            "ai-toolkit, diffusion-pipe and older diffusers leave alpha out if it equals the rank; write such "
+            "a file into one that states it:",
+            f"dstrain export --alpha rank --format diffusers {path} OUTPUT",
         )
-        return f"{naming.program} {naming.prefixes[0]}{layer.replace('.', '_') if naming.underscored else layer}"
 
-    return [example(naming) for naming in key_formats(component, context.family)]
-
-
-def _alphas(
-    path: Path,
-    group: Group,
-    adapter: AdapterConfig | None,
-    header: Mapping[str, str],
-    override: Alpha | None,
-) -> tuple[dict[str, float], str]:
-    """Each layer's alpha, and what there is to say about where it is from."""
-    said = {
-        rest: raw.alpha for rest, raw in group.layers.items() if raw.alpha is not None
-    }
-    lacking = [rest for rest in group.layers if rest not in said]
-    if said and lacking:
-        what = f"is half a file: {len(said)} of {len(group.layers)} layers have an alpha, the others none"
-        raise StateError(str(path), what, f"without: {first_few(lacking)}")
-    if adapter is not None:
-        _check_said(path, group, adapter, said)
-    if override is not None and (said or adapter is not None):
-        raise UsageError("--alpha", f"has no effect: {path} says its alpha itself")
-    if said:
-        return said, ""
-    if adapter is not None:
-        return {rest: adapter.of(rest)[1] for rest in group.layers}, ""
-    if override is not None:
-        return {
-            rest: float(len(raw.down)) if override == "rank" else override
-            for rest, raw in group.layers.items()
-        }, ""
-    if all(raw.named for raw in group.layers.values()) and not group.peft:
-        note = (
-            "" if "family" in header and "alpha" in header else NO_ALPHA
-        )  # ours has it in every layer's B
-        return {rest: float(len(raw.down)) for rest, raw in group.layers.items()}, note
-    place = (
-        "adapter_config.json beside it"
-        if group.peft
-        else f"{ADAPTER_HEADER!r} in its header"
-    )
-    raise StateError(
-        str(path),
-        f"has neither `.alpha` keys nor {place}, so rank and alpha are unknown",
-        "without alpha its effect may be many times too strong or too weak, and nothing would say so",
-        "ai-toolkit, diffusion-pipe and older diffusers leave it out where it is the rank; if this is "
-        "such a file, write it into one that says so:",
-        f"dstrain export --alpha rank --format diffusers {path} OUTPUT",
-    )
-
-
-def _check_said(
-    path: Path, group: Group, adapter: AdapterConfig, said: Mapping[str, float]
-) -> None:
-    for rest, raw in group.layers.items():
-        rank, alpha = adapter.of(rest)
-        if rank != len(raw.down) or not math.isclose(
-            said.get(rest, alpha), alpha, rel_tol=1e-6
-        ):
-            have = f"rank {len(raw.down)}" + (
-                f" and alpha {said[rest]:g}" if rest in said else ""
-            )
-            raise StateError(
-                str(path),
-                f"its header says rank {rank} and alpha {alpha:g} of {rest}, which has {have}",
-            )
+    def _check_stated(
+        self,
+        adapter: AdapterConfig,
+        ranks: Mapping[str, int],
+        alphas: Mapping[str, float],
+    ) -> None:
+        """Refuse a header with other ranks or alphas than the keys."""
+        for rest, actual in ranks.items():
+            rank, alpha = adapter.of(rest)
+            is_same = math.isclose(alphas.get(rest, alpha), alpha, rel_tol=1e-6)
+            if rank == actual and is_same:
+                continue
+            have = f"rank {actual}"
+            if rest in alphas:
+                have += f" and alpha {alphas[rest]:g}"
+            what = f"its header says rank {rank} and alpha {alpha:g} of {rest}, which has {have}"
+            raise StateError(str(self.path), what)
 
 
 def _fits(layer: LoraLayer, shape: tuple[int, ...]) -> bool:
     down, up = tuple(layer.down.shape), tuple(layer.up.shape)
     ordinary = down[1:] == shape[1:] and up[0] == shape[0]
+    # An embedding's weight is (vocabulary, channels): the other way round.
     embedding = len(shape) == len(down) == 2 and (down[1], up[0]) == shape
     return (ordinary or embedding) and up[1] == layer.rank and math.prod(up[2:]) == 1
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdigit() else 0

@@ -172,7 +172,7 @@ class Setup:
         found = find(
             self.family, self.models, components, config_only, self.spec.components
         )
-        return self.preset.into(found) if self.preset is not None else found
+        return self.preset.add_to(found) if self.preset is not None else found
 
     @property
     def data_config(self) -> DataConfig:

@@ -91,16 +91,16 @@ DAMAGES = MappingProxyType(
             _bare,
         ),
         "half of the pairs": Damage(
-            "half a file", lambda key: None if "lora_B" in key else key
+            "incomplete LoRA file", lambda key: None if "lora_B" in key else key
         ),
         "half of the layers": Damage(
-            "half a file", lambda key: None if ".0." in key else key
+            "incomplete LoRA file", lambda key: None if ".0." in key else key
         ),
         "names of nothing": Damage(
             "does not fit", lambda key: key.replace(".0.", ".zero.")
         ),
         "another width": Damage("does not fit", wider=True),
-        "another family": Damage("is a LoRA for another", header=_renamed),
+        "another family": Damage("is a LoRA for family another", header=_renamed),
     }
 )
 

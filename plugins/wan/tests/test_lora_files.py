@@ -171,7 +171,7 @@ def test_the_file_of_an_expert_says_which_it_is_of_in_every_programs_names(
     )
     with pytest.raises(
         StateError,
-        match="fits dit and dit2, and its header does not say which it is of",
+        match="fits dit and dit2, and its header names no component",
     ):
         subject.open().load_lora(tmp_path / "bare.safetensors")
 

@@ -127,10 +127,12 @@ def test_an_alpha_that_a_file_does_not_say_can_be_told(
     assert {layer.alpha / layer.rank for layer in made.values()} == {ratio}
     assert made.keys() == read(path).layers.keys()
     with pytest.raises(
-        UsageError, match=r"--alpha: has no effect: .* says its alpha itself"
+        UsageError, match=r"--alpha: has no effect: .* states its own alpha"
     ):
         export(path, tmp_path / "y.safetensors", "diffusers", "fused", alpha=override)
-    with pytest.raises(UsageError, match=r"--alpha: has no effect: .* is no LoRA"):
+    with pytest.raises(
+        UsageError, match=r"--alpha: has no effect: .* is not a LoRA file"
+    ):
         export(written(tmp_path / "w.safetensors", {"a": torch.ones(1)}), tmp_path / "y", "diffusers", "fused",
                alpha=override)  # fmt: skip
 
@@ -168,7 +170,7 @@ def test_a_component_that_a_plain_function_loads_says_how_it_is_built(
     )
     with pytest.raises(
         UsageError,
-        match=r"plugin fused: nothing tells the shapes of dit, as .*\n  give Component\(build",
+        match=r"plugin fused: the shapes of dit are unknown: .*\n  give Component\(build",
     ):
         export(path, tmp_path / "x.safetensors", "kohya")
     monkeypatch.setattr(
@@ -219,7 +221,7 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     there = tmp_path / "there.safetensors"
     there.write_text("mine")
     with pytest.raises(
-        UsageError, match=r"exists; what is there is left as it is\n  give --overwrite"
+        UsageError, match=r"already exists and was not modified\n  give --overwrite"
     ):
         export(path, there, "kohya")
     assert there.read_text() == "mine"
@@ -235,7 +237,7 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     assert "lora_unet_double_0_proj.alpha" in load_file(there)
     with pytest.raises(UsageError, match="is INPUT itself"):
         export(path, path, "kohya", overwrite=True)
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UsageError, match="is a directory"):
         export(path, tmp_path, "kohya", overwrite=True)
     with pytest.raises(StateError, match=r"nowhere.*cannot be read"):
         export(tmp_path / "nowhere", there, "kohya")

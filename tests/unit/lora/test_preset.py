@@ -284,7 +284,7 @@ def test_a_preset_of_another_family_is_refused(here: Path, tmp_path: Path) -> No
         tmp_path / "x.safetensors",
         {"family": "other"},
     )
-    with pytest.raises(StateError, match="is a LoRA for other, and this is tiny"):
+    with pytest.raises(StateError, match="is a LoRA for family other, not for tiny"):
         train(here, preset_lora_path=tmp_path / "x.safetensors")
     assert (
         main(["--model", "tiny", "--toy", "--dry_run", "--preset_lora_path", "nowhere"])

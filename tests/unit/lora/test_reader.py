@@ -254,8 +254,8 @@ def test_the_reference_has_no_alpha_and_that_is_said(tmp_path: Path) -> None:
     tensors = default_names(prefixed(load_file(ours(tmp_path)[0]), "pipe.dit."))
     lora = read(written(tmp_path / "x.safetensors", tensors))
     assert {layer.alpha for layer in lora.layers.values()} == {4.0}
-    assert [note.partition(": ")[2][:27] for note in lora.notes] == [
-        "says no alpha; taken as the"
+    assert [note.partition(": ")[2][:28] for note in lora.notes] == [
+        "has no alpha; using the rank"
     ]
     assert not read(ours(tmp_path)[0]).notes
 
@@ -282,7 +282,7 @@ def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
     }
     with pytest.raises(
         StateError,
-        match=r"has 1 layers of text_encoder, which is not here\n.*lora_te1_layers_0_q_proj",
+        match=r"has 1 layers of text_encoder, which is not loaded\n.*lora_te1_layers_0_q_proj",
     ):
         read(both)
 
@@ -293,17 +293,17 @@ def test_twins_are_told_apart_by_the_header_or_by_what_is_asked(tmp_path: Path) 
     bare = written(tmp_path / "x.safetensors", with_alpha(tensors))
     with pytest.raises(
         StateError,
-        match="fits dit and dit2, and its header does not say which it is of",
+        match="fits dit and dit2, and its header names no component",
     ):
         read(bare, **two)
-    assert read_lora(bare, MODEL, two, into="dit2")[0].component == "dit2"
+    assert read_lora(bare, MODEL, two, component="dit2")[0].component == "dit2"
     named = written(
         tmp_path / "y.safetensors", with_alpha(tensors), {"component": "dit2"}
     )
     assert read(named, **two).component == "dit2"
     with pytest.raises(StateError, match="is a LoRA of dit2, and not of dit"):
-        read_lora(named, MODEL, two, into="dit")
-    with pytest.raises(StateError, match="has 12 layers of dit2, which is not here"):
+        read_lora(named, MODEL, two, component="dit")
+    with pytest.raises(StateError, match="has 12 layers of dit2, which is not loaded"):
         read(named)
     pipe = default_names(prefixed(tensors, "pipe.dit2."))
     assert read(written(tmp_path / "z.safetensors", pipe), **two).component == "dit2"
@@ -358,5 +358,5 @@ def test_names_that_can_be_told_in_two_ways_are_refused(tmp_path: Path) -> None:
         "transformer.img_in.lora_B.weight": torch.ones(6, 1),
     }
     path = written(tmp_path / "x.safetensors", with_alpha(tensors))
-    with pytest.raises(StateError, match="can be told in two ways"):
+    with pytest.raises(StateError, match="are ambiguous"):
         read(path, dit=own)

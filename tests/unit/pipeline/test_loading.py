@@ -121,9 +121,9 @@ def test_what_a_lora_was_trained_for_and_on_is_said_where_it_is_another(
     other.spec = build("other")
     other.load_lora(path, 1.0)
     assert capsys.readouterr().err.splitlines() == [
-        f"dstrain: warning: {path}: was trained for variant base, and this is other",
-        f"dstrain: warning: {path}: was trained on other weights of dit (other files) than these "
-        "(model-1-of-2.safetensors)",
+        f"dstrain: warning: {path}: was trained for variant base, not other",
+        f"dstrain: warning: {path}: was trained on other weights of dit (other files), not on "
+        "model-1-of-2.safetensors",
     ]
 
 
@@ -164,7 +164,7 @@ def test_a_lora_of_another_family_is_named_as_one(model: Path, tmp_path: Path) -
         tmp_path / "other.safetensors",
         {"family": "other"},
     )
-    with pytest.raises(StateError, match="is a LoRA for other, and this is tiny"):
+    with pytest.raises(StateError, match="is a LoRA for family other, not for tiny"):
         opened(model).load_lora(tmp_path / "other.safetensors", 1.0)
 
 
