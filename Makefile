@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test quick reliability test-real bench lint format wheels clean
+.PHONY: install demo test quick reliability conformance test-real bench lint format wheels clean
 
 install: $(STAMP)
 
@@ -25,6 +25,10 @@ quick: install
 reliability: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/reliability --all-trials
 
+# Every variant's conformance kit; the ordinary suite takes one variant per mechanism.
+conformance: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --all-variants $(wildcard plugins/*/tests/test_conformance.py plugins/*/tests/test_lora_files.py)
+
 test-real: install
 	$(BIN)/python tests/gpu/assets.py .assets
 	$(BIN)/python -m pytest -s tests/gpu
@@ -38,6 +42,8 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/measure_house.py
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -18,3 +18,35 @@ def lines_on_stderr() -> Iterator[None]:
     """Show what a run logs on stderr, where tests read it as its user does."""
     with logging_to_stderr():
         yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make conformance`."""
+    parser.addoption(
+        "--all-variants",
+        action="store_true",
+        help="Run the conformance kit for every variant, not for one per mechanism.",
+    )
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leave variants whose mechanisms another one has to `--all-variants`.
+
+    A family's test class names those that the ordinary suite tests in `everyday`.
+    """
+    if config.getoption("--all-variants"):
+        return
+    kept = []
+    left = []
+    for item in items:
+        everyday = getattr(getattr(item, "cls", None), "everyday", None)
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        case = parameters.get("case")
+        variant = parameters.get("variant", getattr(case, "variant", None))
+        skipped = everyday is not None and variant not in (None, *everyday)
+        (left if skipped else kept).append(item)
+    items[:] = kept
+    if left:
+        config.hook.pytest_deselected(items=left)

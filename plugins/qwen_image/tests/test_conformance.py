@@ -134,6 +134,7 @@ def edit(
 
 class TestConformance(Conformance):
     family = "qwen_image"
+    everyday = ("base", "edit", "edit-2509")
 
     @staticmethod
     def published(

@@ -20,6 +20,7 @@ class TestLoraFiles(LoraFiles):
     """
 
     family = "qwen_image"
+    everyday = ("base", "edit", "edit-2509")
     readers = MappingProxyType(
         {
             "dit": {

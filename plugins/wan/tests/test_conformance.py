@@ -38,6 +38,7 @@ def euler(steps: int) -> FlowMatchEulerDiscreteScheduler:
 
 class TestConformance(Conformance):
     family = "wan"
+    everyday = ("t2v", "i2v", "i2v-a14b", "ti2v-5b")
 
     @staticmethod
     def published(

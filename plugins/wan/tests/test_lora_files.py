@@ -46,6 +46,7 @@ NAMES = MappingProxyType(
 @pytest.mark.filterwarnings("ignore:While injecting the PEFT adapters")
 class TestLoraFiles(LoraFiles):
     family = "wan"
+    everyday = ("t2v", "i2v", "i2v-a14b", "ti2v-5b")
     readers = MappingProxyType(
         {
             "dit": DIT,

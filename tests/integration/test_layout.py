@@ -1,0 +1,107 @@
+"""The folders show the architecture: layers hold, and each module has its test."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+CORE = ROOT / "core/dstrain"
+UNTESTED = frozenset({"__init__.py", "__main__.py"})
+"""Files without a test of their name: they hold nothing but names and a call."""
+MODULES = tuple(
+    path
+    for path in sorted(CORE.rglob("*.py"))
+    if "template" not in path.parts and path.name not in UNTESTED
+)
+
+
+def lint(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run import-linter over the library that lies in a folder."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        [*command, "--config", str(ROOT / "pyproject.toml")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A copy of the library; returns the folder that holds the package."""
+    shutil.copytree(
+        CORE, tmp_path / "dstrain", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return tmp_path
+
+
+def plant(path: Path, line: str) -> None:
+    """Add a line to a module, behind its docstring."""
+    source = path.read_text()
+    first = ast.parse(source).body[0]
+    lines = source.splitlines(keepends=True)
+    lines.insert(first.end_lineno or 0, line + "\n")
+    path.write_text("".join(lines))
+
+
+def test_the_library_keeps_its_layers(library: Path) -> None:
+    done = lint(library)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from dstrain.runs.setup import Setup",
+        "if TYPE_CHECKING:\n    from dstrain.runs.setup import Setup",
+        "def late() -> None:\n    from dstrain.runs.setup import Setup",
+    ],
+    ids=["at the top", "for types", "inside a function"],
+)
+def test_an_import_from_a_lower_layer_of_a_higher_one_fails(
+    library: Path, line: str
+) -> None:
+    plant(library / "dstrain/graph/unit.py", line)
+    done = lint(library)
+    assert done.returncode == 1
+    assert "dstrain.graph is not allowed to import dstrain.runs" in done.stdout
+
+
+def test_a_circle_within_a_package_fails(library: Path) -> None:
+    plant(library / "dstrain/graph/unit.py", "from dstrain.graph.plan import Plan")
+    done = lint(library)
+    assert done.returncode == 1
+    assert "no circle of modules within a package BROKEN" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "path", MODULES, ids=lambda path: path.relative_to(CORE).as_posix()
+)
+def test_every_module_has_a_test_of_its_name(path: Path) -> None:
+    place = path.relative_to(CORE)
+    test = ROOT / "tests/unit" / place.parent / f"test_{place.name}"
+    assert test.is_file(), f"{test.relative_to(ROOT)} is missing"
+    names = [
+        node.name
+        for node in ast.walk(ast.parse(test.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert names, f"{test.relative_to(ROOT)} tests nothing"
+
+
+def test_every_unit_test_stands_where_its_module_does() -> None:
+    packages = {path.relative_to(CORE).parent for path in CORE.rglob("*.py")}
+    folders = {
+        path.relative_to(ROOT / "tests/unit").parent
+        for path in (ROOT / "tests/unit").rglob("test_*.py")
+    }
+    assert folders <= packages
