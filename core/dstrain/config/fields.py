@@ -1,5 +1,5 @@
-"""Flags: a configuration's fields as what a user may write, what a value must be, and
-the small languages of values.
+"""Read options off the fields of a configuration class, check their values, and parse
+the small languages that some values are written in.
 """
 
 import dataclasses
@@ -7,13 +7,65 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Required, TypedDict, Unpack
 
 from dstrain.errors import UsageError, nearest
+
+Group = Literal[
+    "model",
+    "data",
+    "training",
+    "generation",
+    "memory",
+    "LoRA",
+    "output",
+    "checkpoints",
+    "general",
+]
+"""Where an option stands in --help, in this order."""
+Effect = Literal[
+    "training",
+    "resolved",
+    "length",
+    "recipe",
+    "cache",
+    "video",
+    "timestep_sampler",
+    "LoRA",
+    "weights",
+    "start",
+]
+"""What an option affects; everything that treats options differently follows from it.
+
+training: the numbers of a run, so a resumed run has the same value.
+resolved: these numbers too, but other values may resolve to the same run.
+length: how many steps a run has.
+recipe: recorded in the header of a LoRA file, as those of training are.
+cache: the cached values, so both stages have the same value.
+video: which frames of videos are used; refused where no videos are read.
+timestep_sampler: acts through it, so refused for a loss that does not use it.
+LoRA: the layers that are trained; refused where none are.
+weights: names weights to start from, beside the model's.
+start: one start of a run, so it is not written to config.json.
+"""
+
+
+NOTHING: Set[Effect] = frozenset()
+"""For an option that affects none of these."""
+
+
+class Details(TypedDict, total=False):
+    """What an option says of itself beside its default and its help; see `Flag`."""
+
+    group: Required[Group]
+    affects: Required[Set[Effect]]
+    bare: str
+    minimum: float
+    above: float
+    maximum: float
 
 
 @dataclass(frozen=True)
@@ -26,7 +78,7 @@ class LoraFile:
 
 class PublishedFiles(NamedTuple):
     """Files of a published model: its id, a pattern of their names, and a revision (''
-    for the hub's usual one).
+    for the hub's default).
     """
 
     model_id: str
@@ -36,8 +88,8 @@ class PublishedFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class NamedInput:
-    """An input of inference by its name, as text: a file's name where the input is a
-    picture or a video.
+    """An input of inference as text: the file name of an image or a video, else the
+    value.
     """
 
     name: str
@@ -46,93 +98,108 @@ class NamedInput:
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag as read off a configuration's field: `kind` is the type of its value,
-    `many` whether it may be repeated.
-
-    bare: the value it takes when none is written after it. least, above, most: bounds
-    of a number.
-    """
+    """An option, as read off a field of a configuration class."""
 
     name: str
     kind: type
-    group: str
+    """The type of a value; of one value, if the option may be repeated."""
+    group: Group
     help: str
     default: Any
+    affects: Set[Effect]
     required: bool = False
     many: bool = False
+    """Whether it may be repeated."""
     choices: tuple[str, ...] = ()
     bare: str | None = None
-    least: float | None = None
+    """The value it has when it is given without one."""
+    minimum: float | None = None
     above: float | None = None
-    most: float | None = None
+    """A bound that is itself not allowed."""
+    maximum: float | None = None
 
     @property
     def spelled(self) -> str:
-        """How a user writes it."""
+        """Return the option as users write it."""
         return f"--{self.name}"
 
 
-def about(group: str, text: str, **bounds: Any) -> Mapping[str, Any]:
-    """A field's metadata, which make it a flag: its group, its help text, and `bare`,
-    `least`, `above`, `most`.
-    """
-    return MappingProxyType({"group": group, "help": text, **bounds})
+def described(help: str, **details: Unpack[Details]) -> Mapping[str, Any]:
+    """Return the metadata that makes a dataclass field an option."""
+    return {"help": help, **details}
+
+
+def option(default: Any, help: str, **details: Unpack[Details]) -> Any:
+    """Return a dataclass field that is an option with a default."""
+    return dataclasses.field(default=default, metadata=described(help, **details))
 
 
 def flags(config: type) -> tuple[Flag, ...]:
-    """The flags of a configuration class, in the order of its fields."""
+    """Return the options of a configuration class, in the order of its fields."""
     hints = typing.get_type_hints(config)
     return tuple(
-        _read(item, hints[item.name])
-        for item in dataclasses.fields(config)
-        if item.metadata
+        _read(field, hints[field.name])
+        for field in dataclasses.fields(config)
+        if field.metadata
     )
 
 
-def _read(item: "dataclasses.Field[Any]", hint: Any) -> Flag:
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+def _read(field: "dataclasses.Field[Any]", hint: Any) -> Flag:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    arguments = typing.get_args(hint)
     many = typing.get_origin(hint) is tuple
-    choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-    kind = str if choices else typing.get_args(hint)[0] if many else hint
-    required = item.default is dataclasses.MISSING
-    default = None if required else item.default
+    choices = arguments if typing.get_origin(hint) is Literal else ()
+    kind: type = hint
+    if choices:
+        kind = str
+    elif many:
+        kind = arguments[0]
+    required = field.default is dataclasses.MISSING
     return Flag(
-        item.name,
+        field.name,
         kind,
-        default=default,
+        default=None if required else field.default,
         required=required,
         many=many,
         choices=choices,
-        **item.metadata,
+        **field.metadata,
     )
 
 
+def changed(config: Any, effect: Effect) -> list[Flag]:
+    """Return the options with this effect that are not at their default."""
+    return [
+        flag
+        for flag in flags(type(config))
+        if effect in flag.affects and getattr(config, flag.name) != flag.default
+    ]
+
+
 def check_value(flag: Flag, value: Any) -> None:
-    """Raise UsageError, naming the flag, for a value of another type, out of its bounds
-    or not among its choices.
+    """Raise UsageError for a value of another type, out of its bounds or not among its
+    choices.
     """
     if value is None and not flag.required:
         return
     wanted = (int, float) if flag.kind is float else flag.kind
     for one in value if flag.many else (value,):
-        if not isinstance(one, wanted) or (
-            isinstance(one, bool) and flag.kind is not bool
-        ):
+        # A bool is an int to Python, but not to users.
+        is_bool = isinstance(one, bool) and flag.kind is not bool
+        if is_bool or not isinstance(one, wanted):
             raise UsageError(flag.spelled, f"want {flag.kind.__name__}, got {one!r}")
     if flag.choices and value not in flag.choices:
-        raise UsageError(
-            flag.spelled,
-            f"want one of {', '.join(flag.choices)}, got {value!r}{nearest(value, flag.choices)}",
-        )
+        names = ", ".join(flag.choices)
+        hint = nearest(value, flag.choices)
+        raise UsageError(flag.spelled, f"want one of {names}, got {value!r}{hint}")
     if flag.kind is float and not math.isfinite(value):
         raise UsageError(flag.spelled, f"want a finite number, got {value}")
     if flag.above is not None and value <= flag.above:
         raise UsageError(flag.spelled, f"want more than {flag.above}, got {value}")
-    if flag.least is not None and value < flag.least:
-        raise UsageError(flag.spelled, f"want {flag.least} or more, got {value}")
-    if flag.most is not None and value > flag.most:
-        raise UsageError(flag.spelled, f"want {flag.most} or less, got {value}")
+    if flag.minimum is not None and value < flag.minimum:
+        raise UsageError(flag.spelled, f"want {flag.minimum} or more, got {value}")
+    if flag.maximum is not None and value > flag.maximum:
+        raise UsageError(flag.spelled, f"want {flag.maximum} or less, got {value}")
 
 
 def split_commas(text: str | None) -> tuple[str, ...]:
@@ -141,15 +208,16 @@ def split_commas(text: str | None) -> tuple[str, ...]:
 
 
 def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
-    """Read `--model_paths`: one tuple of files per entry of the JSON list. Raises
-    UsageError for anything else.
+    """Parse `--model_paths` into one tuple of files per entry of the JSON list.
+
+    Raises UsageError for anything else.
     """
     try:
         entries = json.loads(text) if text is not None else []
     except json.JSONDecodeError as error:
         example = """a list of files is written '["a.safetensors", "b.safetensors"]'"""
         raise UsageError("--model_paths", f"is not JSON: {error}", example) from error
-    groups = []
+    groups: list[tuple[str, ...]] = []
     for entry in entries if isinstance(entries, list) else [None]:
         group = [entry] if isinstance(entry, str) else entry
         if (
@@ -166,12 +234,14 @@ def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
 
 
 def parse_origins(text: str | None) -> tuple[PublishedFiles, ...]:
-    """Read `--model_id_with_origin_paths`: ID:PATTERN or ID@REVISION:PATTERN, ...; an
-    id has one revision in all parts.
+    """Parse `--model_id_with_origin_paths`: ID:PATTERN or ID@REVISION:PATTERN, ...
 
-    Raises UsageError for another part, and for two revisions of an id.
+    A revision that one part gives holds for all parts of its id. Raises UsageError for
+    a malformed part, and for two revisions of an id.
     """
-    flag, found, revisions = "--model_id_with_origin_paths", [], dict[str, str]()
+    flag = "--model_id_with_origin_paths"
+    found: list[tuple[str, str]] = []
+    revisions: dict[str, str] = {}
     for part in split_commas(text):
         name, _, pattern = part.partition(":")
         model_id, at, revision = name.partition("@")
@@ -198,23 +268,21 @@ def parse_origins(text: str | None) -> tuple[PublishedFiles, ...]:
 
 
 def parse_lora(text: str) -> LoraFile:
-    """Read FILE or FILE:SCALE; what follows the last colon is a scale only if it is a
+    """Parse FILE or FILE:SCALE; what follows the last colon is a scale only if it is a
     finite number.
     """
     path, _, tail = text.rpartition(":")
     try:
         scale = float(tail)
     except ValueError:
-        return LoraFile(Path(text))
-    return (
-        LoraFile(Path(path), scale)
-        if path and math.isfinite(scale)
-        else LoraFile(Path(text))
-    )
+        scale = math.nan
+    if path and math.isfinite(scale):
+        return LoraFile(Path(path), scale)
+    return LoraFile(Path(text))
 
 
 def parse_input(text: str) -> NamedInput:
-    """Read NAME=VALUE; raises UsageError without a name."""
+    """Parse NAME=VALUE; raises UsageError without a name."""
     name, equals, value = text.partition("=")
     if not name.strip() or not equals:
         raise UsageError("--input", f"want NAME=VALUE, got {text!r}")
@@ -222,7 +290,7 @@ def parse_input(text: str) -> NamedInput:
 
 
 def parse_alpha(text: str) -> float | Literal["rank"]:
-    """Read the alpha of a LoRA: a number above 0, or 'rank'; raises UsageError for
+    """Parse the alpha of a LoRA: a number above 0, or 'rank'; raises UsageError for
     anything else.
     """
     if text == "rank":

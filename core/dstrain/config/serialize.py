@@ -1,6 +1,4 @@
-"""A configuration as a file: every flag by name, as `--config` reads it; what is secret
-is not written.
-"""
+"""Write a configuration to a file that `--config` reads, without its secrets."""
 
 import json
 from collections.abc import Mapping
@@ -8,19 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.config.fields import LoraFile, NamedInput, flags
-from dstrain.config.schema import ModelChoice
+from dstrain.config.schema import ModelChoice, options_affecting
 from dstrain.console import redacted
 from dstrain.storage.files import write_file
 
-OF_ONE_START = frozenset({"overwrite", "resume", "dry_run"})
-"""Flags of one start of a run, which are not written: a written configuration neither
-removes a run nor goes on.
-"""
-
 
 def as_flags(config: ModelChoice) -> dict[str, Any]:
-    """Every flag by its name, the family's own and -p too, with its value as JSON: None
-    for one that is absent.
+    """Return the value of every option as JSON, including the family's and -p; None
+    stands for an absent one.
     """
     values = {flag.name: getattr(config, flag.name) for flag in flags(type(config))}
     given = {
@@ -34,22 +27,16 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
 def write_resolved(
     path: Path, config: ModelChoice, versions: Mapping[str, str]
 ) -> None:
-    """Write a configuration without OF_ONE_START, and the versions of what runs it, as
-    JSON; raises SystemFault.
+    """Write a configuration and the versions of the libraries as JSON.
+
+    Options of one start are left out, so that a written configuration neither resumes
+    nor deletes a run. Raises SystemFault.
     """
-    told = {
-        name: value
-        for name, value in as_flags(config).items()
-        if name not in OF_ONE_START
-    }
-    text = json.dumps(
-        {**told, "versions": dict(versions)},
-        ensure_ascii=False,
-        indent=1,
-        sort_keys=True,
-    )
-    # Half of a surrogate pair, which stands for a byte of a path that is no text,
-    # becomes JSON's own escape.
+    written: dict[str, Any] = {**as_flags(config), "versions": dict(versions)}
+    for name in options_affecting("start"):
+        written.pop(name, None)
+    text = json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True)
+    # A lone surrogate stands for a byte of a path that is not UTF-8; JSON can escape it.
     write_file(path, (text + "\n").encode(errors="backslashreplace"))
 
 

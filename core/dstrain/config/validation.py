@@ -1,8 +1,9 @@
-"""What a configuration must be before anything is opened: values in their ranges, flags
-that do not contradict.
+"""Check a configuration before anything is opened: values are in range, and no options
+contradict each other.
 """
 
 from dstrain.config.fields import (
+    changed,
     check_value,
     flags,
     parse_model_paths,
@@ -10,13 +11,12 @@ from dstrain.config.fields import (
     split_commas,
 )
 from dstrain.config.schema import STAGES, GenerateConfig, ModelChoice, TrainConfig
-from dstrain.console import redacted
 from dstrain.errors import UsageError, nearest
 
 
 def validate(config: ModelChoice) -> None:
-    """Raise UsageError for a value out of its range, or for flags that contradict each
-    other; opens no file.
+    """Raise UsageError for a value out of its range, or for options that contradict
+    each other; opens no file.
     """
     for flag in flags(type(config)):
         check_value(flag, getattr(config, flag.name))
@@ -26,8 +26,11 @@ def validate(config: ModelChoice) -> None:
         _check_trainables(config)
         _check_steps(config)
         _check_frames(config)
-        _check_beginning(config)
-        _check_previews(config)
+        _check_start(config)
+        if config.preview_steps is not None and not config.preview_prompt:
+            raise UsageError(
+                "--preview_steps", "has no effect without --preview_prompt"
+            )
         if not config.dry_run:
             _check_places(config)
     if isinstance(config, GenerateConfig):
@@ -35,20 +38,20 @@ def validate(config: ModelChoice) -> None:
 
 
 def _check_prompt(config: GenerateConfig) -> None:
-    if config.prompt is None and config.dataset is None:
-        raise UsageError(
-            "--prompt",
-            "is required",
-            "or --dataset: a table of prompts and seeds, to make a data set",
-        )
-    for flag in flags(GenerateConfig) if config.dataset is not None else ():
-        if (
-            flag.name in ("prompt", "seed")
-            and getattr(config, flag.name) != flag.default
-        ):
+    if config.dataset is None:
+        if config.prompt is None:
+            raise UsageError(
+                "--prompt",
+                "is required: what to generate",
+                "or --dataset: a table of prompts and seeds to generate a dataset from",
+            )
+        return
+    for flag in flags(GenerateConfig):
+        value = getattr(config, flag.name)
+        if flag.name in ("prompt", "seed") and value != flag.default:
             raise UsageError(
                 flag.spelled,
-                f"is given with --dataset, whose column {flag.name!r} has one for each row",
+                f"cannot be combined with --dataset, whose column {flag.name!r} has one for each row",
             )
 
 
@@ -63,73 +66,63 @@ def _check_model(config: ModelChoice) -> None:
         )
     if config.toy and config.hub != "modelscope":
         raise UsageError(
-            "--hub", "has no effect: --toy builds a toy model, so nothing is fetched"
+            "--hub", "has no effect: --toy builds a toy model, so nothing is downloaded"
         )
-    if (
-        not files
-        and not config.toy
-        and not (isinstance(config, TrainConfig) and config.dry_run)
-    ):
-        help_line = "give --model_paths for local files, or --toy for toy sizes with random weights"
+    is_dry_run = isinstance(config, TrainConfig) and config.dry_run
+    if not files and not config.toy and not is_dry_run:
         raise UsageError(
-            "--model_id_with_origin_paths", "no model files are given", help_line
+            "--model_id_with_origin_paths",
+            "no model files are given",
+            "give --model_paths for local files, or --toy for a tiny model with random weights",
         )
     if (config.height is None) != (config.width is None):
-        given, absent = (
-            ("height", "width") if config.width is None else ("width", "height")
-        )
+        given, missing = "height", "width"
+        if config.height is None:
+            given, missing = missing, given
         raise UsageError(
-            f"--{given}", f"is given without --{absent}; give both, or neither"
+            f"--{given}", f"is given without --{missing}; give both, or neither"
         )
 
 
 def _check_task(config: TrainConfig) -> None:
     name, stage = config.task_name, config.stage
-    if not name or stage not in STAGES or config.task.endswith(":"):
-        known = ", ".join(
-            [
-                name or "TASK",
-                *(f"{name or 'TASK'}:{known}" for known in STAGES if known),
-            ]
-        )
-        raise UsageError(
-            "--task",
-            f"{config.task!r} is no task with a stage; want {known}{nearest(stage, STAGES)}",
-        )
+    if name and stage in STAGES and not config.task.endswith(":"):
+        return
+    name = name or "TASK"
+    known = ", ".join([name, *(f"{name}:{stage}" for stage in STAGES if stage)])
+    raise UsageError(
+        "--task",
+        f"{config.task!r} is not a task with a stage; want {known}{nearest(stage, STAGES)}",
+    )
 
 
 def _check_trainables(config: TrainConfig) -> None:
     for name in ("trainable_models", "lora_base_model", "lora_target_modules"):
-        if getattr(config, name) is not None and not split_commas(
-            getattr(config, name)
-        ):
+        text = getattr(config, name)
+        if text is not None and not split_commas(text):
             raise UsageError(f"--{name}", "names nothing")
-    full = {name.partition(".")[0] for name in config.trainables}
-    if config.lora_base_model in full:
+    trained = {name.partition(".")[0] for name in config.trainables}
+    if config.lora_base_model in trained:
         reason = "LoRA trains beside frozen weights, so a component is trained in full or by LoRA"
         raise UsageError(
             "--lora_base_model",
             f"{config.lora_base_model} is also in --trainable_models; {reason}",
         )
-    for flag in flags(TrainConfig) if full and config.lora_base_model is None else ():
-        if flag.group == "LoRA" and getattr(config, flag.name) != flag.default:
-            help_line = (
-                "name the component that gets LoRA layers with --lora_base_model"
-            )
+    if trained and config.lora_base_model is None:
+        for flag in changed(config, "LoRA"):
             raise UsageError(
                 flag.spelled,
-                "has no effect: --trainable_models trains in full",
-                help_line,
+                "has no effect: no LoRA is trained (--trainable_models trains full weights)",
+                "name the component to add LoRA to with --lora_base_model",
             )
 
 
 def _check_steps(config: TrainConfig) -> None:
     if config.lr_warmup_steps and config.lr_scheduler == "constant":
-        help_line = "use --lr_scheduler constant_with_warmup"
         raise UsageError(
             "--lr_warmup_steps",
             "has no effect: --lr_scheduler constant has no warm-up",
-            help_line,
+            "use --lr_scheduler constant_with_warmup",
         )
     if config.lr_scheduler == "constant_with_warmup" and not config.lr_warmup_steps:
         raise UsageError(
@@ -140,71 +133,60 @@ def _check_steps(config: TrainConfig) -> None:
     if low >= high:
         raise UsageError(
             "--min_timestep_boundary",
-            f"{low} is not below --max_timestep_boundary {high}: nothing is left",
-        )
-
-
-def _check_previews(config: TrainConfig) -> None:
-    if config.preview_steps is not None and not config.preview_prompt:
-        raise UsageError("--preview_steps", "has no effect without --preview_prompt")
-    if any(redacted(prompt) != prompt for prompt in config.preview_prompt):
-        raise UsageError(
-            "--preview_prompt",
-            "holds what looks like a token or a password, and prompts are written down",
+            f"{low} is not below --max_timestep_boundary {high}: no timesteps are left",
         )
 
 
 def _check_frames(config: TrainConfig) -> None:
-    if config.frame_sampling == "uniform" and config.frame_samples is None:
+    is_uniform = config.frame_sampling == "uniform"
+    if is_uniform and config.frame_samples is None:
         raise UsageError("--frame_sampling", "uniform needs --frame_samples")
-    if config.frame_sampling != "uniform" and config.frame_samples is not None:
-        what = f"has no effect with --frame_sampling {config.frame_sampling}"
-        raise UsageError("--frame_samples", what, "use --frame_sampling uniform")
+    if not is_uniform and config.frame_samples is not None:
+        raise UsageError(
+            "--frame_samples",
+            f"has no effect with --frame_sampling {config.frame_sampling}",
+            "use --frame_sampling uniform",
+        )
 
 
-def _check_beginning(config: TrainConfig) -> None:
-    """A run goes on, begins from saved weights, or takes the place of another: one of
-    these.
+def _check_start(config: TrainConfig) -> None:
+    """Refuse more than one of the ways to start: resume, from saved weights, or in the
+    place of another run.
     """
     if config.preset_lora_model is not None and config.preset_lora_path is None:
         raise UsageError(
             "--preset_lora_model", "has no effect without --preset_lora_path"
         )
-    given = [
-        name
-        for name in ("resume", "resume_from_checkpoint", "overwrite")
-        if getattr(config, name)
-    ]
+    ways = {
+        "resume": "resumes a run",
+        "resume_from_checkpoint": "starts a new one from saved weights",
+        "overwrite": "deletes the one in --output_path",
+    }
+    given = [name for name in ways if getattr(config, name)]
     if len(given) > 1:
-        reasons = {
-            "resume": "goes on with a run",
-            "resume_from_checkpoint": "begins one from saved weights",
-            "overwrite": "removes the one that --output_path holds",
-        }
-        both = ", and ".join(f"--{name} {reasons[name]}" for name in given)
+        both = ", and ".join(f"--{name} {ways[name]}" for name in given)
         raise UsageError(
             f"--{given[0]}", f"is given with --{given[1]}: {both}", "give one of them"
         )
 
 
 def _check_places(config: TrainConfig) -> None:
-    """What stage 1 writes and stage 2 reads: --feature_cache, else stage 1's output and
-    stage 2's data set.
+    """Refuse a run that does not know what to read, or where to write.
+
+    Without --feature_cache the cache is stage 1's output and stage 2's dataset.
     """
-    has_store = config.feature_cache is not None
-    if config.dataset_base_path is None and not (config.stage == "train" and has_store):
-        other = (
-            ", or --feature_cache: the feature store to train from"
-            if config.stage == "train"
-            else ""
-        )
-        raise UsageError("--dataset_base_path", f"is required{other}")
-    if config.output_path is None and not (
-        config.stage == "data_process" and has_store
-    ):
-        other = (
-            ", or --feature_cache: where the feature store goes"
-            if config.stage == "data_process"
-            else ""
-        )
-        raise UsageError("--output_path", f"is required{other}")
+    has_cache = config.feature_cache is not None
+    reads_cache = config.stage == "train"
+    writes_cache = config.stage == "data_process"
+    if config.dataset_base_path is None and not (reads_cache and has_cache):
+        what = "is required: the dataset directory"
+        if reads_cache:
+            what += ", or --feature_cache: the feature cache to train from"
+        raise UsageError("--dataset_base_path", what)
+    if config.output_path is None and not (writes_cache and has_cache):
+        what = "is required: the directory for checkpoints and logs"
+        if writes_cache:
+            what = (
+                "is required, or --feature_cache: the directory for the feature cache"
+            )
+        raise UsageError("--output_path", what)

@@ -12,19 +12,6 @@ from dstrain.graph.inputs import Column, Constant, Input
 from dstrain.graph.unit import FunctionSpec
 
 GIVEN_TO_LOSS = ("predict",)
-ACT_THROUGH = MappingProxyType(
-    {
-        "timestep_sampler": (
-            "timestep_sampling",
-            "loss_weighting",
-            "min_timestep_boundary",
-            "max_timestep_boundary",
-        )
-    }
-)
-"""Name a loss may borrow -> the options of a run that act through it, and do nothing
-for a loss without it.
-"""
 
 
 @dataclass(frozen=True)
@@ -79,19 +66,6 @@ class Task:
         several parts is used.
         """
         return "sampler" in self.loss.components
-
-    @property
-    def ineffective_options(self) -> tuple[str, ...]:
-        """Options that have no effect, because the loss does not borrow what they act
-        through.
-        """
-        borrows = self.loss.components
-        return tuple(
-            option
-            for name, options in ACT_THROUGH.items()
-            if name not in borrows
-            for option in options
-        )
 
     def with_task_inputs(
         self, inputs: Mapping[str, Input], owner: str

@@ -10,6 +10,7 @@ from typing import Any
 
 from dstrain.cache.store import FeatureCache
 from dstrain.config.fields import split_commas
+from dstrain.config.schema import options_affecting
 from dstrain.data.metadata import SUFFIXES, refuse
 from dstrain.errors import StateError
 from dstrain.graph.inputs import Column
@@ -66,31 +67,37 @@ class CachedPlan:
 
 
 def plan_identity(setup: Setup) -> dict[str, Any]:
-    """What must be equal in both stages; repeat, epochs, optimizer, LoRA size and
-    targets and output are not in it.
+    """Return what must be equal in both stages: everything that cached values depend
+    on.
     """
-    c = setup.config
-    sampling = {
-        "--num_frames": c.num_frames,
-        "--frame_sampling": c.frame_sampling,
-        "--frame_samples": c.frame_samples,
-    }
+    flags = _cache_flags(setup)
+    video = [f"--{name}" for name in options_affecting("video")]
+    sampling = {name: flags.pop(name) for name in video}
     return {
         "family": setup.spec.family,
         "variant": setup.spec.variant,
         "task": setup.task.name,
         "sides": list(setup.task.branches),
         "values stored": list(setup.plan(setup.all_inputs()).cached_values),
-        "--height": c.height,
-        "--width": c.width,
-        "--max_pixels": None if c.height else c.max_pixels,
-        "--data_file_keys": ",".join(split_commas(c.data_file_keys)) or None,
-        "--extra_inputs": ",".join(sorted(split_commas(c.extra_inputs))) or None,
+        **flags,
         "dtype": str(setup.dtype).removeprefix("torch."),
         **_preset(setup),
         **(sampling if setup.spec.reads_videos else {}),
         **{f"--{name}": setting.value for name, setting in setup.spec.settings.items()},
     }
+
+
+def _cache_flags(setup: Setup) -> dict[str, Any]:
+    """Return the options that affect the cache; ways to write the same are one value."""
+    config = setup.config
+    flags = {f"--{name}": getattr(config, name) for name in options_affecting("cache")}
+    if config.height:
+        flags["--max_pixels"] = None
+    columns = split_commas(config.data_file_keys)
+    flags["--data_file_keys"] = ",".join(columns) or None
+    inputs = sorted(split_commas(config.extra_inputs))
+    flags["--extra_inputs"] = ",".join(inputs) or None
+    return flags
 
 
 def _preset(setup: Setup) -> dict[str, Any]:

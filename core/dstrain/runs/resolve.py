@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dstrain.cache.store import FeatureCache
-from dstrain.config.fields import flags, split_commas
+from dstrain.config.fields import changed, split_commas
 from dstrain.config.schema import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.dataset import find_metadata, input_columns
@@ -143,20 +143,14 @@ def resolve_experts(
     return Trainables(full, lora)
 
 
-FRAME_FLAGS = ("num_frames", "frame_sampling", "frame_samples")
-"""Flags that choose the frames of videos."""
-
-
 def check_frames(config: TrainConfig, spec: "PipelineSpec") -> None:
     """Refuse flags that choose frames of videos where there are none."""
     if spec.reads_videos:
         return
-    for flag in flags(TrainConfig):
-        if flag.name in FRAME_FLAGS and getattr(config, flag.name) != flag.default:
-            raise UsageError(
-                flag.spelled,
-                f"has no effect: variant {spec.variant} reads no videos",
-            )
+    for flag in changed(config, "video"):
+        raise UsageError(
+            flag.spelled, f"has no effect: variant {spec.variant} reads no videos"
+        )
 
 
 def check_components(config: TrainConfig, spec: "PipelineSpec") -> None:
@@ -269,15 +263,13 @@ def _task(
         what = f"no task named {config.task_name!r}; tasks: {known}{nearest(config.task_name, tasks)}"
         raise UsageError("--task", what, *broken[:3])
     task = tasks[config.task_name]
-    for flag in flags(TrainConfig):
-        if (
-            flag.name in task.ineffective_options
-            and getattr(config, flag.name) != flag.default
-        ):
-            raise UsageError(
-                flag.spelled,
-                f"has no effect: the loss of task {task.name} draws no timesteps",
-            )
+    if "timestep_sampler" in task.loss.components:
+        return task
+    for flag in changed(config, "timestep_sampler"):
+        raise UsageError(
+            flag.spelled,
+            f"has no effect: the loss of task {task.name} draws no timesteps",
+        )
     return task
 
 

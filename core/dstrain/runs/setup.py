@@ -180,7 +180,7 @@ class Setup:
         c = self.config
         if not c.dataset_base_path:
             raise UsageError(
-                "--dataset_base_path", "is required: the folder that holds the data set"
+                "--dataset_base_path", "is required: the dataset directory"
             )
         keys = split_commas(c.data_file_keys) if c.data_file_keys else None
         optional = split_commas(c.extra_inputs)
@@ -265,7 +265,7 @@ class Setup:
         )
         if not place:
             raise UsageError(
-                "--feature_cache", "is required: the folder of the feature store"
+                "--feature_cache", "is required: the directory of the feature cache"
             )
         return place
 

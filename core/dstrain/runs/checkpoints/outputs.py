@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dstrain.config.fields import split_commas
+from dstrain.config.schema import ENDING_AT_LAST_STEP, options_affecting
 from dstrain.config.serialize import write_resolved
 from dstrain.console import get_logger
 from dstrain.distributed.world import ProcessGroup
@@ -27,8 +28,6 @@ from dstrain.runs.checkpoints.directory import (
     traces,
 )
 from dstrain.runs.checkpoints.resume import (
-    DECISIVE,
-    ENDING_AT_LAST_STEP,
     check_state_named,
     content_of,
     restore,
@@ -56,17 +55,14 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-RECIPE = ("task", "batch_size", "gradient_accumulation_steps", *DECISIVE)
-"""Flags that a file tells of the run that made it: those that decide its numbers."""
-
-
 def made_by(
     setup: Setup, files: Files, content: Mapping[str, Any], steps: int
 ) -> dict[str, Any]:
     """What a run says in its LoRA's header: `base` (see `base_of`), its configuration,
     and the flags that decide.
     """
-    told = {name: getattr(setup.config, name) for name in RECIPE}
+    recipe = options_affecting("recipe", "training")
+    told = {name: getattr(setup.config, name) for name in recipe}
     preset = {"preset_lora": setup.preset.digest} if setup.preset is not None else {}
     return {
         "base": base_weights(files),
@@ -93,7 +89,7 @@ class Outputs:
     def __post_init__(self) -> None:
         if self.setup.config.output_path is None:
             raise UsageError(
-                "--output_path", "is required: where the trained weights are written"
+                "--output_path", "is required: the directory for checkpoints and logs"
             )
         self.folder = Path(self.setup.config.output_path)
 
@@ -219,7 +215,7 @@ class Outputs:
             settings,
             entries,
             read,
-            {name: config[name] for name in DECISIVE},
+            {name: config[name] for name in options_affecting("training")},
         ]
         preset = self.setup.preset
         numbers += [[preset.component, preset.digest]] if preset is not None else []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dstrain.config.schema import ENDING_AT_LAST_STEP, options_affecting
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import CONFIG
 from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
@@ -19,50 +20,6 @@ from dstrain.storage.hashing import hash_json, sha256
 
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingRun
-
-
-DECISIVE = (
-    "model",
-    "seed",
-    "dataset_repeat",
-    "learning_rate",
-    "weight_decay",
-    "lr_scheduler",
-    "lr_warmup_steps",
-    "max_grad_norm",
-    "timestep_sampling",
-    "loss_weighting",
-    "min_timestep_boundary",
-    "max_timestep_boundary",
-    "height",
-    "width",
-    "max_pixels",
-    "num_frames",
-    "frame_sampling",
-    "frame_samples",
-)
-"""Flags that decide the numbers of a run: a continuation has the same."""
-ALSO_COMPARED = (
-    *(
-        "variant",
-        "extra_inputs",
-        "data_file_keys",
-        "trainable_models",
-        "lora_base_model",
-        "lora_target_modules",
-        "lora_rank",
-        "lora_alpha",
-        "batch_size",
-    ),
-    *("gradient_accumulation_steps", "mixed_precision"),
-)
-"""Flags beside these of which a refusal says that they differ: what is trained, and
-what makes batches and steps.
-"""
-ENDING_AT_LAST_STEP = ("linear", "cosine")
-"""Learning rate schedules whose every value depends on how many steps the run has."""
-LENGTHS = ("num_epochs", "max_steps")
-"""Flags that say how many; under any other schedule they may differ."""
 
 
 def content_of(run: "TrainingRun") -> dict[str, str]:
@@ -143,11 +100,12 @@ def restore(
     or of another data set.
     """
     if state.config_digest != fingerprint:
+        decisive = ", ".join(f"--{name}" for name in options_affecting("training"))
         raise StateError(
             "--resume",
             "the saved run had other settings that decide its numbers",
             *_differing(run),
-            f"must be equal: {', '.join('--' + name for name in DECISIVE)}, what is trained, the rows",
+            f"must be equal: {decisive}, what is trained, the rows",
             "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
             "and for a linear or cosine schedule --num_epochs and --max_steps",
         )
@@ -203,8 +161,9 @@ def _differing(run: "TrainingRun") -> list[str]:
         saved = json.loads((folder / CONFIG).read_bytes())
     except (OSError, ValueError):
         return []
-    lengths = LENGTHS if config["lr_scheduler"] in ENDING_AT_LAST_STEP else ()
-    compared = (*DECISIVE, *ALSO_COMPARED, *lengths)
+    compared = options_affecting("training", "resolved")
+    if config["lr_scheduler"] in ENDING_AT_LAST_STEP:
+        compared += options_affecting("length")
     names = (name for name in compared if name in saved and saved[name] != config[name])
     words = [
         f"--{name}: there {saved[name]}, this run {config[name]}" for name in names

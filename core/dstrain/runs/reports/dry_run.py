@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from dstrain.config.fields import flags, split_commas
+from dstrain.config.schema import options_affecting
 from dstrain.config.serialize import as_flags
 from dstrain.console import redacted
 from dstrain.data.dataset import find_metadata
@@ -17,9 +18,6 @@ from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import refuse_occupied, refuse_strangers
 from dstrain.runs.checkpoints.resume import check_state_named
 from dstrain.runs.setup import Setup
-
-STARTED_FROM = ("preset_lora_path", "lora_checkpoint", "resume_from_checkpoint")
-"""Flags that name weights beside the model's."""
 
 
 def as_summary(setup: Setup) -> str:
@@ -90,7 +88,7 @@ def _refused(setup: Setup) -> Iterator[str]:
     run, or files of the user's.
     """
     config = setup.config
-    for name in STARTED_FROM:
+    for name in options_affecting("weights"):
         given = getattr(config, name)
         if given is not None and not given.exists():
             lacking = (

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.schema import options_affecting
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.resume import DECISIVE
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.resolve import FRAME_FLAGS
 from dstrain.runs.runner import run
 from PIL import Image
 from safetensors.torch import save_file
@@ -230,9 +229,9 @@ def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(
 
 
 def test_every_flag_that_decides_is_tried() -> None:
-    assert set(DECISIVE) - {"model", *FRAME_FLAGS} <= set(
-        OTHER
-    )  # this family has no videos, so it takes no such flag
+    deciding = set(options_affecting("training"))
+    # This family reads no videos, so it takes no such flag.
+    assert deciding - {"model", *options_affecting("video")} <= set(OTHER)
 
 
 def test_other_rows_are_no_continuation(held: Path, tmp_path: Path) -> None:
