@@ -15,8 +15,13 @@ import pytest
 from dstrain.cli.main import main
 from dstrain.cli.options import FamilyCommand
 from dstrain.config.fields import Flag, LoraFile, NamedInput, flags
-from dstrain.config.schema import GenerateConfig, ModelChoice, TrainConfig
-from dstrain.config.serialize import OF_ONE_START, as_flags, write_resolved
+from dstrain.config.schema import (
+    GenerateConfig,
+    ModelChoice,
+    TrainConfig,
+    options_affecting,
+)
+from dstrain.config.serialize import as_flags, write_resolved
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -403,11 +408,11 @@ NAMES = st.from_regex(r"[a-z][a-z_]{0,6}[a-z]", fullmatch=True)
 
 def values(flag: Flag) -> st.SearchStrategy[Any]:
     """Every value a flag may have."""
-    low = flag.least if flag.least is not None else flag.above
+    low = flag.minimum if flag.minimum is not None else flag.above
     if flag.kind is float:
         numbers = st.floats(
             low,
-            flag.most,
+            flag.maximum,
             allow_nan=False,
             allow_infinity=False,
             exclude_min=flag.above is not None,
@@ -416,7 +421,7 @@ def values(flag: Flag) -> st.SearchStrategy[Any]:
         bool: st.booleans,
         int: lambda: st.integers(
             None if low is None else int(low),
-            None if flag.most is None else int(flag.most),
+            None if flag.maximum is None else int(flag.maximum),
         ),
         float: lambda: numbers,
         Path: lambda: PATHS,
@@ -481,7 +486,9 @@ def test_a_written_configuration_is_read_back_as_it_was(
             with read.make_context("x", ["--config", str(path), *more]) as context:
                 read.invoke(context)
         one_start = {
-            flag.name: flag.default for flag in flags(kind) if flag.name in OF_ONE_START
+            flag.name: flag.default
+            for flag in flags(kind)
+            if flag.name in options_affecting("start")
         }
         left_out = config.left_out or ("plugin-left",)
         assert found.pop() == kind(

@@ -1,5 +1,6 @@
 """Stage 2 finds the plan it asks for, or says in words what differs and how to refill."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -306,6 +307,7 @@ def test_a_denoiser_of_another_configuration_is_refused_naming_what_differs() ->
         check_configs(about, found(depth=4, axes=[1, 2], extra=1))
 
 
+
 def test_what_is_recorded_comes_back_and_keeps_the_words_of_the_format(
     place: Place,
 ) -> None:
@@ -322,3 +324,35 @@ def test_what_is_recorded_comes_back_and_keeps_the_words_of_the_format(
     assert CacheInfo.from_json(
         {name: value for name, value in about.items() if name != "previews"}
     ) == replace(info, previews=())
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        (
+            {},
+            '"--height": null, "--width": null, "--max_pixels": 1048576, "--data_file_keys": null, '
+            '"--extra_inputs": null',
+        ),
+        (
+            {
+                "height": 16,
+                "width": 24,
+                "data_file_keys": " image,",
+                "extra_inputs": "b, a",
+            },
+            '"--height": 16, "--width": 24, "--max_pixels": null, "--data_file_keys": "image", '
+            '"--extra_inputs": "a,b"',
+        ),
+    ],
+)
+def test_the_stored_identity_of_a_plan_does_not_change(
+    place: Place, given: dict[str, Any], recorded: str
+) -> None:
+    # Another identity would refuse every feature cache that was filled before.
+    assert json.dumps(plan_identity(place.setup(**given))) == (
+        '{"family": "stored", "variant": "base", "task": "sft", "sides": ["positive"], "values stored": '
+        '["facts", "height", "input_latents", "label", "layers", "prompt_emb", "reference", "references", '
+        '"thumbnail", "title"], ' + recorded + ', "dtype": "float32"}'
+    )
+

@@ -10,6 +10,7 @@ import torch
 from dstrain.cli.main import main
 from dstrain.config.serialize import as_flags
 from dstrain.errors import DstrainError, StateError, UsageError
+from dstrain.runs.checkpoints.outputs import Outputs, made_by
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.reports.metrics import COLUMNS
 from dstrain.storage.files import lock
@@ -302,3 +303,29 @@ def test_an_output_that_cannot_be_written_is_named_before_any_model_is_opened(
             model_paths='["nothing.safetensors"]',
         )
     assert caught.value.exit_code == 4
+
+
+def test_what_a_header_and_a_state_record_of_the_options_does_not_change(
+    here: Path, tmp_path: Path
+) -> None:
+    # Another digest would refuse to resume every run that was saved before.
+    run = training_run(
+        config(
+            here,
+            output_path=tmp_path,
+            mixed_precision="no",
+            lr_scheduler="cosine",
+            max_steps=4,
+            data_file_keys="image",
+        )
+    )
+    fingerprint = Outputs(run.setup, run.processes).fingerprint(run)
+    assert fingerprint == "f5bec383d329fda39defbea5391ce7dc4e3ee312"
+    header = made_by(run.setup, run.found.files["dit"], {}, 4)
+    assert json.dumps(header["recipe"], sort_keys=True) == (
+        '{"batch_size": 1, "dataset_repeat": 1, "frame_sampling": "head", "frame_samples": null, '
+        '"gradient_accumulation_steps": 1, "height": null, "learning_rate": 0.01, "loss_weighting": "bsmntw", '
+        '"lr_scheduler": "cosine", "lr_warmup_steps": 0, "max_grad_norm": 1.0, "max_pixels": 1048576, '
+        '"max_timestep_boundary": null, "min_timestep_boundary": null, "model": "tiny", "num_frames": 81, '
+        '"seed": 0, "steps": 4, "task": "sft", "timestep_sampling": "shifted", "weight_decay": 0.01, "width": null}'
+    )

@@ -1,0 +1,187 @@
+"""Options are read off the fields of a class, and their values are checked and parsed."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from dstrain.config.fields import (
+    NOTHING,
+    Details,
+    Flag,
+    LoraFile,
+    NamedInput,
+    changed,
+    check_value,
+    described,
+    flags,
+    option,
+    parse_alpha,
+    parse_input,
+    parse_lora,
+    parse_model_paths,
+    parse_origins,
+    split_commas,
+)
+from dstrain.errors import UsageError
+
+PLAIN: Details = {"group": "general", "affects": NOTHING}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Some:
+    """A configuration with every kind of field."""
+
+    name: str = field(metadata=described("Needed.", group="model", affects={"cache"}))
+    rank: int | None = option(None, "A number.", minimum=1, maximum=8, **PLAIN)
+    rate: float = option(0.5, "Another.", above=0, **PLAIN)
+    mode: Literal["a", "bee"] = option("a", "One of two.", **PLAIN)
+    paths: tuple[Path, ...] = option((), "Several.", **PLAIN)
+    there: str | None = option(None, "Alone or not.", bare="auto", **PLAIN)
+    frames: int = option(2, "Video.", group="data", affects={"video", "cache"})
+    plain: int = 3
+
+
+def flag(name: str) -> Flag:
+    return next(flag for flag in flags(Some) if flag.name == name)
+
+
+def test_every_field_with_a_description_is_an_option_in_its_order() -> None:
+    names = [flag.name for flag in flags(Some)]
+    assert names == ["name", "rank", "rate", "mode", "paths", "there", "frames"]
+    assert flag("name").spelled == "--name"
+
+
+def test_type_default_and_choices_follow_from_the_field() -> None:
+    assert flag("name") == Flag(
+        "name", str, "model", "Needed.", None, {"cache"}, required=True
+    )
+    rank = flag("rank")
+    assert (rank.kind, rank.default, rank.minimum, rank.maximum) == (int, None, 1, 8)
+    assert (flag("rate").kind, flag("rate").default, flag("rate").above) == (
+        float,
+        0.5,
+        0,
+    )
+    assert (flag("mode").kind, flag("mode").choices) == (str, ("a", "bee"))
+    assert (flag("paths").kind, flag("paths").many) == (Path, True)
+    assert flag("there").bare == "auto"
+
+
+def test_changed_options_of_an_effect_are_those_not_at_their_default() -> None:
+    some = Some(name="x")
+    assert [flag.name for flag in changed(some, "cache")] == ["name"]
+    assert not changed(some, "video")
+    assert [flag.name for flag in changed(replace(some, frames=3), "video")] == [
+        "frames"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("name", None, "want str, got None"),
+        ("rank", 0, "want 1 or more, got 0"),
+        ("rank", 9, "want 8 or less, got 9"),
+        ("rank", True, "want int, got True"),
+        ("rank", 1.5, "want int, got 1.5"),
+        ("rate", 0, "want more than 0, got 0"),
+        ("rate", math.inf, "want a finite number, got inf"),
+        ("mode", "be", "want one of a, bee, got 'be'; did you mean 'bee'?"),
+        ("paths", ("a",), "want Path, got 'a'"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(name: str, value: Any, what: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_value(flag(name), value)
+    assert (caught.value.where, caught.value.what) == (f"--{name}", what)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rank", None),
+        ("rank", 8),
+        ("rate", 1),
+        ("mode", "bee"),
+        ("paths", (Path("a"),)),
+    ],
+)
+def test_a_value_that_fits_is_accepted(name: str, value: Any) -> None:
+    check_value(flag(name), value)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (split_commas, " to_q, to_k,,", ("to_q", "to_k")),
+        (split_commas, None, ()),
+        (parse_input, "edit-image=a=b", NamedInput("edit_image", "a=b")),
+        (parse_alpha, "rank", "rank"),
+        (parse_alpha, "4", 4.0),
+    ],
+)
+def test_the_languages_of_values(
+    parse: Callable[[Any], Any], text: str | None, value: object
+) -> None:
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "where"),
+    [
+        (parse_input, "=x", "--input"),
+        (parse_input, "x", "--input"),
+        (parse_alpha, "0", "--alpha"),
+        (parse_alpha, "x", "--alpha"),
+    ],
+)
+def test_what_is_malformed_names_its_option(
+    parse: Callable[[str], Any], text: str, where: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert caught.value.where == where
+
+
+def test_model_paths_are_groups_of_files() -> None:
+    assert parse_model_paths('["a", ["b", "c"]]') == (("a",), ("b", "c"))
+    assert parse_model_paths(None) == ()
+    for text in ("a.safetensors", '{"a": 1}', '"a"', "[1]", "[[]]", '[""]', "null"):
+        with pytest.raises(UsageError, match="--model_paths"):
+            parse_model_paths(text)
+
+
+def test_origins_are_pairs_of_model_id_and_pattern() -> None:
+    assert parse_origins("a/b:c/*.s, d/e:tokenizer/") == (
+        ("a/b", "c/*.s", ""),
+        ("d/e", "tokenizer/", ""),
+    )
+    assert parse_origins("a/b@v1:c:d,a/b:e") == (
+        ("a/b", "c:d", "v1"),
+        ("a/b", "e", "v1"),
+    )
+    with pytest.raises(UsageError, match="a/b is given at two revisions, v1 and v2"):
+        parse_origins("a/b@v1:c,a/b@v2:c")
+    for text in ("a/b", "a/b:", ":c", "a/b@:c"):
+        with pytest.raises(UsageError, match="want ID:PATTERN"):
+            parse_origins(text)
+    for pattern in ("/etc/x", "../b/c", "c/../../d"):
+        with pytest.raises(UsageError, match="leads out of the model's folder"):
+            parse_origins(f"a/b:{pattern}")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "scale"),
+    [
+        ("a.s", "a.s", 1.0),
+        ("a.s:0.5", "a.s", 0.5),
+        ("a:b.s", "a:b.s", 1.0),
+        ("a:b.s:-1", "a:b.s", -1.0),
+        ("a:nan", "a:nan", 1.0),
+    ],
+)
+def test_a_lora_file_may_have_a_scale(text: str, path: str, scale: float) -> None:
+    assert parse_lora(text) == LoraFile(Path(path), scale)

@@ -1,0 +1,163 @@
+"""Options that contradict each other, or are out of range, are refused with the reason."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.config.fields import LoraFile
+from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.config.validation import validate
+from dstrain.errors import UsageError
+
+
+def training(**changes: object) -> TrainConfig:
+    given: dict[str, Any] = {
+        "model": "faky",
+        "toy": True,
+        "dataset_base_path": Path("data"),
+        "output_path": Path("out"),
+        **changes,
+    }
+    return TrainConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "stage"),
+    [
+        ("sft", "sft", ""),
+        ("sft:train", "sft", "train"),
+        ("a:data_process", "a", "data_process"),
+    ],
+)
+def test_a_task_has_a_name_and_a_stage(task: str, name: str, stage: str) -> None:
+    config = training(task=task)
+    validate(config)
+    assert (config.task_name, config.stage) == (name, stage)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"height": 512, "width": 768},
+        {
+            "toy": False,
+            "model_paths": '["a.safetensors", ["b1.safetensors", "b2.safetensors"]]',
+        },
+        {
+            "toy": False,
+            "model_id_with_origin_paths": "a/b:c/*.safetensors,a/b:vae/d.safetensors",
+        },
+        {
+            "task": "sft:data_process",
+            "output_path": None,
+            "feature_cache": Path("store"),
+        },
+        {"task": "sft:data_process"},
+        {
+            "task": "sft:train",
+            "dataset_base_path": None,
+            "feature_cache": Path("store"),
+        },
+        {"trainable_models": "controlnet", "lora_base_model": "dit", "lora_rank": 8},
+        {"num_epochs": 3, "max_steps": 10},
+        {"dry_run": True, "toy": False, "dataset_base_path": None, "output_path": None},
+        {"use_gradient_checkpointing_offload": True},
+        {"lr_scheduler": "cosine", "lr_warmup_steps": 5},
+        {"learning_rate": 1},
+    ],
+)
+def test_what_fits_together_is_accepted(changes: dict[str, Any]) -> None:
+    validate(training(**changes))
+
+
+REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"height": 512}, "--height", "without --width"),
+    ({"width": 512}, "--width", "without --height"),
+    ({"model_paths": '["a"]'}, "--toy", "model files would not be read"),
+    ({"model_id_with_origin_paths": "a/b:c"}, "--toy", "model files would not be read"),
+    ({"hub": "huggingface"}, "--hub", "has no effect"),
+    ({"toy": False}, "--model_id_with_origin_paths", "no model files"),
+    ({"toy": False, "model_paths": "[]"}, "--model_id_with_origin_paths", "no model files"),
+    ({"trainable_models": "dit", "lora_base_model": "dit"}, "--lora_base_model", "in full or by LoRA"),
+    ({"trainable_models": "dit.blocks.3", "lora_base_model": "dit"}, "--lora_base_model", "in full or by LoRA"),
+    ({"trainable_models": "dit", "lora_rank": 8}, "--lora_rank", "has no effect"),
+    ({"trainable_models": "dit", "lora_alpha": 8.0}, "--lora_alpha", "has no effect"),
+    ({"trainable_models": " , "}, "--trainable_models", "names nothing"),
+    ({"lora_target_modules": ""}, "--lora_target_modules", "names nothing"),
+    ({"output_path": None}, "--output_path", "is required"),
+    ({"output_path": None, "feature_cache": Path("store")}, "--output_path", "is required"),
+    ({"task": "sft:data_process", "output_path": None}, "--output_path", "or --feature_cache"),
+    ({"task": "sft:train", "output_path": None, "feature_cache": Path("s")}, "--output_path", "is required"),
+    ({"dataset_base_path": None}, "--dataset_base_path", "is required"),
+    ({"task": "sft:train", "dataset_base_path": None}, "--dataset_base_path", "or --feature_cache"),
+    ({"task": "sft:trian"}, "--task", "sft, sft:data_process, sft:train"),
+    ({"task": "sft:"}, "--task", "is not a task with a stage"),
+    ({"task": ""}, "--task", "is not a task with a stage"),
+    ({"lr_warmup_steps": 5}, "--lr_warmup_steps", "no warm-up"),
+    ({"lr_scheduler": "constant_with_warmup"}, "--lr_scheduler", "needs --lr_warmup_steps"),
+    ({"lr_scheduler": "cosin"}, "--lr_scheduler", "did you mean 'cosine'"),
+    ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}, "--min_timestep_boundary", "not below"),
+    ({"max_timestep_boundary": 1.5}, "--max_timestep_boundary", "1 or less"),
+    ({"learning_rate": 0.0}, "--learning_rate", "more than 0"),
+    ({"learning_rate": float("nan")}, "--learning_rate", "finite"),
+    ({"learning_rate": "1e-4"}, "--learning_rate", "want float"),
+    ({"weight_decay": -0.1}, "--weight_decay", "0 or more"),
+    ({"max_grad_norm": 0.0}, "--max_grad_norm", "more than 0"),
+    ({"seed": -1}, "--seed", "0 or more"),
+    ({"seed": 2**63}, "--seed", "or less"),
+    ({"batch_size": True}, "--batch_size", "want int"),
+    ({"frame_sampling": "uniform"}, "--frame_sampling", "needs --frame_samples"),
+    ({"frame_sampling": "chunk", "frame_samples": 2}, "--frame_samples", "has no effect"),
+    ({"frame_sampling": "tail"}, "--frame_sampling", "one of head, chunk, uniform"),
+    ({"mixed_precision": "fp16"}, "--mixed_precision", "one of no, bf16"),
+    *(({name: 0}, f"--{name}", "1 or more") for name in ("num_epochs", "max_steps", "batch_size", "lora_rank",
+      "dataset_repeat", "gradient_accumulation_steps", "save_steps", "max_pixels", "num_frames", "frame_samples")),
+    ({"dataset_num_workers": -1}, "--dataset_num_workers", "0 or more"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "reason"), REFUSED, ids=lambda value: str(value)[:60]
+)
+def test_what_contradicts_itself_is_refused_with_the_reason(
+    changes: dict[str, Any], where: str, reason: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        validate(training(**changes))
+    assert caught.value.where == where
+    assert reason in caught.value.what
+    assert len(caught.value.help_lines) <= 3
+
+
+def test_what_is_required_is_said_with_its_meaning() -> None:
+    with pytest.raises(UsageError) as caught:
+        validate(training(output_path=None))
+    assert str(caught.value).endswith(
+        "--output_path: is required: the directory for checkpoints and logs"
+    )
+
+
+def test_a_prompt_is_the_users() -> None:
+    validate(training(preview_prompt=("a sign that says hf_abcdefghijklmnopqrstu",)))
+
+
+def test_generation_is_checked_too() -> None:
+    good = GenerateConfig(
+        model="faky",
+        toy=True,
+        prompt="a cat",
+        output=Path("x.png"),
+        lora=(LoraFile(Path("l")),),
+    )
+    validate(good)
+    for changes in (
+        {"toy": False},
+        {"height": 512},
+        {"num_inference_steps": 0},
+        {"guidance_scale": -1.0},
+        {"lora": ("l",)},
+    ):
+        with pytest.raises(UsageError):
+            validate(dataclasses.replace(good, **changes))
