@@ -5,13 +5,14 @@ Run `python docs/reference/make_cli.py`; a test compares the page with a new one
 
 import shlex
 import textwrap
+import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 from dstrain import errors
 from dstrain.cli.main import command_group
-from dstrain.config.fields import Flag, flags
+from dstrain.config.fields import Flag, Group, flags
 from dstrain.config.schema import GenerateConfig, TrainConfig
 from dstrain.registry.discovery import load_family
 
@@ -62,7 +63,8 @@ def _configurations() -> Iterator[str]:
 
 
 def _by_group(known: Sequence[Flag]) -> str:
-    groups = dict.fromkeys(flag.group for flag in known)
+    used = {flag.group for flag in known}
+    groups = [group for group in typing.get_args(Group) if group in used]
     tables = [
         f"### {group}\n\n"
         + _table(

@@ -4,13 +4,14 @@ record.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from dstrain.cli.config_file import TextOrNumber, read_file, values_of
 from dstrain.config.fields import (
     Flag,
+    Group,
     LoraFile,
     NamedInput,
     flags,
@@ -126,7 +127,7 @@ def shared_options() -> tuple[click.Option, ...]:
         FlagOption(
             "-p",
             "left_out",
-            group="plugins",
+            group="general",
             type=LeftOut(),
             metavar="no:NAME",
             multiple=True,
@@ -134,7 +135,7 @@ def shared_options() -> tuple[click.Option, ...]:
         ),
         FlagOption(
             "--debug",
-            group="plugins",
+            group="general",
             is_flag=True,
             expose_value=False,
             help="Show tracebacks of errors.",
@@ -205,7 +206,11 @@ class FamilyCommand(click.Command):
         """
         own = [as_option(flag) for flag in flags(config)]
         file = FlagOption(
-            "--config", group="file", type=FilePath(), metavar="FILE", help=CONFIG_HELP
+            "--config",
+            group="general",
+            type=FilePath(),
+            metavar="FILE",
+            help=CONFIG_HELP,
         )
         super().__init__(
             name, params=[*own, *extra, file, *shared_options()], help=body.__doc__
@@ -312,8 +317,12 @@ class FamilyCommand(click.Command):
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx)
             if row is not None:
-                groups.setdefault(getattr(param, "group", "plugins"), []).append(row)
-        for group, rows in groups.items():
+                groups.setdefault(getattr(param, "group", "general"), []).append(row)
+        known = get_args(Group)
+        order = {group: place for place, group in enumerate(known)}
+        # The family's own options have a group of its name, right after the model's.
+        for group in sorted(groups, key=lambda group: order.get(group, 0.5)):
+            rows = groups[group]
             with formatter.section(group):
                 formatter.write_dl(rows)
 

@@ -307,7 +307,6 @@ def test_a_denoiser_of_another_configuration_is_refused_naming_what_differs() ->
         check_configs(about, found(depth=4, axes=[1, 2], extra=1))
 
 
-
 def test_what_is_recorded_comes_back_and_keeps_the_words_of_the_format(
     place: Place,
 ) -> None:
@@ -355,4 +354,3 @@ def test_the_stored_identity_of_a_plan_does_not_change(
         '["facts", "height", "input_latents", "label", "layers", "prompt_emb", "reference", "references", '
         '"thumbnail", "title"], ' + recorded + ', "dtype": "float32"}'
     )
-

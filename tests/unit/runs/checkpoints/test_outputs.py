@@ -323,7 +323,7 @@ def test_what_a_header_and_a_state_record_of_the_options_does_not_change(
     assert fingerprint == "f5bec383d329fda39defbea5391ce7dc4e3ee312"
     header = made_by(run.setup, run.found.files["dit"], {}, 4)
     assert json.dumps(header["recipe"], sort_keys=True) == (
-        '{"batch_size": 1, "dataset_repeat": 1, "frame_sampling": "head", "frame_samples": null, '
+        '{"batch_size": 1, "dataset_repeat": 1, "frame_samples": null, "frame_sampling": "head", '
         '"gradient_accumulation_steps": 1, "height": null, "learning_rate": 0.01, "loss_weighting": "bsmntw", '
         '"lr_scheduler": "cosine", "lr_warmup_steps": 0, "max_grad_norm": 1.0, "max_pixels": 1048576, '
         '"max_timestep_boundary": null, "min_timestep_boundary": null, "model": "tiny", "num_frames": 81, '

@@ -109,8 +109,8 @@ def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
         .partition("\n\n")[0]
     )
     assert told.splitlines() == [
-        "    --preset_lora_path: preset does not exist",
         "    --lora_checkpoint: lora does not exist",
+        "    --preset_lora_path: preset does not exist",
         "    --resume_from_checkpoint: a does not exist",
         "    --resume_from_checkpoint: b does not exist",
         "    no.safetensors: does not exist",
