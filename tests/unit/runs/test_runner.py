@@ -138,7 +138,7 @@ def test_a_data_set_without_its_columns_is_told_all_of_them(
             {"task": "stf"},
             "no task named 'stf'; tasks: sft, direct_distill; did you mean 'sft'",
         ),
-        ({"task": "sft:trian"}, "is no task with a stage.*did you mean 'train'"),
+        ({"task": "sft:trian"}, "is not a task with a stage.*did you mean 'train'"),
         (
             {"trainable_models": "dit", "lora_base_model": "dit"},
             "trained in full or by LoRA",
