@@ -1,0 +1,240 @@
+"""Families from the template, whole or with a breach of the contract, and runs of the
+kit on them.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from dstrain.registry.scaffold import write_plugin
+
+Change = tuple[str, str, str]
+"""A file of the package, what stands in it, and what stands there instead."""
+TWO_VARIANTS = ("__init__.py", 'variants=("base",)', 'variants=("base", "other")')
+ANOTHER_ENCODE_IMAGE = """
+def encode_image(input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype) -> Latents:
+    return globals()["_first"](input_image, vae=vae, device=device, dtype=dtype)
+"""
+COUNTS_ITS_CALLS = (
+    (
+        "networks.py",
+        "        return prediction",
+        "        self.calls = getattr(self, 'calls', 0) + 1\n        return prediction * self.calls",
+    ),
+)
+PEEKS_AT_THE_DENOISER = """
+def load(files, *rest):
+    (files.folder.parent / "transformer/config.json").read_text()
+    return TEXT_ENCODER.load(files, *rest)
+"""
+STANDS_STILL = """    @staticmethod
+    def published(pipe, folder, arguments):
+        return [arguments["latents"]] * 3, pipe(**arguments)
+
+    family"""
+AGREES = """    @staticmethod
+    def published(pipe, folder, arguments):
+        latents = []
+        made = pipe(**arguments, on_step=lambda i, now: latents.append(now))
+        return latents, made
+
+    family"""
+BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
+    {
+        "importing_the_family_imports_nothing_heavy": (
+            ("__init__.py", "from types", "import numpy\nfrom types"),
+        ),
+        "the_family_names_what_the_variants_have": (
+            ("__init__.py", '"text_encoder": ("layer",)', '"encoder": ("layer",)'),
+        ),
+        "units_of_one_name_and_version_are_one_function": (
+            TWO_VARIANTS,
+            (
+                "units.py",
+                "def decode(",
+                f"_first = encode_image\n\n{ANOTHER_ENCODE_IMAGE}\n\ndef decode(",
+            ),
+            (
+                "pipeline.py",
+                "Unit(units.encode_image)",
+                'Unit(units._first if variant == "base" else units.encode_image)',
+            ),
+        ),
+        "equal_arguments_write_equal_toys": (
+            ("toy.py", "torch.manual_seed(seed)", "torch.seed()"),
+        ),
+        "the_files_of_every_network_are_recognised": (
+            ("components.py", '"layer.weight"', '"layers.weight"'),
+        ),
+        "everything_declared_is_used": (
+            (
+                "pipeline.py",
+                '"negative_prompt": InferenceOnly(),',
+                '"negative_prompt": InferenceOnly(), "mood": Column("mood"),',
+            ),
+        ),
+        "units_make_the_kinds_of_values_they_declare": (
+            ("units.py", "    prompt_mask: Tensor", "    prompt_mask: list[Tensor]"),
+        ),
+        "inference_begins_with_latents_shaped": (
+            (
+                "model_fn.py",
+                "height // DOWNSCALE, width // DOWNSCALE)",
+                "width // DOWNSCALE, height // DOWNSCALE)",
+            ),
+        ),
+        "plans_are_the_golden_ones": (
+            (
+                "units.py",
+                "encode_prompt(prompt: str, *,",
+                "encode_prompt(prompt: str, width: int = 0, *,",
+            ),
+        ),
+        "units_make_what_they_made": (
+            (
+                "units.py",
+                "images_to_tensor([input_image])",
+                "0.99 * images_to_tensor([input_image])",
+            ),
+        ),
+        "lora_targets_match_layers": (("__init__.py", '("to_q", ', '("to_z", '),),
+        "split_equals_unsplit": (
+            (
+                "units.py",
+                "        ).float()\n",
+                "        ).float() + torch.rand(())\n",
+            ),
+        ),
+        "each_stage_needs_no_file_of_the_other": (
+            (
+                "components.py",
+                "COMPONENTS: tuple",
+                PEEKS_AT_THE_DENOISER + "\n\nCOMPONENTS: tuple",
+            ),
+            ("components.py", "load=TEXT_ENCODER.load", "load=load"),
+        ),
+        "every_trained_parameter_gets_a_gradient": (
+            (
+                "networks.py",
+                "self.time = ",
+                "self.idle = nn.Linear(2, 2)\n        self.time = ",
+            ),
+        ),
+        "only_what_is_trained_is_in_training_mode": (
+            (
+                "model_fn.py",
+                "    prediction: Tensor = dit(",
+                "    dit.eval()\n    prediction: Tensor = dit(",
+            ),
+        ),
+        "unused_parameters_are_those": (
+            (
+                "pipeline.py",
+                "    )\n",
+                '        unused_parameters=MappingProxyType({"dit": ("time.*",)}),\n    )\n',
+            ),
+        ),
+        "a_sample_has_the_loss_that_it_has_alone": (
+            ("networks.py", "attn_mask=visible[:, None]", "attn_mask=None"),
+        ),
+        "bf16_is_near_fp32": (
+            (
+                "units.py",
+                "to(device, dtype)\n        ).float()",
+                "to(device)\n        ).float()",
+            ),
+        ),
+        "a_lora_file_gives_back": COUNTS_ITS_CALLS,
+        "a_checkpoint_gives_back": COUNTS_ITS_CALLS,
+        "inference_makes_what_was_asked_for": (
+            (
+                "units.py",
+                "vae.decoder(latents.to(dtype))",
+                "vae.decoder(latents.to(dtype)).mT",
+            ),
+        ),
+        "every_step_equals_that_of_the_published": (
+            ("../tests/test_conformance.py", "    family", STANDS_STILL),
+        ),
+    }
+)
+"""What a test of the kit is called -> changes to the template that this test, perhaps
+among others, must see.
+"""
+
+
+@dataclass
+class Outcomes:
+    """A pytest plugin that notes how each test ended, by its name."""
+
+    failed: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.rpartition("::")[2]
+        if report.failed:
+            self.failed.add(name)
+        elif report.when == "call" and report.passed:
+            self.passed.add(name)
+
+
+def install_family(name: str, site: Path, changes: tuple[Change, ...] = ()) -> Path:
+    """Write and install a family from the template, with changes; returns the folder of
+    its tests.
+    """
+    made = site.parent / name
+    write_plugin(name, made)
+    (site / f"dstrain_{name}").symlink_to(made / f"dstrain_{name}")
+    info = site / f"plugin_{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: plugin-{name}\nVersion: 1.0\n"
+    )
+    (info / "entry_points.txt").write_text(
+        f"[dstrain.models]\n{name} = dstrain_{name}:MODEL\n"
+    )
+    for place, old, new in changes:
+        path = made / f"dstrain_{name}" / place
+        text = path.read_text()
+        assert old in text, (place, old)
+        # The last one: a record's and a pipeline spec's closing bracket, a network's
+        # last return.
+        before, _, after = text.rpartition(old)
+        path.write_text(before + new + after)
+    return made / "tests"
+
+
+def run_kit(tests: Path, only: str = "") -> Outcomes:
+    """Run a family's conformance test in this process."""
+    outcomes = Outcomes()
+    words = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        str(tests),
+        "-k",
+        only,
+    ]
+    pytest.main(words, plugins=[outcomes])
+    for module, one in tuple(sys.modules.items()):
+        if str(getattr(one, "__file__", "")).startswith(
+            str(tests)
+        ):  # the next family's has the same name
+            del sys.modules[module]
+    return outcomes
+
+
+def fails(breach: str, site: Path) -> bool:
+    """Return whether a family with this breach fails the test that it is named after."""
+    tests = install_family(f"broken_{breach}", site, BREACHES[breach])
+    return any(breach in test for test in run_kit(tests, breach).failed)
+
+
+def breaches_of(part: type) -> list[str]:
+    """Return the breaches that the tests of one part of the kit see."""
+    tests = [name for name in vars(part) if name.startswith("test_")]
+    return [breach for breach in BREACHES if any(breach in test for test in tests)]

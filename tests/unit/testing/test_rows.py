@@ -1,0 +1,58 @@
+"""Rows and arguments follow from a table of inputs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from dstrain.data.cells import load_cell
+from dstrain.data.dataset import DataConfig, open_dataset
+from dstrain.data.images import Resolution
+from dstrain.graph.inputs import Column, Constant, Measured
+from dstrain.graph.values import Frames
+from dstrain.registry.discovery import load_family
+from dstrain.testing.rows import frames, image_size, inputs, write_rows
+from PIL import Image
+
+from tests.support.kit import install_family
+
+
+def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
+    site: Path, tmp_path: Path
+) -> None:
+    install_family("kinds", site)
+    plain = load_family("kinds").load("pipelines")("base")
+    more = {
+        "film": Column("film", "video", multiple=24, frame_multiple=4, fps=16.0),
+        "first": Column("film", "image", frame="first", multiple=24),
+        "count": Measured("film", "frames"),
+        "mask": Column("mask", "image", mode="L"),
+        "layer": Column("layer", "image", mode="RGBA"),
+        "pictures": Column("pictures", "images"),
+        "words": Column("words", "texts"),
+        "number": Column("number", "number"),
+        "whole": Column("whole", "integer"),
+        "area": Constant(64),
+    }
+    spec = replace(plain, inputs={**plain.inputs, **more})
+    assert (image_size(spec), frames(spec)) == ((48, 48), 9)
+    folder = write_rows(spec, tmp_path / "data")
+    dataset = open_dataset(
+        DataConfig(folder, None, None, Resolution(None, None, 2**20)), spec.inputs
+    )
+    values = inputs(spec)
+    lacking = {"first", "mask", "layer", "pictures", "number", "whole", "film", "count"}
+    full = set(spec.inputs) - {"negative_prompt"}
+    assert [set(row) for row in dataset.rows] == [full] * 3 + [full - lacking] * 2
+    for name, cell in dataset.rows[0].items():
+        loaded, value = load_cell(cell), values[name]
+        assert type(loaded) is type(value), name
+        if isinstance(value, Frames):
+            assert (loaded.pixels.shape, loaded.fps) == (value.pixels.shape, value.fps)
+        elif isinstance(value, Image.Image):
+            assert (loaded.mode, loaded.size) == (value.mode, value.size)
+            assert name == "first" or loaded.tobytes() == value.tobytes()
+        elif name == "pictures":
+            assert [image.tobytes() for image in loaded] == [
+                image.tobytes() for image in value
+            ]
+        else:
+            assert loaded == value, name
