@@ -139,7 +139,7 @@ def frames(data: Path) -> None:
     (data / "frames/1.png").symlink_to("../../secret/secret.png")
 
 
-OUT = "leads out of the data set's folder"
+OUT = "points outside the dataset's folder"
 TRICKS = (
     Trick("dots", "../secret/secret.png", OUT),
     Trick("dots behind a file", "good.png/../../secret/secret.png", OUT),
@@ -163,7 +163,7 @@ TRICKS = (
     Trick("dots and slashes behind", "good.png/.", "no such file"),
     Trick("another case", "GOOD.PNG", "no such file"),
     Trick("a name of 20,000 letters", "../" * 5000 + "secret/secret.png", "'../../"),
-    Trick("a link in a folder of frames", "frames", "1.png leads out", frames, "clip"),
+    Trick("a link in a folder of frames", "frames", "1.png points outside", frames, "clip"),
     Trick("a play list", "list.mp4", "is no video of a kind",
           lambda data: (data / "list.mp4").write_text("#EXTM3U\n#EXTINF:1,\n../secret/secret.png\n"), "clip"),
     Trick("a concatenation", "list.mp4", "is no video of a kind",

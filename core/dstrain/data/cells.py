@@ -1,6 +1,4 @@
-"""Cells: one input of one row, read from what is written in the metadata and loaded
-when it is needed.
-"""
+"""Cells: one input of one row, checked from its text and headers, loaded when needed."""
 
 import json
 import math
@@ -25,41 +23,39 @@ from dstrain.storage.hashing import Digests, hash_json
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One input of one sample before decoding; small to send to a process.
-
-    kind: as in Column. literal: the value of a text, integer or number. files: absolute
-    paths. parameters: all but the files' bytes that decides what is loaded, (name,
-    value) pairs; 'sizes' has one (height, width) per file, or one for all 'frames' of a
-    video. size: (height, width) as loaded, of the first of several pictures; None if
-    there are none.
-    """
+    """One input of one sample before decoding; small enough to send to a process."""
 
     kind: str
+    """As in Column."""
     literal: Any = None
+    """The value of an input that is not a file."""
     files: tuple[str, ...] = ()
+    """Absolute paths."""
     parameters: tuple[tuple[str, Any], ...] = ()
+    """What decides how the files are loaded, as (name, value) pairs.
+
+    'sizes' holds one (height, width) per image, or a single one for all 'frames' of a
+    video.
+    """
     size: tuple[int, int] | None = None
+    """(height, width) of the loaded image, video, or first of several images."""
 
     @property
     def frames(self) -> int:
-        """How many frames are loaded; 1 for a picture."""
+        """Return the number of frames of a video; 1 for anything else."""
         return len(dict(self.parameters)["frames"]) if self.kind == "video" else 1
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """(height, width) of each picture, or (frames, height, width) of a video; ()
-        for what is no file.
-        """
+        """Return (height, width) of each image, or (frames, height, width) of a video."""
         sizes: tuple[tuple[int, int], ...] = dict(self.parameters).get("sizes", ())
-        return (
-            tuple((self.frames, *size) for size in sizes)
-            if self.kind == "video"
-            else sizes
-        )
+        if self.kind == "video":
+            return tuple((self.frames, *size) for size in sizes)
+        return sizes
 
 
 def load_cell(cell: Cell) -> Any:
-    """Load what a cell holds: its literal, a picture, a list of pictures, or frames.
+    """Return the value of a cell: its literal, an image, a list of images, or Frames.
 
     Raises UsageError for a damaged file.
     """
@@ -76,14 +72,16 @@ def load_cell(cell: Cell) -> Any:
 
 
 def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
-    paths, size = [Path(file) for file in cell.files], parameters["sizes"][0]
+    paths = [Path(file) for file in cell.files]
+    size = parameters["sizes"][0]
     if parameters["source"] == "pictures":
         pixels = read_images(paths, size)
     else:
         pixels = read_frames(paths[0], parameters["frames"], size)
     if cell.kind == "image":
         return convert(Image.fromarray(pixels[0]), parameters["mode"])
-    from torch import from_numpy  # late: a data set is checked without torch
+    # Late: a dataset is checked without torch, which is slow to import.
+    from torch import from_numpy
 
     from dstrain.graph.values import Frames
 
@@ -91,35 +89,28 @@ def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
 
 
 def read_literal(value: RawValue, column: Column) -> Cell | None:
-    """Read a cell that names no file, and check it; None if it is absent. Raises
-    ValueError saying what is wrong.
+    """Parse and check a cell that names no file; return None if it is absent.
+
+    Raises ValueError that says what is wrong.
     """
-    cell = _literal(value, column)
-    fault = (
-        column.check(cell.literal)
-        if column.check is not None and cell is not None
-        else ""
-    )
+    literal: Any
+    if column.kind == "texts":
+        literal = texts(value)
+    elif not isinstance(value, str):
+        raise ValueError(f"is a list, but one {column.kind} is expected")
+    elif column.kind == "text":
+        literal = value
+    elif not value.strip():
+        return None
+    else:
+        parse = _integer if column.kind == "integer" else _number
+        literal = parse(value.strip())
+    fault = text_fault(literal) if column.kind == "text" else ""
+    if column.check is not None:
+        fault = fault or column.check(literal)
     if fault:
         raise ValueError(fault)
-    return cell
-
-
-def _literal(value: RawValue, column: Column) -> Cell | None:
-    if column.kind == "texts":
-        return Cell("texts", texts(value))
-    if not isinstance(value, str):
-        raise ValueError(f"is a list, but a {column.kind} is one value")
-    if column.kind == "text":
-        if fault := text_fault(value):
-            raise ValueError(fault)
-        return Cell("text", value)
-    text = value.strip()
-    return (
-        Cell(column.kind, _integer(text) if column.kind == "integer" else _number(text))
-        if text
-        else None
-    )
+    return Cell(column.kind, literal)
 
 
 def image_cell(
@@ -128,8 +119,9 @@ def image_cell(
     files: Sequence[str],
     sizes: Sequence[tuple[int, int]],
 ) -> Cell:
-    """The cell of pictures with these sizes in their files; raises ValueError for one
-    too small.
+    """Return the cell of images that have these sizes in their files.
+
+    Raises ValueError for an image that is too small.
     """
     loaded = tuple(_fit(size, resolution, column.multiple) for size in sizes)
     parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", loaded))
@@ -138,53 +130,49 @@ def image_cell(
 
 @dataclass(frozen=True)
 class ResampledVideo:
-    """A video in a row, before it is cut into clips.
-
-    size: (height, width) as loaded. shown: the frames of the file that show it at the
-    column's frame rate.
-    """
+    """A video of a row, at its column's frame rate, before it is cut into clips."""
 
     column: Column
     path: str
     video: Video
     size: tuple[int, int]
+    """(height, width) as loaded."""
     frame_indices: tuple[int, ...]
+    """The frames of the file that show the video at the column's frame rate."""
 
     @classmethod
     def of(
         cls, column: Column, resolution: Resolution, path: str, video: Video
     ) -> "ResampledVideo":
-        """Resample a video to the column's frame rate; raises ValueError if its frames
-        are too small.
-        """
+        """Resample a video; raise ValueError if its frames are too small."""
         size = _fit(video.size, resolution, column.multiple)
-        resampled = column.fps and video.fps
-        shown = (
-            frames_at_rate(video.timestamps, video.end, column.fps)
-            if resampled
-            else tuple(range(video.frames))
-        )
-        return cls(column, path, video, size, shown)
+        indices = tuple(range(video.frames))
+        if column.fps and video.fps:
+            indices = frames_at_rate(video.timestamps, video.end, column.fps)
+        return cls(column, path, video, size, indices)
 
     def cell(self, clip: range) -> Cell:
-        """The cell of one clip, or of the one frame of it that the column picks."""
-        picked = {"first": clip[:1], "last": clip[-1:]}.get(self.column.frame, clip)
-        frames = tuple(self.frame_indices[place] for place in picked)
-        files = (
-            tuple(self.video.files[frame] for frame in frames)
-            if self.video.files
-            else (self.path,)
-        )
+        """Return the cell of a clip, or of the one frame of it that the column selects."""
+        column = self.column
+        selected = {"first": clip[:1], "last": clip[-1:]}.get(column.frame, clip)
+        frames = tuple(self.frame_indices[index] for index in selected)
+        files: tuple[str, ...] = (self.path,)
+        source = "video"
+        if self.video.files:
+            # A folder of frames: the key holds only the files that the clip shows.
+            files = tuple(self.video.files[frame] for frame in frames)
+            frames = tuple(range(len(frames)))
+            source = "pictures"  # the word that stored keys have
         parameters: list[tuple[str, Any]] = [
             ("loader", VIDEO_LOADER_VERSION),
-            ("mode", self.column.mode),
+            ("mode", column.mode),
             ("sizes", (self.size,)),
-            ("source", "pictures" if self.video.files else "video"),
-            ("frames", tuple(range(len(frames))) if self.video.files else frames),
+            ("source", source),
+            ("frames", frames),
         ]
-        if self.column.kind == "video":
-            parameters.append(("fps", self.column.fps or self.video.fps))
-        return Cell(self.column.kind, None, files, tuple(parameters), self.size)
+        if column.kind == "video":
+            parameters.append(("fps", column.fps or self.video.fps))
+        return Cell(column.kind, None, files, tuple(parameters), self.size)
 
 
 def _fit(
@@ -197,43 +185,43 @@ def _fit(
 
 
 def file_names(value: RawValue, column: Column) -> list[str]:
-    """Return the file names in a cell, none if it is blank; a list in csv is written as
-    json.
-    """
+    """Return the file names in a cell, none if it is blank; raise ValueError."""
     if isinstance(value, str) and not value.strip():
         return []
-    if column.kind in ("image", "video"):
+    if column.kind != "images":
         if not isinstance(value, str):
-            raise ValueError(f"is a list, but one {column.kind} is read here")
+            raise ValueError(f"is a list, but one {column.kind} is expected")
         return [value]
     names = texts(value)
     if not all(name.strip() for name in names):
-        raise ValueError("has a file name that is blank")
+        raise ValueError("has a blank file name")
     return names
 
 
 def texts(value: RawValue) -> list[str]:
-    """Return the texts in a cell: a list (in csv written as json); a single one is a
-    list of one, a blank cell none.
+    """Return the texts in a cell; raise ValueError.
+
+    A list in csv is written as JSON. A single text is a list of one, a blank cell none.
     """
     found: Any = value
     if isinstance(value, str):
-        found = [value] if value.strip() else []
-        if value.strip().startswith("[") and value.strip().endswith("]"):
+        text = value.strip()
+        found = [value] if text else []
+        if text.startswith("[") and text.endswith("]"):
             try:
                 found = json.loads(value)
             except (ValueError, RecursionError) as error:
                 raise ValueError(
-                    f'is no list of texts such as ["a.png", "b.png"]: {error}'
+                    f'is not a list of texts such as ["a.png", "b.png"]: {error}'
                 ) from error
     if not all(isinstance(text, str) for text in found):
-        raise ValueError("has an entry that is no text")
+        raise ValueError("has an entry that is not text")
     return list(found)
 
 
 def _integer(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise ValueError(f"{shown(text)!r} is not an integer (of at most 18 digits)")
+        raise ValueError(f"{shown(text)!r} is not an integer of at most 18 digits")
     return int(text)
 
 
@@ -242,14 +230,15 @@ def _number(text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
+    # float() also accepts 1_000, which is more likely a slip than a number.
     if not math.isfinite(number) or "_" in text:
         raise ValueError(f"{shown(text)!r} is not a finite number")
     return number
 
 
 def input_key(cell: Cell, digests: Digests) -> str:
-    """The key of an input: its text or number, or the bytes of its files and how they
-    are loaded.
+    """Return the key of an input: the hash of its value, or of its files' bytes and of
+    how they are loaded.
     """
     kind = stored_kind(cell.kind)
     if not cell.files:

@@ -1,6 +1,4 @@
-"""Which frames of a video make a sample: frames per second first, then how many, then
-where they start.
-"""
+"""Choose the frames of a video that make a sample: the frame rate, then the clips."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,26 +11,25 @@ from dstrain.config.schema import SamplingMode
 from dstrain.errors import UsageError
 
 TIE = 1e-4
-"""Seconds. Two frames as near as this to the time wanted are equally near, and the
-earlier one is taken.
-"""
+"""Seconds; frames that are equally near to a moment up to this give the earlier one."""
 
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """The samples made from each video: clips of `frames` frames.
-
-    sampling: head takes the first frames; chunk cuts the video into consecutive clips and drops the rest; uniform takes
-    `samples` clips whose starts are evenly spaced.
-    """
+    """How videos are cut into clips."""
 
     frames: int = 81
+    """Frames of a clip."""
     sampling: SamplingMode = "head"
+    """head: one clip of the first frames. chunk: consecutive clips, without the rest.
+    uniform: `samples` clips that start at evenly spaced frames.
+    """
     samples: int = 1
 
     def check(self, stride: int) -> None:
-        """Raise UsageError if the number of frames is not a multiple of `stride`, plus
-        one; 0 allows any.
+        """Raise UsageError unless the number of frames is a multiple of `stride`, plus 1.
+
+        A stride of 0 allows any number.
         """
         if stride and (self.frames - 1) % stride:
             near = round((self.frames - 1) / stride) * stride + 1
@@ -42,43 +39,41 @@ class FrameSampling:
             )
 
     def clips(self, total: int, stride: int) -> tuple[range, ...]:
-        """Return the clips of a video of `total` frames (at least 1): one or more
-        ranges of equal length.
+        """Return the clips of a video of `total` frames (at least 1), of equal length.
 
-        A video with fewer frames than wanted gives one clip: the most of its first frames that are a multiple of
-        `stride`, plus one.
+        A video that is too short gives one clip: as many of its first frames as make a
+        multiple of `stride`, plus 1.
         """
-        wanted = self.frames
-        if total < wanted:
-            return (range((total - 1) // stride * stride + 1 if stride else total),)
+        if total < self.frames:
+            usable = (total - 1) // stride * stride + 1 if stride else total
+            return (range(usable),)
+        last = total - self.frames
+        starts = [0]
         if self.sampling == "chunk":
-            starts = [number * wanted for number in range(total // wanted)]
+            starts = list(range(0, last + 1, self.frames))
         elif self.sampling == "uniform" and self.samples > 1:
-            starts = [
-                number * (total - wanted) // (self.samples - 1)
-                for number in range(self.samples)
-            ]
-        else:
-            starts = [0]
-        return tuple(range(start, start + wanted) for start in dict.fromkeys(starts))
+            starts = [i * last // (self.samples - 1) for i in range(self.samples)]
+        return tuple(
+            range(start, start + self.frames) for start in dict.fromkeys(starts)
+        )
 
 
-def frames_at_rate(starts: Sequence[float], end: float, fps: float) -> tuple[int, ...]:
-    """Return the frames that show a video at `fps` frames per second: for each i, the
-    one nearest to time i / fps.
+def frames_at_rate(
+    timestamps: Sequence[float], end: float, fps: float
+) -> tuple[int, ...]:
+    """Return the frames that show a video at `fps`: for each i, the one at time i / fps.
 
-    starts: when each frame begins, in seconds, rising, the first at 0. end: when the
-    last one ends. A frame that stays longer than usual counts until half a usual
-    (median) interval before the next begins, so that a still moment stays as long as it
-    was; between frames of a constant rate that is the nearest one.
+    A frame counts until half a usual (median) interval before the next one begins. At a
+    constant rate that is the nearest frame, and a still moment stays as long as it was.
+
+    Args:
+        timestamps: When each frame begins, in seconds, rising from 0.
+        end: When the last frame ends, in seconds.
+        fps: Frames per second wanted.
     """
-    lead = (
-        median(after - before for before, after in pairwise(starts)) / 2
-        if starts[1:]
-        else 0.0
-    )
+    lead = 0.0
+    if len(timestamps) > 1:
+        lead = median(after - before for before, after in pairwise(timestamps)) / 2
     count = max(1, floor(end * fps + 0.5))
-    return tuple(
-        max(0, bisect_right(starts, number / fps + lead - TIE) - 1)
-        for number in range(count)
-    )
+    moments = (i / fps + lead - TIE for i in range(count))
+    return tuple(max(0, bisect_right(timestamps, moment) - 1) for moment in moments)

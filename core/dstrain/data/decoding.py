@@ -1,122 +1,93 @@
-"""--on_bad_sample skip: every file that a run reads is decoded once before it, and rows
-that cannot be are left out.
+"""Find the rows whose files cannot be decoded, before a run: --on_bad_sample skip.
 
-A row is left out whole, whatever the reason: its cells, a header, damage that only
-decoding finds. The rows that stay keep their numbers, and so their noise and their
-order. What was left out is listed in a file.
+A row is skipped as a whole. The rows that stay keep their numbers, and so their noise
+and their order.
 """
 
-import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dstrain.console import Progress
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.data.metadata import Fault
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import stored_kind
-from dstrain.storage.files import write_json
-from dstrain.storage.hashing import SETTLED, file_mark, hash_json
+from dstrain.storage.hashing import FileMemory, file_mark, hash_json
 
 MEMORY = "decoded_files.json"
-Reads = Callable[[frozenset[str]], frozenset[str]]
-"""The inputs present in a sample -> those of them that the run reads."""
+UsedInputs = Callable[[frozenset[str]], frozenset[str]]
+"""The inputs present in a sample -> those of them that the run uses."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Cells that could be decoded, remembered by their files' size, times and inode, in
-    a file of `folder`.
+def skip_undecodable(
+    dataset: Dataset, used_inputs: UsedInputs, folder: Path
+) -> Dataset:
+    """Return the dataset without the rows that name a file which cannot be decoded.
+
+    Raises UsageError if no row is left.
+
+    Args:
+        dataset: Checked rows; only the headers of their files were read.
+        used_inputs: Says which inputs of a sample the run decodes.
+        folder: Where cells that could be decoded are remembered, so that the next run
+            decodes only what changed.
     """
-
-    folder: Path
-    known: dict[str, list[Any]]
-
-    @classmethod
-    def of(cls, folder: Path) -> "Memory":
-        """What earlier runs remembered; an unreadable memory is an empty one."""
-        try:
-            known = json.loads((folder / MEMORY).read_bytes())
-        except (OSError, ValueError):
-            known = None
-        return cls(folder, known if isinstance(known, dict) else {})
-
-    def save(self) -> None:
-        """Write it; raises SystemFault."""
-        write_json(self.folder / MEMORY, self.known)
-
-
-def skip_undecodable(dataset: Dataset, reads: Reads, folder: Path) -> Dataset:
-    """The data set without the rows of which a file that the run reads cannot be
-    decoded; the reasons are in it.
-
-    What an earlier run decoded, and did not change since, is not decoded again. Raises
-    UsageError if no row is left.
-    """
-    memory = Memory.of(folder)
-    asked = {key: (number, name) for number, name, key in _cells(dataset, reads)}
-    marks = {
-        key: _marks(dataset.rows[number][name]) for key, (number, name) in asked.items()
-    }
-    todo = [key for key in asked if memory.known.get(key) != marks[key]]
-    found = _decode({key: dataset.rows[asked[key][0]][asked[key][1]] for key in todo})
-    now = time.time_ns()
-    for key in todo:
-        settled = all(now - max(times) >= SETTLED for _, *times, _ in marks[key])
-        if found[key] is None and settled:
-            memory.known[key] = marks[key]
-    faults: dict[Fault, None] = {}
-    for number, name, key in _cells(dataset, reads):
-        error = found.get(key)
-        if error is not None:
-            faults[dataset.fault(dataset.sample_ids[number][0], name, error)] = None
-    if todo and folder.is_dir():
+    uses = list(_files_used(dataset, used_inputs))
+    cells = {key: dataset.rows[sample][name] for sample, name, key in uses}
+    memory = FileMemory.remembered(folder / MEMORY)
+    unknown: dict[str, list[int]] = {}
+    for key, cell in cells.items():
+        marks = [number for file in cell.files for number in file_mark(file)]
+        if memory.recall(key, marks) is None:
+            unknown[key] = marks
+    errors = _decode({key: cells[key] for key in unknown})
+    for key, marks in unknown.items():
+        if errors[key] is None:
+            memory.remember(key, marks, True)
+    if folder.is_dir():
         memory.save()
+    faults: list[Fault] = []
+    for sample, name, key in uses:
+        error = errors.get(key)
+        if error is not None:
+            row, _ = dataset.sample_ids[sample]
+            faults.append(dataset.fault(row, name, error))
     return dataset.without(faults)
 
 
-def _cells(dataset: Dataset, reads: Reads) -> Iterator[tuple[int, str, str]]:
-    """(sample, input, key) of every cell with files that the run reads."""
-    for number, cells in enumerate(dataset.rows):
-        for name in sorted(reads(frozenset(cells))):
-            cell = cells[name]
+def _files_used(
+    dataset: Dataset, used_inputs: UsedInputs
+) -> Iterator[tuple[int, str, str]]:
+    """Yield (sample, input, key) of every cell with files that the run decodes."""
+    for sample, row in enumerate(dataset.rows):
+        for name in sorted(used_inputs(frozenset(row))):
+            cell = row[name]
             if cell.files:
-                yield (
-                    number,
-                    name,
-                    hash_json(
-                        "cell", [stored_kind(cell.kind), cell.files, cell.parameters]
-                    ),
-                )
-
-
-def _marks(cell: Cell) -> list[list[int]]:
-    return [file_mark(file) for file in cell.files]
+                content = [cell.kind, cell.files, cell.parameters]
+                yield sample, name, hash_json("cell", content)
 
 
 def _decode(cells: Mapping[str, Cell]) -> dict[str, UsageError | None]:
-    """Decode each cell and forget it: its key -> what is wrong with it."""
+    """Decode each cell and forget it: key -> why it cannot be decoded."""
     if not cells:
         return {}
-    found: dict[str, UsageError | None] = {}
-    is_first = (
-        os.environ.get("RANK", "0") == "0"
-    )  # the others have little to do, and nothing to say
-    bar = Progress("check files", len(cells), enabled=is_first)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as readers, bar as progress:
-        for key, error in zip(cells, readers.map(_fault, cells.values()), strict=True):
-            found[key] = error
+    # One process has decoded nearly everything before the others start: it alone reports.
+    is_first = os.environ.get("RANK", "0") == "0"
+    errors: dict[str, UsageError | None] = {}
+    with (
+        ThreadPoolExecutor(os.cpu_count() or 1) as threads,
+        Progress("check files", len(cells), enabled=is_first) as progress,
+    ):
+        results = threads.map(_decoding_error, cells.values())
+        for key, error in zip(cells, results, strict=True):
+            errors[key] = error
             progress.step()
-    return found
+    return errors
 
 
-def _fault(cell: Cell) -> UsageError | None:
+def _decoding_error(cell: Cell) -> UsageError | None:
     try:
         load_cell(cell)
     except UsageError as error:

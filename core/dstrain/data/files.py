@@ -1,4 +1,4 @@
-"""Files that a data set names: found inside its folders or fetched, and measured by
+"""Files that a dataset names: found inside its folders or fetched, and inspected by
 their headers before a run.
 """
 
@@ -7,6 +7,7 @@ import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
@@ -21,37 +22,33 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 
 HEADER_READERS = 16
-"""Threads that read headers; more than processors, because they wait for the disk or
-the network.
-"""
+"""Threads that read headers: more than processors, since they wait for disk or network."""
 
 
 @dataclass(frozen=True)
 class DataRoots:
-    """Where the files of a data set may lie: real paths of folders, and the cache of
-    files named by URL.
+    """The folders in which the files of a dataset lie, and the cache of fetched files.
 
-    Relative names are looked for in each folder. Hard links are files like any other:
-    nothing tells them apart.
+    Hard links are files like any other: nothing tells them apart.
     """
 
     folders: tuple[str, ...]
+    """Real paths; relative names are looked for in each."""
     urls: UrlCache | None = None
-    listed: Callable[[str], Mapping[str, str]] = field(
-        default_factory=lambda: cache(_listed), compare=False
+    names_in: Callable[[str], Mapping[str, str]] = field(
+        default_factory=lambda: cache(_names_in), compare=False
     )
+    """Lists a folder once, however many missing files are looked for in it."""
 
     @classmethod
     def of(
         cls, base: Path, roots: Iterable[Path], url_cache: Path | None
     ) -> "DataRoots":
-        """The places that the data set's flags name; raises UsageError for what is no
-        folder.
+        """Return the roots that the dataset's flags name; raise UsageError for one that
+        is not a folder.
         """
-        flags = [
-            ("--dataset_base_path", base),
-            *(("--dataset_root", root) for root in roots),
-        ]
+        flags = [("--dataset_base_path", base)]
+        flags += [("--dataset_root", root) for root in roots]
         for flag, folder in flags:
             if not folder.is_dir():
                 raise UsageError(flag, f"{folder} is not a folder")
@@ -62,84 +59,90 @@ class DataRoots:
         return cls(folders, UrlCache(url_cache))
 
     def find(self, name: str) -> str:
-        """The real path of a file; raises UsageError for one that lies elsewhere, or in
-        two places.
+        """Return the real path of a file.
+
+        Raises UsageError for one that lies outside the folders, or in two of them, and
+        FileNotFoundError.
         """
         if is_url(name):
             if self.urls is None:
                 raise UsageError(
-                    name,
-                    "is a URL; --url_cache DIR fetches such files and keeps them there",
+                    name, "is a URL; use --url_cache DIR to fetch such files"
                 )
             return str(self.urls.fetch(name))
         found: dict[str, None] = {}
-        outside = ""
+        outside: list[str] = []
         for folder in self.folders:
-            written = os.path.join(folder, name)
-            path = os.path.realpath(written)
+            joined = os.path.join(folder, name)
+            path = os.path.realpath(joined)
             if not self.contains(path):
-                outside = outside or path
-            elif _exists(written):
+                outside.append(path)
+            elif _exists(joined):
                 found[path] = None
         if len(found) > 1:
-            raise UsageError(name, f"is there more than once: {' and '.join(found)}")
-        if not found and outside:
-            raise self._outside(name, outside)
-        if not found:
-            raise FileNotFoundError(name)
-        return next(iter(found))
+            raise UsageError(name, f"exists more than once: {' and '.join(found)}")
+        if found:
+            return next(iter(found))
+        if outside:
+            raise self._outside(name, outside[0])
+        raise FileNotFoundError(name)
 
     def contains(self, path: str) -> bool:
-        """Whether a real path is one of the folders or lies below one."""
+        """Return whether a real path is one of the folders or lies below one."""
         return any(
             os.path.join(path, "").startswith(os.path.join(folder, ""))
             for folder in self.folders
         )
 
     def nearest(self, name: str) -> str:
-        """Return "; did you mean 'x'?" for a file of another letter case, or without
-        the folders before it.
+        """Return "; did you mean 'x'?" for a file in another letter case, or without
+        the leading folders.
         """
         parts = PurePosixPath(name).parts
-        for wanted in (parts[start:] for start in range(len(parts))):
+        for start in range(len(parts)):
             for folder in self.folders:
-                found: list[str] = []
-                for part in wanted:
-                    below = os.path.join(folder, *found)
-                    there = (
-                        self.listed(below)
-                        if self.contains(os.path.realpath(below))
-                        else {}
-                    )
-                    found += [there[_folded(part)]] if _folded(part) in there else []
-                if len(found) == len(wanted):
-                    return f"; did you mean {os.path.join(*found)!r}?"
+                if path := self._similar(folder, parts[start:]):
+                    return f"; did you mean {path!r}?"
         return ""
 
+    def _similar(self, folder: str, parts: Iterable[str]) -> str:
+        """Return the path below a folder that has these parts when folded, or ''."""
+        found = ""
+        for part in parts:
+            below = os.path.join(folder, found)
+            names = (
+                self.names_in(below) if self.contains(os.path.realpath(below)) else {}
+            )
+            if _folded(part) not in names:
+                return ""
+            found = os.path.join(found, names[_folded(part)])
+        return found
+
     def check_frames(self, folder: str) -> None:
-        """Raise UsageError if something in a folder of frames leads elsewhere; nothing
-        of it was opened before.
+        """Raise UsageError if something in a folder of frames lies outside the roots.
+
+        Call it before a frame is opened.
         """
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                path = os.path.realpath(entry.path)
-                if not entry.name.startswith(".") and not self.contains(path):
-                    raise self._outside(entry.path, path)
+        for name in sorted(os.listdir(folder)):
+            joined = os.path.join(folder, name)
+            path = os.path.realpath(joined)
+            if not name.startswith(".") and not self.contains(path):
+                raise self._outside(joined, path)
 
     def _outside(self, name: str, path: str) -> UsageError:
         folders = "folder" if len(self.folders) == 1 else "folders"
-        return UsageError(name, f"leads out of the data set's {folders}, to {path}")
+        return UsageError(name, f"points outside the dataset's {folders}, to {path}")
 
 
 def _folded(name: str) -> str:
-    """A name without what two file systems may write differently: letter case, and
-    accents apart or joined.
+    """Drop what file systems may write differently: letter case, and accents apart or
+    joined.
     """
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def _listed(folder: str) -> dict[str, str]:
-    """The names in a folder, by what they are folded to; none where there is no folder."""
+def _names_in(folder: str) -> dict[str, str]:
+    """Return the names in a folder by their folded form; none if there is no folder."""
     try:
         return {_folded(name): name for name in sorted(os.listdir(folder))}
     except OSError:
@@ -148,7 +151,7 @@ def _listed(folder: str) -> dict[str, str]:
 
 def _exists(path: str) -> bool:
     try:
-        os.stat(path)  # of the path as written: 'a.png/' is no file
+        os.stat(path)  # of the path as written: 'a.png/' is not a file
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -156,23 +159,24 @@ def _exists(path: str) -> bool:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A picture as told by its header; size: (height, width)."""
+    """An image, inspected by its header."""
 
     path: str
     size: tuple[int, int]
+    """(height, width)"""
 
 
 @dataclass(frozen=True)
 class VideoFile:
-    """A video as told by its packets."""
+    """A video, inspected by its packets."""
 
     path: str
     video: Video
 
 
-Name = tuple[str, bool]
-"""A file as written in the metadata, and whether it is read as a video."""
-FileInfos = Mapping[Name, ImageFile | VideoFile | str]
+FileName = tuple[str, bool]
+"""A file as named in the metadata, and whether it is read as a video."""
+FileInfos = Mapping[FileName, ImageFile | VideoFile | str]
 """What each file was found to be, or what is wrong with it."""
 
 
@@ -181,50 +185,45 @@ def inspect_files(
     columns: Iterable[Column],
     base: Path,
     roots: Iterable[Path],
-    cache: Path | None,
+    url_cache: Path | None,
 ) -> FileInfos:
-    """Find each file named in these columns once, fetch it if need be, and read its
-    header, or packets.
-    """
-    names: dict[Name, None] = {}
+    """Find or fetch each file that is named in these columns, and inspect it once."""
+    names: dict[FileName, None] = {}
     for column in columns:
         if column.is_file:
             for row in table.rows:
-                try:
-                    named = file_names(row[column.name], column)
-                except ValueError:
-                    continue  # reported with its row
-                names.update(dict.fromkeys((name, column.from_video) for name in named))
+                with suppress(ValueError):  # reported when its row is checked
+                    for name in file_names(row[column.name], column):
+                        names[name, column.from_video] = None
     if not names:
         return {}
-    places = DataRoots.of(base, roots, cache)
-    with ThreadPoolExecutor(HEADER_READERS) as readers:
-        return dict(
-            zip(names, readers.map(partial(_inspect, places), names), strict=True)
-        )
+    inspect = partial(_inspect, DataRoots.of(base, roots, url_cache))
+    with ThreadPoolExecutor(HEADER_READERS) as threads:
+        return dict(zip(names, threads.map(inspect, names), strict=True))
 
 
-def _inspect(places: DataRoots, named: Name) -> ImageFile | VideoFile | str:
-    """Find a file and read its header; what is wrong with it is said, with its name,
-    and not raised.
-    """
-    name, is_video = named
+def _inspect(roots: DataRoots, file: FileName) -> ImageFile | VideoFile | str:
+    """Find a file and read its header; return what is wrong with it instead of raising."""
+    name, is_video = file
     path = ""
     try:
-        path = places.find(name)
+        path = roots.find(name)
         mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode) and not (is_video and stat.S_ISDIR(mode)):
-            return f"{shown(name)!r} is not a regular file{' or a folder of frames' if is_video else ''}"
         if not is_video:
+            if not stat.S_ISREG(mode):
+                return f"{shown(name)!r} is not a regular file"
             return ImageFile(path, read_size(Path(path)))
         if stat.S_ISDIR(mode):
-            places.check_frames(path)
+            roots.check_frames(path)
+        elif not stat.S_ISREG(mode):
+            return f"{shown(name)!r} is not a regular file or a folder of frames"
         return VideoFile(path, probe(Path(path)))
     except FileNotFoundError:
-        return f"no such file {name!r}{places.nearest(name)}"
+        return f"no such file {name!r}{roots.nearest(name)}"
     except UsageError as error:
-        part = f": {Path(error.where).name}" if path and error.where != path else ""
-        kept = f"; remove {path} to fetch it again" if path and is_url(name) else ""
-        return f"{shown(name)!r}{part} {error.what}{kept}"
+        frame = f": {Path(error.where).name}" if path and error.where != path else ""
+        advice = f"; remove {path} to fetch it again" if path and is_url(name) else ""
+        return f"{shown(name)!r}{frame} {error.what}{advice}"
     except (OSError, ValueError) as error:
-        return f"{shown(name)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+        reason = getattr(error, "strerror", None) or error
+        return f"{shown(name)!r} cannot be read: {reason}"

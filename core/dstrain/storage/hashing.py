@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import write_json
@@ -19,6 +19,8 @@ def sha256(path: Path) -> str:
 
 
 KEY_BYTES = 20
+MARK_LENGTH = 4
+"""Numbers in the mark of a file."""
 SETTLED = 2 * 10**9
 """Nanoseconds after a change from which a file's times can be trusted: sooner, another
 change may leave them equal.
@@ -34,36 +36,63 @@ def hash_json(kind: str, content: Any) -> str:
 
 
 @dataclass
-class Digests:
-    """sha256 of files, remembered in `memory` by path, size, times of modification and
-    change, and inode.
-    """
+class FileMemory:
+    """JSON values computed from files, remembered until one of the files changes."""
 
     memory: Path | None = None
+    """Where they are stored; None keeps them in this process alone."""
     known: dict[str, list[Any]] = field(default_factory=dict)
+    """Key -> the marks of its files (see `file_mark`), one after the other, then the value."""
     unsettled: set[str] = field(default_factory=set)
     changed: bool = False
 
     @classmethod
-    def remembered(cls, memory: Path) -> "Digests":
-        """Read what an earlier run remembered; an unreadable memory is an empty one."""
+    def remembered(cls, memory: Path) -> Self:
+        """Load what an earlier run stored; an unreadable memory is an empty one."""
         try:
             known = json.loads(memory.read_bytes())
         except (OSError, ValueError):
             known = None
         return cls(memory, known if isinstance(known, dict) else {})
 
+    def recall(self, key: str, marks: list[int]) -> Any:
+        """Return the value of a key, None if its files had other marks then."""
+        entry = self.known.get(key)
+        return entry[-1] if entry is not None and entry[:-1] == marks else None
+
+    def remember(self, key: str, marks: list[int], value: Any) -> None:
+        """Keep a value computed from files that had these marks before it was computed."""
+        self.known[key] = [*marks, value]
+        self.changed = True
+        newest = max(*marks[1::MARK_LENGTH], *marks[2::MARK_LENGTH])
+        if time.time_ns() - newest < SETTLED:
+            self.unsettled.add(key)
+
+    def save(self) -> None:
+        """Store the values, if there is a place and something changed; raise SystemFault.
+
+        Files that changed just now are left out.
+        """
+        if self.memory is None or not self.changed:
+            return
+        settled = {
+            key: entry for key, entry in self.known.items() if key not in self.unsettled
+        }
+        write_json(self.memory, settled)
+        self.changed = False
+
+
+class Digests(FileMemory):
+    """The sha256 of files, read again only where a file changed."""
+
     def of(self, path: str | Path) -> str:
-        """The sha256 of a file's bytes, read again only if the file changed."""
-        mark = file_mark(path)
-        entry = self.known.get(str(path))
-        if entry is None or entry[:-1] != mark:
-            entry = [*mark, sha256(Path(path))]
-            self.known[str(path)] = entry
-            self.changed = True
-            if time.time_ns() - max(mark[1:3]) < SETTLED:
-                self.unsettled.add(str(path))
-        return str(entry[-1])
+        """Return the sha256 of a file's bytes."""
+        marks = file_mark(path)
+        digest = self.recall(str(path), marks)
+        if digest is None:
+            digest = sha256(Path(path))
+            self.remember(str(path), marks, digest)
+        return str(digest)
 
     def of_all(self, paths: Iterable[Path]) -> str:
         """One digest of several files, whatever their names, or of every file below a
@@ -82,21 +111,6 @@ class Digests:
                 raise StateError(
                     str(file), "changed while it was in use", "run :data_process again"
                 )
-
-    def save(self) -> None:
-        """Write the memory, if it has a place and something changed; files changed just
-        now are left out.
-        """
-        if self.memory is not None and self.changed:
-            write_json(
-                self.memory,
-                {
-                    path: entry
-                    for path, entry in self.known.items()
-                    if path not in self.unsettled
-                },
-            )
-            self.changed = False
 
 
 def file_mark(path: str | Path) -> list[int]:

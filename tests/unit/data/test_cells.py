@@ -270,8 +270,8 @@ def test_bad_videos_are_told_with_file_row_and_column(
     said = (
         "half-written",
         "no such file",
-        "leads out of the data set's folder",
-        "3.png leads out",
+        "points outside the dataset's folder",
+        "3.png points outside",
         "1.png is not a picture",
         "is no video of a kind",
     )

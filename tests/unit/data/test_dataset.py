@@ -214,14 +214,14 @@ def test_all_bad_cells_are_told_at_once_with_file_row_and_column(base: Path) -> 
     said = "\n".join(error.help_lines)
     for words in (
         "no such file 'none.png'",
-        "'../out.png' leads out of the data set's folder",
-        "'link.png' leads out",
-        "'/etc/passwd' leads out",
+        "'../out.png' points outside the dataset's folder",
+        "'link.png' points outside",
+        "'/etc/passwd' points outside",
         "'deep' is not a regular file",
         "'fifo' is not a regular file",
         "'text.png' is not a picture of a kind that is read",
         "200 x 8 (height x width) leaves nothing at multiples of 16",
-        "metadata.json:11:edit_image: has a file name that is blank",
+        "metadata.json:11:edit_image: has a blank file name",
         "'1.0' is not an integer",
         "'nan' is not a finite number",
     ):
@@ -269,11 +269,15 @@ def test_bad_rows_and_bad_cells_are_told_together(base: Path) -> None:
 @pytest.mark.parametrize(
     "name, column, hint",
     [
-        ("a.png;b.png", "edit_image", 'a list is written ["a.png", "b.png"]'),
-        ("a.png, b.png", "edit_image", 'a list is written ["a.png", "b.png"]'),
-        ("[a.png", "edit_image", 'a list is written ["a.png", "b.png"]'),
-        ("['a.png']", "edit_image", 'is no list of texts such as ["a.png", "b.png"]'),
-        ('["a.png"]', "image", "one file is read here"),
+        ("a.png;b.png", "edit_image", 'write a list as ["a.png", "b.png"]'),
+        ("a.png, b.png", "edit_image", 'write a list as ["a.png", "b.png"]'),
+        ("[a.png", "edit_image", 'write a list as ["a.png", "b.png"]'),
+        (
+            "['a.png']",
+            "edit_image",
+            'is not a list of texts such as ["a.png", "b.png"]',
+        ),
+        ('["a.png"]', "image", "this input takes one file"),
     ],
 )
 def test_what_was_meant_as_a_list_gets_a_hint(
@@ -344,7 +348,7 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
         ),
         (
             {"extra_inputs": ("edit_imag",)},
-            "--extra_inputs: this variant reads no input 'edit_imag'; did you mean 'ed",
+            "--extra_inputs: this variant has no input 'edit_imag'; did you mean 'ed",
         ),
         (
             {"extra_inputs": ("edit_image",)},
@@ -356,7 +360,7 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
         ),
         (
             {"extra_inputs": ("latents",)},
-            "--extra_inputs: this variant reads no input 'latents'",
+            "--extra_inputs: this variant has no input 'latents'",
         ),
         (
             {"resolution": Resolution(50, 64, 1)},
@@ -422,7 +426,7 @@ def test_captions_beside_images_are_told_how_to_become_metadata(base: Path) -> N
     with pytest.raises(UsageError, match="has no metadata") as caught:
         find_metadata(base)
     assert (
-        "as in wide.txt, are not read: docs/guide/datasets.md"
+        "such as wide.txt are not read: docs/guide/datasets.md"
         in caught.value.help_lines[1]
     )
 

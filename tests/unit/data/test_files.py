@@ -61,7 +61,7 @@ def test_absolute_names_are_read_inside_any_of_the_folders(
     assert places(folders, third) == [third]
     with pytest.raises(
         UsageError,
-        match=r"metadata\.json:1:image: .*three\.png' leads out of the data set's folders",
+        match=r"metadata\.json:1:image: .*three\.png' points outside the dataset's folders",
     ):
         places(folders[:2], third)
 
@@ -73,7 +73,7 @@ def test_a_name_found_in_two_folders_is_refused_naming_both(
         places(folders, "both.png")
     both = f"{folders[1]}/both.png and {folders[2]}/both.png"
     assert caught.value.help_lines == (
-        f"metadata.json:1:image: 'both.png' is there more than once: {both}",
+        f"metadata.json:1:image: 'both.png' exists more than once: {both}",
     )
 
 
@@ -92,7 +92,7 @@ def test_a_link_may_lead_from_one_folder_to_another(folders: tuple[Path, ...]) -
     (folders[0] / "link.png").symlink_to(folders[1] / "two.png")
     assert places(folders, "link.png") == [str(folders[1] / "two.png")]
     with pytest.raises(
-        UsageError, match=r"'link\.png' leads out of the data set's folder, to"
+        UsageError, match=r"'link\.png' points outside the dataset's folder, to"
     ):
         places(folders[:1], "link.png")
 
@@ -103,7 +103,7 @@ def test_a_missing_file_is_told_once(folders: tuple[Path, ...]) -> None:
     first, second = caught.value.help_lines
     assert (
         first.endswith("no such file 'none.png'")
-        and "leads out of the data set's folders" in second
+        and "points outside the dataset's folders" in second
     )
 
 

@@ -157,7 +157,7 @@ def test_without_the_flag_a_url_is_refused_and_nobody_is_asked(
     site: Site, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        UsageError, match=r"metadata\.json:1:image: .*is a URL; --url_cache DIR"
+        UsageError, match=r"metadata\.json:1:image: .*is a URL; use --url_cache DIR"
     ):
         opened(tmp_path, None, {"image": f"{site.address}/a.png"})
     assert not site.asked

@@ -20,6 +20,7 @@ from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column
 from dstrain.runs.runner import run
 from dstrain.runs.skipped_rows import LIST
+from dstrain.storage import hashing
 from dstrain.storage.files import lock
 from PIL import Image
 
@@ -141,7 +142,7 @@ def test_the_result_depends_on_no_worker(tmp_path: Path) -> None:
 def test_a_rerun_decodes_only_what_changed_or_was_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bad_samples, "SETTLED", 0)
+    monkeypatch.setattr(hashing, "SETTLED", 0)
     folder = project(tmp_path)
     (folder / "out").mkdir()
     decoded: list[str] = []
@@ -295,7 +296,7 @@ def test_only_files_that_the_run_reads_are_decoded(tmp_path: Path) -> None:
         noise.save(tmp_path / f"{name}.png")
     hurt(tmp_path / "b.png")
     (tmp_path / "metadata.csv").write_text("image,mask\na.png,b.png\n")
-    inputs = {name: Column(name, "picture") for name in ("image", "mask")}
+    inputs = {name: Column(name, "image") for name in ("image", "mask")}
     data = DataConfig(
         tmp_path, None, None, Resolution(None, None, 2**20), on_bad_sample="skip"
     )
