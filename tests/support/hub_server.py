@@ -242,6 +242,9 @@ class Handler(BaseHTTPRequestHandler):
                 {"X-Error-Code": "EntryNotFound"},
             )
             return
+        if self.command == "HEAD":  # asked before each file by `huggingface_hub`
+            self.head(self.hub.models[model_id], revision, path, data)
+            return
         self.hub.fetched.append(path)
         faults = (
             self.hub.faults
@@ -278,6 +281,23 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
+
+    def head(
+        self, revisions: dict[str, Files], revision: str, path: str, data: bytes
+    ) -> None:
+        """Answer with the size, the digest and the commit of a file."""
+        large = PurePosixPath(path).suffix in LARGE
+        files = next(
+            files
+            for name, files in revisions.items()
+            if revision in (name, commit(files))
+        )
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("X-Repo-Commit", commit(files))
+        digest = hashlib.sha256(data).hexdigest() if large else blob(data)
+        self.send_header("ETag", f'"{digest}"')
+        self.end_headers()
 
     def answer(
         self, data: Any, status: int = 200, headers: Mapping[str, str] | None = None
@@ -357,6 +377,7 @@ def use(patch: pytest.MonkeyPatch, url: str, home: Path) -> None:
     patch.setattr("modelscope_hub._download.DOWNLOAD_INTEGRITY_RETRY_BACKOFF", 0.01)
     for module in (
         "huggingface_hub.file_download",
+        "huggingface_hub.utils._http",
         "dstrain.models.hub_clients",
         "modelscope_hub._legacy_api",
     ):

@@ -238,7 +238,7 @@ BUGS = (
         f"{CORE}/models/hub_record.py",
         "    return not digest or sha256(path) == digest\n",
         "    return True\n",
-        ("tests/unit/models/test_hub_faults.py", "tests/unit/models/test_hub.py"),
+        ("tests/unit/models/test_hub_clients.py", "tests/unit/models/test_hub.py"),
     ),
     Bug(
         "tokens_in_what_is_written",

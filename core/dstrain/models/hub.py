@@ -1,119 +1,124 @@
-"""Published model files: those that are here are used; others are fetched once per
-machine, verified, and recorded.
-"""
+"""Find published model files on this machine, and fetch those that are missing."""
 
 import difflib
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from dstrain.config.schema import Hub
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, SystemFault, UsageError
-from dstrain.models.hub_clients import CLIENTS, Client, HubFault, Listing
+from dstrain.models.hub_clients import CLIENTS, Client, Listing, Reason, first_line
 from dstrain.models.hub_record import (
-    Kept,
+    DownloadedFile,
     Record,
-    beside,
-    here,
-    kept_file,
+    companion_files,
+    local_files,
     missing_shards,
-    note_marks,
-    same,
     select,
 )
 from dstrain.storage.files import LOCK, lock
 
-logger = get_logger(__name__)
-
-
+T = TypeVar("T")
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
 OFFLINE_VARIABLES = ("DSTRAIN_SKIP_DOWNLOAD", "DIFFSYNTH_SKIP_DOWNLOAD")
 STAGING = ".fetching"
-"""Folder, beside a model's files, of what is not whole yet."""
-TOLD = 100_000_000
-"""Bytes from which on a file is worth a line of its own."""
-PATIENCE = 5.0
+"""The folder, beside a model's files, of files that are not verified yet."""
+QUIET_WAIT = 5.0
 """Seconds after which a process says that it waits for another one's download."""
+
+logger = get_logger(__name__)
 
 
 def model_base() -> Path:
-    """The folder that holds model ids: $DSTRAIN_MODEL_BASE_PATH, or the reference's
-    name for it, or ./models.
-    """
-    return Path(
-        next(
-            (os.environ[name] for name in MODEL_BASE_VARIABLES if os.environ.get(name)),
-            "models",
-        )
-    )
+    """Return the folder of published models, by default ./models."""
+    for name in MODEL_BASE_VARIABLES:
+        if os.environ.get(name):
+            return Path(os.environ[name])
+    return Path("models")
 
 
 def offline() -> str:
-    """The environment variable that forbids every request, or ''."""
-    set_ones = (
-        name
-        for name in OFFLINE_VARIABLES
-        if os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
-    )
-    return next(set_ones, "")
+    """Return the environment variable that forbids every request, or ''."""
+    for name in OFFLINE_VARIABLES:
+        if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
+            return name
+    return ""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A published model: its id, a revision (a branch, tag or commit; '' for the hub's
-    usual one), and its hub.
-
-    hub: None if nothing may be fetched.
-    """
+    """A published model."""
 
     model_id: str
     revision: str = ""
+    """A branch, tag or commit; '' for the hub's default."""
     hub: Hub | None = "modelscope"
+    """None forbids fetching."""
 
     @property
     def folder(self) -> Path:
-        """Where its files lie."""
+        """Return the folder of its files."""
         return model_base() / self.model_id
 
     @property
     def named(self) -> str:
-        """The model as a user writes it."""
+        """Return the model as it is written on a command line."""
         return f"{self.model_id}@{self.revision}" if self.revision else self.model_id
 
 
-def find_local(source: ModelSource, pattern: str, companions: bool = True) -> list[str]:
-    """The files, below the origin's folder, that a pattern means; [] unless all of them
-    are here.
+def find_local(source: ModelSource, pattern: str) -> list[str]:
+    """Return the files, relative to the model's folder, that a pattern means; [] unless
+    all of them are on this machine.
 
-    What was fetched is compared with its record. Files without a record are taken as
-    they are, but for shards that are not all there, and for a revision, which nothing
-    tells of them. companions: whether `config.json` and the like that the hub has
-    beside them must be here too. Raises StateError for a file that was fetched and
-    changed since.
+    Fetched files are compared with their record. Files without one are used as they
+    are, except for incomplete sets of shards, and where a revision is asked for, since
+    nothing tells theirs. Raises StateError for a file that was changed after it was
+    fetched.
     """
     folder, record = source.folder, Record.read(source.folder)
-    if record is not None and not record.is_of(source.revision):
-        return []
-    names = select(record.tree, pattern) if record is not None else []
-    if record is not None and names:
-        wanted = [*names, *(beside(record.tree, pattern) if companions else ())]
-        if not all(record.holds(name, folder) for name in wanted):
+    if record is not None:
+        if not record.is_of(source.revision):
             return []
-        note_marks(record, wanted, folder)
-        return names
-    names = here(folder, pattern)
+        names = select(record.tree, pattern)
+        if names:
+            if not all(record.has(name, folder) for name in names):
+                return []
+            record.refresh_marks(names, folder)
+            return names
+    names = local_files(folder, pattern)
     return [] if source.revision or missing_shards(names) else names
 
 
+def missing_error(source: ModelSource, pattern: str) -> StateError:
+    """Return the error that says which files are missing, and why they are not
+    fetched.
+    """
+    folder, record = source.folder, Record.read(source.folder)
+    found = local_files(folder, pattern)
+    shards = missing_shards(found)
+    what = "no file matches"
+    if found and source.revision:
+        what = f"the files here are not known to be of revision {source.revision}"
+    elif shards:
+        what = f"{len(shards)} shards are missing, such as {shards[0]}"
+    elif record is not None and select(record.tree, pattern):
+        what = "some of the files are missing"
+    advice = [f"models are searched for in {MODEL_BASE_VARIABLES[0]}={model_base()}"]
+    if offline():
+        advice.append(f"nothing is downloaded because {offline()} is set; unset it")
+    return StateError(str(folder / pattern), what, *advice)
+
+
 def fetch(source: ModelSource, pattern: str) -> list[str]:
-    """The files that a pattern means, as `find_here`; what is not here is fetched,
-    unless that is switched off.
+    """Return the files that a pattern means, as `find_local` does; fetch what is
+    missing.
 
     Of several processes on a machine one fetches, and the others wait for it. Raises
     StateError if the hub has no such model, revision or file, or nothing may be
@@ -124,308 +129,228 @@ def fetch(source: ModelSource, pattern: str) -> list[str]:
         return names
     if source.hub is None or offline():
         raise missing_error(source, pattern)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source.model_id) or {".", ".."} & set(
-        source.model_id.split("/")
-    ):
+    # The id becomes a path, which must lie in the folder of models.
+    parts = source.model_id.split("/")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source.model_id) or {".", ".."} & {*parts}:
         raise UsageError(
             "--model_id_with_origin_paths",
             f"{source.model_id!r} is no model id; want OWNER/NAME",
         )
-    with _alone(source.folder):
-        return find_local(source, pattern) or _fetch(
-            source, pattern, CLIENTS[source.hub]()
-        )
+    with _exclusive(source.folder):
+        return find_local(source, pattern) or _Fetch(source, source.hub).run(pattern)
 
 
-def missing_error(source: ModelSource, pattern: str) -> StateError:
-    """The error that says which files are not here, and why they are not fetched."""
-    where, folder = str(source.folder / pattern), source.folder
-    found, record = here(folder, pattern), Record.read(folder)
-    lacking = missing_shards(found)
-    what = "no file matches"
-    if found and source.revision:
-        what = f"what is here is not known to be of revision {source.revision}"
-    elif lacking:
-        what = f"{len(lacking)} shards are missing, such as {lacking[0]}"
-    elif record is not None and select(record.tree, pattern):
-        what = "not all files are here"
-    help_lines = [
-        f"models are looked for below {MODEL_BASE_VARIABLES[0]} (now {model_base()})"
-    ]
-    if offline():
-        help_lines += [
-            f"nothing is fetched, since {offline()} is set; without it, they are, from --hub"
-        ]
-    return StateError(where, what, *help_lines)
+class _Fetch:
+    """One fetch from a hub, by the process that holds the model's folder."""
 
+    def __init__(self, source: ModelSource, hub: Hub) -> None:
+        self.source = source
+        self.hub = hub
+        self.folder = source.folder
+        self.client: Client = CLIENTS[hub]()
+        self.label = f"{hub} ({first_line(self.client.endpoint)})"
+        old = Record.read(self.folder)
+        self.downloaded = old.downloaded if old is not None else {}
+        self.revision = source.revision or self.client.default_revision
+        self.at = self.revision
+        if old is not None and old.hub == hub and not source.revision:
+            # A folder holds one revision: a branch that moved on since is not mixed in.
+            self.revision, self.at = old.revision, old.commit or old.revision
 
-def _fetch(source: ModelSource, pattern: str, client: Client) -> list[str]:
-    """Fetch what a pattern means and what belongs to it; the folder is this process's
-    alone.
-    """
-    folder, old = source.folder, Record.read(source.folder)
-    before = (
-        old
-        if old is not None and old.hub == source.hub and not source.revision
-        else None
-    )
-    asked = (
-        before.revision
-        if before is not None
-        else source.revision or client.default_revision
-    )
-    try:
-        listing = _listing(source.model_id, before, asked, client)
-        names = select(listing.files, pattern)
-        _check_listing(source, pattern, asked, listing, names)
-        kept = old.kept if old is not None else {}
-        record = Record(
-            source.hub or "",
-            source.model_id,
-            asked,
-            listing.commit,
-            listing.files,
-            kept,
-        )
-        record = _adopted(record, {*names, *beside(listing.files, pattern)}, folder)
-        lacking = [
-            name
-            for name in (*beside(listing.files, pattern), *names)
-            if not record.holds(name, folder)
-        ]
-        _bring(record, list(dict.fromkeys(lacking)), client, source)
-    except HubFault as fault:
-        _tidy(folder)
-        names = find_local(source, pattern, companions=False)
-        if fault.kind != "transport" or not names:
-            raise _error(fault, source, asked, client) from fault
-        logger.warning(
-            f"{source.named}: {source.hub} cannot be reached; what is here is used: {fault.reason}"
-        )
-    except DstrainError:
-        _tidy(folder)
-        raise
-    except OSError as error:
-        help_line = (
-            "what was fetched is kept: make room, or choose another disk with "
-            + MODEL_BASE_VARIABLES[0]
-        )
-        raise SystemFault(
-            str(folder), f"cannot be written: {error.strerror or error}", help_line
-        ) from error
-    return names
-
-
-def _listing(
-    model_id: str, before: Record | None, asked: str, client: Client
-) -> Listing:
-    """A model's files at the commit that is here already, since a folder holds one
-    revision, unless it is gone.
-    """
-    if before is not None and before.commit:
+    def run(self, pattern: str) -> list[str]:
+        """Fetch the files of a pattern and what belongs to them."""
         try:
-            return client.listing(model_id, before.commit)
-        except HubFault as fault:
-            if fault.kind != "absent":
-                raise
-    return client.listing(model_id, asked)
-
-
-def _check_listing(
-    source: ModelSource, pattern: str, asked: str, listing: Listing, names: list[str]
-) -> None:
-    """Refuse a list with a path outside the model's folder, and a pattern that means
-    none of its files.
-    """
-    for name in listing.files:
-        parts = PurePosixPath(name).parts
-        if (
-            name.startswith("/")
-            or ".." in parts
-            or "\\" in name
-            or not name.isprintable()
-        ):
+            listing = self._list_files()
+            names = select(listing.files, pattern)
+            self._check_listing(pattern, listing, names)
+            companions = companion_files(listing.files, pattern)
+            record = Record(
+                self.hub,
+                self.source.model_id,
+                self.revision,
+                listing.commit,
+                listing.files,
+                self.downloaded,
+            )
+            self._download(record, [*dict.fromkeys([*companions, *names])])
+            return names
+        except OSError as error:
             raise SystemFault(
-                source.model_id,
-                f"the hub lists a file that would lie outside its folder: {name!r}",
-            )
-    if not names:
-        known = [name for name in listing.files if not Path(name).name.startswith(".")]
-        near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.3) or known[:3]
-        raise StateError(
-            f"{source.named}:{pattern}",
-            f"no file of it on {source.hub} at revision {asked} matches",
-            f"there are, of {len(known)}: {', '.join(near) or 'none'}",
-        )
+                str(self.folder),
+                f"cannot be written: {error.strerror or error}",
+                "complete files are kept: make room, or choose another disk with "
+                + MODEL_BASE_VARIABLES[0],
+            ) from error
+        except DstrainError:
+            self._remove_empty_folder()
+            raise
 
+    def _list_files(self) -> Listing:
+        try:
+            return self._ask("", self.client.list_files, self.at)
+        except StateError:
+            if self.at == self.revision:
+                raise
+            # The commit that the record names is gone.
+            return self._ask("", self.client.list_files, self.revision)
 
-def _adopted(record: Record, wanted: Iterable[str], folder: Path) -> Record:
-    """The record with files that are here and are what the hub lists; raises StateError
-    for others in their place.
-
-    A file that was fetched at another revision, and not changed since, is no such
-    other.
-    """
-    kept = dict(record.kept)
-    for name in wanted:
-        path = folder / name
-        if record.holds(name, folder) or not path.exists():
-            continue
-        if same(path, record.tree[name]):
-            kept[name] = kept_file(path, record.tree[name])
-        elif name not in kept:
-            what = f"is here, and is not the file that {record.hub} has at revision {record.revision}"
-            raise StateError(
-                str(path),
-                what,
-                "move it away, and that one is fetched; nothing is written over it",
-            )
-    return replace(record, kept=kept)
-
-
-def _bring(
-    record: Record, names: list[str], client: Client, source: ModelSource
-) -> None:
-    """Fetch files one after the other, each verified before it gets its name; then the
-    record is written.
-    """
-    folder, total = source.folder, sum(record.tree[name].size for name in names)
-    begun = {
-        path
-        for name in names
-        for path in _staging(record, name, folder).rglob("*")
-        if path.is_file()
-    }
-    lacking = total - sum(path.stat().st_size for path in begun)
-    record.write(
-        folder
-    )  # so that a folder with some of its files is known to be short of others
-    free = shutil.disk_usage(folder).free
-    if lacking > free:
-        help_line = f"make room, or choose another disk with {MODEL_BASE_VARIABLES[0]}"
-        raise SystemFault(
-            str(folder),
-            f"{lacking:,} bytes are to be fetched, and {free:,} are free",
-            help_line,
-        )
-    if names:
-        logger.info(
-            f"dstrain: fetching {len(names)} files, {total:,} bytes, of {source.named} from {source.hub} to {folder}"
-        )
-    new: dict[str, Kept] = {}
-    try:
-        for number, name in enumerate(names, 1):
-            size = record.tree[name].size
-            if size >= TOLD:
-                logger.info(
-                    f"dstrain: fetching {name}, {size:,} bytes ({number} of {len(names)})"
+    def _check_listing(self, pattern: str, listing: Listing, names: list[str]) -> None:
+        for name in listing.files:
+            outside = name.startswith("/") or ".." in PurePosixPath(name).parts
+            if outside or "\\" in name or not name.isprintable():
+                raise SystemFault(
+                    self.source.model_id,
+                    f"the hub lists a file outside the model's folder: {name!r}",
                 )
-            new[name] = _one(record, name, client, folder)
-    finally:
-        if new:
-            replace(record, kept={**record.kept, **new}).write(folder)
-    shutil.rmtree(folder / STAGING, ignore_errors=True)
+        if not names:
+            known = [n for n in listing.files if PurePosixPath(n).name[0] != "."]
+            near = difflib.get_close_matches(pattern, known, cutoff=0.3) or known[:3]
+            raise StateError(
+                f"{self.source.named}:{pattern}",
+                f"no file on {self.hub} matches at revision {self.revision}",
+                f"it has {len(known)} files, such as {', '.join(near) or 'none'}",
+            )
 
+    def _download(self, record: Record, wanted: list[str]) -> None:
+        """Fetch the missing ones of the wanted files, and record each when it is
+        verified and in its place.
+        """
+        record = self._with_local_files(record, wanted)
+        missing = [name for name in wanted if not record.has(name, self.folder)]
+        # Written first: the folder is then known to lack files, whatever happens.
+        record.write(self.folder)
+        if missing:
+            self._check_space(record, missing)
+        commit = record.commit or self.at
+        for name in missing:
+            listed = record.tree[name]
+            # By content, or what is left of another revision's file would be continued.
+            content = listed.digest.partition(":")[2] or commit.replace("/", "-")
+            staging = self.folder / STAGING / content
+            staged = staging / name
+            self._ask(name, self.client.download, commit, name, staging)
+            if not listed.matches(staged):
+                staged.unlink()
+                raise self._error(
+                    "wrong", f"{name} is not {listed.size} bytes of {listed.digest}"
+                )
+            with staged.open("rb") as file:
+                os.fsync(file.fileno())
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged.replace(path)
+            done = {name: DownloadedFile.of(path, listed)}
+            record = replace(record, downloaded={**record.downloaded, **done})
+            record.write(self.folder)
+        shutil.rmtree(self.folder / STAGING, ignore_errors=True)
 
-def _staging(record: Record, name: str, folder: Path) -> Path:
-    """Where a file is fetched to: by its content, since what is left of another
-    revision's is no part of it.
-    """
-    content = (
-        record.tree[name].digest.partition(":")[2] or record.commit or record.revision
-    )
-    return folder / STAGING / content.replace("/", "-")
+    def _with_local_files(self, record: Record, wanted: Iterable[str]) -> Record:
+        """Add files that are here and equal to the hub's to the record.
 
+        Raises StateError for others in their place, except for unchanged ones of
+        another revision, which may be replaced.
+        """
+        downloaded = dict(record.downloaded)
+        for name in wanted:
+            path, listed = self.folder / name, record.tree[name]
+            if record.has(name, self.folder) or not path.exists():
+                continue
+            if listed.matches(path):
+                downloaded[name] = DownloadedFile.of(path, listed)
+            elif name not in downloaded:
+                raise StateError(
+                    str(path),
+                    f"differs from the file of {self.hub} at revision {self.revision}",
+                    "move it away to download that one; existing files were not modified",
+                )
+        return replace(record, downloaded=downloaded)
 
-def _one(record: Record, name: str, client: Client, folder: Path) -> Kept:
-    """Fetch one file beside its place, compare it with what the hub lists, and move it
-    there.
-    """
-    listed, staging = record.tree[name], _staging(record, name, folder)
-    try:
-        client.download(
-            record.model_id, record.commit or record.revision, name, listed, staging
+    def _check_space(self, record: Record, missing: list[str]) -> None:
+        total = sum(record.tree[name].size for name in missing)
+        staged = [
+            path for path in self.folder.glob(f"{STAGING}/**/*") if path.is_file()
+        ]
+        needed = total - sum(path.stat().st_size for path in staged)
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise SystemFault(
+                str(self.folder),
+                f"{needed:,} bytes are to be downloaded, and {free:,} are free",
+                f"make room, or choose another disk with {MODEL_BASE_VARIABLES[0]}",
+            )
+        logger.info(
+            f"downloading {len(missing)} files, {total:,} bytes, of "
+            f"{self.source.named} from {self.hub} to {self.folder}"
         )
-    except HubFault as fault:
-        kind = "wrong" if fault.kind == "absent" else fault.kind
-        raise HubFault(kind, f"{name}: {fault.reason}") from fault
-    staged = staging / name
-    if not same(staged, listed):
-        shutil.rmtree(staging)
-        raise HubFault(
-            "wrong",
-            f"{name}: its size or digest is not {listed.size} bytes, {listed.digest[:23]}...",
-        )
-    with staged.open("rb") as file:
-        os.fsync(file.fileno())
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    staged.replace(folder / name)
-    return kept_file(folder / name, listed)
 
+    def _ask(self, name: str, call: Callable[..., T], *arguments: object) -> T:
+        """Call the client for the model, or for one of its files; raise what went wrong
+        as an error of dstrain.
+        """
+        try:
+            return call(self.source.model_id, *arguments)
+        # A client raises its own errors, and those of the libraries that it uses.
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # this machine failed
+            reason, text = self.client.reason(error), first_line(str(error))
+            if name:
+                text = f"{name}: {text}"
+                reason = "wrong" if reason == "absent" else reason
+            raise self._error(reason, text) from error
 
-def _error(
-    fault: HubFault, source: ModelSource, asked: str, client: Client
-) -> DstrainError:
-    """What a user is told of a hub's fault."""
-    hub, other = (
-        f"{source.hub} ({client.place})",
-        next(name for name in CLIENTS if name != source.hub),
-    )
-    files = f"or put its files below {source.folder}, or try --hub {other}"
-    told: Mapping[str, DstrainError] = {
-        "absent": StateError(
-            source.named,
-            f"{hub} has no such model, or no revision {asked}: {fault.reason}",
-            f"a private one needs an access token in {client.token}",
-            files,
-        ),
-        "denied": SystemFault(
-            source.named,
-            f"{hub} does not allow it: {fault.reason}",
-            f"accept the model's terms there, and give an access token in {client.token}",
-            files,
-        ),
-        "transport": SystemFault(
-            source.named,
-            f"cannot be fetched from {hub}: {fault.reason}",
-            "what was fetched is kept: run the same command again",
-            files,
-        ),
-        "wrong": SystemFault(
-            source.named,
-            f"{hub} did not give what it lists: {fault.reason}",
-            "that file was not kept: run the same command again",
-            files,
-        ),
-    }
-    return told[fault.kind]
+    def _error(self, reason: Reason, text: str) -> DstrainError:
+        """Return what a user can do about a hub's failure."""
+        (other,) = (name for name in CLIENTS if name != self.hub)
+        token = f"an access token in {self.client.token}"
+        again = "run the same command again"
+        kinds: dict[Reason, tuple[type[DstrainError], str, str]] = {
+            "absent": (
+                StateError,
+                f"{self.label} has no such model, or no revision {self.revision}",
+                f"a private one needs {token}",
+            ),
+            "denied": (
+                SystemFault,
+                f"{self.label} does not allow it",
+                f"accept the model's terms there, and give {token}",
+            ),
+            "transport": (
+                SystemFault,
+                f"cannot be downloaded from {self.label}",
+                f"complete files are kept: {again}",
+            ),
+            "wrong": (
+                SystemFault,
+                f"{self.label} did not give what it lists",
+                f"that file was not kept: {again}",
+            ),
+        }
+        kind, what, advice = kinds[reason]
+        last = f"or put its files below {self.folder}, or try --hub {other}"
+        return kind(self.source.named, f"{what}: {text}", advice, last)
+
+    def _remove_empty_folder(self) -> None:
+        """Leave nothing of a model of which nothing was fetched."""
+        with suppress(OSError):
+            if {path.name for path in self.folder.iterdir()} <= {LOCK}:
+                (self.folder / LOCK).unlink()
+                self.folder.rmdir()
+                self.folder.parent.rmdir()
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold a model's folder for this process, waiting for another one that fetches into
-    it.
-    """
-    started, told = time.monotonic(), False
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Hold a model's folder, waiting while another process fetches into it."""
+    started, announced = time.monotonic(), False
     with ExitStack() as stack:
         while True:
             try:
                 stack.enter_context(lock(folder))
                 break
             except StateError as busy:
-                if not told and time.monotonic() - started > PATIENCE:
-                    told = True
-                    logger.info(
-                        f"dstrain: waiting: {busy.where} {busy.what}, which fetches"
-                    )
+                if not announced and time.monotonic() - started > QUIET_WAIT:
+                    announced = True
+                    logger.info(f"waiting: {busy.where} {busy.what}, which downloads")
                 time.sleep(0.2)
         yield
-
-
-def _tidy(folder: Path) -> None:
-    """Leave no empty folders of a model that was not to be had."""
-    with suppress(OSError):
-        if {path.name for path in folder.iterdir()} <= {LOCK}:
-            (folder / LOCK).unlink()
-            folder.rmdir()
-            folder.parent.rmdir()

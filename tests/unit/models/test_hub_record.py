@@ -11,7 +11,7 @@ import pytest
 from dstrain.config.schema import Hub
 from dstrain.errors import StateError
 from dstrain.models.hub import ModelSource, fetch
-from dstrain.models.hub_record import RECORD, Record, note_marks, select
+from dstrain.models.hub_record import RECORD, Record, select
 from dstrain.models.locate import ModelConfig
 from dstrain.storage.files import lock
 from dstrain.storage.hashing import file_mark, sha256
@@ -34,11 +34,15 @@ def test_a_record_tells_repository_revision_commit_size_and_sha256_of_each_file(
         "huggingface": ("main", commit(server.models[TINY]["main"])),
     }
     assert (record.revision, record.commit) == usual[hub]
-    assert set(record.kept) == {*SHARDS, "transformer/config.json", "model_index.json"}
+    assert set(record.downloaded) == {
+        *SHARDS,
+        "transformer/config.json",
+        "model_index.json",
+    }
 
-    for name, kept in record.kept.items():
+    for name, file in record.downloaded.items():
         path = Path("models") / TINY / name
-        assert (kept.mark, kept.sha256) == (file_mark(path), sha256(path))
+        assert (file.mark, file.sha256) == (file_mark(path), sha256(path))
 
 
 def test_marks_are_noted_only_where_no_other_process_has_the_folder_or_wrote_the_record(
@@ -51,16 +55,16 @@ def test_marks_are_noted_only_where_no_other_process_has_the_folder_or_wrote_the
     for name in SHARDS:
         os.utime(folder / name)
     with lock(folder):
-        note_marks(read, SHARDS, folder)
+        read.refresh_marks(SHARDS, folder)
     assert Record.read(folder) == read
     fetch(
         ModelSource(TINY, hub=hub), "vae/*.safetensors"
     )  # by another process, after the record was read
-    note_marks(read, SHARDS, folder)
+    read.refresh_marks(SHARDS, folder)
     after = Record.read(folder)
     assert after is not None
-    assert "vae/model-1-of-1.safetensors" in after.kept
-    note_marks(after, SHARDS, folder)
+    assert "vae/model-1-of-1.safetensors" in after.downloaded
+    after.refresh_marks(SHARDS, folder)
     assert Record.read(folder) != after
 
 
@@ -77,7 +81,7 @@ def test_a_file_that_was_changed_is_named_and_not_written_over(
     if restored:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(
-        StateError, match=rf"{SHARDS[0]}: is not what was fetched: its sha256"
+        StateError, match=rf"{SHARDS[0]}: was changed after its download: its sha256"
     ):
         fetch(source, "transformer/*.safetensors")
     assert path.read_bytes() == content
@@ -103,7 +107,7 @@ def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whol
     (folder / RECORD).unlink()
     (folder / SHARDS[1]).unlink()
     (folder / SHARDS[0]).write_bytes(b"my own")
-    with pytest.raises(StateError, match="is here, and is not the file that"):
+    with pytest.raises(StateError, match="differs from the file of"):
         fetch(source, "transformer/*.safetensors")
     assert (folder / SHARDS[0]).read_bytes() == b"my own"
 
