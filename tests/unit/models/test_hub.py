@@ -360,7 +360,9 @@ def test_a_hub_that_fails_is_no_error_for_files_that_are_here(
     capsys.readouterr()
     assert fetch(source, "transformer/*.safetensors") == SHARDS
     assert capsys.readouterr().err == ""
-    with pytest.raises(SystemFault, match=rf"Tiny/Tiny: cannot be downloaded from {hub}"):
+    with pytest.raises(
+        SystemFault, match=rf"Tiny/Tiny: cannot be downloaded from {hub}"
+    ):
         fetch(source, "vae/*.safetensors")
 
 

@@ -88,7 +88,10 @@ CASES = (
         "does not allow it: .*b.safetensors",
     ),
     Case(
-        "server error", Faults(LARGE, status=500), SystemFault, "cannot be downloaded from"
+        "server error",
+        Faults(LARGE, status=500),
+        SystemFault,
+        "cannot be downloaded from",
     ),
     Case("server error once", Faults(LARGE, 1, status=500), None),
     Case("busy once", Faults(LARGE, 1, status=503), None),
