@@ -97,10 +97,14 @@ def noting(line: list[str], folder: Path) -> Callable[[int], int]:
         forward, predict = TrainingModule.forward, Pipeline.predict
 
         def noting_forward(self: TrainingModule, batch: Batch) -> Tensor:
-            noted.append([*place, rank, batch.micro.keys, batch.micro.weights])
+            noted.append(
+                [*place, rank, batch.micro_batch.keys, batch.micro_batch.weights]
+            )
             loss = forward(self, batch)
             place[:] = (
-                [place[0] + 1, 0] if batch.micro.last else [place[0], place[1] + 1]
+                [place[0] + 1, 0]
+                if batch.micro_batch.ends_step
+                else [place[0], place[1] + 1]
             )
             return loss
 

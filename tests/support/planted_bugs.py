@@ -100,8 +100,8 @@ BUGS = (
         "timesteps_in_bf16",
         "P15: timesteps stay fp32",
         f"{CORE}/training/losses.py",
-        "sigma * TRAIN_TIMESTEPS, noise\n",
-        "(sigma * TRAIN_TIMESTEPS).bfloat16(), noise\n",
+        "sigma * TRAIN_TIMESTEPS, noise)\n",
+        "(sigma * TRAIN_TIMESTEPS).bfloat16(), noise)\n",
         ("tests/unit/training/test_losses.py", "tests/unit/training/test_module.py"),
     ),
     Bug(

@@ -26,7 +26,7 @@ from dstrain.registry.hooks import load_extensions
 from dstrain.runs.feature_plan import open_plan
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
-from dstrain.training.loader import StoredRows
+from dstrain.training.loader import CachedSamples
 from dstrain.training.losses import SFT
 from PIL import Image
 from torch import Tensor
@@ -123,12 +123,12 @@ class Place:
 
     def stored(
         self, task: Task = SFT, variant: str = "base", **config: Any
-    ) -> StoredRows:
+    ) -> CachedSamples:
         """Open the store as stage 2 does."""
         setup = self.setup("train", task, variant, **config)
         store = FeatureCache.open(setup.cache_path)
         plan = open_plan(setup, store)
-        return StoredRows(store, plan.rows, plan.presence)
+        return CachedSamples(store, plan.rows, plan.presence)
 
     def values(
         self, task: Task = SFT, variant: str = "base", **config: Any

@@ -21,7 +21,7 @@ from dstrain.runs.checkpoints.initial_weights import start_weights
 from dstrain.runs.feature_plan import check_configs, open_plan
 from dstrain.runs.job import TrainingData, TrainingRun
 from dstrain.runs.setup import Setup
-from dstrain.training.loader import Rows, StoredRows
+from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
 from dstrain.training.order import Order, row_starts, with_excluded_rows
 from dstrain.training.trainables import start_from_lora
@@ -41,7 +41,7 @@ def open_training_data(setup: Setup) -> TrainingData:
         signature = dataset.signature(sample)
         groups.append(numbers.setdefault(signature, len(numbers)))
     starts = row_starts(dataset.sample_ids)
-    source = Rows(dataset.rows, used_inputs, starts, dataset.damage)
+    source = DecodedSamples(dataset.rows, used_inputs, starts, dataset.damage)
     groups_of_all, sample_ids = with_excluded_rows(
         groups, dataset.sample_ids, len(dataset.table.rows)
     )
@@ -53,7 +53,7 @@ def _cached_rows(setup: Setup) -> TrainingData:
     plan = open_plan(setup, store)
     groups = [int(line["group"]) for line in plan.rows]
     sample_ids = [(int(line["row"]), int(line["chunk"])) for line in plan.rows]
-    source = StoredRows(store, plan.rows, plan.presence, row_starts(sample_ids))
+    source = CachedSamples(store, plan.rows, plan.presence, row_starts(sample_ids))
     all_groups, all_sample_ids = with_excluded_rows(groups, sample_ids, plan.info.rows)
     return TrainingData(
         source, all_groups, all_sample_ids, frozenset(plan.presence), plan.info
@@ -80,7 +80,7 @@ def prepare(
         config.seed,
         data.sample_ids,
     )
-    steps = total_steps(config, order.steps)
+    steps = total_steps(config, order.steps_per_epoch)
     optimizer = AdamW(
         module.trained_parameters,
         config.learning_rate,

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import islice
 
 import torch
@@ -113,7 +112,8 @@ def steps(run: TrainingRun) -> Iterator[dict[str, float]]:
             "loss": loss,
             "learning_rate": learning_rate,
             "grad_norm": norm,
-            "samples_per_second": batches[0].micro.total / (end - waiting),
+            "samples_per_second": batches[0].micro_batch.global_batch_size
+            / (end - waiting),
             "data_wait_seconds": start - waiting,
         }
         waiting = time.perf_counter()
@@ -130,7 +130,7 @@ def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
         for name, value in values.items()
         if isinstance(value, torch.Tensor)
     ]
-    row = name_row(run, largest.micro.keys[0].row)
+    row = name_row(run, largest.micro_batch.keys[0].row)
     return OutOfMemory(
         f"step {run.step + 1}",
         f"out of memory at {peak_memory():.1f} GiB with {len(largest.samples)} samples like {row}",
@@ -147,7 +147,11 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     accelerator = run.processes.accelerator
     losses = []
     for batch in batches:
-        with nullcontext() if batch.micro.last else accelerator.no_sync(run.model):
+        with (
+            nullcontext()
+            if batch.micro_batch.ends_step
+            else accelerator.no_sync(run.model)
+        ):
             loss = run.model(batch)
             # DDP averages gradients over processes, and each loss is already a share of
             # the global mean.
@@ -176,7 +180,10 @@ def diverged(
     may be why, or the settings.
     """
     keys = (
-        key for batch in batches if any(batch.micro.weights) for key in batch.micro.keys
+        key
+        for batch in batches
+        if any(batch.micro_batch.weights)
+        for key in batch.micro_batch.keys
     )
     named = ", ".join(dict.fromkeys(name_row(run, key.row) for key in keys))
     more = (
@@ -209,17 +216,17 @@ def optimizer_steps(run: TrainingRun) -> Iterator[tuple[int, list[Batch]]]:
     """Yield (epoch, micro-batches of one optimizer step) from where the job stands to
     its last step.
     """
-    per_epoch = run.order.steps
+    per_epoch = run.order.steps_per_epoch
     while run.step < run.total_steps:
         epoch, done = divmod(run.step, per_epoch)
         batches: list[Batch] = []
         for batch in load_batches(
             run.source,
-            partial(micro_batches, run, epoch, done),
+            micro_batches(run, epoch, done),
             run.setup.config.dataset_num_workers,
         ):
             batches.append(batch)
-            if batch.micro.last:
+            if batch.micro_batch.ends_step:
                 yield epoch, batches
                 batches = []
 

@@ -28,7 +28,7 @@ from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.storage.files import lock
 from dstrain.storage.hashing import Digests
 from dstrain.training.batch import Sample
-from dstrain.training.loader import Rows, load_batches
+from dstrain.training.loader import DecodedSamples, load_batches
 from dstrain.training.order import MicroBatch, row_starts
 
 logger = get_logger(__name__)
@@ -81,7 +81,7 @@ class WorkRows:
     by row and chunk.
     """
 
-    rows: Rows
+    rows: DecodedSamples
     needs: Mapping[tuple[int, int], frozenset[str]]
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
@@ -258,14 +258,12 @@ def compute(
     rows, places = _samples(setup, keyed.previews)
     all_keys = keyed.all_rows
     source = WorkRows(
-        Rows(rows, {}, row_starts(places), setup.dataset.damage),
+        DecodedSamples(rows, {}, row_starts(places), setup.dataset.damage),
         {places[work.sample]: work.inputs for work in part},
     )
 
-    def micro_batches() -> Iterator[MicroBatch]:
-        keys = (SampleKey(0, 0, 0, *places[work.sample]) for work in part)
-        return (MicroBatch((key,), (1.0,), 1, last=True) for key in keys)
-
+    keys = (SampleKey(0, 0, 0, *places[work.sample]) for work in part)
+    micro_batches = (MicroBatch((key,), (1.0,), 1, ends_step=True) for key in keys)
     batches = load_batches(source, micro_batches, setup.config.dataset_num_workers)
     with progress:
         for work, batch in zip(part, batches, strict=True):

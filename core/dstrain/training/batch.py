@@ -1,4 +1,4 @@
-"""One sample and one micro-batch, as a training step receives them."""
+"""Hold one sample and one micro-batch, as a training step receives them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,30 +12,28 @@ from dstrain.training.order import MicroBatch
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample's values: its inputs (unsplit), or what crossed (stage 2); `inputs`
-    names the inputs present.
-    """
+    """One sample."""
 
     values: Mapping[str, Any]
+    """Its inputs, or in stage 2 its cached values."""
     inputs: frozenset[str]
+    """The names of the inputs that are present."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one forward computes: a micro-batch and its samples."""
+    """The samples of one forward pass."""
 
-    micro: MicroBatch
+    micro_batch: MicroBatch
     samples: Sequence[Sample]
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """Move a value's tensors to a device; nothing is cast."""
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move a value's tensors to a device, without casting any."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, list):
-        return [moved(item, device) for item in value]
-    return (
-        {key: moved(item, device) for key, item in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
+        return [to_device(item, device) for item in value]
+    if isinstance(value, dict):
+        return {key: to_device(item, device) for key, item in value.items()}
+    return value

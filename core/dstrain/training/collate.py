@@ -1,6 +1,4 @@
-"""Samples to a batch: tensors are joined along their first axis, padded with zeros
-where the family says so.
-"""
+"""Join the values of samples to those of a batch."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -17,57 +15,53 @@ def collate(
     padded: Mapping[str, int],
     listed: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Join values of equal names; `padded` names the axis that is padded to the longest
-    of this batch.
+    """Join values of equal names; tensors, whose first axis is 1 per sample, along that
+    axis.
 
-    Every tensor has a first axis of 1 per sample. A value named in `listed` becomes the
-    list of what each sample has. Other values must be equal in all samples, else
-    UsageError.
+    Raises UsageError for values that cannot be joined and are not equal in all samples.
+
+    Args:
+        samples: The values of each sample.
+        padded: Value name -> the axis that is padded with zeros to the longest of this
+            batch.
+        listed: Names of values that become a list of what each sample has.
     """
-    columns = {name: [sample[name] for sample in samples] for name in samples[0]}
-    return {
-        name: values if name in listed else _join(name, values, padded)
-        for name, values in columns.items()
-    }
+    batch: dict[str, Any] = {}
+    for name in samples[0]:
+        values = [sample[name] for sample in samples]
+        batch[name] = values if name in listed else _join(name, values, padded)
+    return batch
 
 
 def _join(name: str, values: list[Any], padded: Mapping[str, int]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
+        # Values of the negative branch are named 'negative.NAME'.
         axis = padded.get(name.rpartition(".")[2])
         return torch.cat(values if axis is None else _pad(values, axis))
-    if isinstance(first, list):
-        if len({len(value) for value in values}) > 1:
-            lengths = ", ".join(str(len(value)) for value in values)
-            raise UsageError(
-                f"batch, value {name}",
-                f"lists of one batch have lengths {lengths}",
-                "use --batch_size 1",
-            )
-        return [
-            _join(name, [value[i] for value in values], padded)
-            for i in range(len(first))
-        ]
     if isinstance(first, dict):
         return {
             key: _join(key, [value[key] for value in values], padded) for key in first
         }
+    if isinstance(first, list):
+        lengths = [len(value) for value in values]
+        if len(set(lengths)) > 1:
+            what = f"lists of one batch have lengths {', '.join(map(str, lengths))}"
+            raise UsageError(f"batch, value {name}", what, "use --batch_size 1")
+        items = zip(*values, strict=True)
+        return [_join(name, list(item), padded) for item in items]
     if any(value != first for value in values[1:]):
-        raise UsageError(
-            f"batch, value {name}",
-            f"samples of one batch differ ({first!r} and others)",
-            "use --batch_size 1",
-        )
+        what = f"samples of one batch differ ({first!r} and others)"
+        raise UsageError(f"batch, value {name}", what, "use --batch_size 1")
     return first
 
 
 def _pad(values: Sequence[Tensor], axis: int) -> list[Tensor]:
     longest = max(value.shape[axis] for value in values)
-    return [
-        value
-        if value.shape[axis] == longest
-        else F.pad(
-            value, [0, 0] * (value.ndim - axis - 1) + [0, longest - value.shape[axis]]
-        )
-        for value in values
-    ]
+    padded = []
+    for value in values:
+        missing = longest - value.shape[axis]
+        # F.pad counts axes from the last; each has a width before and one after.
+        widths = [0, 0] * (value.ndim - axis - 1) + [0, missing]
+        padded.append(F.pad(value, widths) if missing else value)
+    return padded

@@ -1,5 +1,5 @@
-"""Direct distillation: a student's whole sampler, at few steps, learns to end where a
-teacher's picture is.
+"""Train a student, by direct distillation, to end its few sampling steps where a
+teacher's image is.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,36 +24,34 @@ def direct_distill(
     *,
     sampler: Sampler,
 ) -> Tensor:
-    """Mean square per sample of (the student's final latents - the teacher's picture in
-    latent space): (batch,) fp32.
+    """Return the mean square per sample of the student's final latents minus those of
+    the teacher's image: (batch,) fp32.
 
-    input_latents: (batch, channels, ...). Each sample starts from the noise that
-    inference draws from its `seed`; all its steps are run with gradients, without
-    guidance. What the variant holds fixed is masked out.
+    Each sample starts from the noise that inference draws from its `seed`. All steps
+    are run with gradients and without guidance. What the variant keeps fixed is masked
+    out.
+
+    input_latents: (batch, channels, ...).
     """
     devices = rand_device or [NOISE_DEVICE] * len(seed)
     shape = (1, *input_latents.shape[1:])
-    noise = [
-        seeded_noise(shape, one, device)
-        for one, device in zip(seed, devices, strict=True)
-    ]
-    constrained = sampler(
-        predict,
-        torch.cat([one.to(input_latents.device) for one in noise]),
-        num_inference_steps,
-    )
-    return mean_square(constrained.latents - input_latents, constrained.mask)
+    noises = []
+    for sample_seed, device in zip(seed, devices, strict=True):
+        noise = seeded_noise(shape, sample_seed, device)
+        noises.append(noise.to(input_latents.device))
+    final = sampler(predict, torch.cat(noises), num_inference_steps)
+    return mean_square(final.latents - input_latents, final.mask)
 
 
-def _why_no_steps(steps: int) -> str:
+def _check_steps(steps: int) -> str:
     return "" if steps >= 1 else f"want 1 step or more, got {steps}"
 
 
-def _why_no_seed(seed: int) -> str:
+def _check_seed(seed: int) -> str:
     return "" if seed >= 0 else f"want a seed of 0 or more, got {seed}"
 
 
-def _why_no_noise(device: str) -> str:
+def _check_device(device: str) -> str:
     try:
         seeded_noise((1,), 0, device)
     except UsageError as error:
@@ -61,33 +59,31 @@ def _why_no_noise(device: str) -> str:
     return ""
 
 
-def _why_no_guidance(scale: float) -> str:
-    return (
-        ""
-        if scale == 1
-        else f"want 1 or a blank cell, got {scale:g}: the student runs without guidance"
-    )
+def _check_scale(scale: float) -> str:
+    if scale == 1:
+        return ""
+    return f"want 1 or a blank cell, got {scale:g}: the student runs without guidance"
 
 
 NOISE_COLUMNS: Mapping[str, Column] = MappingProxyType(
     {
-        "seed": Column("seed", "integer", check=_why_no_seed),
-        "rand_device": Column("rand_device", check=_why_no_noise),
+        "seed": Column("seed", "integer", check=_check_seed),
+        "rand_device": Column("rand_device", check=_check_device),
     }
 )
-"""What a row's initial noise is drawn from."""
+"""Columns that decide a row's initial noise."""
 DIRECT_DISTILL = Task.of(
     "direct_distill",
     direct_distill,
     inputs={
         **NOISE_COLUMNS,
         "num_inference_steps": Column(
-            "num_inference_steps", "integer", same_in_batch=True, check=_why_no_steps
+            "num_inference_steps", "integer", same_in_batch=True, check=_check_steps
         ),
-        "cfg_scale": Column("cfg_scale", "number", check=_why_no_guidance),
+        "cfg_scale": Column("cfg_scale", "number", check=_check_scale),
     },
 )
 OWN_TASKS: Mapping[str, Task] = MappingProxyType(
     {task.name: task for task in (SFT, DIRECT_DISTILL)}
 )
-"""Every task of dstrain's own, by name."""
+"""The built-in tasks by name."""

@@ -1,6 +1,4 @@
-"""Samples for a loader: rows decoded from the data set, or read back from the feature
-store.
-"""
+"""Load samples from a dataset or from the feature cache, in worker processes if asked."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,121 +17,112 @@ from dstrain.training.order import MicroBatch, sample_index
 
 
 class SampleSource(Protocol):
-    """Where samples come from, by row and by chunk: the clip of the row's video."""
+    """Anything that returns samples by row and chunk (the clip of the row's video)."""
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
         """Return one sample of one row."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Samples of a data set; `reads` maps the inputs present to those that are decoded.
-
-    first: row -> the number of its first sample, if rows have several or none
-    (`order.row_starts`). damage: makes (row, input, error) the error that is raised
-    for a cell that cannot be loaded; without it, it is the cell's own.
-    """
+class DecodedSamples:
+    """Samples decoded from a dataset."""
 
     rows: Sequence[Mapping[str, Cell]]
-    reads: Mapping[frozenset[str], frozenset[str]]
-    first: Sequence[int] = ()
-    damage: Callable[[int, str, UsageError], UsageError] | None = None
+    used_inputs: Mapping[frozenset[str], frozenset[str]]
+    """Inputs present in a row -> those of them that the run uses, and so decodes."""
+    row_starts: Sequence[int] = ()
+    """Row -> index of its first sample (`order.row_starts`); empty if each row has one."""
+    at_row: Callable[[int, str, UsageError], UsageError] | None = None
+    """Adds the place to an error in a cell: (row, input, error) -> error."""
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
-        """Decode the inputs of one sample that the run reads."""
-        return self.decode(
-            row,
-            chunk,
-            self.reads[frozenset(self.rows[sample_index(self.first, row, chunk)])],
-        )
+        """Decode those inputs of one sample that the run uses."""
+        cells = self.rows[sample_index(self.row_starts, row, chunk)]
+        return self.decode(row, chunk, self.used_inputs[frozenset(cells)])
 
     def decode(self, row: int, chunk: int, names: Iterable[str]) -> Sample:
         """Decode the named inputs of one sample; raises UsageError for a damaged file."""
-        cells = self.rows[sample_index(self.first, row, chunk)]
+        cells = self.rows[sample_index(self.row_starts, row, chunk)]
         values = {}
         for name in sorted(names):
             try:
                 values[name] = load_cell(cells[name])
             except UsageError as error:
-                raise (
-                    self.damage(row, name, error) if self.damage else error
-                ) from error
+                if self.at_row is None:
+                    raise
+                raise self.at_row(row, name, error) from error
         return Sample(values, frozenset(cells))
 
 
 @dataclass(frozen=True)
-class StoredRows:
-    """Lines of a plan in a feature store: value -> {'at': address} or the value itself,
-    as `values.flatten` wrote it.
-
-    first: as in `Rows`.
-    """
+class CachedSamples:
+    """Samples read from a feature cache."""
 
     store: FeatureCache
     rows: Sequence[Mapping[str, Any]]
+    """Lines of its plan: value -> {'at': address}, or the value itself as
+    `values.serialize` wrote it.
+    """
     presence: Sequence[frozenset[str]]
-    first: Sequence[int] = ()
+    """The sets of inputs that a line refers to by number."""
+    row_starts: Sequence[int] = ()
+    """As in `DecodedSamples`."""
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
         """Read the values of one sample."""
-        entry = self.rows[sample_index(self.first, row, chunk)]
-        values = {
-            name: self.store.read(form["at"]) if "at" in form else deserialize(form, {})
-            for name, form in entry["values"].items()
-        }
-        return Sample(values, self.presence[entry["inputs"]])
+        line = self.rows[sample_index(self.row_starts, row, chunk)]
+        values = {}
+        for name, form in line["values"].items():
+            if "at" in form:
+                values[name] = self.store.read(form["at"])
+            else:
+                values[name] = deserialize(form, {})
+        return Sample(values, self.presence[line["inputs"]])
 
 
-class _Batches(TorchDataset[Batch]):
+class _Batches(TorchDataset[Any]):
+    """Batches indexed by the micro-batches themselves."""
+
     def __init__(self, source: SampleSource) -> None:
         self.source = source
 
-    def __getitem__(self, micro: Any) -> Any:
+    def __getitem__(self, micro_batch: Any) -> Any:
         try:
-            return Batch(
-                micro, [self.source.sample(key.row, key.chunk) for key in micro.keys]
-            )
+            keys = micro_batch.keys
+            samples = [self.source.sample(key.row, key.chunk) for key in keys]
         except DstrainError as error:
-            return error  # a loader's process cannot raise it across
-
-
-class _Order:
-    """A sampler for a loader: the micro-batches themselves are the indices."""
-
-    def __init__(self, make: Callable[[], Iterable[MicroBatch]]) -> None:
-        self.make = make
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        return iter(self.make())
+            # Raised in a worker, it would arrive as text; returned, it keeps its class.
+            return error
+        return Batch(micro_batch, samples)
 
 
 def load_batches(
-    source: SampleSource, micros: Callable[[], Iterable[MicroBatch]], workers: int
+    source: SampleSource,
+    micro_batches: Iterable[MicroBatch],
+    workers: int,
 ) -> Iterator[Batch]:
-    """Yield the batches of `micros` in order, loaded by `workers` processes (0: in this
-    one).
+    """Yield the batches in order, loaded by `workers` processes, or by this one if that
+    is 0.
     """
-    if not workers:
-        dataset = _Batches(source)
-        yield from map(_checked, (dataset[micro] for micro in micros()))
-        return
-    loader = DataLoader(
-        _Batches(source),
-        sampler=_Order(micros),
-        batch_size=None,
-        num_workers=workers,
-        collate_fn=_as_is,
-        generator=torch.Generator(),
-    )
-    yield from map(_checked, loader)
+    dataset = _Batches(source)
+    loaded: Iterable[Any]
+    if workers:
+        loaded = DataLoader(
+            dataset,
+            sampler=micro_batches,
+            batch_size=None,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            # Without one of its own, the loader draws from torch's global generator.
+            generator=torch.Generator(),
+        )
+    else:
+        loaded = map(dataset.__getitem__, micro_batches)
+    for batch in loaded:
+        if isinstance(batch, DstrainError):
+            raise batch
+        yield batch
 
 
-def _checked(batch: Any) -> Batch:
-    if isinstance(batch, DstrainError):
-        raise batch
-    assert isinstance(batch, Batch)
-    return batch
-
-
-def _as_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

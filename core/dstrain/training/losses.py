@@ -1,6 +1,4 @@
-"""Losses: functions of `predict` and the values they read, returning one loss per
-sample.
-"""
+"""Compute losses, one number per sample, from `predict` and the values they read."""
 
 from collections.abc import Callable
 
@@ -18,7 +16,7 @@ from dstrain.randomness import Rng
 
 Sampler = Callable[[Velocity, Tensor, int], LatentConstraint]
 """(velocity, noise, steps) -> the sampler's final latents, with gradients; see
-`dstrain.sampler.integrate`.
+`dstrain.pipeline.sampling.integrate`.
 """
 
 
@@ -30,31 +28,28 @@ def flow_match(
     constrain_latents: ConstrainLatents,
     rng: Rng,
 ) -> Tensor:
-    """Weighted mean square of (prediction - (noise - x_0)) per sample: (batch,) fp32.
+    """Return the weighted mean square of (prediction - (noise - x_0)) per sample:
+    (batch,) fp32.
 
     input_latents: (batch, channels, ...). Noise and timesteps are fp32, drawn on the
     CPU per sample.
     """
     sigma = timestep_sampler.draw(rng)
+    weight = timestep_sampler.weight(sigma)
     noise = rng.normal("noise", input_latents.shape[1:]).to(input_latents.device)
-    weight, sigma = (
-        timestep_sampler.weight(sigma).to(noise.device),
-        sigma.to(noise.device),
-    )
+    weight, sigma = weight.to(noise.device), sigma.to(noise.device)
     level = sigma.view(-1, *[1] * (input_latents.ndim - 1))
-    constrained = constrain_latents(
-        (1 - level) * input_latents + level * noise, sigma * TRAIN_TIMESTEPS, noise
-    )
-    return weight * mean_square(
-        predict(constrained.latents, constrained.timestep).float()
-        - (noise - input_latents),
-        constrained.mask,
-    )
+    noisy_latents = (1 - level) * input_latents + level * noise
+    constrained = constrain_latents(noisy_latents, sigma * TRAIN_TIMESTEPS, noise)
+    prediction = predict(constrained.latents, constrained.timestep).float()
+    error = prediction - (noise - input_latents)
+    return weight * mean_square(error, constrained.mask)
 
 
 def mean_square(error: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean square of each sample's error, where the mask (broadcasts over it; None:
-    all) is 1: (batch,).
+    """Return the mean square of each sample's error where the mask is 1: (batch,).
+
+    mask: broadcasts over the error; None for all.
     """
     square = error.square()
     if mask is None:

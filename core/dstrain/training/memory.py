@@ -1,6 +1,4 @@
-"""Out of memory: how it is recognised on any device, what is said of it, and how much
-was in use.
-"""
+"""Recognise running out of memory on any device, and measure the memory in use."""
 
 import resource
 import sys
@@ -14,36 +12,34 @@ SIGNS = (
     "DefaultCPUAllocator: not enough memory",
     "out of memory",
 )
-"""What a RuntimeError says that means it: of the CPU's allocator, of CUDA's libraries,
+"""Texts of a RuntimeError that mean it: of the CPU's allocator, of CUDA's libraries, of
 torch.OutOfMemoryError.
 """
 RSS_UNITS_PER_GIB = 2**30 if sys.platform == "darwin" else 2**20
 """ru_maxrss is in KiB, on macOS in bytes (getrusage(2))."""
 LOAD_ADVICE = (
     "train in two stages: --task TASK:data_process, then TASK:train, which does not load the encoders",
-    "or --mixed_precision bf16; other programs may hold memory, too",
+    "or use --mixed_precision bf16; other programs may be using memory, too",
 )
 STAGE_1_ADVICE = (
-    "lower --max_pixels (or --height and --width), or --num_frames; or give --mixed_precision bf16",
-    "what was computed is kept: the same command goes on from there",
+    "lower --max_pixels (or --height and --width), or --num_frames; or use --mixed_precision bf16",
+    "computed values are kept: the same command resumes from there",
 )
 GENERATE_ADVICE = (
-    "lower --height and --width, or --num_frames; or give --mixed_precision bf16",
+    "lower --height and --width, or --num_frames; or use --mixed_precision bf16",
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is how torch or Python says that there is not enough memory."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
-    )
+    """Return whether torch or Python reports with this error that memory ran out."""
+    if isinstance(error, RuntimeError):
+        return any(sign in str(error) for sign in SIGNS)
+    return isinstance(error, MemoryError)
 
 
 def peak_memory() -> float:
-    """The most memory that was in use until now, in GiB: of the GPU, else of this
-    process.
-    """
-    import torch  # slow to import, and recognising needs none of it
+    """Return the peak memory use until now in GiB, of the GPU, else of this process."""
+    import torch  # imported late, because recognising needs none of it
 
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
@@ -52,14 +48,11 @@ def peak_memory() -> float:
 
 @contextmanager
 def oom_as_error(where: str, *advice: str) -> Iterator[None]:
-    """Turn whatever says out of memory within into OutOfMemory, with what lowers it
-    there.
-    """
+    """Raise OutOfMemory, with advice on using less, if memory runs out within."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(
-            where, f"out of memory at {peak_memory():.1f} GiB", *advice
-        ) from error
+        what = f"out of memory at {peak_memory():.1f} GiB"
+        raise OutOfMemory(where, what, *advice) from error

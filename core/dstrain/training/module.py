@@ -1,6 +1,4 @@
-"""TrainingModule: a pipeline, a task and what is trained, as one nn.Module whose
-forward returns the loss.
-"""
+"""Compute the loss of a task on batches, as one nn.Module."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,19 +14,18 @@ from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import integrate
 from dstrain.randomness import Rng, SampleKey, seed_global
-from dstrain.training.batch import Batch, Sample, moved
+from dstrain.training.batch import Batch, Sample, to_device
 from dstrain.training.collate import collate
 from dstrain.training.losses import SFT
 from dstrain.training.trainables import TrainableModules, prepare_trainables
 
 
 class TrainingModule(nn.Module):
-    """Serves every family and task; subclass it and override `forward` or `losses` for
-    another algorithm.
+    """A pipeline, a task and what is trained; calling it returns the loss of a batch.
 
-    Only what a training step uses is registered; encoders that are frozen stay in
-    `pipeline.components`. stage: '' runs everything, 'train' expects samples that hold
-    the values which crossed.
+    It serves every family and task. Subclass it and override `forward` or `losses` for
+    another algorithm. Only networks that a training step uses are registered in it:
+    wrappers broadcast or shard what is registered, and encoders need neither.
     """
 
     def __init__(
@@ -38,6 +35,14 @@ class TrainingModule(nn.Module):
         timestep_sampler: TimestepSampler | None = None,
         stage: str = "",
     ) -> None:
+        """Wrap a pipeline; nothing is trained before `switch_to_training_mode`.
+
+        Args:
+            pipeline: The pipeline.
+            task: The task.
+            timestep_sampler: By default, one for all timesteps of the schedule.
+            stage: '' runs every unit; 'train' expects samples of cached values.
+        """
         super().__init__()
         self.pipeline = pipeline
         self.task = task
@@ -50,87 +55,75 @@ class TrainingModule(nn.Module):
         self._plans: dict[frozenset[str], Plan] = {}
 
     def switch_to_training_mode(self, trainables: Trainables, seed: int = 0) -> None:
-        """Freeze everything, then make the named components or LoRA layers trainable
-        and register what a step uses.
-        """
+        """Freeze everything, then make the named components or LoRA layers trainable."""
         seed_global((seed,), "lora")
         self.trained = prepare_trainables(self.pipeline, trainables)
         self._plans.clear()
 
+    @property
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that an optimizer updates, in a fixed order."""
+        return list(self.trained.parameters.values())
+
     def plan(self, inputs: frozenset[str]) -> Plan:
-        """The plan for samples with these inputs present."""
+        """Return the plan for samples with these inputs, and register the networks that
+        a training step of it uses.
+        """
         if inputs not in self._plans:
-            plan = make_plan(
-                self.pipeline.spec, inputs, self.task, self.trained.components
-            )
+            spec, components = self.pipeline.spec, self.pipeline.components
+            plan = make_plan(spec, inputs, self.task, self.trained.components)
             self._plans[inputs] = plan
             for name in plan.components["train"]:
-                if isinstance(self.pipeline.components.get(name), nn.Module):
-                    self.networks[name] = self.pipeline.components[name]
+                if isinstance(components.get(name), nn.Module):
+                    self.networks[name] = components[name]
         return self._plans[inputs]
 
     def forward(self, batch: Batch) -> Tensor:
-        """The batch's share of the global mean loss (scalar): sum of weight x loss /
-        samples in the global batch.
+        """Return the batch's share of the global mean loss (scalar): the sum of weight x
+        loss, divided by the samples of the global batch.
         """
-        weights = torch.tensor(batch.micro.weights)
-        losses = self.losses(batch.samples, batch.micro.keys)
-        return (losses * weights.to(losses.device)).sum() / batch.micro.total
+        micro_batch = batch.micro_batch
+        losses = self.losses(batch.samples, micro_batch.keys)
+        weights = torch.tensor(micro_batch.weights).to(losses.device)
+        return (losses * weights).sum() / micro_batch.global_batch_size
 
     def losses(self, samples: Sequence[Sample], keys: Sequence[SampleKey]) -> Tensor:
-        """One loss per sample, (batch,) fp32: frozen units without gradient, live units
-        one by one, the task's loss.
-        """
+        """Return one loss per sample, (batch,) fp32; all samples have the same inputs."""
         plan = self.plan(samples[0].inputs)
         tables = [
-            dict(sample.values) if self.stage else self.preprocess(sample, plan)
+            sample.values if self.stage else self.preprocess(sample, plan)
             for sample in samples
         ]
+        # Dropout in libraries draws from the global generator.
         seed_global(keys[0], "step")
-        in_step: list[dict[str, Any]] = []
+        loss_inputs: list[dict[str, Any]] = []
         for table, key in zip(tables, keys, strict=True):
-            values = {
-                name: moved(value, self.pipeline.device)
-                for name, value in table.items()
-            }
+            values = to_device(dict(table), self.pipeline.device)
             self.pipeline.run(plan.train_steps, values, Rng([key]))
-            in_step.append({name: values[name] for name in plan.loss_inputs})
-        return self._loss(
-            collate(in_step, self.pipeline.spec.padded, self.task.listed), keys
-        )
+            loss_inputs.append({name: values[name] for name in plan.loss_inputs})
+        batch = collate(loss_inputs, self.pipeline.spec.padded, self.task.listed)
+        return self._task_losses(batch, keys)
 
     @torch.no_grad()
     def preprocess(self, sample: Sample, plan: Plan) -> dict[str, Any]:
-        """Run the frozen units of one sample and keep what crosses: the same values
-        that stage 1 stores.
-        """
-        table = dict(sample.values)
-        self.pipeline.run(plan.cached_steps, table)
-        return {key: table[key] for key in plan.cached_values}
+        """Run the cached steps of one sample; return the values that stage 1 stores."""
+        values = dict(sample.values)
+        self.pipeline.run(plan.cached_steps, values)
+        return {key: values[key] for key in plan.cached_values}
 
-    def _loss(self, values: Mapping[str, Any], keys: Sequence[SampleKey]) -> Tensor:
-        def predict(
-            noisy_latents: Tensor, timestep: Tensor, branch: str = "positive"
-        ) -> Tensor:
-            return self.pipeline.predict(values, noisy_latents, timestep, branch)
-
-        loss, constrain_latents = (
-            self.task.loss,
-            self.pipeline.constrain_latents(values),
-        )
-        reads = {name: values[name] for name in loss.inputs if name in values}
-        sampler = partial(integrate, self.pipeline.spec.schedule, constrain_latents)
-        lent = self.pipeline.bind_components(
+    def _task_losses(
+        self, values: Mapping[str, Any], keys: Sequence[SampleKey]
+    ) -> Tensor:
+        loss = self.task.loss
+        constrain_latents = self.pipeline.constrain_latents(values)
+        context = self.pipeline.bind_components(
             loss,
             timestep_sampler=self.timestep_sampler,
             constrain_latents=constrain_latents,
-            sampler=sampler,
+            sampler=partial(integrate, self.pipeline.spec.schedule, constrain_latents),
             rng=Rng(keys),
         )
-        losses: Tensor = loss.function(predict, **reads, **lent)
+        inputs = {name: values[name] for name in loss.inputs if name in values}
+        predict = partial(self.pipeline.predict, values)
+        losses: Tensor = loss.function(predict, **inputs, **context)
         return losses
-
-    @property
-    def trained_parameters(self) -> list[nn.Parameter]:
-        """The parameters an optimizer updates, in a fixed order."""
-        return list(self.trained.parameters.values())

@@ -1,8 +1,8 @@
-"""The order of samples: a keyed permutation that is never materialised, dealt into
-batches of one signature.
+"""Order the samples of every epoch, and cut the order into batches.
 
-Nothing here depends on the number of processes but the last step, which hands each
-process its part.
+The order is a keyed permutation that is never materialised, since rows x repeats may
+exceed 10^9. Nothing here depends on the number of processes except the last step, which
+gives each rank its part; so a run can resume on any number of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,35 +15,39 @@ import numpy as np
 from dstrain.randomness import SampleKey, digest
 
 CHUNK = 4096
+"""Positions that are permuted at once."""
 EXCLUDED = -1
-"""The group of a place in the order whose row gives no sample."""
+"""The group of a row without a sample."""
 ROUNDS = 6
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Permutation:
-    """A bijection of 0 .. size-1 chosen by a key: a balanced Feistel network with cycle
-    walking.
+    """A bijection of 0 .. size-1 chosen by a key.
 
-    Luby and Rackoff 1988 (four rounds suffice; six are used); Black and Rogaway 2002
-    for the walk.
+    It is a balanced Feistel network (Luby and Rackoff 1988; four rounds suffice, six
+    are used) with cycle walking (Black and Rogaway 2002).
     """
 
     def __init__(self, size: int, key: Sequence[int]) -> None:
         self.size = size
-        self._half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
-        self._mask = np.uint64((1 << int(self._half)) - 1)
-        self._keys = [
-            np.uint64(int.from_bytes(digest(key, "order", i)[:8], "little"))
-            for i in range(ROUNDS)
-        ]
+        # Halves of equal width, together just wide enough for size - 1.
+        half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+        self._half = np.uint64(half)
+        self._mask = np.uint64((1 << half) - 1)
+        self._keys = []
+        for i in range(ROUNDS):
+            round_key = digest(key, "order", i)[:8]
+            self._keys.append(np.uint64(int.from_bytes(round_key, "little")))
 
     def permute(self, indices: Indices) -> Indices:
         """Map positions to items, both uint64 arrays below `size`."""
-        result = self._encrypt(indices)
-        while (outside := result >= self.size).any():
-            result[outside] = self._encrypt(result[outside])
-        return result
+        items = self._encrypt(indices)
+        # The network permutes a power of two. An item outside is encrypted again until
+        # it is inside, which keeps the whole a bijection.
+        while (outside := items >= self.size).any():
+            items[outside] = self._encrypt(items[outside])
+        return items
 
     def _encrypt(self, values: Indices) -> Indices:
         left, right = values >> self._half, values & self._mask
@@ -53,7 +57,7 @@ class Permutation:
 
 
 def _mix(x: Indices) -> Indices:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
+    """Apply the finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -61,124 +65,117 @@ def _mix(x: Indices) -> Indices:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one process computes at once: `weights` are 0 for fillers, `total` counts
-    the global batch's samples.
-    """
+    """The samples that one process computes at once."""
 
     keys: tuple[SampleKey, ...]
     weights: tuple[float, ...]
-    total: int
-    last: bool
+    """1 for each sample, 0 for one that only fills up."""
+    global_batch_size: int
+    """The number of samples of the step, over all processes and micro-batches."""
+    ends_step: bool
 
 
 @dataclass(frozen=True)
 class Order:
-    """The samples of every epoch.
-
-    groups: sample -> number of its signature; `EXCLUDED` keeps the place of a row
-    without a sample, and is not drawn. size: samples in a full global batch. places:
-    (row, chunk) of each sample; without them, there is one sample of each row.
-    """
+    """The samples of every epoch."""
 
     groups: tuple[int, ...]
+    """Sample -> number of its signature: only samples of one signature share a batch.
+    `EXCLUDED` keeps the position of a row without a sample.
+    """
     repeat: int
-    size: int
+    """How often an epoch draws each sample."""
+    samples_per_step: int
     seed: int
-    places: Sequence[tuple[int, int]] = ()
+    sample_ids: Sequence[tuple[int, int]] = ()
+    """(row, chunk) of each sample; empty if there is one sample of each row."""
 
     @property
-    def samples(self) -> int:
-        """Places in the order of one epoch, repeats included."""
+    def draws(self) -> int:
+        """Return the number of positions in an epoch's order."""
         return len(self.groups) * self.repeat
 
     @cached_property
-    def drawn(self) -> int:
-        """Samples of the data set, each of which an epoch draws as often as `repeat`
-        says.
-        """
+    def sample_count(self) -> int:
+        """Return the number of samples of the dataset."""
         return sum(group != EXCLUDED for group in self.groups)
 
     @cached_property
-    def steps(self) -> int:
-        """Global batches in one epoch; each signature's left-overs make one smaller
-        batch.
+    def steps_per_epoch(self) -> int:
+        """Return the number of global batches in an epoch: the left-overs of each
+        signature make one smaller batch.
         """
         groups = np.asarray(self.groups)
-        counts = np.bincount(groups[groups != EXCLUDED]) * self.repeat
-        return int(sum(-(-int(count) // self.size) for count in counts if count))
-
-    def _items(self, epoch: int) -> Iterator[int]:
-        """The epoch's order of its draws, each numbered repeat * (samples of the data
-        set) + sample.
-
-        Never more than a chunk of them is held.
-        """
-        permutation = Permutation(self.samples, (self.seed, epoch))
-        for start in range(0, self.samples, CHUNK):
-            items = permutation.permute(
-                np.arange(start, min(start + CHUNK, self.samples), dtype=np.uint64)
-            )
-            yield from items.tolist()
-
-    def _key(self, epoch: int, item: int) -> SampleKey:
-        repeat, sample = divmod(item, len(self.groups))
-        row, chunk = self.places[sample] if self.places else (sample, 0)
-        return SampleKey(self.seed, epoch, repeat, row, chunk)
+        draws = np.bincount(groups[groups != EXCLUDED]) * self.repeat
+        return int((-(-draws // self.samples_per_step)).sum())
 
     def global_batches(self, epoch: int) -> Iterator[list[SampleKey]]:
-        """Yield batches of one signature each: full ones as their queue fills, then the
+        """Yield batches of one signature each: full ones as soon as they are, then the
         left-overs.
         """
         queues: dict[int, list[SampleKey]] = {}
         for item in self._items(epoch):
-            group = self.groups[item % len(self.groups)]
+            repeat, sample = divmod(item, len(self.groups))
+            group = self.groups[sample]
             if group == EXCLUDED:
                 continue
+            row, chunk = self.sample_ids[sample] if self.sample_ids else (sample, 0)
             queue = queues.setdefault(group, [])
-            queue.append(self._key(epoch, item))
-            if len(queue) == self.size:
+            queue.append(SampleKey(self.seed, epoch, repeat, row, chunk))
+            if len(queue) == self.samples_per_step:
                 yield queues.pop(group)
         for group in sorted(queues):
             yield queues[group]
 
+    def _items(self, epoch: int) -> Iterator[int]:
+        """Yield the epoch's draws in order, each as repeat * (number of samples) +
+        sample.
+        """
+        permutation = Permutation(self.draws, (self.seed, epoch))
+        # numpy is fast on many positions, and memory stays flat with few.
+        for start in range(0, self.draws, CHUNK):
+            stop = min(start + CHUNK, self.draws)
+            positions = np.arange(start, stop, dtype=np.uint64)
+            yield from permutation.permute(positions).tolist()
 
-def row_starts(places: Sequence[tuple[int, int]]) -> Sequence[int]:
-    """Row -> the number of its first sample, from the (row, chunk) of all samples in
-    order; -1 for a row without.
+
+def row_starts(sample_ids: Sequence[tuple[int, int]]) -> Sequence[int]:
+    """Return the index of each row's first sample, -1 for a row without, from the (row,
+    chunk) of all samples in order.
     """
-    numbers = {row: number for number, (row, chunk) in enumerate(places) if not chunk}
-    first = tuple(numbers.get(row, -1) for row in range(1 + max(numbers, default=-1)))
-    return range(len(first)) if first == tuple(range(len(places))) else first
+    starts = {row: index for index, (row, chunk) in enumerate(sample_ids) if not chunk}
+    found = tuple(starts.get(row, -1) for row in range(max(starts, default=-1) + 1))
+    every = range(len(sample_ids))
+    # One sample of each row is the usual case: a range takes no memory.
+    return every if found == tuple(every) else found
 
 
 def with_excluded_rows(
-    groups: Sequence[int], places: Sequence[tuple[int, int]], rows: int
+    groups: Sequence[int], sample_ids: Sequence[tuple[int, int]], rows: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Groups and places of samples, with one of the group `EXCLUDED` for each of the
-    table's rows that gives none.
+    """Add a sample of the group `EXCLUDED` for each of the table's rows that has none.
 
-    So the order of the samples that are there is that of the whole table.
+    So the other samples are drawn in the order of the whole table. Returns groups and
+    (row, chunk) of all samples.
     """
-    present = {row for row, _ in places}
-    filled = list(zip(places, groups, strict=True))
+    present = {row for row, _ in sample_ids}
+    filled = list(zip(sample_ids, groups, strict=True))
     filled += [((row, 0), EXCLUDED) for row in range(rows) if row not in present]
     filled.sort()
-    return tuple(group for _, group in filled), tuple(place for place, _ in filled)
+    return tuple(group for _, group in filled), tuple(key for key, _ in filled)
 
 
-def sample_index(first: Sequence[int], row: int, chunk: int) -> int:
-    """The number of the sample of a row and chunk; `first` is empty where each row has
-    one sample.
+def sample_index(row_starts: Sequence[int], row: int, chunk: int) -> int:
+    """Return the index of the sample of a row and chunk; `row_starts` is empty if each
+    row has one sample.
     """
-    return (first[row] if first else row) + chunk
+    return (row_starts[row] if row_starts else row) + chunk
 
 
 def split_across_ranks(
     samples: Sequence[SampleKey], batch_size: int, rank: int, processes: int
 ) -> Iterator[MicroBatch]:
-    """Yield one process's micro-batches of a global batch; every process gets equally
-    many.
-    """
+    """Yield the micro-batches of one rank of a global batch, as many on every rank."""
     stride = batch_size * processes
     starts = range(0, len(samples), stride)
     for start in starts:
@@ -189,5 +186,5 @@ def split_across_ranks(
             # repeat a sample with weight 0.
             keys = samples[:1]
             weights = [0.0]
-        last = start == starts[-1]
-        yield MicroBatch(tuple(keys), tuple(weights), len(samples), last=last)
+        ends_step = start == starts[-1]
+        yield MicroBatch(tuple(keys), tuple(weights), len(samples), ends_step)

@@ -1,6 +1,6 @@
-"""What receives gradients: whole components, parts of them, or LoRA layers in one."""
+"""Make whole components, parts of them, or LoRA layers trainable."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,48 +16,44 @@ from dstrain.pipeline.pipeline import Pipeline
 logger = get_logger(__name__)
 
 
-def start_from_lora(
-    pipeline: Pipeline, trained: Mapping[str, LoraConfig], path: Path
-) -> None:
-    """Fill the LoRA layers in training, by component, from a file of any naming.
-
-    Raises StateError unless every key, rank and alpha fit.
-    """
-    optional_layers = pipeline.optional_layers()
-    for component, lora_config in trained.items():
-        network = pipeline.components[component]
-        for lora in read_lora(
-            path,
-            pipeline.family,
-            {component: shapes_of(network)},
-            component,
-            optional_layers,
-        ):
-            for note in lora.notes:
-                logger.warning(note)
-            load_layers(
-                network, lora.layers, lora_config, str(path), optional_layers[component]
-            )
-
-
 @dataclass(frozen=True)
 class TrainableModules:
-    """What was made trainable: parameters by 'component.name'; matches: component ->
-    pattern -> modules with LoRA.
-
-    unused_parameters: parameters left frozen because no loss reaches them.
-    """
+    """The result of making a pipeline's modules trainable."""
 
     components: tuple[str, ...] = ()
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """'component.name' -> trained parameter."""
     lora: Mapping[str, LoraConfig] = field(default_factory=dict)
+    """Component -> its LoRA layers."""
     matched_modules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Component -> target -> number of modules with LoRA."""
     unused_parameters: tuple[str, ...] = ()
+    """Parameters that stay frozen because no loss reaches them."""
+
+
+def start_from_lora(
+    pipeline: Pipeline, trained: Mapping[str, LoraConfig], path: Path
+) -> None:
+    """Fill the LoRA layers in training, by component, from a file with any naming.
+
+    Raises StateError unless every key, rank and alpha fits.
+    """
+    unused = pipeline.optional_layers()
+    for component, lora_config in trained.items():
+        network = pipeline.components[component]
+        networks = {component: shapes_of(network)}
+        for lora in read_lora(path, pipeline.family, networks, component, unused):
+            for note in lora.notes:
+                logger.warning(note)
+            load_layers(network, lora.layers, lora_config, str(path), unused[component])
 
 
 def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableModules:
-    """Freeze every component, then open what is trained; trained parameters are fp32,
-    only they are in train mode.
+    """Freeze every component except what is trained: that is in fp32, and alone in
+    training mode.
+
+    Raises UsageError for a name that is not a loaded network or part of one, and if
+    there is nothing to train.
     """
     for component in pipeline.components.values():
         if isinstance(component, nn.Module):
@@ -67,61 +63,47 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
     matched_modules = {}
     for lora_config in trainables.lora:
         module = _part(pipeline, lora_config.component)
-        matched_modules[lora_config.component] = inject(
-            module, lora_config, pipeline.family.lora_aliases
-        )
+        aliases = pipeline.family.lora_aliases
+        matched_modules[lora_config.component] = inject(module, lora_config, aliases)
         module.train()
-    unused_parameters = [
-        f"{name}.{parameter}"
-        for name in trainables.components
-        for parameter in _freeze_unreached(
-            _part(pipeline, name), pipeline.spec.unused_parameters.get(name, ())
-        )
-    ]
-    parameters = {
-        f"{name}.{parameter}": value
-        for name in trainables.components
-        for parameter, value in _part(pipeline, name).named_parameters()
-        if value.requires_grad
-    }
+    parameters: dict[str, nn.Parameter] = {}
+    unused_parameters = []
+    for component in trainables.components:
+        named = dict(_part(pipeline, component).named_parameters())
+        patterns = pipeline.spec.unused_parameters.get(component, ())
+        unused = set(matching_names(patterns, named))
+        for name, parameter in named.items():
+            if not parameter.requires_grad:
+                continue
+            if name in unused:
+                # DDP waits for the gradient of every parameter that requires one.
+                parameter.requires_grad_(False)
+                unused_parameters.append(f"{component}.{name}")
+            else:
+                parameters[f"{component}.{name}"] = parameter
     if not parameters:
-        raise UsageError(
-            "--trainable_models",
-            f"nothing to train in {', '.join(trainables.components) or 'no component'}",
-        )
+        names = ", ".join(trainables.components) or "no component"
+        raise UsageError("--trainable_models", f"nothing to train in {names}")
     return TrainableModules(
-        trainables.components,
-        parameters,
-        {lora_config.component: lora_config for lora_config in trainables.lora},
-        matched_modules,
-        tuple(unused_parameters),
+        components=trainables.components,
+        parameters=parameters,
+        lora={lora_config.component: lora_config for lora_config in trainables.lora},
+        matched_modules=matched_modules,
+        unused_parameters=tuple(unused_parameters),
     )
 
 
 def _part(pipeline: Pipeline, name: str) -> nn.Module:
+    """Return a component or a dotted part of one."""
     component, _, path = name.partition(".")
     module = pipeline.components.get(component)
     if not isinstance(module, nn.Module):
-        raise UsageError(
-            "--trainable_models",
-            f"{component!r} is not a loaded network{nearest(component, pipeline.components)}",
-        )
+        hint = nearest(component, pipeline.components)
+        what = f"{component!r} is not a loaded network{hint}"
+        raise UsageError("--trainable_models", what)
     try:
         return module.get_submodule(path)
     except AttributeError as error:
-        names = [known for known, _ in module.named_modules()]
-        raise UsageError(
-            "--trainable_models",
-            f"{component} has no part {path!r}{nearest(path, names)}",
-        ) from error
-
-
-def _freeze_unreached(module: nn.Module, patterns: Iterable[str]) -> list[str]:
-    """Freeze the parameters whose names match a pattern."""
-    names = dict(module.named_parameters())
-    frozen = [
-        name for name in matching_names(patterns, names) if names[name].requires_grad
-    ]
-    for name in frozen:
-        names[name].requires_grad_(False)
-    return frozen
+        hint = nearest(path, [known for known, _ in module.named_modules()])
+        what = f"{component} has no part {path!r}{hint}"
+        raise UsageError("--trainable_models", what) from error

@@ -19,7 +19,7 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs import precompute as stage_1
 from dstrain.runs.setup import Setup
 from dstrain.storage import files
-from dstrain.training.loader import Rows
+from dstrain.training.loader import DecodedSamples
 from dstrain.training.module import TrainingModule
 
 from tests.support import stored_family
@@ -79,7 +79,7 @@ def test_what_is_stored_is_what_an_unsplit_run_computes(place: Place) -> None:
     write_rows(place.data, place.rows)
     place.fill()
     setup = place.setup("")
-    rows = Rows(
+    rows = DecodedSamples(
         setup.dataset.rows,
         {frozenset(cells): frozenset(cells) for cells in setup.dataset.rows},
     )

@@ -159,7 +159,7 @@ def distill(folder: Path, **changes: Any) -> TrainConfig:
 
 def batch(ready: TrainingRun, rows: tuple[int, ...], total: int = 0) -> Batch:
     keys = tuple(SampleKey(0, 0, 0, row) for row in rows)
-    micro = MicroBatch(keys, (1.0,) * len(rows), total or len(rows), last=True)
+    micro = MicroBatch(keys, (1.0,) * len(rows), total or len(rows), ends_step=True)
     return Batch(micro, [ready.source.sample(row) for row in rows])
 
 
@@ -213,9 +213,13 @@ def test_a_batch_has_the_losses_and_gradients_of_its_samples(here: Path) -> None
     ready = training_run(distill(here, trainable_models="dit"))
     module = ready.module.eval()
     rows = (0, 2)
-    together = module.losses(batch(ready, rows).samples, batch(ready, rows).micro.keys)
+    together = module.losses(
+        batch(ready, rows).samples, batch(ready, rows).micro_batch.keys
+    )
     alone = [
-        module.losses(batch(ready, (row,)).samples, batch(ready, (row,)).micro.keys)
+        module.losses(
+            batch(ready, (row,)).samples, batch(ready, (row,)).micro_batch.keys
+        )
         for row in rows
     ]
     assert (together - torch.cat(alone)).abs().max() <= 1e-6

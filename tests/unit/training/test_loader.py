@@ -21,7 +21,7 @@ from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
 from dstrain.training import loader as samples
 from dstrain.training.batch import Sample
-from dstrain.training.loader import Rows, SampleSource, load_batches
+from dstrain.training.loader import DecodedSamples, SampleSource, load_batches
 from dstrain.training.order import MicroBatch
 
 from tests.support import stored_family
@@ -61,18 +61,18 @@ def micro_batches(*rows: tuple[int, ...]) -> list[MicroBatch]:
 ORDER = micro_batches((3, 0), (1,), (2, 2), (0,), (1, 3), (0, 1, 2, 3))
 
 
-def unsplit_rows(place: Place) -> Rows:
+def unsplit_rows(place: Place) -> DecodedSamples:
     rows = place.setup("").dataset.rows
-    return Rows(rows, {frozenset(cells): frozenset(cells) for cells in rows})
+    return DecodedSamples(rows, {frozenset(cells): frozenset(cells) for cells in rows})
 
 
 def loaded(source: SampleSource, workers: int) -> list[Any]:
     return [
         (
-            batch.micro,
+            batch.micro_batch,
             [(plain(sample.values), sample.inputs) for sample in batch.samples],
         )
-        for batch in load_batches(source, lambda: ORDER, workers)
+        for batch in load_batches(source, ORDER, workers)
     ]
 
 
@@ -103,7 +103,9 @@ def test_only_the_inputs_that_a_run_reads_are_decoded(
     monkeypatch.setattr(samples, "load_cell", lambda cell: opened.append(cell))
     rows = unsplit_rows(filled).rows
     present = frozenset(rows[0])
-    sample = Rows(rows, {present: frozenset({"prompt", "reference"})}).sample(0)
+    sample = DecodedSamples(rows, {present: frozenset({"prompt", "reference"})}).sample(
+        0
+    )
     assert set(sample.values) == {"prompt", "reference"}
     assert sample.inputs == present
     assert len(opened) == 2
@@ -139,9 +141,7 @@ class Failing:
 def test_an_error_keeps_its_class_its_message_and_its_place_in_the_order(
     error: Any, workers: int
 ) -> None:
-    batches = load_batches(
-        Failing(error), lambda: micro_batches((0,), (1,), (2,)), workers
-    )
+    batches = load_batches(Failing(error), micro_batches((0,), (1,), (2,)), workers)
     assert next(batches).samples[0].values == {"row": 0}
     with pytest.raises(type(error)) as caught:
         next(batches)
@@ -153,7 +153,7 @@ def test_an_error_keeps_its_class_its_message_and_its_place_in_the_order(
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unforeseen_error_keeps_its_class_and_message(workers: int) -> None:
     batches = load_batches(
-        Failing(OSError("no such device")), lambda: micro_batches((1,)), workers
+        Failing(OSError("no such device")), micro_batches((1,)), workers
     )
     with pytest.raises(OSError, match="no such device"):
         next(batches)

@@ -172,7 +172,8 @@ def gradient(count: int, batch_size: int, processes: int) -> tuple[float, list[T
         for own in numbers
     ]
     (keys,) = islice(
-        Order((0,) * count, repeat=1, size=count, seed=0).global_batches(0), 1
+        Order((0,) * count, repeat=1, samples_per_step=count, seed=0).global_batches(0),
+        1,
     )
     total = 0.0
     for rank in range(processes):

@@ -41,7 +41,7 @@ def batch(
 ) -> Batch:
     keys = tuple(SampleKey(0, 0, 0, row) for row in rows)
     micro = MicroBatch(
-        keys, weights or (1.0,) * len(rows), total or len(rows), last=True
+        keys, weights or (1.0,) * len(rows), total or len(rows), ends_step=True
     )
     return Batch(micro, [ready.source.sample(row) for row in rows])
 
@@ -67,9 +67,13 @@ def test_a_batch_has_the_losses_and_gradients_of_its_samples(
     ready = training_run(config(here, trainable_models=trained))
     module = ready.module.eval()
     rows = (0, 2, 4)
-    together = module.losses(batch(ready, rows).samples, batch(ready, rows).micro.keys)
+    together = module.losses(
+        batch(ready, rows).samples, batch(ready, rows).micro_batch.keys
+    )
     alone = [
-        module.losses(batch(ready, (row,)).samples, batch(ready, (row,)).micro.keys)
+        module.losses(
+            batch(ready, (row,)).samples, batch(ready, (row,)).micro_batch.keys
+        )
         for row in rows
     ]
     assert (together - torch.cat(alone)).abs().max() <= 1e-6
@@ -82,7 +86,7 @@ def test_a_batch_has_the_losses_and_gradients_of_its_samples(
 def test_the_loss_is_the_weighted_share_of_the_global_batch(here: Path) -> None:
     ready = training_run(config(here, trainable_models="dit"))
     losses = ready.module.losses(
-        batch(ready, (0, 2)).samples, batch(ready, (0, 2)).micro.keys
+        batch(ready, (0, 2)).samples, batch(ready, (0, 2)).micro_batch.keys
     )
     assert ready.module(batch(ready, (0, 2), (1.0, 0.0), 8)).item() == pytest.approx(
         losses[0].item() / 8

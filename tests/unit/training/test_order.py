@@ -19,7 +19,9 @@ from dstrain.training.order import (
     split_across_ranks,
 )
 
-HUGE = Order(tuple(row % 3 for row in range(100_000)), repeat=20_000, size=8, seed=0)
+HUGE = Order(
+    tuple(row % 3 for row in range(100_000)), repeat=20_000, samples_per_step=8, seed=0
+)
 
 
 def whole(size: int, *key: int) -> Indices:
@@ -79,7 +81,11 @@ def test_an_epoch_draws_each_row_as_often_as_asked_and_each_draw_has_its_own_key
     None
 ):
     drawn = list(
-        chain(*Order((0,) * 7, repeat=5, size=4, seed=9).global_batches(epoch=2))
+        chain(
+            *Order((0,) * 7, repeat=5, samples_per_step=4, seed=9).global_batches(
+                epoch=2
+            )
+        )
     )
     assert sorted(drawn) == [
         SampleKey(9, 2, repeat, row) for repeat in range(5) for row in range(7)
@@ -125,19 +131,19 @@ def test_epochs_and_seeds_differ_in_their_order() -> None:
 
 
 def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
-    order = Order((0, 1, 1, 2, 1, 0), repeat=5, size=4, seed=1)
+    order = Order((0, 1, 1, 2, 1, 0), repeat=5, samples_per_step=4, seed=1)
     batches = list(order.global_batches(0))
     assert sorted(chain(*batches)) == [
         SampleKey(1, 0, repeat, row) for repeat in range(5) for row in range(6)
     ]
     assert all(len({order.groups[key.row] for key in batch}) == 1 for batch in batches)
     assert sorted(map(len, batches)) == [1, 2, 3, *[4] * 6]
-    assert order.steps == len(batches)
+    assert order.steps_per_epoch == len(batches)
 
 
 def test_a_group_that_no_row_has_makes_no_step() -> None:
-    order = Order((3, 3), repeat=1, size=2, seed=0)
-    assert order.steps == len(list(order.global_batches(0))) == 1
+    order = Order((3, 3), repeat=1, samples_per_step=2, seed=0)
+    assert order.steps_per_epoch == len(list(order.global_batches(0))) == 1
 
 
 @pytest.mark.parametrize(
@@ -169,20 +175,20 @@ def test_fillers_weigh_nothing_and_every_process_gets_equally_many_micro_batches
     micros = list(chain(*by_process))
     assert {len(part) for part in by_process} == {1}
     assert sum(sum(micro.weights) for micro in micros) == count
-    assert {micro.total for micro in micros} == {count}
+    assert {micro.global_batch_size for micro in micros} == {count}
     assert sum(not any(micro.weights) for micro in micros) == fillers
     assert all(micro.keys and len(micro.keys) == len(micro.weights) for micro in micros)
 
 
 def test_only_the_last_micro_batch_of_a_step_ends_it() -> None:
     for part in dealt(7, 1, 2):
-        assert [micro.last for micro in part] == [False, False, False, True]
+        assert [micro.ends_step for micro in part] == [False, False, False, True]
 
 
 def test_two_thousand_million_draws_start_at_once_with_flat_memory() -> None:
     start = time.process_time()
-    assert HUGE.samples == 2_000_000_000
-    assert HUGE.steps == sum(
+    assert HUGE.draws == 2_000_000_000
+    assert HUGE.steps_per_epoch == sum(
         -(-HUGE.groups.count(group) * 20_000 // 8) for group in range(3)
     )
     assert len(list(islice(HUGE.global_batches(1), 100))) == 100

@@ -188,7 +188,7 @@ class Outputs:
         """
         config = asdict(self.setup.config)
         trainables = asdict(self.setup.trainables)
-        order = [run.order.groups, run.order.size]
+        order = [run.order.groups, run.order.samples_per_step]
         curve = (
             run.total_steps
             if self.setup.config.lr_scheduler in ENDING_AT_LAST_STEP
@@ -241,7 +241,7 @@ class Outputs:
         step; return whether it did.
         """
         every = self.setup.config.save_steps
-        ends_epoch = run.step % run.order.steps == 0
+        ends_epoch = run.step % run.order.steps_per_epoch == 0
         if every is None and ends_epoch:
             self.save(run, f"epoch-{epoch}")
             return True

@@ -31,8 +31,8 @@ from dstrain.runs.reports.preview_plans import (
 )
 from dstrain.runs.setup import Setup
 from dstrain.storage.files import remove_leftovers, write_json
-from dstrain.training.batch import moved
-from dstrain.training.loader import Rows, StoredRows
+from dstrain.training.batch import to_device
+from dstrain.training.loader import CachedSamples, DecodedSamples
 
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingData, TrainingRun
@@ -218,7 +218,7 @@ class Previews:
         preview, pipeline = self.plans[number], self.pipeline
         assert pipeline is not None
         values = {
-            name: moved(value, pipeline.device)
+            name: to_device(value, pipeline.device)
             for name, value in self.values[number].items()
         }
         sampling = replace(
@@ -235,7 +235,7 @@ def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
     stored values that are missing.
     """
     plans: tuple[PreviewPlan | StoredPreview, ...]
-    if isinstance(samples.source, StoredRows):
+    if isinstance(samples.source, CachedSamples):
         recorded = samples.cache_info.previews if samples.cache_info else ()
         plans = stored_previews(setup, samples.source.store, recorded)
     else:
@@ -281,7 +281,7 @@ def _crossing(
     """
     if isinstance(preview, StoredPreview):
         return dict(preview.values)
-    values = Rows((preview.cells,), {}).decode(0, 0, preview.cells).values
+    values = DecodedSamples((preview.cells,), {}).decode(0, 0, preview.cells).values
     table = dict(values)
     pipeline.run(preview.plan.cached_steps, table)
     return {name: table[name] for name in preview.plan.cached_values}

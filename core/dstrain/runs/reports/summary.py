@@ -22,7 +22,7 @@ from dstrain.models.locate import Found, ModelConfig, assign, place_of
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.checkpoints.directory import PREVIEWS
 from dstrain.runs.setup import Setup
-from dstrain.training.loader import Rows, StoredRows
+from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.order import EXCLUDED
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def announce(run: "TrainingRun", folder: Path) -> None:
         else ""
     )
     logger.info(
-        f"{samples_told(run)} x {run.order.repeat}, {run.order.steps} steps an epoch; runs to step {run.total_steps}, "
-        f"{run.total_steps / run.order.steps:.4g} epochs{limit}"
+        f"{samples_told(run)} x {run.order.repeat}, {run.order.steps_per_epoch} steps an epoch; "
+        f"runs to step {run.total_steps}, {run.total_steps / run.order.steps_per_epoch:.4g} epochs{limit}"
     )
     sizes = ", ".join(f"{number} of {size}" for size, number in groups_told(run))
     if sizes:
@@ -83,7 +83,7 @@ def announce(run: "TrainingRun", folder: Path) -> None:
     accumulated = f"{config.gradient_accumulation_steps} accumulated"
     rate = f"{config.learning_rate:g}, {config.lr_scheduler}{warmup}"
     logger.info(
-        f"batch: {size} x {accumulated} = {run.order.size} samples a step; "
+        f"batch: {size} x {accumulated} = {run.order.samples_per_step} samples a step; "
         f"learning rate {rate}; seed {config.seed}"
     )
     if config.preview_prompt:
@@ -103,15 +103,18 @@ def samples_told(run: "TrainingRun") -> str:
     each.
     """
     places = (
-        zip(run.order.groups, run.order.places, strict=True) if run.order.places else ()
+        zip(run.order.groups, run.order.sample_ids, strict=True)
+        if run.order.sample_ids
+        else ()
     )
     rows = (
-        len({row for group, (row, _) in places if group != EXCLUDED}) or run.order.drawn
+        len({row for group, (row, _) in places if group != EXCLUDED})
+        or run.order.sample_count
     )
     return (
         f"{rows} rows"
-        if rows == run.order.drawn
-        else f"{rows} rows ({run.order.drawn} samples)"
+        if rows == run.order.sample_count
+        else f"{rows} rows ({run.order.sample_count} samples)"
     )
 
 
@@ -132,12 +135,12 @@ def groups_told(run: "TrainingRun") -> list[tuple[str, int]]:
 def _sizes(run: "TrainingRun", sample: int) -> Iterator[str]:
     """The sizes of a sample's pictures and videos, or of its stored latents."""
     source: Any = run.source
-    if isinstance(source, Rows):
+    if isinstance(source, DecodedSamples):
         for name, cell in source.rows[sample].items():
             yield from (
                 f"{name} {' x '.join(map(str, shape))}" for shape in cell.shapes
             )
-    elif isinstance(source, StoredRows):
+    elif isinstance(source, CachedSamples):
         for name, form in source.rows[sample]["values"].items():
             shape = form.get("shapes", ())
             if len(shape) >= LATENT_AXES and all(
