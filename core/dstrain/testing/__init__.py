@@ -1,15 +1,14 @@
-"""The conformance kit: the contract of a family as tests, at toy sizes. It needs
-pytest.
+"""The conformance kit tests at toy sizes that a family keeps its contract.
 
-A family's `tests/test_conformance.py`:
+It needs pytest. A family's `tests/test_conformance.py`:
 
     from dstrain.testing import Conformance
 
     class TestConformance(Conformance):
         family = "my_model"
 
-The plans and digests that it compares lie beside that file; `python -m dstrain.testing
-FAMILY FOLDER` writes them.
+The plans and fingerprints that it compares lie beside that file; `python -m
+dstrain.testing FAMILY FOLDER` writes them.
 """
 
 import pytest
@@ -33,10 +32,9 @@ __all__ = ("LoraCase", "Conformance", "LoraFiles", "Published")
 
 
 class Conformance(Declared, Trainable, Saved):
-    """The contract of one family. Subclass it as `TestConformance` in the family's
-    `tests/test_conformance.py`.
+    """The contract of one family, as tests.
 
-    family: its name; it must be installed. published: a static method that runs the
-    published pipeline, where there is one (`Published` says what it is given). The
-    plans and digests lie beside the subclass's file.
+    Subclass it as `TestConformance` in the family's `tests/test_conformance.py`, where
+    the plans and fingerprints lie. A static method `published` may run the published
+    pipeline, for comparison (see `Published`).
     """

@@ -1,8 +1,7 @@
-"""`python -m dstrain.testing FAMILY FOLDER` writes the plans and digests that a
-family's tests in FOLDER compare.
+"""Write the plans and fingerprints that a family's tests in FOLDER compare.
 
-Look at what changed before you keep it. A unit that makes something else under the
-version it had is refused.
+`python -m dstrain.testing FAMILY FOLDER`. Look at what changed before you keep it. A
+unit that returns other values under an unchanged version is refused.
 """
 
 import sys
@@ -17,7 +16,7 @@ from dstrain.testing.golden import plan_texts, write_plans
 
 
 def write(family_name: str, folder: Path) -> None:
-    """Write both for every variant of an installed family."""
+    """Write the plans and fingerprints of every variant of an installed family."""
     family = load_family(family_name)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as place:
         tested_variants = [

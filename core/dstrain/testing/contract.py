@@ -1,6 +1,4 @@
-"""What every part of the contract stands on: which variants and trainables are tested,
-and the variant at toy sizes.
-"""
+"""Fixtures and parameters that all tests of the conformance kit share."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,35 +26,37 @@ UnsplitAndSplit = Callable[[FamilyUnderTest, TrainedSet], tuple[Outcome, Outcome
 
 
 class Published(Protocol):
-    """How a family runs the published pipeline, to be compared with ours."""
+    """A function that runs the published pipeline, for comparison."""
 
     def __call__(
         self, pipe: Pipeline, folder: Path, arguments: Mapping[str, Any], /
     ) -> tuple[Sequence[Tensor], Any]:
-        """Return the latents after each step, shaped as ours, and the picture, frames
-        or array that come of them.
+        """Return the latents after each step, shaped as ours, and the image, frames or
+        array generated from them.
 
-        pipe: ours, whose components are to be used. folder: the toy. arguments: those
-        of the call of ours, with the initial noise as `latents`. NaN where the
-        published pipeline's latents mean nothing.
+        pipe: the family's pipeline, whose components are to be used. folder: the toy
+        model. arguments: those that `pipe` is called with, the initial noise as
+        `latents`. Latents are NaN where those of the published pipeline have no
+        meaning.
         """
 
 
 class Contract:
     """The fixtures and parameters of the kit's tests.
 
-    family: its name; it must be installed. published: runs the published pipeline; None
-    where there is none. published_images: how many pictures of a list that one takes.
-    Plans and digests lie beside the subclass's file.
+    Plans and fingerprints lie beside the subclass's file.
     """
 
     family: ClassVar[str]
+    """The name of an installed family."""
     published: ClassVar[Published | None] = None
+    """Runs the published pipeline; None where there is none."""
     published_images: ClassVar[int] = 2
+    """How many images of a list the published pipeline takes."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make a test of every variant, and of every set of trainables, component or
-        side of it that is asked for.
+        """Parametrize a test over variants, and over the trainables, components or
+        guidance that it asks for.
         """
         family, names = load_family(self.family), metafunc.fixturenames
         if "variant" not in names:
@@ -96,15 +96,17 @@ class Contract:
     def tested_variants(
         cls, tmp_path_factory: pytest.TempPathFactory
     ) -> Callable[[str], FamilyUnderTest]:
-        """Variant -> what is tested, made once for all tests of this class."""
+        """Return a function from a variant to its toy, built once for all tests of the
+        class.
+        """
         folder, family = tmp_path_factory.mktemp(cls.family), load_family(cls.family)
         return cache(lambda variant: FamilyUnderTest(family, variant, folder / variant))
 
     @pytest.fixture(scope="class")
     @classmethod
     def unsplit_and_split(cls) -> UnsplitAndSplit:
-        """Both ways of running a set of trainables, each set once for all tests of this
-        class.
+        """Return a function that runs a set of trainables unsplit and split, once for
+        all tests of the class.
         """
         return cache(run_unsplit_and_split)
 
@@ -115,7 +117,7 @@ class Contract:
         tested_variants: Callable[[str], FamilyUnderTest],
         request: pytest.FixtureRequest,
     ) -> Iterator[FamilyUnderTest]:
-        """The variant at toy sizes; its CPU seconds are counted."""
+        """Yield the variant at toy sizes, and count the CPU seconds of the test."""
         threads = torch.get_num_threads()
         torch.set_num_threads(
             1
@@ -126,22 +128,22 @@ class Contract:
 
     @pytest.fixture
     def reference(self) -> Published | None:
-        """The published pipeline."""
+        """Return the function that runs the published pipeline."""
         return self.published
 
     @property
     def folder(self) -> Path:
-        """Where the plans and digests lie: beside the subclass's file."""
+        """The folder of the plans and fingerprints: that of the subclass's file."""
         return Path(inspect.getfile(type(self))).parent
 
     @property
     def advice(self) -> str:
-        """What to do when a plan or a digest changed and that is meant."""
+        """The advice for a plan or a fingerprint that was changed on purpose."""
         return f"if this is meant: python -m dstrain.testing {self.family} {self.folder}, and look at what it changed"
 
 
 def _name(value: Any) -> str:
-    """How a test id has a parameter."""
+    """Return the part of a test id that stands for a parameter."""
     return (
         ("guided" if value else "plain")
         if isinstance(value, bool)

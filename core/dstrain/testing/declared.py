@@ -1,5 +1,5 @@
-"""The part of the contract about what a family declares: record, toy, pipeline spec, units,
-plans, digests, LoRA targets.
+"""Tests of what a family declares: components, toys, pipeline specs, units, plans and
+LoRA targets.
 """
 
 import os
@@ -29,10 +29,10 @@ HEAVY = ("PIL", "diffusers", "numpy", "torch", "transformers")
 
 
 class Declared(Contract):
-    """What a family declares is what it has."""
+    """What a family declares exists."""
 
     def test_importing_the_family_imports_nothing_heavy(self) -> None:
-        """`dstrain plugins` imports the record of every family."""
+        """`dstrain plugins` imports every family, so the import must be light."""
         (entry,) = entry_points(group=GROUP, name=self.family)
         code = f"import sys, {entry.module}; print(*sorted({set(HEAVY)} & set(sys.modules)))"
         environment = {
@@ -49,7 +49,7 @@ class Declared(Contract):
         assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
     def test_the_family_names_what_the_variants_have(self) -> None:
-        """Components, variants and settings that the record names are there."""
+        """Components, variants and constants that the family names exist."""
         family = load_family(self.family)
         names = [component.name for component in family.load("components")]
         known = set(names)
@@ -78,9 +78,7 @@ class Declared(Contract):
     def test_units_of_one_name_and_version_are_one_function_in_every_variant(
         self,
     ) -> None:
-        """The key of a stored value names the unit, its version and what it reads, not
-        the variant.
-        """
+        """A cache key names the unit, its version and its inputs, but not the variant."""
         family = load_family(self.family)
         functions: dict[tuple[str, int], tuple[Any, str]] = {}
         for variant in family.variants:
@@ -95,7 +93,7 @@ class Declared(Contract):
     def test_equal_arguments_write_equal_toys(
         self, tested: FamilyUnderTest, tmp_path: Path
     ) -> None:
-        """And torch's global generator is where it was."""
+        """Writing a toy leaves torch's global generator as it was."""
         assert tested.models
         before = torch.random.get_rng_state()
         tested.family.load("toy")(tmp_path / "again", tested.variant, 0)
@@ -105,7 +103,7 @@ class Declared(Contract):
     def test_the_files_of_every_network_are_recognised(
         self, tested: FamilyUnderTest
     ) -> None:
-        """By the names of their weights."""
+        """Files are recognized by the names of their weights."""
         known = tested.family.load("components")
         networks = {
             c.name
@@ -115,9 +113,7 @@ class Declared(Contract):
         assert set(assign(tested.models, known, networks)) == networks
 
     def test_everything_declared_is_used(self, tested: FamilyUnderTest) -> None:
-        """Components are borrowed, inputs are read, defaults are inputs or settings of
-        the sampler.
-        """
+        """Components and inputs are used, and defaults are inputs or sampling settings."""
         spec = tested.spec
         constrain_latents = [spec.constrain_latents] if spec.constrain_latents else []
         readers = (
@@ -150,7 +146,7 @@ class Declared(Contract):
     def test_units_make_the_kinds_of_values_they_declare(
         self, tested: FamilyUnderTest
     ) -> None:
-        """What a unit returns is of the kind that its TypedDict says."""
+        """A unit returns values of the kinds that its TypedDict declares."""
         kinds = {unit.name: unit.outputs for unit in tested.spec.units}
         for unit, values in tested.values.items():
             wrong = {
@@ -163,7 +159,7 @@ class Declared(Contract):
     def test_inference_begins_with_latents_shaped_as_those_of_training(
         self, tested: FamilyUnderTest
     ) -> None:
-        """`latent_shape` and the unit that makes `input_latents` agree."""
+        """`latent_shape` agrees with the unit that returns `input_latents`."""
         reader = tested.spec.latent_shape
         values = inputs(tested.spec) | {
             name: one for made in tested.values.values() for name, one in made.items()
@@ -173,7 +169,7 @@ class Declared(Contract):
         assert tuple(values["input_latents"].shape) == tuple(shape)
 
     def test_plans_are_the_golden_ones(self, tested: FamilyUnderTest) -> None:
-        """What runs, is loaded and crosses in each stage changes only on purpose."""
+        """What each stage runs, loads and caches changes only on purpose."""
         texts = plan_texts(tested.family, tested.spec)
         place = self.folder / FOLDER
         assert {
@@ -185,9 +181,7 @@ class Declared(Contract):
     def test_units_make_what_they_made_under_their_version(
         self, tested: FamilyUnderTest
     ) -> None:
-        """Stored values are used again as long as the version of the unit that made
-        them is the same.
-        """
+        """Cached values are reused as long as a unit's version stays the same."""
         versions = {unit.name: unit.version for unit in tested.spec.units}
         fingerprints = unit_fingerprints(tested.values)
         assert (
@@ -198,7 +192,9 @@ class Declared(Contract):
         ), self.advice
 
     def test_lora_targets_match_layers(self, tested: FamilyUnderTest) -> None:
-        """Each of the record's targets, in every network of the variant that has any."""
+        """Each LoRA target matches a layer in every network of the variant that has
+        targets.
+        """
         pipeline = tested.open()
         for name, targets in tested.family.lora_targets.items():
             if isinstance(pipeline.components.get(name), nn.Module):

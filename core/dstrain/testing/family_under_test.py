@@ -1,4 +1,4 @@
-"""One variant at toy sizes: its model, its data set, and the runs that tests make of
+"""A variant at toy sizes: its model, its dataset, and the runs that tests make with
 them.
 """
 
@@ -35,7 +35,7 @@ from dstrain.training.module import TrainingModule
 
 
 class CachingModule(TrainingModule):
-    """A module that runs the frozen units of a sample once, however many batches it is
+    """A module that runs the cached steps of a sample once, however many batches it is
     in.
     """
 
@@ -44,7 +44,7 @@ class CachingModule(TrainingModule):
         self.cached_samples: dict[int, tuple[Sample, dict[str, Any]]] = {}
 
     def preprocess(self, sample: Sample, plan: Plan) -> dict[str, Any]:
-        """What crosses, computed at the first call for this very sample."""
+        """Return the cached values of a sample, computed at the first call for it."""
         if id(sample) not in self.cached_samples:
             self.cached_samples[id(sample)] = sample, super().preprocess(sample, plan)
         return dict(self.cached_samples[id(sample)][1])
@@ -52,9 +52,7 @@ class CachingModule(TrainingModule):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a run of one set of trainables trains: its module, its samples, and what it
-    was told.
-    """
+    """The module and the samples of a run that trains one set of trainables."""
 
     setup: Setup
     module: TrainingModule
@@ -62,13 +60,13 @@ class Run:
 
     @cached_property
     def sample(self) -> Callable[[int], Sample]:
-        """Row -> its sample, decoded from the data set or read from the feature store
+        """A function from a row to its sample, which is decoded or read from the cache
         once.
         """
         return cache(self.samples.source.sample)
 
     def cached_values(self, row: int) -> Mapping[str, Any]:
-        """The values of one row that cross between the stages."""
+        """Return the values of one row that are cached between the stages."""
         sample = self.sample(row)
         return (
             sample.values
@@ -77,9 +75,7 @@ class Run:
         )
 
     def batches(self, size: int) -> list[tuple[SampleKey, ...]]:
-        """The last rows that may share a batch, `size` of them, for each of their
-        signatures.
-        """
+        """Return for each group the last `size` rows that may share a batch."""
         rows = range(len(self.samples.groups))
         groups = (
             [row for row in rows if self.samples.groups[row] == group]
@@ -90,8 +86,8 @@ class Run:
         ]
 
     def reached(self, network: nn.Module) -> list[str]:
-        """Names of the network's parameters to which some batch gives a gradient that
-        is not zero.
+        """Return the network's parameters to which some batch gives a gradient that is
+        not zero.
         """
         network.zero_grad(set_to_none=True)
         for keys in self.batches(2):
@@ -103,7 +99,7 @@ class Run:
         ]
 
     def losses(self, keys: Sequence[SampleKey]) -> torch.Tensor:
-        """One loss per sample, (batch,)."""
+        """Return one loss per sample, (batch,)."""
         return self.module.losses([self.sample(key.row) for key in keys], keys)
 
 
@@ -117,7 +113,7 @@ class FamilyUnderTest:
 
     @cached_property
     def models(self) -> tuple[ModelConfig, ...]:
-        """The files of the toy model, written at the first use."""
+        """The files of the toy model, written at first use."""
         return write_toy(self.family, self.variant, self.model)
 
     @property
@@ -127,29 +123,29 @@ class FamilyUnderTest:
 
     @cached_property
     def data(self) -> Path:
-        """The folder of the data set, written at the first use."""
+        """The folder of the dataset, written at first use."""
         return write_rows(self.spec, self.folder / "data")
 
     @cached_property
     def spec(self) -> PipelineSpec:
-        """The variant's pipeline spec with the toy's settings."""
+        """The variant's pipeline spec with the toy's constants."""
         return resolve(
             TrainConfig(model=self.family.name, variant=self.variant, toy=True)
         ).spec
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """The pipeline of inference, for tests that leave it as it is."""
+        """The inference pipeline, for tests that do not change it."""
         return self.open()
 
     @cached_property
     def values(self) -> dict[str, dict[str, Any]]:
-        """Unit -> what it makes."""
+        """The outputs of each unit, by the unit's name."""
         return unit_values(self.pipeline)
 
     def config(self, trained: TrainedSet, **flags: Any) -> TrainConfig:
-        """What a run of these trainables on the CPU in fp32 is told; it stores features
-        in `cache`, writes `out`.
+        """Return the configuration of a run in fp32 on the CPU, which caches in `cache`
+        and writes to `out`.
         """
         given = {
             "model": self.family.name,
@@ -174,15 +170,15 @@ class FamilyUnderTest:
         models: Sequence[ModelConfig] | None = None,
         **flags: Any,
     ) -> Setup:
-        """The configuration resolved, with the toy's files or those given."""
+        """Resolve the configuration, with the toy's files or those given."""
         setup = resolve(self.config(trained, **flags))
         return replace(
             setup, models=tuple(models or self.models), device=torch.device("cpu")
         )
 
     def run(self, setup: Setup) -> Run:
-        """Load what a run trains; LoRA's second factors are not zero, so that the first
-        ones have gradients.
+        """Load what a run trains, with LoRA's second factors set to nonzero values, so
+        that the first ones get gradients.
         """
         samples = open_training_data(setup)
         module = prepare(setup, processes(), samples, CachingModule).module
@@ -195,8 +191,8 @@ class FamilyUnderTest:
         return Run(setup, module, samples)
 
     def open(self, models: Sequence[ModelConfig] | None = None) -> Pipeline:
-        """The pipeline of inference on the CPU in fp32, from the toy's files or those
-        given.
+        """Return the inference pipeline in fp32 on the CPU, from the toy's files or
+        those given.
         """
         return Pipeline.from_files(
             self.family, self.spec, models or self.models, "cpu", torch.float32
@@ -204,7 +200,7 @@ class FamilyUnderTest:
 
     @cached_property
     def files(self) -> Mapping[str, tuple[Path, ...]]:
-        """Component with weights -> the toy's files of it."""
+        """The toy's weight files, by component."""
         known = self.family.load("components")
         wanted = [
             c.name for c in known if not c.is_folder and c.name in self.spec.components
@@ -217,8 +213,8 @@ class FamilyUnderTest:
     def alone(
         self, components: Collection[str], place: Path
     ) -> tuple[ModelConfig, ...]:
-        """The toy's folders of these components, linked to from a place where there is
-        nothing else.
+        """Link the toy's folders of these components into a folder that holds nothing
+        else.
         """
         place.mkdir()
         weights = {
@@ -245,7 +241,7 @@ class FamilyUnderTest:
         return (*(ModelConfig(path=paths) for paths in files), *named)
 
     def with_file(self, component: str, path: Path) -> tuple[ModelConfig, ...]:
-        """The toy's files with one component's replaced."""
+        """Return the toy's files with one component's replaced."""
         return tuple(
             ModelConfig(path=list(map(str, paths)))
             for paths in ({**self.files, component: (path,)}).values()
@@ -254,7 +250,7 @@ class FamilyUnderTest:
 
 @contextmanager
 def gradients_enabled(network: nn.Module) -> Iterator[None]:
-    """While this lasts, every parameter of a network asks for a gradient."""
+    """Let every parameter of a network require gradients meanwhile."""
     asked = [parameter.requires_grad for parameter in network.parameters()]
     network.requires_grad_(True)
     try:
@@ -266,5 +262,5 @@ def gradients_enabled(network: nn.Module) -> Iterator[None]:
 
 
 def processes() -> ProcessGroup:
-    """This process alone, on the CPU."""
+    """Return a group of this process alone, on the CPU."""
     return ProcessGroup(Accelerator(cpu=True))

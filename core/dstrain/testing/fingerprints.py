@@ -1,8 +1,9 @@
-"""Digests of what units make at toy sizes, loose enough to be equal on every machine.
+"""Fingerprints of units' outputs at toy sizes, loose enough to be equal on every
+machine.
 
-A tensor's digest is its shape, its root mean square, and its sums against four cosines,
-divided by the square root of its length. Two are equal if these numbers differ by at
-most a thousandth of the root mean square: processors and versions of libraries round
+A tensor's fingerprint is its shape, its root mean square, and its sums against four
+cosines, divided by the square root of its length. Two are equal if these numbers differ
+by at most a thousandth of the root mean square: processors and library versions round
 differently, a changed formula moves them further.
 """
 
@@ -30,8 +31,8 @@ COSINES = 4
 
 
 def fingerprint(value: Any, name: str) -> dict[str, Any]:
-    """The digest of one value, as JSON data: how it is made up, and the numbers of each
-    of its tensors.
+    """Return the fingerprint of one value as JSON data: its structure, and the numbers
+    of each of its tensors.
     """
     tensors: dict[str, Tensor] = {}
     form = serialize(value, tensors, name)
@@ -42,7 +43,7 @@ def fingerprint(value: Any, name: str) -> dict[str, Any]:
 
 
 def matches(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two digests are equal within the tolerance."""
+    """Return whether two fingerprints are equal within the tolerance."""
     if one["form"] != other["form"] or one["numbers"].keys() != other["numbers"].keys():
         return False
     pairs = [
@@ -56,8 +57,8 @@ def matches(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def unit_values(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    """Unit -> what it makes by name, for every unit that training or inference runs at
-    the toy's sizes.
+    """Return the outputs of every unit that training or inference runs at toy sizes, by
+    the unit's name.
     """
     spec, given = pipeline.spec, inputs(pipeline.spec)
     tasks = (
@@ -84,7 +85,7 @@ def unit_values(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
 def unit_fingerprints(
     values: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """The digests of what `unit_values` returned."""
+    """Return the fingerprints of the values that `unit_values` returned."""
     return {
         unit: {name: fingerprint(value, name) for name, value in made.items()}
         for unit, made in values.items()
@@ -92,7 +93,9 @@ def unit_fingerprints(
 
 
 def read_fingerprints(folder: Path) -> dict[str, Any]:
-    """What was recorded: 'unit version' -> variant -> name of what it makes -> digest."""
+    """Read the recorded fingerprints: 'unit version' -> variant -> output ->
+    fingerprint.
+    """
     path = folder / FILE
     recorded: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return recorded
@@ -104,7 +107,9 @@ def changed(
     versions: Mapping[str, int],
     variant: str,
 ) -> list[str]:
-    """Say for each unit of a variant what is not as recorded."""
+    """Return a line for each unit of a variant whose outputs differ from the recorded
+    ones.
+    """
     faults = []
     for unit, fingerprints in made.items():
         mark = f"{unit} {versions[unit]}"
@@ -128,8 +133,8 @@ def changed(
 def write_fingerprints(
     folder: Path, made: Mapping[str, Mapping[str, Any]], versions: Mapping[str, int]
 ) -> None:
-    """Record the digests of every variant; raises UsageError for one that changed under
-    the version it had.
+    """Record the fingerprints of every variant; raise UsageError for one that changed
+    under an unchanged version.
     """
     recorded = read_fingerprints(folder)
     faults = [

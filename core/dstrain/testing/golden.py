@@ -1,6 +1,4 @@
-"""The plans that a family's tests compare: a file for each variant and set of trained
-components.
-"""
+"""Golden plans: a file for each variant and set of trained components."""
 
 from pathlib import Path
 
@@ -16,7 +14,7 @@ FOLDER = "plans"
 
 
 def plan_texts(family: ModelFamily, spec: PipelineSpec) -> dict[str, str]:
-    """Name of the file -> the plan as `dstrain graph` prints it, for one variant."""
+    """Return the plans of one variant as `dstrain graph` prints them, by file name."""
     found = {}
     for trained in trained_sets(family, spec):
         plan = make_plan(spec, data_inputs(spec), SFT, trained.components)
@@ -27,7 +25,7 @@ def plan_texts(family: ModelFamily, spec: PipelineSpec) -> dict[str, str]:
 
 
 def write_plans(folder: Path, texts: dict[str, str]) -> None:
-    """Write the plans of all variants, and remove those of what is gone."""
+    """Write the plans of all variants, and remove stale ones."""
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     for path in place.glob("*.txt"):

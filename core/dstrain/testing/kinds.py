@@ -1,4 +1,4 @@
-"""Whether a value is of a kind that a unit declared."""
+"""Compare values with the kinds that units declare."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ CLASSES = ((Tensor, "tensor"), (Image.Image, "image"), (Frames, "video"))
 
 
 def has_kind(value: Any, kind: str) -> bool:
-    """Whether a value is of a kind as `values.kind_of` names it; of a record only that
-    it is one.
+    """Return whether a value is of a kind as `values.kind_of` names it; of a record,
+    only whether it is one.
     """
     if any(_is_plain(value, one) for one in kind.split(" | ")):
         return True

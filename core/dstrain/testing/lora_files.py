@@ -1,5 +1,5 @@
-"""The contract of a family's LoRA files: each program makes of them what is trained
-here, and they come back.
+"""Tests of a family's LoRA files: other programs read them as we do, and they come
+back.
 """
 
 import json
@@ -41,30 +41,28 @@ rank was multiplied in fp32.
 
 @dataclass(frozen=True)
 class LoraCase:
-    """LoRA on some layers of a component, and the programs whose names it gets.
-    targets: what the set is called.
-    """
+    """LoRA on some layers of a component, and the programs in whose names it is saved."""
 
     variant: str
     component: str
     targets: str
+    """The name of this set of target patterns."""
     patterns: tuple[str, ...]
     programs: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """How test ids have it."""
+        """The case's part of a test id."""
         return f"{self.variant}-{self.component}-{self.targets}"
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What becomes of a good file, and words of the refusal. keys: of tensors; None
-    where one is left out.
-    """
+    """A change to a good file, and words of the error it must cause."""
 
     words: str
     keys: Callable[[str], str | None] = str
+    """A key -> the key it becomes, or None to leave the tensor out."""
     header: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
     wider: bool = False
 
@@ -106,41 +104,41 @@ DAMAGES = MappingProxyType(
 
 
 class LoraFiles:
-    """Subclass it as `TestLoraFiles` in the family's `tests/test_lora_files.py`.
-
-    family: its name; it must be installed. readers: component -> program -> its rules.
-    names: component -> program -> what it is known to call a layer of the default
-    targets. targets: name -> target patterns of the denoiser, tested beside the
-    default, each alias, and all aliases.
-    """
+    """Subclass it as `TestLoraFiles` in the family's `tests/test_lora_files.py`."""
 
     family: ClassVar[str]
+    """The name of an installed family."""
     names: ClassVar[Mapping[str, Mapping[str, str]]]
+    """Component -> program -> the program's name for a layer of the default targets."""
     readers: ClassVar[Mapping[str, Mapping[str, Reader]]]
+    """Component -> program -> its rules."""
     targets: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
+    """Name -> target patterns of the denoiser, tested beside the default ones, each
+    alias, and all aliases.
+    """
 
     @staticmethod
     def prediction(component: str, network: Any) -> Tensor:
-        """What a network makes of some inputs that are the same at each call, in its
-        own dtype.
+        """Return what a network predicts for inputs that are the same at each call, in
+        its own dtype.
         """
         raise NotImplementedError
 
     @staticmethod
     def load_published(case: LoraCase, file: Path, parts: dict[str, Any]) -> None:
-        """Let diffusers' own loader put the file's layers into one of a pipeline's
-        parts.
+        """Load the file's layers into one of a pipeline's parts with diffusers' own
+        loader.
         """
         raise NotImplementedError
 
     @staticmethod
     def published_takes(case: LoraCase, program: str) -> bool:
-        """Whether diffusers' loader takes such a file at toy sizes."""
+        """Return whether diffusers' loader takes such a file at toy sizes."""
         return program == "diffusers"
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make a test of every set of targets of every component, or of each default
-        one in a program's own names.
+        """Parametrize a test over the targets of every component, or over the programs
+        that name the default ones.
         """
         names, cases = (
             metafunc.fixturenames,
@@ -209,7 +207,9 @@ class LoraFiles:
     def tested_variants(
         cls, tmp_path_factory: pytest.TempPathFactory
     ) -> Callable[[str], FamilyUnderTest]:
-        """Variant -> its toy, made once for all tests of this class."""
+        """Return a function from a variant to its toy, built once for all tests of the
+        class.
+        """
         folder, family = tmp_path_factory.mktemp(cls.family), load_family(cls.family)
         return cache(lambda variant: FamilyUnderTest(family, variant, folder / variant))
 
@@ -217,14 +217,14 @@ class LoraFiles:
     def fresh(
         self, tested_variants: Callable[[str], FamilyUnderTest]
     ) -> Callable[[str, str], Any]:
-        """Give a copy of a variant's network, by the names of both."""
+        """Return a function from variant and component to a copy of the network."""
         return lambda variant, component: deepcopy(
             tested_variants(variant).pipeline.components[component]
         )
 
     def saved(self, case: LoraCase, network: Any, file: Path) -> Any:
-        """The network with LoRA layers that show, at a rank that is not alpha; they are
-        saved as a run does.
+        """Return the network with visible LoRA layers whose rank is not alpha, and the
+        file that a run saves of them.
         """
         family = load_family(self.family)
         lora_config = LoraConfig(case.component, case.patterns, RANK, ALPHA)
@@ -250,9 +250,7 @@ class LoraFiles:
         return network
 
     def loaded(self, case: LoraCase, network: nn.Module, file: Path) -> nn.Module:
-        """The network with the layers of a file, put there by a pipeline that has
-        nothing else.
-        """
+        """Return a function that loads a file into a fresh network through a pipeline."""
         family = load_family(self.family)
         Pipeline(
             family.load("pipelines")(case.variant), family, {case.component: network}
@@ -261,14 +259,14 @@ class LoraFiles:
 
     @torch.no_grad()
     def predicted(self, case: LoraCase, network: nn.Module) -> Tensor:
-        """What a case's network makes of the inputs that are always the same."""
+        """Return what a case's network predicts for inputs that are always the same."""
         return self.prediction(case.component, network)
 
     def test_an_exported_file_comes_back_and_acts_alike_where_it_goes(
         self, case: LoraCase, fresh: Callable[[str, str], Any], tmp_path: Path
     ) -> None:
-        """It comes back bit for bit, but for the reference's, of which alpha / rank is
-        in the matrices.
+        """It comes back bit for bit, except from DiffSynth-Studio's format, which folds
+        alpha / rank into the matrices.
         """
         plain = fresh(case.variant, case.component)
         file = tmp_path / "lora.safetensors"
@@ -305,8 +303,8 @@ class LoraFiles:
         fresh: Callable[[str, str], Any],
         tmp_path: Path,
     ) -> None:
-        """Of every linear layer that it has. Without alpha, as the reference's, whose
-        adapters have a name.
+        """Every linear layer is covered. DiffSynth-Studio's files name an adapter and
+        have no alpha.
         """
         plain = fresh(case.variant, case.component)
         reader = self.readers[case.component][foreign]
@@ -329,7 +327,7 @@ class LoraFiles:
         fresh: Callable[[str, str], Any],
         tmp_path: Path,
     ) -> None:
-        """With equal predictions, whichever program's names the file has."""
+        """Predictions are equal in every program's names."""
         parts = dict(tested_variants(case.variant).pipeline.components)
         parts[case.component] = fresh(case.variant, case.component)
         plain = self.predicted(case, parts[case.component])
@@ -350,7 +348,7 @@ class LoraFiles:
     def test_what_others_lose_in_silence_is_refused_here(
         self, damage: str, fresh: Callable[[str, str], Any], tmp_path: Path
     ) -> None:
-        """By name, and the network is as it was."""
+        """The error names the file, and the network stays as it was."""
         family = load_family(self.family)
         part = family.default_trainable
         case = LoraCase(
@@ -370,7 +368,7 @@ class LoraFiles:
     def test_a_trained_lora_makes_the_same_image_in_every_programs_names(
         self, tested_variants: Callable[[str], FamilyUnderTest], tmp_path: Path
     ) -> None:
-        """As a user does it: `dstrain export`, then `dstrain generate`."""
+        """It goes as a user does it: `dstrain export`, then `dstrain generate`."""
         family = load_family(self.family)
         tested, part = tested_variants(family.variants[0]), family.default_trainable
         files = {"": train_and_save(tested, TrainedSet(lora=part), tmp_path).file}
@@ -420,12 +418,12 @@ class LoraFiles:
 
 
 def _differ(made: Tensor, wanted: Tensor) -> float:
-    """The greatest difference, as a part of the greatest value."""
+    """Return the greatest difference relative to the greatest value."""
     return ((made - wanted).abs().max() / wanted.abs().max()).item()
 
 
 def _layers(network: nn.Module) -> int:
-    """How many layers have LoRA; of zeros alone, diffusers adds some."""
+    """Count the layers with LoRA, without those of zeros alone, which diffusers adds."""
     return sum(
         ".lora_B." in name and bool(weight.any())
         for name, weight in network.named_parameters()

@@ -1,5 +1,5 @@
-"""LoRA files as other programs read them, by their published rules alone: what a
-family's exports are held against.
+"""Read LoRA files by the published rules of other programs alone, to check a family's
+exports.
 """
 
 from collections.abc import Mapping
@@ -25,27 +25,28 @@ or A, up or B).
 
 @dataclass(frozen=True)
 class Reader:
-    """A program that adds LoRAs to the weights it has.
+    """A program that adds LoRAs to its weights.
 
-    layout: how it has them; None: as diffusers. prefix, flat: what it calls a layer in
-    a LoRA file: the prefix, then the weight's name without `.weight`, where `flat` with
-    '_' for each '.'. The rules: comfy/lora.py and comfy/weight_adapter/lora.py of
-    Comfy-Org/ComfyUI (`model_lora_keys_unet`: generic names and `lora_unet_`),
-    networks/ of kohya-ss/sd-scripts and musubi-tuner, diffsynth/utils/lora/general.py
-    of modelscope/DiffSynth-Studio.
+    The rules: comfy/lora.py and comfy/weight_adapter/lora.py of Comfy-Org/ComfyUI
+    (`model_lora_keys_unet`: generic names and `lora_unet_`), networks/ of
+    kohya-ss/sd-scripts and musubi-tuner, diffsynth/utils/lora/general.py of
+    modelscope/DiffSynth-Studio.
     """
 
     checkpoint_format: CheckpointFormat | None
+    """How the program holds the weights; None: as diffusers does."""
     prefix: str = ""
+    """What a layer's key in a LoRA file begins with."""
     underscored: bool = False
+    """Whether a layer's key has '_' for each '.' of the weight's name."""
 
     def layer(self, weight: str) -> str:
-        """What it calls the layer of this weight."""
+        """Return the program's name for the layer of this weight."""
         name = weight.removesuffix(".weight")
         return self.prefix + (name.replace(".", "_") if self.underscored else name)
 
     def weights(self, network: nn.Module) -> dict[str, Tensor]:
-        """A network's weights as the program has them, in fp64."""
+        """Return a network's weights in the program's format, in fp64."""
         state = {name: weight.double() for name, weight in network.state_dict().items()}
         return (
             state
@@ -56,8 +57,8 @@ class Reader:
     def read(
         self, network: nn.Module, tensors: Mapping[str, Tensor]
     ) -> tuple[nn.Module, list[str]]:
-        """What the program makes of the network and a LoRA: a copy of it in fp64, and
-        the keys it had no use for.
+        """Apply a LoRA as the program does; return a copy of the network in fp64 and
+        the keys it did not use.
         """
         weights = self.weights(network)
         known = {self.layer(name): name for name in weights if name.endswith(".weight")}
@@ -83,8 +84,8 @@ class Reader:
     def lora(
         self, network: nn.Module, rank: int, alpha: float | None
     ) -> dict[str, Tensor]:
-        """A LoRA file of the program's own, of each linear layer that it has, drawn
-        from seed 0.
+        """Return a LoRA file of the program's own for each linear layer, drawn from
+        seed 0.
         """
         linear = {
             f"{name}.weight"
@@ -119,8 +120,8 @@ class Reader:
 def trained(
     network: Any, lora_config: LoraConfig, aliases: Mapping[str, tuple[str, ...]]
 ) -> Any:
-    """The network itself, with LoRA layers none of whose weights is zero, drawn from
-    seed 0.
+    """Add LoRA layers to the network, with nonzero weights drawn from seed 0, and
+    return it.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What a run saves, and what a pipeline makes, where nothing of the run is left."""
+"""Load what a run saved into a fresh pipeline, and compare."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,25 +26,21 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run that ended: its module in eval mode, a sample as it crossed, and the
-    weights file.
-    """
+    """A finished run: its module in eval mode, a cached sample, and the weights file."""
 
     module: TrainingModule
     sample: Sample
     file: Path
 
     def predictions(self, pipeline: Pipeline) -> tuple[Tensor, Tensor]:
-        """What the pipeline predicts for the sample, and what the one that was trained
-        does.
+        """Return the predictions for the sample of the pipeline and of the one that was
+        trained.
         """
         return self._prediction(pipeline), self._prediction(self.module.pipeline)
 
     @torch.no_grad()
     def _prediction(self, pipeline: Pipeline) -> Tensor:
-        """Of the sample's latents, half noise, at a timestep of the component that was
-        trained.
-        """
+        """Predict for half noise at a timestep of the component that was trained."""
         spec, (component,) = pipeline.spec, self.module.trained.components
         values = dict(self.sample.values)
         pipeline.run(
@@ -68,13 +64,13 @@ class SavedRun:
 def train_and_save(
     tested: FamilyUnderTest, trained: TrainedSet, output: Path
 ) -> SavedRun:
-    """Train one component two steps from the store, as the runner does, at a learning
-    rate that shows.
+    """Train one component for two steps from the cache, as the runner does, at a high
+    learning rate.
     """
     kept: list[TrainingModule] = []
 
     class Kept(TrainingModule):
-        """A module that is kept when its run is over."""
+        """A module that is kept after its run."""
 
         def __init__(self, *parts: Any) -> None:
             super().__init__(*parts)
@@ -92,15 +88,15 @@ def train_and_save(
 
 
 def generate(pipeline: Pipeline, given: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
-    """The latents after each step of a short inference, and what it makes."""
+    """Return the latents after each step of a short inference, and its result."""
     latents: list[Tensor] = []
     made = pipeline(**given, on_step=lambda i, now: latents.append(now))
     return latents, made
 
 
 def pixels(made: Any) -> Tensor:
-    """Pixels of a picture, of frames, or of an array: uint8 (frames, height, width,
-    channels).
+    """Return the pixels of an image, of frames or of an array: uint8 (frames, height,
+    width, channels).
     """
     if isinstance(made, Frames):
         return made.pixels

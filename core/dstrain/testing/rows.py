@@ -1,4 +1,4 @@
-"""A data set, and arguments of inference, made from a variant's table of inputs alone."""
+"""Build a dataset and inference arguments from a variant's table of inputs alone."""
 
 import json
 from collections.abc import Iterable
@@ -33,8 +33,8 @@ LIST = 2
 
 
 def image_size(spec: PipelineSpec) -> tuple[int, int]:
-    """(height, width) of every picture: the least multiples of what the inputs need
-    that are at least 32 and 48.
+    """Return (height, width) of every image: the least multiples of what the inputs
+    need, at least 32 and 48.
     """
     multiple = lcm(
         16,
@@ -47,7 +47,7 @@ def image_size(spec: PipelineSpec) -> tuple[int, int]:
 
 
 def frames(spec: PipelineSpec) -> int:
-    """How many frames every video has."""
+    """Return the number of frames of every video."""
     return 1 + CLIPS * lcm(
         1,
         *(
@@ -59,12 +59,12 @@ def frames(spec: PipelineSpec) -> int:
 
 
 def write_rows(spec: PipelineSpec, folder: Path) -> Path:
-    """Write a data set that gives every column of a variant, and rows without those
-    that can be absent.
+    """Write a dataset that has every column of a variant, and rows without the optional
+    ones.
 
-    Noise with captions of several lengths: three rows that have everything, then two
-    without optional files and numbers if there are such columns. Equal pipeline specs write
-    equal pictures and rows.
+    It holds noise with captions of several lengths: three rows that have everything,
+    then two without optional files and numbers if there are such columns. Equal
+    pipeline specs write equal files.
     """
     folder.mkdir(parents=True)
     # Of inputs from one column, those that are no frame picked from it say what it
@@ -87,10 +87,11 @@ def write_rows(spec: PipelineSpec, folder: Path) -> Path:
 
 
 def inputs(spec: PipelineSpec) -> dict[str, Any]:
-    """A value for every input of a variant: of columns and what is measured on them,
-    settings, and defaults.
+    """Return a value for every input of a variant: columns, measures, constants and
+    defaults.
 
-    Of those that only inference gives, the negative side's and those with a default.
+    Of the inputs that only inference gives, it has the negative branch's and those with
+    a default.
     """
     height, width = image_size(spec)
     measures = {"height": height, "width": width, "frames": frames(spec)}
@@ -110,8 +111,8 @@ def inputs(spec: PipelineSpec) -> dict[str, Any]:
 
 
 def arguments(spec: PipelineSpec, guided: bool) -> dict[str, Any]:
-    """Arguments of a short inference: every input that it uses, three steps, the
-    negative side if `guided`.
+    """Return arguments of a short inference: every input it uses, three steps, and the
+    negative branch if `guided`.
     """
     given = inputs(spec)
     if not guided:
@@ -130,8 +131,8 @@ def arguments(spec: PipelineSpec, guided: bool) -> dict[str, Any]:
 
 
 def data_inputs(spec: PipelineSpec) -> frozenset[str]:
-    """The inputs that a data set gives: all but those of inference alone, and the
-    negative side's.
+    """Return the inputs that a dataset gives: all but those of inference alone and of
+    the negative branch.
     """
     negatives = set(spec.cfg_inputs.values())
     given = (
@@ -151,9 +152,7 @@ def _columns(spec: PipelineSpec) -> dict[str, Column]:
 
 
 def _optional(spec: PipelineSpec) -> frozenset[str]:
-    """Names of the columns of files and numbers that a row may lack, all of them
-    together.
-    """
+    """Return the columns of files and numbers that a row may lack all together."""
     columns = _columns(spec)
     absent: set[str] = set()
     for name in dict.fromkeys(
@@ -183,7 +182,7 @@ def _trains(spec: PipelineSpec, absent: Iterable[str]) -> bool:
 def _cell(
     spec: PipelineSpec, column: Column, row: int, caption: str, folder: Path
 ) -> Any:
-    """What stands in one row of metadata.json; files are written beside it."""
+    """Return a cell of metadata.json; files are written beside it."""
     value = _value(spec, column, row, caption)
     files = folder / column.name
     if column.kind == "images":
@@ -206,7 +205,7 @@ def _cell(
 def _value(
     spec: PipelineSpec, column: Column, row: int = 0, caption: str = CAPTIONS[0]
 ) -> Any:
-    """The value of an input in one row, as a unit reads it."""
+    """Return the value of an input in one row, as a unit receives it."""
     if column.kind == "text":
         return caption
     if column.kind == "texts":

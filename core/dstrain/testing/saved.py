@@ -1,4 +1,4 @@
-"""The part of the contract about what is saved, and about inference."""
+"""Tests of saved files and of inference."""
 
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ EXACT = 1e-5
 
 
 class Saved(Contract):
-    """What a run saves is what it trained, and inference is the published one."""
+    """A run saves what it trained, and inference equals the published pipeline."""
 
     def test_a_lora_file_gives_back_what_was_trained(
         self, tested: FamilyUnderTest, adapted: str, tmp_path: Path
     ) -> None:
-        """A fresh pipeline with the file predicts, to the bit, what the one that was
-        trained does; and it generates.
+        """A fresh pipeline with the file predicts bit for bit as the trained one; and
+        it generates.
         """
         ended = train_and_save(tested, TrainedSet(lora=adapted), tmp_path)
         assert not torch.equal(*ended.predictions(tested.pipeline))
@@ -37,8 +37,8 @@ class Saved(Contract):
     def test_a_checkpoint_gives_back_what_was_trained(
         self, tested: FamilyUnderTest, component: str, tmp_path: Path
     ) -> None:
-        """The same of a component trained whole; its weights are named as those of the
-        published files.
+        """The same holds for a component trained in full, whose weights have published
+        names.
         """
         ended = train_and_save(tested, TrainedSet((component,)), tmp_path)
         known = tested.family.load("components")
@@ -54,7 +54,7 @@ class Saved(Contract):
     def test_inference_makes_what_was_asked_for(
         self, tested: FamilyUnderTest, guided: bool
     ) -> None:
-        """A picture or frames of the size asked for, the same again for the same seed."""
+        """The result has the size asked for, and is the same again for the same seed."""
         given = arguments(tested.spec, guided)
         latents, made = generate(tested.pipeline, given)
         assert len(latents) == given["num_inference_steps"]
@@ -70,7 +70,7 @@ class Saved(Contract):
     def test_every_step_equals_that_of_the_published_pipeline(
         self, tested: FamilyUnderTest, guided: bool, reference: Published
     ) -> None:
-        """Latents differ by 1e-5 at most, pixels by one of 255."""
+        """Latents differ by at most 1e-5, pixels by at most 1 of 255."""
         pipeline, everything = tested.open(), arguments(tested.spec, guided)
         most = self.published_images
         given: dict[str, Any] = {

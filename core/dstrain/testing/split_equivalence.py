@@ -1,5 +1,5 @@
-"""The split law of one set of trainables: the same losses and gradients, bit for bit,
-with and without the store.
+"""Compare unsplit and split training of one set of trainables: losses and gradients,
+bit for bit.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,7 @@ BATCHES = (1, 2)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way of running gives, by batch: losses, gradients by parameter, and the
-    values that crossed by row.
-    """
+    """The losses, gradients by parameter, and cached values by row of one run."""
 
     run: Run
     losses: Mapping[str, Tensor]
@@ -33,21 +31,21 @@ class Outcome:
 def run_unsplit_and_split(
     tested: FamilyUnderTest, trained: TrainedSet
 ) -> tuple[Outcome, Outcome]:
-    """Run unsplit, then fill the store and run from it."""
+    """Run unsplit, then fill the cache and run from it."""
     unsplit = outcome(tested.run(tested.setup(trained)))
     return unsplit, outcome(tested.run(stored(tested, trained)))
 
 
 def stored(tested: FamilyUnderTest, trained: TrainedSet, **flags: Any) -> Setup:
-    """Fill the store for a set of trainables; what is there already is not computed
-    again. Returns stage 2's setup.
+    """Fill the cache for a set of trainables, unless it is filled, and return stage 2's
+    setup.
     """
     data_process(tested.setup(trained, task="sft:data_process"), processes())
     return tested.setup(trained, task="sft:train", **flags)
 
 
 def outcome(run: Run) -> Outcome:
-    """Losses and gradients of batches of one and of two rows of each signature, without
+    """Return losses and gradients of batches of one and two rows of each group, without
     an update between them.
     """
     losses: dict[str, Tensor] = {}
@@ -69,8 +67,8 @@ def outcome(run: Run) -> Outcome:
 
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
-    """Every value, loss and gradient that differs by a bit between two ways of running,
-    by name.
+    """Return the names of the values, losses and gradients that differ by a bit between
+    two runs.
     """
     found = [
         f"value {name} of row {row}"
@@ -95,7 +93,9 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
 
 
 def without_gradient(found: Outcome) -> list[str]:
-    """Trained parameters to which no batch gives a gradient that is not zero."""
+    """Return the trained parameters to which no batch gives a gradient that is not
+    zero.
+    """
     names = next(iter(found.gradients.values()))
     given = {
         n
@@ -107,7 +107,7 @@ def without_gradient(found: Outcome) -> list[str]:
 
 
 def same_tensor(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors are equal bit for bit; None equals None alone."""
+    """Return whether two tensors are equal bit for bit; None equals None alone."""
     return (
         one is other
         if one is None or other is None
@@ -116,7 +116,7 @@ def same_tensor(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two values that units exchange are equal bit for bit."""
+    """Return whether two values that units exchange are equal bit for bit."""
     serialized: list[tuple[Any, dict[str, Tensor]]] = []
     for value in (one, other):
         tensors: dict[str, Tensor] = {}

@@ -1,6 +1,4 @@
-"""CPU seconds that the contract of each variant takes, told at the end of a run of
-pytest.
-"""
+"""Count the CPU seconds of each variant's tests, and print them after the last test."""
 
 import time
 from collections.abc import Iterator
@@ -12,9 +10,7 @@ PLUGIN = "dstrain-conformance"
 
 
 class VariantTimes:
-    """A pytest plugin that adds up CPU seconds by name and prints them after the last
-    test.
-    """
+    """A pytest plugin that adds up CPU seconds by name."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
@@ -31,8 +27,8 @@ class VariantTimes:
 
 @contextmanager
 def count(config: pytest.Config, name: str) -> Iterator[None]:
-    """Add the CPU time this process spends meanwhile, all its threads together, to what
-    `name` has spent.
+    """Add the CPU time that this process spends meanwhile, in all its threads, to that
+    of `name`.
     """
     if not config.pluginmanager.hasplugin(PLUGIN):
         config.pluginmanager.register(VariantTimes(), PLUGIN)

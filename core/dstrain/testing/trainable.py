@@ -1,6 +1,4 @@
-"""The part of the contract about training: the split law, gradients, batches,
-precision.
-"""
+"""Tests of training: split equivalence, gradients, batches, precision."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,16 +29,14 @@ class Trainable(Contract):
         trained: TrainedSet,
         unsplit_and_split: UnsplitAndSplit,
     ) -> None:
-        """Loss and every gradient, at batches of one and two, through the store."""
+        """The loss and every gradient are equal, at batches of one and two."""
         unsplit, split = unsplit_and_split(tested, trained)
         assert differences(unsplit, split) == []
 
     def test_each_stage_needs_no_file_of_the_other(
         self, tested: FamilyUnderTest, trained: TrainedSet, tmp_path: Path
     ) -> None:
-        """Stage 1 fills a store without the files of what it does not open, and stage 2
-        trains without its.
-        """
+        """Each stage runs where the files that only the other one opens are missing."""
         store = tmp_path / "store"
         setup = tested.setup(trained, task="sft:data_process", feature_cache=store)
         plans = [setup.plan(frozenset(cells)) for cells in setup.dataset.rows]
@@ -58,7 +54,7 @@ class Trainable(Contract):
         trained: TrainedSet,
         unsplit_and_split: UnsplitAndSplit,
     ) -> None:
-        """One without would be decayed, and stop DDP; list it in the pipeline spec's
+        """A parameter without one would be decayed and stop DDP; list it in the spec's
         `unused_parameters`.
         """
         unsplit, _ = unsplit_and_split(tested, trained)
@@ -70,7 +66,7 @@ class Trainable(Contract):
         trained: TrainedSet,
         unsplit_and_split: UnsplitAndSplit,
     ) -> None:
-        """So that dropout acts nowhere else."""
+        """Dropout acts only in what is trained."""
         for way in unsplit_and_split(tested, trained):
             networks = {
                 n: c
@@ -87,7 +83,7 @@ class Trainable(Contract):
         component: str,
         unsplit_and_split: UnsplitAndSplit,
     ) -> None:
-        """No parameter more, none less, and no pattern that names nothing."""
+        """The patterns match exactly these parameters, and each matches one."""
         _, split = unsplit_and_split(tested, TrainedSet((component,)))
         network = split.run.module.pipeline.components[component]
         with gradients_enabled(network):
@@ -117,7 +113,7 @@ class Trainable(Contract):
     def test_bf16_is_near_fp32(
         self, tested: FamilyUnderTest, unsplit_and_split: UnsplitAndSplit
     ) -> None:
-        """Units, model_fn and loss run in the precision of a GPU, too."""
+        """Units, model_fn and loss run in the precision of a GPU."""
         trained = trained_sets(tested.family, tested.spec)[0]
         exact, _ = unsplit_and_split(tested, trained)
         rounded = tested.run(tested.setup(trained, mixed_precision="bf16"))
@@ -130,7 +126,7 @@ class Trainable(Contract):
 
 
 def opened_in(plans: Iterable[Plan], stage: str) -> frozenset[str]:
-    """The components of which a stage reads weights or configuration."""
+    """Return the components of which a stage reads weights or configuration."""
     return frozenset(
         name
         for plan in plans

@@ -1,4 +1,4 @@
-"""What is worth training in a variant: every set that the contract is held to."""
+"""Sets of trainables that the contract is tested with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,16 +17,14 @@ LORA = MappingProxyType({"lora_rank": 4, "lora_alpha": 6.0})
 
 @dataclass(frozen=True)
 class TrainedSet:
-    """A set of trainables: full names components trained whole, lora the one that gets
-    LoRA layers ('': none).
-    """
+    """Components trained in full, and one that gets LoRA layers ('' for none)."""
 
     full: tuple[str, ...] = ()
     lora: str = ""
 
     @property
     def name(self) -> str:
-        """How test ids have it: 'text_encoder+dit_lora'."""
+        """The set's part of a test id: 'text_encoder+dit_lora'."""
         return "+".join([*self.full, *([f"{self.lora}_lora"] if self.lora else [])])
 
     @property
@@ -42,11 +40,11 @@ class TrainedSet:
 
 
 def trained_sets(family: ModelFamily, spec: PipelineSpec) -> tuple[TrainedSet, ...]:
-    """LoRA on the denoiser and the denoiser whole, by each of its parts; every
-    conditioner whole, alone and with LoRA.
+    """Return LoRA on each denoiser and each denoiser in full; each conditioner in full,
+    alone and with LoRA on the denoiser.
 
-    A conditioner is a network that units borrow to make what model_fn reads, such as a
-    text encoder. Those of the record's `lora_targets` get LoRA layers alone, too.
+    A conditioner is a network whose units compute inputs of model_fn, such as a text
+    encoder. Those with default LoRA targets also get LoRA layers alone.
     """
     parts = denoisers(family, spec)
     sets = [
@@ -59,13 +57,13 @@ def trained_sets(family: ModelFamily, spec: PipelineSpec) -> tuple[TrainedSet, .
 
 
 def denoisers(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
-    """The denoiser, or its parts where it has several, the noisiest first."""
+    """Return the denoiser, or its experts, the noisiest first."""
     return spec.experts.components if spec.experts else (family.default_trainable,)
 
 
 def conditioners(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
-    """The networks that units borrow to make what model_fn reads, less those that
-    decoders borrow, too (a VAE).
+    """Return the networks whose units compute inputs of model_fn, without those that
+    decoders use (a VAE).
     """
     networks = {
         component.name
