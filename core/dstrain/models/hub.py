@@ -23,7 +23,7 @@ from dstrain.models.hub_record import (
     missing_shards,
     select,
 )
-from dstrain.storage.files import LOCK, lock
+from dstrain.storage.files import HOLDER, LOCK, lock
 
 T = TypeVar("T")
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
@@ -333,8 +333,9 @@ class _Fetch:
     def _remove_empty_folder(self) -> None:
         """Leave nothing of a model of which nothing was fetched."""
         with suppress(OSError):
-            if {path.name for path in self.folder.iterdir()} <= {LOCK}:
-                (self.folder / LOCK).unlink()
+            if {path.name for path in self.folder.iterdir()} <= {LOCK, HOLDER}:
+                for name in (LOCK, HOLDER):
+                    (self.folder / name).unlink(missing_ok=True)
                 self.folder.rmdir()
                 self.folder.parent.rmdir()
 

@@ -1,1 +1,1 @@
-"""Files that are written whole or not at all, locks, and checksums."""
+"""Atomic files, locks and checksums."""

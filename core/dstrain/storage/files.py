@@ -1,12 +1,10 @@
-"""Files that are whole or absent: written under a temporary name, synced, renamed, then
-their folder is synced.
+"""Write files and folders so that they are either complete or absent, and lock folders.
 
-Temporary names begin with `.tmp-` and carry the thread id, which of a main thread is
-the process id. Only the holder of a folder's lock removes those that a dead run left
-behind.
+A file is written under a temporary name, synced and renamed, then its folder is synced.
+Temporary names begin with `.tmp-` and carry the thread id, which of a main thread is the
+process id. Only the holder of a folder's lock removes those that a dead run left behind.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -18,32 +16,40 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+from filelock import FileLock, Timeout
+
 from dstrain.errors import StateError, SystemFault
 
 TEMPORARY = ".tmp-"
 LOCK = ".lock"
-ORPHANS = 10.0
-"""Seconds for which loader processes may outlive a killed process; until they end they
-hold its locks.
+HOLDER = ".lock.pid"
+"""The id of the process that holds the lock. It has a file of its own, since not every
+platform lets others read a locked file; it is removed before the lock is released.
 """
+ORPHANS = 10.0
+"""Seconds for which the loader processes of a killed run may outlive it and keep its
+lock."""
 UNTOUCHED = "existing files were not modified"
+SYNCS_FOLDERS = os.name != "nt"
+"""Whether the platform can open a folder, which syncing one requires."""
 
 
 def temporary(path: Path) -> Path:
-    """The temporary name beside `path` under which this thread builds it."""
+    """Return the temporary name beside `path` under which this thread builds it."""
     return path.with_name(f"{TEMPORARY}{threading.get_native_id()}-{path.name}")
 
 
 def final(path: Path) -> Path:
-    """The path that something built under a temporary one is to have, for messages."""
-    return Path(
-        *(re.sub(rf"^{re.escape(TEMPORARY)}\d+-", "", part) for part in path.parts)
-    )
+    """Return the path that a file built under a temporary name will have."""
+    prefix = rf"^{re.escape(TEMPORARY)}\d+-"
+    return Path(*(re.sub(prefix, "", part) for part in path.parts))
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace the file by `data`, so that a reader finds the old or the new bytes
-    whole; raises SystemFault.
+    """Replace the file by `data`; readers see either the old or the new bytes.
+
+    Raises SystemFault.
     """
     with replacing(path, len(data)) as building:
         building.write_bytes(data)
@@ -51,18 +57,16 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path, size: int = 0) -> Iterator[Path]:
-    """Give a temporary path to write; commit it to `path` afterwards, or remove it when
-    anything went wrong.
+    """Yield a temporary path to write, and rename it to `path` if nothing fails.
 
-    size: bytes, for the message, if known. An OSError becomes SystemFault, whatever
-    raised it.
+    size: bytes, for the message, if known. Any OSError becomes SystemFault.
     """
     building = temporary(path)
     try:
         yield building
         _sync(building)
         building.replace(path)
-        _sync(path.parent)
+        _sync_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):
             building.unlink(missing_ok=True)
@@ -72,57 +76,49 @@ def replacing(path: Path, size: int = 0) -> Iterator[Path]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Replace the file by `data` as JSON, keys sorted, so that equal data gives equal
-    bytes; raises SystemFault.
+    """Replace the file by `data` as JSON with sorted keys; raises SystemFault.
+
+    Equal data gives equal bytes.
     """
-    write_file(
-        path,
-        (
-            json.dumps(data, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-        ).encode(),
-    )
+    text = json.dumps(data, ensure_ascii=False, indent=1, sort_keys=True)
+    write_file(path, f"{text}\n".encode())
 
 
 def probe(folder: Path) -> None:
-    """Make the folder, write a file there and remove it: one that cannot be written is
-    named early; or SystemFault.
-    """
+    """Create the folder and check that files can be written there; raises SystemFault."""
     path = temporary(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, b"dstrain\n")
         path.unlink()
-    except (SystemFault, OSError) as error:
-        reason = (
-            error.what
-            if isinstance(error, SystemFault)
-            else f"cannot be written: {error.strerror}"
-        )
+    except SystemFault as fault:
+        raise SystemFault(str(folder), fault.what, "nothing was begun") from fault
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror}"
         raise SystemFault(str(folder), reason, "nothing was begun") from error
 
 
 def commit_folder(building: Path, final: Path) -> None:
-    """Give a folder built under a temporary name its final one, in one step; its files
-    are synced already.
+    """Rename a finished temporary folder, whose files are synced, to its final name.
 
-    A folder of the final name is kept as `<name>.old` until the new one is in place.
-    Raises SystemFault.
+    A folder of that name is kept as `<name>.old` until the new one is in place. Raises
+    SystemFault.
     """
     old = final.with_name(final.name + ".old")
     try:
-        _sync(building)
+        _sync_folder(building)
         if final.exists():
             remove_folder(old)
             final.rename(old)
         building.rename(final)
-        _sync(final.parent)
+        _sync_folder(final.parent)
         remove_folder(old)
     except OSError as error:
         raise _fault(final, 0, error) from error
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, if there, so that no half of it is ever seen under its own name."""
+    """Remove a folder if it exists, so that no part of it remains under its own name."""
     if folder.exists():
         doomed = temporary(folder)
         shutil.rmtree(doomed, ignore_errors=True)
@@ -131,10 +127,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporaries of a dead run from this folder, not from those below it.
+    """Remove the temporary files of a dead run from this folder, but not below it.
 
-    Call it while holding the lock and before anything is written: then whoever wrote
-    them is dead. Raises SystemFault.
+    Call it while holding the lock and before anything is written: only then is the
+    process that wrote them known to be dead. Raises SystemFault.
     """
     for path in sorted(folder.glob(f"{TEMPORARY}*")):
         try:
@@ -148,63 +144,63 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold the folder, made if absent, for this process alone; the lock ends with the
-    process, however it dies.
+    """Hold the folder for this process alone, creating it if needed.
 
-    Raises StateError naming the process that holds it, SystemFault if the folder cannot
-    be written.
+    The lock ends with the process, however it dies. Raises StateError naming the process
+    that holds it, SystemFault if the folder cannot be written.
     """
+    file_lock = FileLock(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        _acquire(file_lock, folder)
+        (folder / HOLDER).write_text(f"{os.getpid()}\n")
     except OSError as error:
+        file_lock.release()
         raise _fault(folder / LOCK, 0, error) from error
     try:
-        _take(descriptor, folder)
         yield
     finally:
-        os.close(descriptor)
+        with suppress(OSError):
+            (folder / HOLDER).unlink()
+        file_lock.release()
 
 
-def _take(descriptor: int, folder: Path) -> None:
-    latest = time.monotonic() + ORPHANS
-    while (holder := _holder(descriptor, folder)) is not None:
-        if not _has_ended(holder) or time.monotonic() > latest:
-            advice = "wait for it to end, or use another folder"
+def _acquire(file_lock: FileLock, folder: Path) -> None:
+    deadline = time.monotonic() + ORPHANS
+    while True:
+        try:
+            file_lock.acquire(timeout=0)
+            return
+        except Timeout:
+            holder = _holder(folder)
+        # A holder that is dead left orphans, which will soon release the lock.
+        if holder is None or psutil.pid_exists(holder) or time.monotonic() > deadline:
             raise StateError(
-                str(folder), f"is in use by process {holder or 'unknown'}", advice
+                str(folder),
+                f"is in use by process {holder or 'unknown'}",
+                "wait for it to end, or use another folder",
             )
         time.sleep(0.1)
+
+
+def _holder(folder: Path) -> int | None:
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    except OSError as error:
-        raise _fault(folder / LOCK, 0, error) from error
-
-
-def _holder(descriptor: int, folder: Path) -> str | None:
-    """Take the lock and return None, or the number of the process that holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-    except OSError as error:
-        raise _fault(folder / LOCK, 0, error) from error
-    return None
-
-
-def _has_ended(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
-    except (ValueError, PermissionError):
-        pass
-    return False
+        return int((folder / HOLDER).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    # Windows syncs a file only through a descriptor that may write.
+    _sync_descriptor(os.open(path, os.O_RDWR))
+
+
+def _sync_folder(path: Path) -> None:
+    if SYNCS_FOLDERS:
+        _sync_descriptor(os.open(path, os.O_RDONLY))
+
+
+def _sync_descriptor(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     finally:
@@ -213,6 +209,5 @@ def _sync(path: Path) -> None:
 
 def _fault(path: Path, size: int, error: OSError) -> SystemFault:
     what = f"cannot write {size:,} bytes" if size else "cannot be written"
-    return SystemFault(
-        str(final(path)), f"{what}: {error.strerror or error}", UNTOUCHED
-    )
+    reason = error.strerror or error
+    return SystemFault(str(final(path)), f"{what}: {reason}", UNTOUCHED)

@@ -1,9 +1,10 @@
-"""Safetensors files written whole, with a checksum in the header."""
+"""Read and write safetensors files with a checksum in the header."""
 
 import errno
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,122 +14,65 @@ from dstrain.storage.files import replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
+CHECKSUM = "dstrain.sha256"
+"""The header's entry that holds the digest of everything else in the file."""
+
 
 def write_tensors(
     path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]
 ) -> None:
-    """Replace the safetensors file by these tensors and this header; equal content
-    gives equal bytes.
+    """Replace the safetensors file by these tensors and this header.
 
-    Tensors may lie on any device, be views, or share storage (each name keeps a copy).
-    Raises SystemFault.
+    Equal content gives equal bytes. Tensors may lie on any device, be views, or share
+    storage (each name keeps a copy). Raises SystemFault.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    apart = _apart(tensors)
-    with replacing(path, sum(tensor.nbytes for tensor in apart.values())) as building:
+    separate = _separate(tensors)
+    size = sum(tensor.nbytes for tensor in separate.values())
+    with replacing(path, size) as building:
         building.touch()
         mode = building.stat().st_mode & 0o777
         try:
-            save_file(
-                apart, building, metadata=dict(metadata) or None
-            )  # {} and no tensors: a torn header
+            # With {} as metadata and no tensors the library writes a broken header.
+            save_file(separate, building, metadata=dict(metadata) or None)
         except SafetensorError as error:
             raise OSError(errno.EIO, str(error)) from error
-        building.chmod(
-            mode
-        )  # save_file leaves 0600, which others who share the folder could not read
+        # save_file leaves 0600, which others who share the folder could not read.
+        building.chmod(mode)
         _sort_header(building)
 
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """Return the tensors of a safetensors file, on the CPU, and its metadata.
 
-    Raises StateError if it is unreadable, or if its header has a digest and its content
-    is not what was sealed.
+    Raises StateError if it is unreadable, or does not match the checksum in its header.
     """
-    from safetensors import SafetensorError, safe_open
-
     refuse_folder(path)
-    try:
-        with safe_open(path, "pt") as file:
-            # SIM118: a safetensors file has keys() and is itself not iterable.
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise StateError(
-            str(path), f"cannot be read as safetensors: {error}"
-        ) from error
+    with _opened(path) as file:
+        # SIM118: a safetensors file has keys() and is itself not iterable.
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = dict(file.metadata() or {})
     verify_checksum(path, tensors, metadata)
     return tensors, metadata
 
 
 def refuse_folder(path: Path) -> None:
-    """Raise StateError for a folder where a file of weights is wanted, naming the
-    newest one in it.
-    """
-    if path.is_dir():
-        newest = max(
-            path.glob("*.safetensors"),
-            key=lambda file: file.stat().st_mtime_ns,
-            default=None,
-        )
-        raise StateError(
-            str(path),
-            "is a folder",
-            *([f"its newest weights file: {newest}"] if newest else []),
-        )
-
-
-def _apart(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """The tensors on the CPU, contiguous, no two in one storage (safetensors refuses
-    that).
-    """
-    import torch
-
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        place = plain.untyped_storage().data_ptr()
-        apart[name] = (
-            plain.clone(memory_format=torch.contiguous_format)
-            if place in seen
-            else plain
-        )
-        seen.add(place)
-    return apart
-
-
-def _sort_header(path: Path) -> None:
-    """Sort the metadata in a safetensors header in place: the library writes it in an
-    order that differs by process.
-    """
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        if "__metadata__" in header:
-            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-            ordered = (
-                json.dumps(header, ensure_ascii=False, separators=(",", ":"))
-                .encode()
-                .ljust(length)
-            )
-            if len(ordered) == length:  # the same characters in another order
-                file.seek(8)
-                file.write(ordered)
-
-
-CHECKSUM = "dstrain.sha256"
-"""The header's entry that holds the digest of everything else in the file."""
+    """Raise StateError if the path is a folder, naming the newest weights file in it."""
+    if not path.is_dir():
+        return
+    files = sorted(path.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+    advice = [f"its newest weights file: {files[-1]}"] if files else []
+    raise StateError(str(path), "is a folder", *advice)
 
 
 def with_checksum(
     tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]
 ) -> dict[str, str]:
-    """The metadata with the digest of itself and of these tensors: names, dtypes,
-    shapes and bytes.
+    """Return the metadata with the digest of itself and of these tensors.
+
+    The digest covers names, dtypes, shapes and bytes.
     """
     return {**metadata, CHECKSUM: _digest(sorted(tensors.items()), metadata)}
 
@@ -136,50 +80,97 @@ def with_checksum(
 def verify_checksum(
     path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]
 ) -> None:
-    """Raise StateError if the metadata holds a digest and it is not that of the file's
-    content.
-    """
+    """Raise StateError if the metadata has a checksum that the content does not match."""
     _compare(path, sorted(tensors.items()), metadata)
 
 
 def verify_file(path: Path) -> dict[str, str]:
-    """Read a weights file of ours, tensor by tensor, and return its metadata; raises
-    StateError if it is damaged.
+    """Verify a weights file that dstrain saved, tensor by tensor; return its metadata.
+
+    Raises StateError if it is damaged or has no checksum.
     """
+    with _opened(path) as file:
+        metadata = dict(file.metadata() or {})
+        if CHECKSUM not in metadata:
+            raise StateError(
+                str(path),
+                f"has no {CHECKSUM!r} in its header: it is damaged, or was not saved by dstrain",
+            )
+        names = sorted(file.keys())
+        _compare(path, ((name, file.get_tensor(name)) for name in names), metadata)
+    return metadata
+
+
+def add_tensor(digest: Any, tensor: "Tensor") -> None:
+    """Add a tensor's dtype, shape and bytes to a hashlib digest."""
+    import torch
+
+    digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    digest.update(flat.view(torch.uint8).numpy().data)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; what cannot be read in it becomes StateError."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
-            metadata = dict(file.metadata() or {})
-            if CHECKSUM not in metadata:
-                raise StateError(
-                    str(path),
-                    f"has no {CHECKSUM!r} in its header: it is damaged, or was not saved by dstrain",
-                )
-            _compare(
-                path,
-                ((name, file.get_tensor(name)) for name in sorted(file.keys())),
-                metadata,
-            )
+            yield file
     except (OSError, SafetensorError) as error:
         raise StateError(
             str(path), f"cannot be read as safetensors: {error}"
         ) from error
-    return metadata
+
+
+def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Return the tensors on the CPU, contiguous, no two in one storage.
+
+    The library refuses tensors that share a storage.
+    """
+    import torch
+
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        if storage in seen:
+            plain = plain.clone(memory_format=torch.contiguous_format)
+        separate[name] = plain
+        seen.add(storage)
+    return separate
+
+
+def _sort_header(path: Path) -> None:
+    """Sort the metadata in a safetensors header in place.
+
+    The library writes it in an order that differs from process to process.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        if "__metadata__" not in header:
+            return
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
+        ordered = text.encode().ljust(length)
+        # The same characters in another order; anything else would move the tensors.
+        if len(ordered) == length:
+            file.seek(8)
+            file.write(ordered)
 
 
 def _compare(
     path: Path, tensors: "Iterable[tuple[str, Tensor]]", metadata: Mapping[str, str]
 ) -> None:
-    recorded = metadata.get(CHECKSUM)
-    if recorded is None:
-        return
-    rest = {name: value for name, value in metadata.items() if name != CHECKSUM}
-    if _digest(tensors, rest) != recorded:
-        what = "is damaged: the sha256 of its content is not the one in its header"
+    rest = dict(metadata)
+    recorded = rest.pop(CHECKSUM, None)
+    if recorded is not None and _digest(tensors, rest) != recorded:
         raise StateError(
             str(path),
-            what,
+            "is damaged: the sha256 of its content is not the one in its header",
             "or another program changed it and kept the header: save it anew with that",
         )
 
@@ -194,13 +185,3 @@ def _digest(
         digest.update(f"{name!r} ".encode())
         add_tensor(digest, tensor)
     return str(digest.hexdigest())
-
-
-def add_tensor(digest: Any, tensor: "Tensor") -> None:
-    """Add a tensor's dtype, shape and bytes to a hashlib digest."""
-    import torch
-
-    digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
-    digest.update(
-        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    )

@@ -254,7 +254,7 @@ def test_a_second_holder_is_refused_by_pid_and_may_follow_later(tmp_path: Path) 
             pass
         holder.kill()
     with files.lock(folder):
-        assert (folder / files.LOCK).read_text() == f"{os.getpid()}\n"
+        assert (folder / files.HOLDER).read_text() == f"{os.getpid()}\n"
     with files.lock(folder):
         pass
 
