@@ -1,1 +1,1 @@
-"""Processes of a distributed run: ranks, barriers, signals."""
+"""The processes of a run: ranks, barriers, signs of life, signals."""

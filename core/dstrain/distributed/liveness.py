@@ -1,10 +1,8 @@
-"""What the processes of one run share beside their collectives: waiting for each other,
-and noticing that one ended.
+"""Let the processes of a run wait for each other, and notice when one of them ended.
 
-A collective ends with an error after minutes, while the first process may well read the
-files of a data set for hours. So waiting goes through the key-value store that the
-processes found each other by: a process is waited for as long as it lives, and no
-longer.
+A collective fails after minutes, while the main process may well read the files of a
+dataset for hours. So processes wait through the key-value store that they found each
+other by, and wait for a process as long as it lives, but no longer.
 """
 
 import hashlib
@@ -19,14 +17,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import psutil
+
 from dstrain.errors import DstrainError, Interrupted, SystemFault
 
 INTERVAL = 2.0
 """Seconds between two signs of life."""
 TIMEOUT = 600.0
-"""Seconds without a sign of life after which a process counts as ended; what waits for
-a collective is as patient.
-"""
+"""Seconds without a sign of life after which a process counts as ended."""
 ENDED = "another process of the run ended"
 LATE = "another process of the run did not answer in time"
 FAILED, INTERRUPTED = "failed", "interrupted"
@@ -34,8 +32,9 @@ FAILED, INTERRUPTED = "failed", "interrupted"
 
 
 def peer_failed(what: str = ENDED) -> SystemFault:
-    """The error of a process that cannot go on without the others; `what` says what
-    became of them.
+    """Return the error of a process that cannot continue without the others.
+
+    what: what happened to them.
     """
     return SystemFault(
         "processes",
@@ -46,36 +45,39 @@ def peer_failed(what: str = ENDED) -> SystemFault:
 
 
 def launched() -> bool:
-    """Whether a launcher started this process as one of several."""
+    """Return whether a launcher started this process as one of several."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-def should_report(failure: DstrainError) -> bool:
-    """Whether this process should print why it ends: of several that say the same only
-    one does.
+def should_report(error: DstrainError) -> bool:
+    """Return whether this process prints the error.
 
-    One that the launcher interrupted, since another had failed, has nothing to add.
+    Of the processes that fail with the same message only one prints it. A process that
+    the launcher interrupted because another had failed prints nothing.
     """
     if not launched() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
-    with suppress(Exception):  # the launcher may be gone: better said twice than never
-        text = (
-            INTERRUPTED if isinstance(failure, Interrupted) else str(failure)
-        )  # said once, by whoever is first
-        store, digest = _store(), hashlib.sha256(text.encode()).hexdigest()
-        if isinstance(failure, Interrupted) and store.check([f"{_attempt()}/failed"]):
-            return False
-        if not isinstance(failure, Interrupted):
-            store.set(f"{_attempt()}/failed", "")
+    # The launcher, which holds the store, may be gone: better printed twice than never.
+    with suppress(Exception):
+        store, failed = _store(), f"{_attempt()}/failed"
+        text = str(error)
+        if isinstance(error, Interrupted):
+            if store.check([failed]):
+                return False
+            # Printed once, by whoever is first: each says where it stopped.
+            text = INTERRUPTED
+        else:
+            store.set(failed, "")
+        digest = hashlib.sha256(text.encode()).hexdigest()
         return bool(store.add(f"{_attempt()}/said/{digest}", 1) == 1)
     return True
 
 
 def ignore_sigterm() -> None:
-    """Let the launcher's SIGTERM, which it sends to all when one has failed, not cut
-    short the words of one that ends.
+    """Ignore the SIGTERM that a launcher sends to every process when one has failed.
 
-    It kills what is left after 30 seconds.
+    It would cut off the message of a process that is about to end. The launcher kills
+    what is left after 30 seconds.
     """
     if launched() and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -83,42 +85,41 @@ def ignore_sigterm() -> None:
 
 @dataclass
 class Heartbeat:
-    """One process's part in a run of several; `patience` is in seconds."""
+    """One process's signs of life in a run of several, and its view of the others."""
 
     rank: int
     size: int
     timeout: float = TIMEOUT
+    """Seconds without a sign of life after which a process counts as ended."""
     _waits: int = 0
     _done: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        # The thread has a connection of its own: a blocked one blocks no sign of life.
         self._store, own = _store(), _store()
         # Each process counts its runs, so that a script which makes several does not
-        # meet its own past.
-        self._run = (
-            f"{_attempt()}/{self._store.add(f'{_attempt()}/runs/{self.rank}', 1)}"
-        )
-        self._store.set(
-            self._key("place", self.rank), f"{socket.gethostname()} {os.getpid()}"
-        )
+        # find the keys of an earlier one.
+        number = self._store.add(f"{_attempt()}/runs/{self.rank}", 1)
+        self._run = f"{_attempt()}/{number}"
+        place = f"{socket.gethostname()} {os.getpid()}"
+        self._store.set(self._key("place", self.rank), place)
         self._heard = dict.fromkeys(self._watched(), (0, time.monotonic()))
         threading.Thread(
-            target=self._beat, args=(own,), name="dstrain-beat", daemon=True
+            target=self._beat, args=(own,), name="dstrain-heartbeat", daemon=True
         ).start()
 
     def wait(self) -> None:
-        """Wait until every process is here; raises SystemFault if one of them has
-        ended.
-        """
+        """Wait until every process is here; raises SystemFault if one has ended."""
         self._waits += 1
-        self._meet("here")
-        self._meet(
-            "seen"
-        )  # the store may live in the first process, so nobody may leave while another still looks
+        self._rendezvous("here")
+        # The store may live in the first process, so none may leave while another one
+        # still looks.
+        self._rendezvous("seen")
 
     def leave(self, why: str = "") -> None:
-        """Stop to give signs of life; those who wait for a process that FAILED or was
-        INTERRUPTED learn so at once.
+        """Stop giving signs of life.
+
+        why: FAILED or INTERRUPTED, which those who wait for this process learn at once.
         """
         self._done.set()
         if why:
@@ -126,39 +127,38 @@ class Heartbeat:
                 self._store.compare_set(self._key("ended"), "", why)
 
     def peer_lost(self) -> bool:
-        """Whether another process failed, or of this machine is gone, and not since it
-        was interrupted as this one.
+        """Return whether another process failed, or disappeared from this machine.
+
+        A process that was interrupted as this one was is not lost.
         """
         with suppress(Exception):
             why = self._why()
-            return why == FAILED or (
-                why != INTERRUPTED
-                and any(self._is_gone(rank) for rank in range(self.size))
-            )
+            if why:
+                return why == FAILED
+            return any(self._is_gone(rank) for rank in range(self.size))
         return False
 
     def peer_interrupted(self) -> bool:
-        """Whether another process left since it was asked to stop."""
+        """Return whether another process left because it was asked to stop."""
         with suppress(Exception):
             return self._why() == INTERRUPTED
         return False
 
     def _why(self) -> str:
-        """Why the first process that left did so; '' while all are in the run."""
+        """Return why the first process that left did so; '' while all are in the run."""
         key = self._key("ended")
         return str(self._store.get(key).decode()) if self._store.check([key]) else ""
 
-    def _meet(self, turn: str) -> None:
+    def _rendezvous(self, turn: str) -> None:
         keys = [self._key(turn, self._waits, rank) for rank in range(self.size)]
         try:
             self._store.set(keys[self.rank], "")
-            self._until(keys)
-        except (
-            RuntimeError
-        ) as error:  # of the store: the process that holds it has ended
+            self._wait_for(keys)
+        except RuntimeError as error:
+            # The store's own error: the process that holds it has ended.
             raise peer_failed() from error
 
-    def _until(self, keys: Sequence[str]) -> None:
+    def _wait_for(self, keys: Sequence[str]) -> None:
         """Wait until every process, in order of rank, has set its key."""
         pause, listened = 0.005, time.monotonic()
         while not self._store.check(list(keys)):
@@ -167,20 +167,13 @@ class Heartbeat:
                 raise KeyboardInterrupt if why == INTERRUPTED else peer_failed()
             if time.monotonic() - listened > INTERVAL:
                 listened = time.monotonic()
-                self._listen(
-                    [
-                        rank
-                        for rank, key in enumerate(keys)
-                        if not self._store.check([key])
-                    ]
-                )
+                missing = enumerate(keys)
+                self._listen([r for r, key in missing if not self._store.check([key])])
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
 
     def _listen(self, missing: Sequence[int]) -> None:
-        """Raise SystemFault if one of the missing processes is gone, or gave no sign of
-        life for too long.
-        """
+        """Raise SystemFault if a missing process is gone, or silent for too long."""
         for rank in missing:
             if self._is_gone(rank):
                 raise peer_failed()
@@ -195,31 +188,24 @@ class Heartbeat:
                 )
 
     def _watched(self) -> Sequence[int]:
-        """The first process listens to all, the others to it: what it notices ends them
+        """Return the ranks that this process listens to.
+
+        The first process listens to all, the others to it: what it notices ends them
         too.
         """
         return range(1, self.size) if self.rank == 0 else (0,)
 
     def _is_gone(self, rank: int) -> bool:
-        """Whether a process ran on this machine and does so no more."""
+        """Return whether a process ran on this machine and no longer does."""
         key = self._key("place", rank)
         if rank == self.rank or not self._store.check([key]):
             return False
         host, _, number = self._store.get(key).decode().rpartition(" ")
-        if host != socket.gethostname():
-            return False
-        try:
-            os.kill(int(number), 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass
-        return False
+        return host == socket.gethostname() and not psutil.pid_exists(int(number))
 
     def _beat(self, store: Any) -> None:
-        with suppress(
-            RuntimeError
-        ):  # the store is gone, which whoever waits notices too
+        # Where the store is gone, whoever waits notices it too.
+        with suppress(RuntimeError):
             while not self._done.wait(INTERVAL):
                 store.add(self._key("beats", self.rank), 1)
 
@@ -228,7 +214,7 @@ class Heartbeat:
 
 
 def _attempt() -> str:
-    """A launcher that starts a run again after a failure may keep the store."""
+    # A launcher that starts a run again after a failure may keep the store.
     return f"dstrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
@@ -240,12 +226,15 @@ def _store() -> Any:
 
 
 def peer_failure(error: BaseException) -> str:
-    """What an error of a collective says of the other processes; '' if it is none."""
+    """Return what an error of a collective says about the other processes.
+
+    '' if it is another error.
+    """
     from torch.distributed import DistError
 
     text = str(error)
-    if not isinstance(error, RuntimeError) or not (
-        isinstance(error, DistError) or "gloo" in text
-    ):
+    # Gloo raises plain RuntimeErrors, which only their text tells from others.
+    collective = isinstance(error, DistError) or "gloo" in text
+    if not isinstance(error, RuntimeError) or not collective:
         return ""
     return LATE if "imed out" in text or "imeout" in text else ENDED

@@ -1,7 +1,7 @@
-"""Signals: a training loop asked to stop does so at the next step boundary; anything
-else ends where it stands.
+"""Handle signals: a training loop that is asked to stop does so after the current step.
 
-SIGHUP (the terminal went away) is as SIGTERM, unless it is ignored, as under `nohup`.
+Anything else ends where it stands. SIGHUP (the terminal was closed) acts as SIGTERM,
+unless it is ignored, as under `nohup`; Windows has none.
 """
 
 import signal
@@ -16,17 +16,16 @@ from dstrain.errors import Interrupted
 
 Handler = Callable[[int, FrameType | None], None]
 SAME = 3.0
-"""Seconds within which signals are one to a process of several: the terminal's Ctrl-C
-reaches it, and its launcher, which passes it on.
+"""Seconds within which signals count as one in a process of several: the terminal's
+Ctrl-C reaches it, and its launcher, which passes it on.
 """
 
 
 @contextmanager
 def catch_stop_signals() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether a signal came; a second signal then acts as it
-    does without this.
+    """Yield a function that returns whether a signal came; a second one acts as usual.
 
-    Outside the main thread, where Python takes no signals, nothing is changed.
+    Nothing changes outside the main thread, where Python takes no signals.
     """
     came: list[int] = []
 
@@ -39,11 +38,15 @@ def catch_stop_signals() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def interrupt_on_signals(what: str, advice: str) -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP end things as SIGINT does: as KeyboardInterrupt, and
-    outside as Interrupted.
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt inside, and into Interrupted
+    outside.
 
-    What is being written is then taken back as for any error. A second signal kills the
-    process. what, advice: what Interrupted says, where nothing within says it better.
+    So files that are being written are cleaned up as after any error. A second signal
+    kills the process.
+
+    Args:
+        what: What Interrupted says, unless something inside says it better.
+        advice: The next step that it names.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -58,36 +61,42 @@ def interrupt_on_signals(what: str, advice: str) -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Handler, then: signal.Handlers | None = None) -> Iterator[None]:
-    """Handle the first signal by `handler`; before it is called, what was there, or
-    `then`, is put back.
+    """Handle the first signal by `handler`, after restoring the earlier handlers, or
+    `then` in their place.
     """
-    taken = (
-        [signal.SIGTERM, signal.SIGINT]
-        if threading.current_thread() is threading.main_thread()
-        else []
-    )
-    if taken and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        taken.append(signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in taken}
+    before = {number: signal.getsignal(number) for number in _stop_signals()}
     came: list[float] = []
 
     def first(number: int, frame: FrameType | None) -> None:
         came.append(time.monotonic())
-        if launched() and len(came) > 1 and came[-1] - came[0] < SAME:
+        again = len(came) > 1
+        if launched() and again and came[-1] - came[0] < SAME:
             return
-        if not launched() or len(came) > 1:
+        # In a process of several the handler stays for the copies of this signal.
+        if again or not launched():
             for each, earlier in before.items():
                 signal.signal(each, earlier if then is None else then)
-        if len(came) > 1:
+        if again:
             signal.raise_signal(number)
         else:
             handler(number, frame)
 
-    for number in taken:
+    for number in before:
         signal.signal(number, first)
     try:
         yield
     finally:
-        for number, handler_before in before.items():
-            if signal.getsignal(number) != signal.SIG_IGN:  # by `finish_in_peace`
-                signal.signal(number, handler_before)
+        for number, earlier in before.items():
+            # Ignored by `ignore_sigterm`, which must outlast this.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, earlier)
+
+
+def _stop_signals() -> list[signal.Signals]:
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+        numbers.append(hangup)
+    return numbers

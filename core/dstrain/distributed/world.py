@@ -1,4 +1,4 @@
-"""The processes of one run: which one this is, and what they do together."""
+"""Give the code of a run its rank, barriers and sums over all processes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,58 +22,54 @@ from dstrain.errors import Interrupted
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """A thin view of an Accelerator for code that needs rank, size, a barrier and sums.
-
-    With a meeting, waiting has no time limit; without one, the process group's.
-    """
+    """A thin view of an Accelerator for code that needs rank, size, a barrier and sums."""
 
     accelerator: Any
     heartbeat: Heartbeat | None = None
+    """Waits without a time limit; without it the process group's limit applies."""
 
     @property
     def rank(self) -> int:
-        """This process's number."""
+        """Return the number of this process."""
         return int(self.accelerator.process_index)
 
     @property
     def size(self) -> int:
-        """Number of processes."""
+        """Return the number of processes."""
         return int(self.accelerator.num_processes)
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes what is written once."""
+        """Return whether this process writes what is written once."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait until every process is here; raises SystemFault if one of them has
-        ended.
-        """
+        """Wait until every process is here; raises SystemFault if one has ended."""
         if self.heartbeat is not None:
             self.heartbeat.wait()
         elif self.size > 1:
             self.accelerator.wait_for_everyone()
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of a tensor over all processes."""
+        """Return the sum of a tensor over all processes."""
         if self.size == 1:
             return value
         summed: Tensor = self.accelerator.reduce(value, reduction="sum")
         return summed
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
+        """Return whether the flag is set in any process."""
         if self.size == 1:
             return flag
-        return bool(
-            self.total(torch.tensor(float(flag), device=self.accelerator.device)).item()
-        )
+        number = torch.tensor(float(flag), device=self.accelerator.device)
+        return bool(self.total(number).item())
 
 
 @contextmanager
 def distributed_run(accelerator: Any) -> Iterator[ProcessGroup]:
-    """Yield the world of a run; where one of several processes ends, the others end
-    with SystemFault.
+    """Yield the processes of a run; if one of several ends, the others raise SystemFault.
+
+    They raise KeyboardInterrupt if it was interrupted.
     """
     if accelerator.num_processes == 1:
         yield ProcessGroup(accelerator)
@@ -87,12 +83,12 @@ def distributed_run(accelerator: Any) -> Iterator[ProcessGroup]:
     except BaseException as error:
         ignore_sigterm()
         asked = isinstance(error, Interrupted | KeyboardInterrupt)
-        # Where another is lost, the signal was the launcher's, which ends all when one
-        # has ended.
-        what = peer_failure(error) or (asked and heartbeat.peer_lost() and ENDED)
-        if (
-            what and heartbeat.peer_interrupted()
-        ):  # it was in a collective, where no signal reaches it
+        what = peer_failure(error)
+        if asked and not what and heartbeat.peer_lost():
+            # The signal was the launcher's, which ends all processes when one has ended.
+            what = ENDED
+        if what and heartbeat.peer_interrupted():
+            # This process was in a collective, where no signal reaches it.
             asked, what = True, ""
             error = KeyboardInterrupt()
         why = INTERRUPTED if asked and not what else FAILED
