@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import psutil
-
 from dstrain.errors import DstrainError, Interrupted, SystemFault
+from dstrain.storage.files import process_exists
 
 INTERVAL = 2.0
 """Seconds between two signs of life."""
@@ -201,7 +200,7 @@ class Heartbeat:
         if rank == self.rank or not self._store.check([key]):
             return False
         host, _, number = self._store.get(key).decode().rpartition(" ")
-        return host == socket.gethostname() and not psutil.pid_exists(int(number))
+        return host == socket.gethostname() and not process_exists(int(number))
 
     def _beat(self, store: Any) -> None:
         # Where the store is gone, whoever waits notices it too.

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 from filelock import FileLock, Timeout
 
 from dstrain.errors import StateError, SystemFault
@@ -142,6 +141,14 @@ def remove_leftovers(folder: Path) -> None:
             raise _fault(path, 0, error) from error
 
 
+def process_exists(pid: int) -> bool:
+    """Return whether a process of this machine is running."""
+    # Late, for it is needed only where processes wait for each other.
+    import psutil
+
+    return bool(psutil.pid_exists(pid))
+
+
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Hold the folder for this process alone, creating it if needed.
@@ -174,7 +181,7 @@ def _acquire(file_lock: FileLock, folder: Path) -> None:
         except Timeout:
             holder = _holder(folder)
         # A holder that is dead left orphans, which will soon release the lock.
-        if holder is None or psutil.pid_exists(holder) or time.monotonic() > deadline:
+        if holder is None or process_exists(holder) or time.monotonic() > deadline:
             raise StateError(
                 str(folder),
                 f"is in use by process {holder or 'unknown'}",
