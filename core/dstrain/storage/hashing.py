@@ -1,4 +1,4 @@
-"""Digests of files and of JSON data, remembered between runs."""
+"""Compute digests of files and of JSON data, and remember those of files."""
 
 import hashlib
 import json
@@ -11,24 +11,23 @@ from typing import Any, Self
 from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import write_json
 
-
-def sha256(path: Path) -> str:
-    """The sha256 of the file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 KEY_BYTES = 20
 MARK_LENGTH = 4
 """Numbers in the mark of a file."""
 SETTLED = 2 * 10**9
-"""Nanoseconds after a change from which a file's times can be trusted: sooner, another
-change may leave them equal.
+"""Nanoseconds after a change from which a file's times can be trusted: a second change
+within that time may leave them equal.
 """
 
 
+def sha256(path: Path) -> str:
+    """Return the sha256 of the file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def hash_json(kind: str, content: Any) -> str:
-    """The hash of JSON data of one kind, as hexadecimal text."""
+    """Return the hash of JSON data of one kind, in hexadecimal."""
     text = json.dumps(
         [kind, content], sort_keys=True, ensure_ascii=False, separators=(",", ":")
     )
@@ -44,6 +43,7 @@ class FileMemory:
     known: dict[str, list[Any]] = field(default_factory=dict)
     """Key -> the marks of its files (see `file_mark`), one after the other, then the value."""
     unsettled: set[str] = field(default_factory=set)
+    """Keys whose files changed too recently for their times to be trusted later."""
     changed: bool = False
 
     @classmethod
@@ -95,16 +95,17 @@ class Digests(FileMemory):
         return str(digest)
 
     def of_all(self, paths: Iterable[Path]) -> str:
-        """One digest of several files, whatever their names, or of every file below a
-        folder, with its place there.
+        """Return one digest of several files, whose own names do not count.
+
+        Of a folder, every file below it counts with its relative path.
         """
-        return hash_json(
-            "files", sorted([place, self.of(file)] for place, file in _files(paths))
-        )
+        files = [[place, self.of(file)] for place, file in _files(paths)]
+        return hash_json("files", sorted(files))
 
     def check_unchanged(self, paths: Iterable[Path]) -> None:
-        """Raise StateError for a file that changed since its digest was taken: what was
-        read since is of no key.
+        """Raise StateError for a file that changed since its digest was computed.
+
+        Values computed from such a file would be stored under the wrong key.
         """
         for _, file in _files(paths):
             if self.known[str(file)][:-1] != file_mark(file):
@@ -114,7 +115,7 @@ class Digests(FileMemory):
 
 
 def file_mark(path: str | Path) -> list[int]:
-    """What changes when a file does: size, times in nanoseconds, inode."""
+    """Return what changes with a file: size, times in nanoseconds, inode."""
     try:
         stat = Path(path).stat()
     except OSError as error:
@@ -123,8 +124,9 @@ def file_mark(path: str | Path) -> list[int]:
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """Each file with its place below its folder ('' for a file given itself); hidden
-    ones in folders are left out.
+    """Yield each file with its path relative to its folder ('' for a file itself).
+
+    Hidden files in folders are left out.
     """
     for path in paths:
         if not path.is_dir():
@@ -132,5 +134,6 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
             continue
         for file in sorted(path.rglob("*")):
             place = file.relative_to(path)
-            if file.is_file() and not any(part.startswith(".") for part in place.parts):
+            hidden = any(part.startswith(".") for part in place.parts)
+            if file.is_file() and not hidden:
                 yield place.as_posix(), file

@@ -54,7 +54,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
         # SIM118: a safetensors file has keys() and is itself not iterable.
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = dict(file.metadata() or {})
-    verify_checksum(path, tensors, metadata)
+    _verify(path, sorted(tensors.items()), metadata)
     return tensors, metadata
 
 
@@ -77,13 +77,6 @@ def with_checksum(
     return {**metadata, CHECKSUM: _digest(sorted(tensors.items()), metadata)}
 
 
-def verify_checksum(
-    path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]
-) -> None:
-    """Raise StateError if the metadata has a checksum that the content does not match."""
-    _compare(path, sorted(tensors.items()), metadata)
-
-
 def verify_file(path: Path) -> dict[str, str]:
     """Verify a weights file that dstrain saved, tensor by tensor; return its metadata.
 
@@ -97,7 +90,7 @@ def verify_file(path: Path) -> dict[str, str]:
                 f"has no {CHECKSUM!r} in its header: it is damaged, or was not saved by dstrain",
             )
         names = sorted(file.keys())
-        _compare(path, ((name, file.get_tensor(name)) for name in names), metadata)
+        _verify(path, ((name, file.get_tensor(name)) for name in names), metadata)
     return metadata
 
 
@@ -162,9 +155,10 @@ def _sort_header(path: Path) -> None:
             file.write(ordered)
 
 
-def _compare(
+def _verify(
     path: Path, tensors: "Iterable[tuple[str, Tensor]]", metadata: Mapping[str, str]
 ) -> None:
+    """Raise StateError if the metadata has a checksum that the content does not match."""
     rest = dict(metadata)
     recorded = rest.pop(CHECKSUM, None)
     if recorded is not None and _digest(tensors, rest) != recorded:
