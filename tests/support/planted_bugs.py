@@ -170,7 +170,7 @@ BUGS = (
     ),
     Bug(
         "lost_frames_become_others",
-        "P28: half-written videos are noticed",
+        "P28: truncated videos are noticed",
         f"{CORE}/data/videos.py",
         "                if index in missing and not frame.is_corrupt:\n",
         "                if index in missing:\n",

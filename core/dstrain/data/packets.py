@@ -1,5 +1,5 @@
-"""What the packets of a video file tell without decoding: how many frames there are,
-and when each is shown.
+"""Packets of a video file: they tell how many frames there are and when each is shown,
+without decoding.
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from dstrain.errors import UsageError
 
@@ -18,44 +18,41 @@ if TYPE_CHECKING:
 
 
 FORMATS = "mov,matroska,avi"
-"""FFmpeg's names of the containers that are read. Left out on purpose: play lists,
-which open other files.
+"""FFmpeg's names of the containers that are opened. Left out on purpose: play lists, which
+open other files.
 """
 MAX_FRAME_PIXELS = 2**26
 """Pixels of the largest frame that is decoded: twice those of 8K."""
 CACHED_FILES = 64
 """Files whose packets a process remembers, since it reads several clips of one."""
 MIN_DURATION_SHARE = 0.95
-"""A Matroska file whose packets end before this part of the duration it tells is
-half-written.
-"""
-DAMAGED = "is half-written or damaged"
+"""A Matroska file that ends before this share of the duration in its header is truncated."""
+DAMAGED = "is truncated or damaged"
 
 
 @dataclass(frozen=True)
 class Packets:
-    """The frames of a file in the order shown.
-
-    starts: when each begins, in seconds, the first at 0; end: when the last one ends.
-    marks: their timestamps as in the file; () if those do not tell frames apart. keys:
-    the marks of key frames, from which decoding can start.
-    """
+    """The frames of a video file in the order they are shown."""
 
     timestamps: tuple[float, ...]
+    """When each frame begins, in seconds from the first."""
     end: float
+    """When the last frame ends, in seconds."""
     pts: tuple[int, ...]
+    """Their timestamps as in the file; () if those do not tell frames apart."""
     keys: tuple[int, ...]
+    """The pts of key frames, from which decoding can start."""
 
 
 def read_packets(path: Path) -> Packets:
-    """Read every packet of a file; a file that did not change since is not read again.
+    """Read every packet of a file, once as long as the file does not change.
 
-    Raises UsageError for what is no video, and for a file that holds less than its
-    header says.
+    Raises UsageError for a file that is not a video, and for one that holds less than
+    its header says.
     """
     stat = path.stat()
     if not stat.st_size:
-        raise UsageError(str(path), "is empty: zero bytes")
+        raise UsageError(str(path), "is empty")
     return _packets(str(path), stat.st_size, stat.st_mtime_ns)
 
 
@@ -63,24 +60,22 @@ def read_packets(path: Path) -> Packets:
 def open_video(
     path: Path, **options: str
 ) -> Iterator[tuple["InputContainer", "VideoStream"]]:
-    """Open a file and choose its first video stream that is no cover picture; `options`
-    are FFmpeg's.
+    """Open a file and its first video stream that is not a cover image.
 
-    Raises UsageError, also in place of what FFmpeg raises inside the block.
+    `options` are FFmpeg's. Raises UsageError, also in place of what FFmpeg raises inside
+    the block.
     """
     import av
     from av.stream import Disposition
 
-    # Opening decodes a frame where the container does not tell its kind of pixels, so
-    # the limit is needed there too.
+    # Opening decodes a frame where the container does not name its kind of pixels, so
+    # the limit is needed here, too.
     limit = {"max_pixels": str(MAX_FRAME_PIXELS)}
-    safe = {"format_whitelist": FORMATS, "protocol_whitelist": "file", **limit}
+    options |= {"format_whitelist": FORMATS, "protocol_whitelist": "file"} | limit
     try:
-        container = av.open(
-            str(path), options=safe | options, metadata_errors="replace"
-        )
+        container = av.open(str(path), options=options, metadata_errors="replace")
     except av.FFmpegError as error:
-        what = "is no video of a kind that is read (mp4, mov, mkv, webm, avi, gif), or is half-written"
+        what = "is not a video in a supported format (mp4, mov, mkv, webm, avi, gif), or is truncated"
         raise UsageError(str(path), f"{what}: {error.strerror}") from error
     with container:
         streams = [
@@ -103,98 +98,81 @@ def open_video(
             raise UsageError(str(path), f"{DAMAGED}: {error.strerror}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Packet:
-    mark: int | None
+class _Packet(NamedTuple):
+    """What is kept of a packet, whose data would fill the memory."""
+
+    pts: int | None
     duration: int
     is_key: bool
     is_shown: bool
 
 
+# Size and time of change are part of the cache's key: a changed file is read again.
 @lru_cache(CACHED_FILES)
 def _packets(name: str, size: int, changed: int) -> Packets:
-    """See `read_packets`; size and time of change make a changed file another one."""
     with open_video(Path(name)) as (container, stream):
-        found, last = _demuxed(container, stream)
-        base, rate = stream.time_base or Fraction(1), float(stream.average_rate or 25)
-        _check_length(name, container, last)
+        found, seconds = _read_all(container, stream)
         expected = stream.frames
-    if (
-        len(found) < expected
-    ):  # an edit list may cut frames away, and they count as well
+        time_base = stream.time_base or Fraction(1)
+        rate = float(stream.average_rate or 25)
+        _check_duration(name, container, seconds)
+    if len(found) < expected:
+        # An edit list may cut frames away, and the header counts them as well.
         with open_video(Path(name), ignore_editlist="1") as (container, stream):
-            there = len(_demuxed(container, stream)[0])
+            there = len(_read_all(container, stream)[0])
         if there < expected:
-            what = (
-                f"{there} of the {expected} frames that its header tells of are there"
-            )
+            what = f"only {there} of the {expected} frames in its header are there"
             raise UsageError(name, f"{DAMAGED}: {what}")
-    return _in_order(name, [packet for packet in found if packet.is_shown], base, rate)
+    shown = [packet for packet in found if packet.is_shown]
+    if not shown:
+        raise UsageError(name, "has no frames")
+    return _in_order(shown, time_base, rate)
 
 
-def _demuxed(
+def _read_all(
     container: "InputContainer", stream: "VideoStream"
 ) -> tuple[list[_Packet], float]:
-    """The stream's packets as stored, without damaged and empty ones, and when the last
-    of any stream ends.
+    """Return the stream's packets as stored, without damaged and empty ones, and when
+    the last packet of any stream ends, in seconds.
     """
     found: list[_Packet] = []
-    last = 0.0
+    end = 0.0
     for packet in container.demux():
         if not packet.size:
             continue
-        if packet.pts is not None and packet.time_base is not None:
-            last = max(
-                last, float((packet.pts + (packet.duration or 0)) * packet.time_base)
-            )
-        is_whole = not packet.is_corrupt and any(
-            memoryview(packet)[:8]
-        )  # zeros: space taken before it was filled
-        if packet.stream.index == stream.index and is_whole:
-            found.append(
-                _Packet(
-                    packet.pts,
-                    packet.duration or 0,
-                    packet.is_keyframe,
-                    not packet.is_discard,
-                )
-            )
-    return found, last
+        pts, duration = packet.pts, packet.duration or 0
+        if pts is not None and packet.time_base is not None:
+            end = max(end, float((pts + duration) * packet.time_base))
+        # Space that was reserved and never written is all zeros.
+        written = any(memoryview(packet)[:8])
+        if packet.stream.index == stream.index and written and not packet.is_corrupt:
+            is_shown = not packet.is_discard
+            found.append(_Packet(pts, duration, packet.is_keyframe, is_shown))
+    return found, end
 
 
-def _check_length(name: str, container: "InputContainer", last: float) -> None:
-    """Refuse a Matroska file that is shorter than its header says; it does not say how
-    many frames it has.
+def _check_duration(name: str, container: "InputContainer", seconds: float) -> None:
+    """Refuse a Matroska file that is shorter than its header says; the header does not
+    count frames.
     """
-    said = (container.duration or 0) / 1_000_000
-    if "matroska" in container.format.name and last < MIN_DURATION_SHARE * said:
-        what = f"it ends after {last:.2f} of the {said:.2f} seconds that its header tells of"
+    wanted = (container.duration or 0) / 1_000_000
+    matroska = "matroska" in container.format.name
+    if matroska and seconds < MIN_DURATION_SHARE * wanted:
+        what = f"it ends after {seconds:.2f} of the {wanted:.2f} seconds in its header"
         raise UsageError(name, f"{DAMAGED}: {what}")
 
 
-def _in_order(name: str, shown: list[_Packet], base: Fraction, rate: float) -> Packets:
-    """Sort packets by when they are shown; without usable timestamps they are shown at
-    the stream's own rate.
-    """
-    if not shown:
-        raise UsageError(name, "has no frame")
-    stamps: list[Any] = [packet.mark for packet in shown]
-    if None in stamps or len(set(stamps)) < len(stamps):
-        return Packets(
-            tuple(number / rate for number in range(len(shown))),
-            len(shown) / rate,
-            (),
-            (),
-        )
-    marks = tuple(sorted(stamps))
-    starts = tuple(float((mark - marks[0]) * base) for mark in marks)
-    keys = tuple(
-        sorted(
-            packet.mark for packet in shown if packet.is_key and packet.mark is not None
-        )
-    )
-    final = next(packet.duration for packet in shown if packet.mark == marks[-1])
-    usual = float(final * base) or (
-        starts[-1] / (len(starts) - 1) if len(starts) > 1 else 1 / rate
-    )
-    return Packets(starts, starts[-1] + usual, marks, keys)
+def _in_order(shown: list[_Packet], time_base: Fraction, rate: float) -> Packets:
+    """Sort packets by when they are shown; without usable timestamps, at a steady rate."""
+    by_pts = {packet.pts: packet for packet in shown if packet.pts is not None}
+    count = len(shown)
+    if len(by_pts) < count:
+        steady = tuple(number / rate for number in range(count))
+        return Packets(steady, count / rate, (), ())
+    pts = tuple(sorted(by_pts))
+    timestamps = tuple(float((one - pts[0]) * time_base) for one in pts)
+    keys = tuple(one for one in pts if by_pts[one].is_key)
+    last = float(by_pts[pts[-1]].duration * time_base)
+    if not last:  # unknown: the mean of the others
+        last = timestamps[-1] / (count - 1) if count > 1 else 1 / rate
+    return Packets(timestamps, timestamps[-1] + last, pts, keys)

@@ -268,12 +268,12 @@ def test_bad_videos_are_told_with_file_row_and_column(
         f"metadata.json:{number}:video" for number in range(2, 8)
     ]
     said = (
-        "half-written",
+        "truncated",
         "no such file",
         "points outside the dataset's folder",
         "3.png points outside",
-        "1.png is not a picture",
-        "is no video of a kind",
+        "1.png is not an image",
+        "is not a video in a supported",
     )
     assert all(words in line for words, line in zip(said, lines, strict=True))
 

@@ -85,7 +85,7 @@ def test_reading_a_size_decodes_no_pixels(
         path.write_bytes(content.getvalue()[:2000])
         with pytest.raises(
             UsageError,
-            match=rf"torn\.{suffix}: is half-written or damaged: it does not end as a",
+            match=rf"torn\.{suffix}: is truncated or damaged: it does not end like a",
         ):
             read_size(path)
         path.write_bytes(content.getvalue()[:2000] + content.getvalue()[3000:])
@@ -219,7 +219,7 @@ def test_floats_that_are_not_from_0_to_1_are_refused(
     assert read_size(tmp_path / "a.tiff") == (4, 2)
     with pytest.raises(
         UsageError,
-        match=r"a\.tiff: cannot be read: float values beyond 0 .black. to 1 .white.",
+        match=r"a\.tiff: cannot be read: float values outside 0 .black. to 1 .white.",
     ):
         load_image(tmp_path / "a.tiff", "RGB", None)
 
@@ -248,7 +248,7 @@ def test_colour_modes_without_a_plain_meaning_are_refused_from_the_header(
     tmp_path: Path,
 ) -> None:
     Image.fromarray(UPRIGHT).convert("LAB").save(tmp_path / "a.tiff")
-    with pytest.raises(UsageError, match="colour mode LAB is not read"):
+    with pytest.raises(UsageError, match="cannot be read: colour mode LAB"):
         read_size(tmp_path / "a.tiff")
 
 
@@ -277,7 +277,7 @@ def test_what_is_no_image_is_refused_and_programs_are_not_run(
 ) -> None:
     (tmp_path / "a.png").write_bytes(content)
     with pytest.raises(
-        UsageError, match=r"a\.png: is not a picture of a kind that is read"
+        UsageError, match=r"a\.png: is not an image in a supported format"
     ):
         read_size(tmp_path / "a.png")
 
@@ -356,17 +356,6 @@ def test_a_fixed_size_off_the_multiples_is_refused_with_the_nearest() -> None:
         fit((64, 64), Resolution(64, 100, 1), 16)
 
 
-@pytest.mark.parametrize(
-    "height, width, pixels",
-    [(64, None, 1), (None, 64, 1), (0, 0, 1), (None, None, 0), (-16, 16, 1)],
-)
-def test_half_a_size_and_sizes_below_one_are_refused(
-    height: int | None, width: int | None, pixels: int
-) -> None:
-    with pytest.raises(UsageError):
-        Resolution(height, width, pixels)
-
-
 @pytest.mark.parametrize("action", ["error", "ignore"])
 @pytest.mark.parametrize("side", [2**14 + 1, 2**15])
 def test_an_image_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(
@@ -376,7 +365,7 @@ def test_an_image_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(
     path.write_bytes(b"P5 %d %d 255\n" % (side, side))
     with (
         warnings.catch_warnings(),
-        pytest.raises(UsageError, match="has too many pixels: a picture has at most"),
+        pytest.raises(UsageError, match="has too many pixels: the limit is"),
     ):
         warnings.simplefilter(action)
         read_size(path)
@@ -391,5 +380,7 @@ def test_warnings_of_the_process_are_left_as_they_are() -> None:
 
 @pytest.mark.parametrize("size", [(15, 64), (64, 15), (40_000_000, 16)])
 def test_an_image_that_leaves_nothing_is_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(UsageError, match="leaves nothing at multiples of 16"):
+    with pytest.raises(
+        UsageError, match="is too small for sides that are multiples of 16"
+    ):
         fit(size, DYNAMIC, 16)

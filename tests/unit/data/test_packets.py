@@ -44,7 +44,7 @@ def test_a_half_written_file_is_named_as_such(
     content = whole(path)
     cut = content[: int(len(content) * part)]
     path.write_bytes(cut if ending == "cut off" else cut.ljust(len(content), b"\0"))
-    assert f"half{suffix}: is half-written or damaged" in refused(path)
+    assert f"half{suffix}: is truncated or damaged" in refused(path)
 
 
 def test_a_half_written_gif_is_named_as_such(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_a_half_written_gif_is_named_as_such(tmp_path: Path) -> None:
     content = path.read_bytes()
     for part in (0.3, 0.6, 0.95):
         path.write_bytes(content[: int(len(content) * part)])
-        assert "half-written" in refused(path)
+        assert "truncated" in refused(path)
 
 
 def test_a_file_whose_index_was_never_written_is_refused(tmp_path: Path) -> None:
     path = film(tmp_path / "a.mp4", steady(30, 15), 15)
     path.write_bytes(path.read_bytes()[:-600])
-    assert "half-written" in refused(path)
+    assert "truncated" in refused(path)
 
 
 def test_a_file_that_begins_between_key_frames_is_refused(tmp_path: Path) -> None:
@@ -113,22 +113,22 @@ def mixed_sizes(path: Path) -> None:
 
 
 NO_VIDEOS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "empty.mp4": (lambda path: path.touch(), "is empty: zero bytes"),
+    "empty.mp4": (lambda path: path.touch(), "is empty"),
     "text.mp4": (
         lambda path: path.write_text("hello"),
-        "is no video of a kind that is read",
+        "is not a video in a supported format",
     ),
-    "list.m3u8": (playlist, "is no video of a kind that is read"),
+    "list.m3u8": (playlist, "is not a video in a supported format"),
     "sound.mp4": (sound, "has no video stream"),
     "bare": (lambda path: path.mkdir(), "is a folder without frames"),
     "mixed": (mixed_sizes, r"2.png is 7 x 9 (height x width), not 48 x 128 of 0.png"),
     "text": (
         lambda path: (folder(path, [0.0]) / "notes.txt").write_text("x"),
-        "notes.txt: is not a picture of a kind",
+        "notes.txt: is not an image in a supported",
     ),
     "deep": (
         lambda path: (folder(path, [0.0]) / "deeper").mkdir(),
-        "deeper: is no file",
+        "deeper: is not a file",
     ),
 }
 

@@ -81,5 +81,5 @@ def test_what_follows_in_a_photograph_does_not_hide_that_it_is_cut(
 ) -> None:
     content = encoded("JPEG")
     (tmp_path / "a").write_bytes(content[: len(content) // 2] + b"video" * 100)
-    with pytest.raises(UsageError, match="does not end as a JPEG does"):
+    with pytest.raises(UsageError, match="does not end like a JPEG"):
         read_size(tmp_path / "a")

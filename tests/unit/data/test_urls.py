@@ -175,7 +175,7 @@ BAD = (
         "/to/ftp://127.0.0.1/a",
         "cannot be fetched: it leads to a URL of a kind that is not read: ftp",
     ),
-    ("/text.png", "is not a picture of a kind that is read"),
+    ("/text.png", "is not an image in a supported format"),
 )
 
 

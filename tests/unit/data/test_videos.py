@@ -256,7 +256,7 @@ def test_a_frame_lost_in_the_middle_is_named_and_no_other_takes_its_place(
     path.write_bytes(content)
     assert probe(path).frames == 40
     assert len(read_frames(path, range(10), None)) == 10
-    with pytest.raises(UsageError, match=r"a\.mp4: is half-written or damaged"):
+    with pytest.raises(UsageError, match=r"a\.mp4: is truncated or damaged"):
         read_frames(path, range(10, 30), None)
 
 
