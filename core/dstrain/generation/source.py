@@ -21,7 +21,7 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.variants import (
     Hints,
     choose_variant,
-    fitting_inputs,
+    score_inputs,
     with_overrides,
 )
 from dstrain.registry.discovery import load_family
@@ -75,7 +75,7 @@ def open_source(
         check_lora_file(lora.path)
     family = load_family(config.model, config.left_out)
     models = model_configs(config, family)
-    hints = Hints(models, fitting_inputs(inputs), either=config.toy)
+    hints = Hints(models, score_inputs(inputs), take_first=config.toy)
     spec = with_overrides(
         family.load("pipelines")(choose_variant(family, config.variant, hints)),
         family,

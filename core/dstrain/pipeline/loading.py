@@ -1,7 +1,7 @@
 """Load the components of a pipeline from the files found."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,18 @@ from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
 
-
 LONG = 2.0
-"""Seconds from which on the loading of a component is told."""
+"""Seconds from which on the loading of a component is logged."""
 
 
 @dataclass(frozen=True)
 class LoadedComponents:
-    """components: name -> module or tokenizer. configs: name -> configuration without
-    weights.
-    """
+    """Components and configurations by the component's name."""
 
     components: dict[str, Any]
+    """Modules and tokenizers."""
     configs: dict[str, Any]
+    """Configurations, also of components that are not loaded."""
 
 
 def load_components(
@@ -36,10 +35,17 @@ def load_components(
     found: Found,
     device: torch.device,
     dtype: torch.dtype,
-    full_precision: Iterable[str] = (),
+    full_precision: Collection[str] = (),
 ) -> LoadedComponents:
-    """Load what was found, frozen and in eval mode; components named in
-    `full_precision` are loaded in fp32.
+    """Load what was found, frozen and in eval mode, with preset LoRAs merged.
+
+    Args:
+        family: The family of the components.
+        spec: The pipeline they are for.
+        found: Their files and configurations.
+        device: The device to put modules on.
+        dtype: The dtype of weights.
+        full_precision: Names of components that are loaded in fp32 instead.
     """
     by_name = {component.name: component for component in family.load("components")}
     configs = {
@@ -49,17 +55,15 @@ def load_components(
     components = {}
     for name, files in found.files.items():
         start = time.monotonic()
-        module = by_name[name].load(
-            files,
-            configs.get(name),
-            torch.float32 if name in set(full_precision) else dtype,
-        )
+        own_dtype = torch.float32 if name in full_precision else dtype
+        module = by_name[name].load(files, configs.get(name), own_dtype)
         if isinstance(module, torch.nn.Module):
             module = module.requires_grad_(False).eval().to(device)
             if files.preset is not None:
                 merge_preset(module, name, files.preset, family, spec)
                 logger.info(f"preset {files.preset} merged into {name}")
         components[name] = module
-        if time.monotonic() - start >= LONG:
-            logger.info(f"loaded {name} in {time.monotonic() - start:.0f} s")
+        seconds = time.monotonic() - start
+        if seconds >= LONG:
+            logger.info(f"loaded {name} in {seconds:.0f} s")
     return LoadedComponents(components, configs)

@@ -1,8 +1,6 @@
-"""A pipeline: a variant's pipeline spec with the components that fill it. Training and
-inference run the same units.
-"""
+"""Fill a pipeline spec with components; training and inference run the same units."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,21 +42,21 @@ logger = get_logger(__name__)
 
 @dataclass
 class Pipeline:
-    """components: name -> module or tokenizer, for those loaded; configs: name ->
-    configuration without weights.
-
-    dtype: the dtype of components that are not trained; autocast: the dtype model_fn
-    computes in, None for none. files: what components were loaded from.
-    """
+    """A pipeline spec with its components, for training and inference alike."""
 
     spec: PipelineSpec
     family: ModelFamily
     components: dict[str, Any]
+    """The modules and tokenizers that are loaded, by name."""
     configs: Mapping[str, Any] = field(default_factory=dict)
+    """Configurations, also of components that are not loaded, by name."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
+    """The dtype of components that are not trained."""
     autocast: torch.dtype | None = None
+    """The dtype that model_fn computes in; None for that of its weights."""
     files: Mapping[str, Files] = field(default_factory=dict)
+    """The files that components were loaded from."""
 
     @classmethod
     def from_pretrained(
@@ -69,16 +67,21 @@ class Pipeline:
         device: torch.device | str | None = None,
         torch_dtype: torch.dtype = torch.float32,
     ) -> "Pipeline":
-        """Load everything inference needs from `ModelConfig`s; the device is the GPU if
-        there is one.
+        """Load everything that inference needs.
 
         Raises StateError for files that are missing or do not fit, UsageError for an
         unknown family or variant.
+
+        Args:
+            family: The name of an installed family.
+            model_configs: `ModelConfig`s that say where the files are.
+            variant: The variant, if the files do not tell it.
+            device: By default, the GPU if there is one.
+            torch_dtype: The dtype of the components.
         """
         loaded = load_family(family)
-        spec: PipelineSpec = loaded.load("pipelines")(
-            choose_variant(loaded, variant, Hints(model_configs))
-        )
+        name = choose_variant(loaded, variant, Hints(model_configs))
+        spec: PipelineSpec = loaded.load("pipelines")(name)
         return cls.from_files(loaded, spec, model_configs, device, torch_dtype)
 
     @classmethod
@@ -90,20 +93,16 @@ class Pipeline:
         device: torch.device | str | None = None,
         torch_dtype: torch.dtype = torch.float32,
     ) -> "Pipeline":
-        """Load everything that inference with every input of a pipeline spec uses; model_fn
-        computes in `torch_dtype`.
+        """Load everything that inference with any inputs uses; model_fn computes in
+        `torch_dtype`.
         """
         plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
-        found = find(
-            family,
-            model_configs,
-            plan.components[""],
-            plan.configs[""],
-            spec.components,
-        )
+        components, configs = plan.components[""], plan.configs[""]
+        found = find(family, model_configs, components, configs, spec.components)
         place = torch.device(device) if device is not None else default_device()
         pipeline = cls.from_found(family, spec, found, place, torch_dtype)
-        pipeline.autocast = None if torch_dtype == torch.float32 else torch_dtype
+        if torch_dtype != torch.float32:
+            pipeline.autocast = torch_dtype
         return pipeline
 
     @classmethod
@@ -114,113 +113,92 @@ class Pipeline:
         found: Found,
         device: torch.device,
         dtype: torch.dtype,
-        full_precision: Iterable[str] = (),
+        full_precision: Collection[str] = (),
     ) -> "Pipeline":
-        """Load the files found; see `load_components` for the arguments."""
+        """Load the files found; the arguments are those of `load_components`."""
         loaded = load_components(family, spec, found, device, dtype, full_precision)
         return cls(
-            spec,
-            family,
-            loaded.components,
-            loaded.configs,
-            device,
-            dtype,
+            spec=spec,
+            family=family,
+            components=loaded.components,
+            configs=loaded.configs,
+            device=device,
+            dtype=dtype,
             files=found.files,
         )
 
     def load_lora(self, path: Path, scale: float = 1.0) -> None:
-        """Add the layers of a LoRA file, times `scale`, to the component it was trained
-        for; several add up.
+        """Add the layers of a LoRA file, times `scale`, to the components it was trained
+        for; several files add up.
 
-        Raises what `read_lora` raises. What was assumed of the file, and what it was
-        trained with that differs here, is printed on stderr.
+        Raises what `read_lora` raises. Logs a warning for what is assumed about the
+        file, and for what it was trained with that differs here.
         """
-        for lora in read_lora(
-            path,
-            self.family,
-            self.lora_shapes(),
-            optional_layers=self.optional_layers(),
-        ):
-            recorded = training_differences(
-                path,
-                lora.header,
-                lora.component,
-                self.spec.variant,
-                self.files.get(lora.component),
+        unused = self.optional_layers()
+        shapes = self.lora_shapes()
+        for lora in read_lora(path, self.family, shapes, optional_layers=unused):
+            name = lora.component
+            differences = training_differences(
+                path, lora.header, name, self.spec.variant, self.files.get(name)
             )
-            for line in (*lora.notes, *recorded):
+            for line in (*lora.notes, *differences):
                 logger.warning(line)
-            module = self.components[lora.component]
-            add_layers(
-                module,
-                lora.layers,
-                scale,
-                f"lora{len(getattr(module, 'peft_config', ()))}",
-            )
+            module = self.components[name]
+            adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
+            add_layers(module, lora.layers, scale, adapter_name)
 
     def lora_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Return each network's layers that LoRA can be added to, with their shapes, as
-        `read_lora` takes them.
-        """
-        networks = (
-            (name, module)
+        """Return the shapes of each network's weights, as `read_lora` takes them."""
+        return {
+            name: shapes_of(module)
             for name, module in self.components.items()
             if isinstance(module, nn.Module)
-        )
-        return {name: shapes_of(module) for name, module in networks}
+        }
 
     def optional_layers(self) -> dict[str, frozenset[str]]:
         """Return the layers of each network that no loss reaches."""
-        unused_parameters = self.spec.unused_parameters
+        patterns = self.spec.unused_parameters
         return {
-            name: unused_layers(unused_parameters.get(name, ()), shapes)
+            name: unused_layers(patterns.get(name, ()), shapes)
             for name, shapes in self.lora_shapes().items()
         }
 
     def bind_components(
-        self, borrower: FunctionSpec, part: str = "", **ambient: Any
+        self, function: FunctionSpec, expert: str = "", **context: Any
     ) -> dict[str, Any]:
-        """The names a function borrows, `ambient` ones as given; `part` is the expert
-        that plays its role.
+        """Return the keyword arguments of a function: its components, and the values of
+        `context` that it asks for.
 
         Raises UsageError for a component that is not loaded.
+
+        Args:
+            function: The function.
+            expert: The expert to use as the denoiser, if several are loaded.
+            context: Values that are not components ('rng', 'branch').
         """
-        ambient |= {"device": self.device, "dtype": self.dtype}
-        experts = self.spec.experts
-        part = part or self._only_expert()
-        lent = {}
-        for name in borrower.components:
-            played = name
-            if experts and component_of(name) == experts.denoiser:
-                played = (
-                    part
-                    or (self._configured_expert() if name != experts.denoiser else "")
-                ) + name[len(experts.denoiser) :]
-            lent[name] = (
-                ambient[name] if name in ambient else self._component(played, borrower)
-            )
-        return lent
+        context |= {"device": self.device, "dtype": self.dtype}
+        return {
+            name: context[name]
+            if name in context
+            else self._component(name, expert or self._only_expert(), function)
+            for name in function.components
+        }
 
     def run(
         self, steps: Iterable[Step], values: dict[str, Any], rng: Rng | None = None
     ) -> None:
-        """Run units in order, adding what they make to the table of values."""
+        """Run units in order, adding their outputs to `values`."""
         for step in steps:
-            reads = {
+            unit, branch = step.unit, step.branch
+            scoped = rng.scoped(f"{unit.name}.{branch}") if rng is not None else None
+            components = self.bind_components(
+                unit, rng=scoped, branch=branch or POSITIVE
+            )
+            inputs = {
                 name: values[key] for name, key in step.inputs.items() if key in values
             }
-            own = (
-                rng.scoped(f"{step.unit.name}.{step.branch}")
-                if rng is not None
-                else None
-            )
-            made = step.unit.run(
-                reads,
-                self.bind_components(
-                    step.unit, rng=own, branch=step.branch or POSITIVE
-                ),
-            )
-            values.update({step.outputs[name]: value for name, value in made.items()})
+            for name, value in unit.run(inputs, components).items():
+                values[step.outputs[name]] = value
 
     def predict(
         self,
@@ -229,71 +207,41 @@ class Pipeline:
         timestep: Tensor,
         branch: str = POSITIVE,
     ) -> Tensor:
-        """Call model_fn under autocast with the conditions of one side; returns the
-        prediction, shaped as `noisy`.
+        """Call model_fn under autocast with the conditions of one branch; return the
+        prediction, shaped as `noisy_latents`.
 
-        Where several experts are loaded, each predicts the samples whose timesteps are
-        its own.
+        If several experts are loaded, each predicts the samples at its own timesteps.
         """
-        conditions = self._reads(self.spec.model_fn, values, branch)
-        parts = self._experts(timestep)
-        if len(set(parts)) == 1:
-            return self._predict(parts[0], noisy_latents, timestep, conditions, branch)
-        made: dict[int, Tensor] = {}
-        for part in dict.fromkeys(parts):
-            rows = [row for row, chosen in enumerate(parts) if chosen == part]
-            given = {name: _rows(value, rows) for name, value in conditions.items()}
-            made |= dict(
-                zip(
-                    rows,
-                    self._predict(
-                        part, noisy_latents[rows], timestep[rows], given, branch
-                    ),
-                    strict=True,
-                )
+        conditions = self._inputs(self.spec.model_fn, values, branch)
+        by_expert = self._rows_by_expert(timestep)
+        if len(by_expert) == 1:
+            (expert,) = by_expert
+            return self._predict(expert, noisy_latents, timestep, conditions, branch)
+        predictions: dict[int, Tensor] = {}
+        for expert, rows in by_expert.items():
+            part = self._predict(
+                expert,
+                noisy_latents[rows],
+                timestep[rows],
+                _select(conditions, rows),
+                branch,
             )
-        return torch.stack([made[row] for row in range(len(parts))])
-
-    def _predict(
-        self,
-        part: str,
-        noisy_latents: Tensor,
-        timestep: Tensor,
-        conditions: Mapping[str, Any],
-        branch: str,
-    ) -> Tensor:
-        model_fn = self.spec.model_fn
-        with (
-            torch.autocast(self.device.type, self.autocast)
-            if self.autocast is not None
-            else nullcontext()
-        ):
-            prediction: Tensor = model_fn.function(
-                noisy_latents,
-                timestep,
-                **conditions,
-                **self.bind_components(model_fn, part, branch=branch),
-            )
-        return prediction
+            predictions.update(zip(rows, part, strict=True))
+        return torch.stack([predictions[row] for row in range(len(timestep))])
 
     def constrain_latents(self, values: Mapping[str, Any]) -> ConstrainLatents:
-        """The variant's `hold` with what it reads filled in; without one, nothing is
-        held.
+        """Return the variant's `constrain_latents` with its inputs and components
+        filled in; by default, one that changes nothing.
         """
-        if self.spec.constrain_latents is None:
+        function = self.spec.constrain_latents
+        if function is None:
             return _constrain_nothing
-        constrain_latents = self.spec.constrain_latents
-        return partial(
-            constrain_latents.function,
-            **self._reads(constrain_latents, values),
-            **self.bind_components(constrain_latents),
-        )
+        inputs = self._inputs(function, values)
+        return partial(function.function, **inputs, **self.bind_components(function))
 
     @torch.no_grad()
     def __call__(self, **arguments: Any) -> Any:
-        """Generate what the variant's last decoder makes (a picture) from arguments by
-        name, as `planned` takes them.
-        """
+        """Generate an image or video; the arguments are those of `plan_inference`."""
         call = plan_inference(self.spec, arguments)
         values = dict(call.inputs)
         self.run(call.plan.cached_steps, values)
@@ -301,8 +249,8 @@ class Pipeline:
 
     @torch.no_grad()
     def finish(self, plan: Plan, values: dict[str, Any], sampling: Sampling) -> Any:
-        """Do what follows a plan's frozen units: its live ones, the sampler, the
-        decoders; `values` holds what crosses.
+        """Do what follows a plan's cached steps: its other steps, the sampler, the
+        decoders; `values` holds the cached values.
         """
         self.run(plan.train_steps, values, Rng([SampleKey(sampling.seed, 0, 0, 0)]))
         latents = self.sample(values, sampling, NEGATIVE in plan.branches)
@@ -316,105 +264,122 @@ class Pipeline:
         """
 
         def velocity(latents: Tensor, timestep: Tensor) -> Tensor:
-            prediction = self.predict(values, latents, timestep).float()
+            positive = self.predict(values, latents, timestep).float()
             if not guided:
-                return prediction
+                return positive
             negative = self.predict(values, latents, timestep, NEGATIVE).float()
-            guided_prediction: Tensor = self.spec.apply_guidance(
-                prediction, negative, sampling.guidance_scale
-            )
-            return guided_prediction
+            scale = sampling.guidance_scale
+            guidance: Tensor = self.spec.apply_guidance(positive, negative, scale)
+            return guidance
 
-        noise, steps = (
+        return integrate(
+            self.spec.schedule,
+            self.constrain_latents(values),
+            velocity,
             self.initial_noise(values, sampling),
             sampling.num_inference_steps,
-        )
-        schedule, constrain_latents = self.spec.schedule, self.constrain_latents(values)
-        return integrate(
-            schedule, constrain_latents, velocity, noise, steps, sampling.on_step
+            sampling.on_step,
         ).latents
 
     def initial_noise(self, values: dict[str, Any], sampling: Sampling) -> Tensor:
-        """fp32 noise of the variant's latent shape, drawn from the seed, or the latents
-        that were given.
+        """Return fp32 noise of the variant's latent shape, drawn from the seed, or the
+        given latents.
         """
         if sampling.latents is not None:
             return sampling.latents.to(self.device, torch.float32)
-        reader = self.spec.latent_shape
-        reads = {name: values[name] for name in reader.inputs if name in values}
-        shape = reader.function(**reads, **self.bind_components(reader))
+        function = self.spec.latent_shape
+        inputs = self._inputs(function, values)
+        shape = function.function(**inputs, **self.bind_components(function))
         return seeded_noise(shape, sampling.seed, sampling.rand_device).to(self.device)
 
     def decode(self, values: dict[str, Any], latents: Tensor) -> Any:
-        """Run the decoder units on latents; returns what the last one makes."""
-        table = dict(values)
-        made: dict[str, Any] = {}
+        """Run the decoders on latents; return the last one's output."""
+        values = dict(values)
+        outputs: dict[str, Any] = {}
         for decoder in self.spec.decoders:
-            reads = {name: table[name] for name in decoder.inputs if name in table}
-            made = decoder.run(reads, self.bind_components(decoder), latents=latents)
-            table |= made
-        return list(made.values())[-1]
+            inputs = self._inputs(decoder, values)
+            components = self.bind_components(decoder)
+            outputs = decoder.run(inputs, components, latents=latents)
+            values |= outputs
+        return list(outputs.values())[-1]
 
-    def _reads(
-        self, reader: FunctionSpec, values: Mapping[str, Any], branch: str = POSITIVE
+    def _inputs(
+        self, function: FunctionSpec, values: Mapping[str, Any], branch: str = POSITIVE
     ) -> dict[str, Any]:
-        keys = {name: value_key(self.spec, name, branch) for name in reader.inputs}
+        """Return the inputs of a function that are among the values."""
+        keys = {name: value_key(self.spec, name, branch) for name in function.inputs}
         return {name: values[key] for name, key in keys.items() if key in values}
 
-    def _experts(self, timestep: Tensor) -> list[str]:
-        """The expert of each sample, one '' without experts; the noisiest part of a
-        sample decides.
+    def _predict(
+        self,
+        expert: str,
+        noisy_latents: Tensor,
+        timestep: Tensor,
+        conditions: Mapping[str, Any],
+        branch: str,
+    ) -> Tensor:
+        model_fn = self.spec.model_fn
+        components = self.bind_components(model_fn, expert, branch=branch)
+        with (
+            torch.autocast(self.device.type, self.autocast)
+            if self.autocast is not None
+            else nullcontext()
+        ):
+            prediction: Tensor = model_fn.function(
+                noisy_latents, timestep, **conditions, **components
+            )
+        return prediction
+
+    def _rows_by_expert(self, timestep: Tensor) -> dict[str, list[int]]:
+        """Return the expert for each row of a batch; one ('' without experts) if there
+        is no choice.
         """
         experts, only = self.spec.experts, self._only_expert()
         if experts is None or only:
-            return [only]
-        return [
-            experts.choose(one)
-            for one in timestep.reshape(len(timestep), -1).amax(1).tolist()
-        ]
+            return {only: []}
+        # A sample may have a timestep for each token: the noisiest decides.
+        noisiest = timestep.reshape(len(timestep), -1).amax(1)
+        rows: dict[str, list[int]] = {}
+        for row, one in enumerate(noisiest.tolist()):
+            rows.setdefault(experts.choose(one), []).append(row)
+        return rows
 
     def _only_expert(self) -> str:
-        """The one expert that is loaded, else ''."""
-        experts = self.spec.experts
-        loaded = (
-            [name for name in experts.components if name in self.components]
-            if experts
-            else []
-        )
+        """Return the one expert that is loaded, else ''."""
+        if self.spec.experts is None:
+            return ""
+        loaded = [
+            name for name in self.spec.experts.components if name in self.components
+        ]
         return loaded[0] if len(loaded) == 1 else ""
 
-    def _configured_expert(self) -> str:
-        """The first expert of which the configuration is known, else ''."""
+    def _component(self, name: str, expert: str, function: FunctionSpec) -> Any:
         experts = self.spec.experts
-        return (
-            next((name for name in experts.components if name in self.configs), "")
-            if experts
-            else ""
-        )
-
-    def _component(self, name: str, borrower: FunctionSpec) -> Any:
+        if experts is not None and component_of(name) == experts.denoiser:
+            if name != experts.denoiser and not expert:
+                # A configuration: the experts differ in their weights alone.
+                known = (one for one in experts.components if one in self.configs)
+                expert = next(known, "")
+            name = (expert or experts.denoiser) + name.removeprefix(experts.denoiser)
         if name in self.components:
             return self.components[name]
-        if name.endswith("_config") and name.removesuffix("_config") in self.configs:
-            return self.configs[name.removesuffix("_config")]
+        config = name.removesuffix("_config")
+        if config != name and config in self.configs:
+            return self.configs[config]
         loaded = ", ".join(self.components) or "none"
-        raise UsageError(
-            f"unit {borrower.name}",
-            f"{name} is not loaded; loaded components: {loaded}",
-        )
+        what = f"{name} is not loaded; loaded components: {loaded}"
+        raise UsageError(f"unit {function.name}", what)
 
 
-def _rows(value: Any, rows: list[int]) -> Any:
-    """Some samples of a collated value; what is not a tensor is the same for all."""
+def _select(value: Any, rows: list[int]) -> Any:
+    """Return some samples of a collated value; what is not a tensor is the same for all."""
     if isinstance(value, Tensor):
         return value[rows]
     if isinstance(value, list):
-        return [_rows(item, rows) for item in value]
-    return (
-        {name: _rows(item, rows) for name, item in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
+        return [_select(item, rows) for item in value]
+    if isinstance(value, dict):
+        return {name: _select(item, rows) for name, item in value.items()}
+    return value
 
 
 def _constrain_nothing(

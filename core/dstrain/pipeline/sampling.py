@@ -1,5 +1,5 @@
-"""Inference: the same units, model_fn, hold, guide and schedule as training, stepped by
-Euler's rule.
+"""Plan inference and integrate from noise to latents by Euler's rule, with the same
+units, model_fn and schedule as training.
 """
 
 import math
@@ -26,66 +26,52 @@ from dstrain.graph.unit import FunctionSpec
 
 NEGATIVE = "negative"
 NOISE_DEVICE = "cpu"
-"""Where initial noise is drawn unless a call, or a row, says otherwise: the same
-numbers on every machine.
-"""
+"""Where initial noise is drawn by default: the same numbers on every machine."""
 OnStep = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """num_inference_steps; guidance_scale: 1 is none; seed of the initial noise;
-    latents: that noise itself, if given.
-
-    rand_device: where the noise is drawn. on_step: called after each step with its
-    index and the latents.
-    """
+    """The options of the sampler."""
 
     num_inference_steps: int
     guidance_scale: float = 1.0
+    """1 is no guidance."""
     seed: int = 0
+    """The seed of the initial noise."""
     latents: Tensor | None = None
+    """The initial noise itself, in place of a seed."""
     on_step: OnStep | None = None
+    """Called after each step with its index and the latents."""
     rand_device: str = NOISE_DEVICE
+    """The device that draws the initial noise."""
 
 
-def _sampled() -> None:
-    """Stand where a task has its loss: inference has none, and the sampler runs
-    instead.
-    """
+def _no_loss() -> None:
+    """Stand where a task has its loss: in inference the sampler runs instead."""
 
 
 def generate_task(spec: PipelineSpec, guided: bool) -> Task:
-    """The task whose needs are those of inference: the latents' shape and what the
-    decoders read.
+    """Return a task that needs what inference needs: the inputs of the latents' shape
+    and of the decoders.
     """
-    made = {name for decoder in spec.decoders for name in decoder.outputs}
-    reads = dict(spec.latent_shape.inputs)
-    reads |= {
-        name: need
-        for decoder in spec.decoders
-        for name, need in decoder.inputs.items()
-        if name not in made
-    }
-    borrows = dict.fromkeys(
-        name
-        for reader in (spec.latent_shape, *spec.decoders)
-        for name in reader.components
-    )
+    inputs = dict(spec.latent_shape.inputs)
+    components = dict.fromkeys(spec.latent_shape.components)
+    decoded: set[str] = set()
+    for decoder in spec.decoders:
+        for name, is_required in decoder.inputs.items():
+            if name not in decoded:
+                inputs[name] = is_required
+        components |= dict.fromkeys(decoder.components)
+        decoded.update(decoder.outputs)
+    function = FunctionSpec("generate", _no_loss, inputs, tuple(components))
     branches = (POSITIVE, NEGATIVE) if guided else (POSITIVE,)
-    return Task(
-        "generate",
-        FunctionSpec("generate", _sampled, reads, tuple(borrows)),
-        branches,
-        from_rows=False,
-    )
+    return Task("generate", function, branches, from_rows=False)
 
 
 @dataclass(frozen=True)
 class InferenceCall:
-    """The arguments of one inference, with the variant's defaults, and the plan for
-    them.
-    """
+    """The arguments of one inference, defaults included, and the plan for them."""
 
     sampling: Sampling
     inputs: Mapping[str, Any]
@@ -96,54 +82,49 @@ def plan_inference(
     spec: PipelineSpec, arguments: Mapping[str, Any], columns: tuple[str, ...] = ()
 ) -> InferenceCall:
     """Split arguments into the fields of `Sampling` and the variant's inputs (prompt,
-    height, ...), and plan for them.
+    height, ...), add the variant's defaults, and plan.
 
-    What is not given is the variant's default; None is no value. Guidance is on if
-    guidance_scale > 1 and the negative side has its inputs; of a scale that is given,
-    an input of that side that is not is '' if it is a text. columns: as in
-    `PipelineSpec.plan`. Raises UsageError for a name that is neither, and for an input that
-    is needed and absent.
+    Guidance is on if guidance_scale > 1 and the inputs of the negative branch are
+    there. If the scale is an argument, missing texts among them are ''. Raises
+    UsageError for an unknown argument, and for a required input that is missing.
+
+    Args:
+        spec: The pipeline spec.
+        arguments: Arguments by name; None counts as absent.
+        columns: As in `make_plan`.
     """
     fields = set(Sampling.__dataclass_fields__)
     known = fields | set(spec.inputs)
     for name in arguments:
         if name not in known:
-            raise UsageError(
-                "pipe()", f"takes no argument {name!r}{nearest(name, known)}"
-            )
+            what = f"takes no argument {name!r}{nearest(name, known)}"
+            raise UsageError("pipe()", what)
     settings = {name: setting.value for name, setting in spec.settings.items()}
-    merged = {**settings, **spec.defaults, **arguments}
-    merged = {name: value for name, value in merged.items() if value is not None}
-    inputs = {name: value for name, value in merged.items() if name not in fields}
-    sampling = Sampling(
-        **{name: value for name, value in merged.items() if name in fields}
-    )
+    inputs: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for name, value in {**settings, **spec.defaults, **arguments}.items():
+        if value is not None:
+            (options if name in fields else inputs)[name] = value
+    sampling = Sampling(**options)
+    guided = sampling.guidance_scale > 1
     negatives = {
         negative for positive, negative in spec.cfg_inputs.items() if positive in inputs
     }
-    if sampling.guidance_scale > 1 and arguments.get("guidance_scale") is not None:
-        inputs |= {
-            name: _blank(spec, name)
-            for name in sorted(negatives - {*inputs, *arguments})
-        }
-    guided = sampling.guidance_scale > 1 and negatives <= set(inputs)
-    return InferenceCall(
-        sampling,
-        inputs,
-        make_plan(
-            spec, frozenset(inputs), generate_task(spec, guided), columns=columns
-        ),
-    )
+    if guided and arguments.get("guidance_scale") is not None:
+        for name in sorted(negatives - {*inputs, *arguments}):
+            inputs[name] = _blank(spec, name)
+    task = generate_task(spec, guided and negatives <= inputs.keys())
+    plan = make_plan(spec, frozenset(inputs), task, columns=columns)
+    return InferenceCall(sampling, inputs, plan)
 
 
 def _blank(spec: PipelineSpec, name: str) -> str:
+    """Return '' for a text; raise UsageError for another input."""
     source = spec.inputs[name]
     if isinstance(source, Column | InferenceOnly) and source.kind == "text":
         return ""
-    raise UsageError(
-        "guidance_scale",
-        f"above 1 needs input {name!r} for the negative side, and it is absent",
-    )
+    what = f"above 1 needs input {name!r} for the negative branch, and it is absent"
+    raise UsageError("guidance_scale", what)
 
 
 def integrate(
@@ -154,42 +135,39 @@ def integrate(
     steps: int,
     on_step: OnStep | None = None,
 ) -> LatentConstraint:
-    """Step from noise, (batch, channels, ...) fp32, by Euler's rule; returns the last
-    latents with the loss mask.
+    """Step from noise, (batch, channels, ...) fp32, to the last latents, with the loss
+    mask; gradients are kept where the caller keeps them.
 
-    velocity: (latents, timestep) -> noise - x_0 as predicted, whose gradients are kept
-    where the caller keeps any.
+    Args:
+        schedule: The sigmas.
+        constrain_latents: What the variant keeps fixed at each step.
+        velocity: (latents, timestep) -> the prediction of noise - x_0.
+        noise: The initial noise.
+        steps: The number of steps.
+        on_step: Called after each step with its index and the latents.
     """
-    sigmas = schedule.sigmas(
-        steps, math.prod(noise.shape[2:]) // schedule.latents_per_token
-    )
+    pixels = math.prod(noise.shape[2:])
+    sigmas = schedule.sigmas(steps, pixels // schedule.latents_per_token)
     latents = noise
     for i in range(steps):
-        timestep = (
-            (sigmas[i] * TRAIN_TIMESTEPS).expand(latents.shape[0]).to(latents.device)
-        )
+        timestep = (sigmas[i] * TRAIN_TIMESTEPS).expand(len(latents)).to(noise.device)
         constrained = constrain_latents(latents, timestep, noise)
-        latents = (
-            constrained.latents
-            + (sigmas[i + 1] - sigmas[i])
-            * velocity(constrained.latents, constrained.timestep).float()
-        )
+        prediction = velocity(constrained.latents, constrained.timestep).float()
+        latents = constrained.latents + (sigmas[i + 1] - sigmas[i]) * prediction
         if on_step is not None:
             on_step(i, latents)
-    return constrain_latents(
-        latents, torch.zeros(latents.shape[0], device=latents.device), noise
-    )
+    end = torch.zeros(len(latents), device=latents.device)
+    return constrain_latents(latents, end, noise)
 
 
 def seeded_noise(shape: Sequence[int], seed: int, device: str = NOISE_DEVICE) -> Tensor:
-    """fp32 noise of one sample; each kind of device draws its own. Raises UsageError
-    where that device is absent.
+    """Draw the fp32 noise of one sample on a device; other kinds of device draw other
+    numbers. Raises UsageError if there is no such device.
     """
     name = device.strip() or NOISE_DEVICE
     try:
-        return torch.randn(
-            tuple(shape), generator=torch.Generator(name).manual_seed(seed), device=name
-        )
+        generator = torch.Generator(name).manual_seed(seed)
+        return torch.randn(tuple(shape), generator=generator, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         what = f"the noise of device {name!r} cannot be drawn here; another device draws other noise from a seed"
         raise UsageError("rand_device", what) from error

@@ -1,4 +1,4 @@
-"""Which variant of a family a run means, and the constants of it that flags change."""
+"""Choose the variant of a family that a run means, and apply flags to its constants."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,37 +15,39 @@ from dstrain.models.locate import ModelConfig, denoiser_config, place_of
 from dstrain.registry.discovery import variant_of
 from dstrain.registry.family import ModelFamily
 
+Score = tuple[int, int]
+"""(names of what is given that a variant uses, less the names that it lacks)."""
+
 
 @dataclass(frozen=True)
 class Hints:
-    """What tells a variant where --variant does not.
-
-    fits: how well a variant fits what is given (a data set's columns, the inputs of
-    inference): how many of these it uses, and less how many it lacks; None if it cannot
-    do with them. either: take the first if several are left.
-    """
+    """What tells the variant if --variant does not."""
 
     models: Sequence[ModelConfig] = ()
-    fits: Callable[[PipelineSpec], tuple[int, int] | None] | None = None
-    either: bool = False
+    score: Callable[[PipelineSpec], Score | None] | None = None
+    """Rates how well a variant fits what is given (a dataset's columns, the inputs of
+    inference); None if it cannot run with them.
+    """
+    take_first: bool = False
+    """Whether to take the first of several variants that are left."""
 
 
 def choose_variant(family: ModelFamily, name: str | None, hints: Hints) -> str:
-    """The variant named, else what the denoiser's id, columns or inputs, its
-    configuration, and other ids leave.
+    """Return the variant named, else the one left by the denoiser's id, then columns or
+    inputs, then the denoiser's configuration, then other ids.
 
     Raises UsageError naming the candidates if several are left.
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
     left = _by_id(family, _denoisers(family, hints.models)) or family.variants
-    left = _by_fit(family, left, hints) or left
+    left = _by_score(family, left, hints) or left
     if len(left) > 1 and hints.models:
-        left = _by_configuration(family, left, hints.models) or left
+        left = _by_config(family, left, hints.models) or left
     if len(left) > 1:
         others = _by_id(family, hints.models)
         left = tuple(variant for variant in left if variant in others) or left
-    if len(left) > 1 and not hints.either:
+    if len(left) > 1 and not hints.take_first:
         raise UsageError("--variant", f"could be {', '.join(left)}; say which")
     return left[0]
 
@@ -53,153 +55,132 @@ def choose_variant(family: ModelFamily, name: str | None, hints: Hints) -> str:
 def with_overrides(
     spec: PipelineSpec, family: ModelFamily, config: ModelChoice
 ) -> PipelineSpec:
-    """The pipeline spec with its settings as flags, or --toy, have them.
+    """Return the pipeline spec with the constants that flags, or --toy, give.
 
-    Raises UsageError for text that is no such value, and for the flag of a setting that
+    Raises UsageError for text that is no such value, and for the flag of a constant that
     the variant does not have.
     """
-    changed: dict[str, Any] = {}
+    flags = config.family_options
     for option in family.options:
-        if (
-            option.name in config.family_options
-            and option.variants
-            and spec.variant not in option.variants
-        ):
-            raise UsageError(
-                f"--{option.name}",
-                f"has no effect: it is for {', '.join(option.variants)}",
-            )
-        known = option.component or option.saves or option.name in spec.settings
-        if option.name in config.family_options and not known:
-            raise UsageError(
-                f"--{option.name}",
-                f"has no effect: variant {spec.variant} has no such setting",
-            )
+        if option.name not in flags:
+            continue
+        flag = f"--{option.name}"
+        if option.variants and spec.variant not in option.variants:
+            variants = ", ".join(option.variants)
+            raise UsageError(flag, f"has no effect: it is for {variants}")
+        if not (option.component or option.saves or option.name in spec.settings):
+            what = f"has no effect: variant {spec.variant} has no such setting"
+            raise UsageError(flag, what)
+    changed: dict[str, Any] = {}
     for name, setting in spec.settings.items():
-        text = config.family_options.get(name)
-        if text is not None:
-            changed[name] = replace(setting, value=_constant(name, text, setting))
+        if flags.get(name) is not None:
+            value = _parse_constant(name, flags[name], setting)
+            changed[name] = replace(setting, value=value)
         elif config.toy and setting.toy is not None:
             changed[name] = replace(setting, value=setting.toy)
     return replace(spec, inputs={**spec.inputs, **changed}) if changed else spec
 
 
-def fitting_columns(
+def score_columns(
     columns: Collection[str],
     extra: Collection[str],
     file_keys: Collection[str] | None = None,
-) -> Callable[[PipelineSpec], tuple[int, int] | None]:
-    """Say how many columns of a data set a variant reads; None if it lacks one that it
-    needs, or an extra input.
+) -> Callable[[PipelineSpec], Score | None]:
+    """Return a function that scores variants by the columns of a dataset that they use;
+    None if a variant lacks one that it needs, or does not know an extra input.
 
-    file_keys: the columns whose files are loaded; None for all.
+    Args:
+        columns: The dataset's columns.
+        extra: Inputs or columns that the variant has to know.
+        file_keys: The columns whose files are loaded; None for all.
     """
 
-    def fits(spec: PipelineSpec) -> tuple[int, int] | None:
-        every = {
-            name: source
+    def score(spec: PipelineSpec) -> Score | None:
+        known = {
+            name: source.name
             for name, source in spec.inputs.items()
             if isinstance(source, Column)
+            and (file_keys is None or not source.is_file or source.name in file_keys)
         }
-        sources = {
-            n: s
-            for n, s in every.items()
-            if file_keys is None or not s.is_file or s.name in file_keys
-        }
-        present = {
-            name: source.name
-            for name, source in sources.items()
-            if source.name in columns
-        }
-        if not set(extra) <= {*sources, *present.values()}:
+        present = {name: column for name, column in known.items() if column in columns}
+        if not set(extra) <= {*known, *present.values()}:
             return None
-        used, known = (
-            set(present.values()),
-            {source.name for source in sources.values()},
-        )
-        return (
-            (len(used), len(used) - len(known))
-            if spec.can_train(frozenset(present))
-            else None
-        )
+        if not spec.can_train(frozenset(present)):
+            return None
+        used = len(set(present.values()))
+        return used, used - len(set(known.values()))
 
-    return fits
+    return score
 
 
-def fitting_inputs(
-    inputs: Collection[str],
-) -> Callable[[PipelineSpec], tuple[int, int] | None]:
-    """Say how many of the inputs given to inference a variant knows; None if it lacks
-    one that it needs.
+def score_inputs(inputs: Collection[str]) -> Callable[[PipelineSpec], Score | None]:
+    """Return a function that scores variants by the inputs of inference that they use;
+    None if a variant lacks one that it needs.
     """
 
-    def fits(spec: PipelineSpec) -> tuple[int, int] | None:
+    def score(spec: PipelineSpec) -> Score | None:
         present = frozenset(inputs) & set(spec.inputs)
-        return (
-            (len(present), 0) if spec.can_train(present | set(spec.defaults)) else None
-        )
+        if not spec.can_train(present | set(spec.defaults)):
+            return None
+        return len(present), 0
 
-    return fits
+    return score
 
 
 def _denoisers(family: ModelFamily, models: Sequence[ModelConfig]) -> list[ModelConfig]:
-    """The files that are in a folder of the denoiser, or of a part of it; without any,
-    those in no known folder.
+    """Return the files in a folder of the denoiser, or of a part of it; if there are
+    none, those in no known folder.
     """
     known: Sequence[Component] = family.load("components")
-    denoiser = next(
-        component for component in known if component.name == family.default_trainable
-    )
-    parts = {component.name for component in known if component.same_keys_as(denoiser)}
-    places = [(place_of(config, known), config) for config in models]
-    return [config for name, config in places if name in parts] or [
-        config for name, config in places if not name
-    ]
+    (denoiser,) = (one for one in known if one.name == family.default_trainable)
+    parts = {one.name for one in known if one.same_keys_as(denoiser)}
+    places = [(config, place_of(config, known)) for config in models]
+    inside = [config for config, place in places if place in parts]
+    return inside or [config for config, place in places if not place]
 
 
 def _by_id(family: ModelFamily, models: Iterable[ModelConfig]) -> tuple[str, ...]:
-    """The variants that some model id means."""
+    """Return the variants that some model id means."""
     ids = [config.model_id for config in models if config.model_id]
-    patterns = (
-        (variant, family.model_ids.get(variant, ())) for variant in family.variants
-    )
-    return tuple(
-        variant
-        for variant, known in patterns
-        if any(fnmatchcase(one, p) for one in ids for p in known)
-    )
+    found = []
+    for variant in family.variants:
+        patterns = family.model_ids.get(variant, ())
+        if any(fnmatchcase(one, pattern) for one in ids for pattern in patterns):
+            found.append(variant)
+    return tuple(found)
 
 
-def _by_fit(family: ModelFamily, left: Sequence[str], hints: Hints) -> tuple[str, ...]:
-    """Of several variants, those that use most of what is given."""
-    if hints.fits is None or len(left) == 1:
+def _by_score(
+    family: ModelFamily, left: Sequence[str], hints: Hints
+) -> tuple[str, ...]:
+    """Return the variants with the highest score."""
+    if hints.score is None or len(left) == 1:
         return ()
-    used = {variant: hints.fits(family.load("pipelines")(variant)) for variant in left}
-    most = max((number for number in used.values() if number is not None), default=None)
-    return tuple(
-        variant
-        for variant, number in used.items()
-        if number is not None and number == most
-    )
+    scores: dict[str, Score] = {}
+    for variant in left:
+        score = hints.score(family.load("pipelines")(variant))
+        if score is not None:
+            scores[variant] = score
+    best = max(scores.values(), default=None)
+    return tuple(variant for variant, score in scores.items() if score == best)
 
 
-def _by_configuration(
+def _by_config(
     family: ModelFamily, left: Sequence[str], models: Sequence[ModelConfig]
 ) -> tuple[str, ...]:
+    """Return the variants that fit the denoiser's configuration."""
     if not family.variants_for:
         return ()
     try:
-        content = denoiser_config(family, models)
+        config = denoiser_config(family, models)
     except DstrainError:
-        return ()  # files that are missing, or that do not fit, are reported with what they are needed for
-    fitting = family.load("variants_for")(content)
+        # Missing and unfit files are reported later, with what needs them.
+        return ()
+    fitting = family.load("variants_for")(config)
     return tuple(variant for variant in left if variant in fitting)
 
 
-def _constant(name: str, text: str, setting: Constant) -> Any:
-    """The value of a setting that text gives; raises UsageError, naming the flag, for
-    text that is no such value.
-    """
+def _parse_constant(name: str, text: str, setting: Constant) -> Any:
     try:
         cell = read_literal(text, setting.as_column(name))
     except ValueError as error:

@@ -24,7 +24,7 @@ from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.variants import (
     Hints,
     choose_variant,
-    fitting_columns,
+    score_columns,
     with_overrides,
 )
 from dstrain.registry.discovery import load_family
@@ -78,7 +78,7 @@ def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> 
             else split_commas(config.data_file_keys)
         )
         return Hints(
-            models, fitting_columns(read_metadata(path).columns, extra, keys), either
+            models, score_columns(read_metadata(path).columns, extra, keys), either
         )
     place = (
         (config.feature_cache or config.dataset_base_path)

@@ -1,6 +1,7 @@
 """Inference: Euler's rule on the family's schedule, with its hold and guidance."""
 
 from dataclasses import replace
+from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict
@@ -11,7 +12,7 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.plan import branch_key, make_plan
 from dstrain.graph.schedule import LatentConstraint
-from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS
+from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS, GIVEN_TO_DECODER
 from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
@@ -190,11 +191,12 @@ def test_what_is_held_is_held_at_every_step_and_at_the_end(pipe: Pipeline) -> No
     decoded: list[Tensor] = []
     decoder = pipe.spec.decoders[0]
 
+    @wraps(decoder.function)
     def look(latents: Tensor, *, vae: Any) -> Any:
         decoded.append(latents)
         return decoder.function(latents, vae=vae)
 
-    pipe.spec = replace(pipe.spec, decoders=(replace(decoder, function=look),))
+    pipe.spec = replace(pipe.spec, decoders=(Unit(look, given=GIVEN_TO_DECODER),))
     seen: list[tuple[Tensor, Tensor]] = []
     pipe.components["dit"].register_forward_hook(
         lambda _, given, made: seen.append((given[0], made))

@@ -22,8 +22,8 @@ from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.variants import (
     Hints,
     choose_variant,
-    fitting_columns,
-    fitting_inputs,
+    score_columns,
+    score_inputs,
     with_overrides,
 )
 from dstrain.registry.family import Option
@@ -81,7 +81,7 @@ def test_a_list_where_one_file_is_read_tells_the_variants_that_read_several(
 def test_the_name_given_wins_over_everything() -> None:
     hints = Hints(
         (ModelConfig(model_id="Tiny/Other-1", origin_file_pattern="x"),),
-        fitting_columns(("image",), ()),
+        score_columns(("image",), ()),
     )
     assert choose_variant(MODEL, "base", hints) == "base"
     with pytest.raises(UsageError, match=r"no variant 'othr'.*did you mean 'other'"):
@@ -109,9 +109,7 @@ def test_the_denoisers_model_id_tells_the_variant(
 ) -> None:
     configs = tuple(ModelConfig(None, *pair) for pair in models)
     assert (
-        choose_variant(
-            MODEL, None, Hints(configs, fitting_columns(COLUMNS["base"], ()))
-        )
+        choose_variant(MODEL, None, Hints(configs, score_columns(COLUMNS["base"], ())))
         == variant
     )
 
@@ -121,21 +119,21 @@ def test_columns_tell_the_variant_that_uses_most_of_them_and_lacks_least(
     variant: str,
 ) -> None:
     assert (
-        choose_variant(MODEL, None, Hints((), fitting_columns(COLUMNS[variant], ())))
+        choose_variant(MODEL, None, Hints((), score_columns(COLUMNS[variant], ())))
         == variant
     )
 
 
 def test_an_extra_input_is_known_to_the_variant() -> None:
-    fits = fitting_columns(COLUMNS["other"], ("mood",))
+    fits = score_columns(COLUMNS["other"], ("mood",))
     assert fits(build("base")) is None
     assert fits(build("other")) == (3, 0)
 
 
 def test_a_variant_that_lacks_what_its_denoiser_needs_does_not_fit() -> None:
-    assert fitting_columns(("image",), ())(build("base")) is None
-    assert fitting_inputs(("mood",))(build("other")) is None
-    assert fitting_inputs(("prompt", "mood"))(build("other")) == (2, 0)
+    assert score_columns(("image",), ())(build("base")) is None
+    assert score_inputs(("mood",))(build("other")) is None
+    assert score_inputs(("prompt", "mood"))(build("other")) == (2, 0)
 
 
 def test_the_denoisers_configuration_decides_where_nothing_else_does(
@@ -181,7 +179,7 @@ def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
                 choose_variant(family, None, Hints(models))
             assert (
                 choose_variant(
-                    family, None, Hints(models, fitting_columns(COLUMNS["other"], ()))
+                    family, None, Hints(models, score_columns(COLUMNS["other"], ()))
                 )
                 == "other"
             )
@@ -193,8 +191,8 @@ def test_a_column_whose_files_are_not_loaded_is_no_hint() -> None:
         inputs={**build("base").inputs, "mask": Column("mask", "image")},
     )
     columns = ("image", "prompt", "mask")
-    assert fitting_columns(columns, ())(spec) == (3, 0)
-    assert fitting_columns(columns, (), ("image",))(spec) == (2, 0)
+    assert score_columns(columns, ())(spec) == (3, 0)
+    assert score_columns(columns, (), ("image",))(spec) == (2, 0)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -229,9 +227,7 @@ def test_an_encoders_id_decides_only_between_what_everything_else_leaves() -> No
     encoder = (ModelConfig(None, "Tiny/Other-1", "vae/*.safetensors"),)
     assert choose_variant(silent, None, Hints(encoder)) == "other"
     assert (
-        choose_variant(
-            silent, None, Hints(encoder, fitting_columns(COLUMNS["base"], ()))
-        )
+        choose_variant(silent, None, Hints(encoder, score_columns(COLUMNS["base"], ())))
         == "base"
     )
 
@@ -241,7 +237,7 @@ def test_several_that_are_left_are_named_unless_either_will_do(here: Path) -> No
     shards = (ModelConfig(path=weights_of(here / "model")["dit"]),)
     with pytest.raises(UsageError, match="--variant: could be base, other; say which"):
         choose_variant(silent, None, Hints(shards))
-    assert choose_variant(silent, None, Hints(shards, either=True)) == "base"
+    assert choose_variant(silent, None, Hints(shards, take_first=True)) == "base"
 
 
 @pytest.mark.usefixtures("tiny")
