@@ -1,9 +1,9 @@
-"""Checkpoint formats: how the keys of a published file map to those of a network."""
+"""Checkpoint formats map the keys of published files to those of a network."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import filter as names_like
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,40 +11,49 @@ import torch
 from torch import Tensor
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Names of weights -> their shapes."""
+"""Key -> the shape of its tensor."""
 Part = Callable[[Shapes, str], tuple[int, int | None]]
-"""(the file's shapes, a name in it) -> the first row wanted of that tensor and the one
-after the last, or None.
+"""(shapes in the file, a key there) -> the first row wanted of that tensor, and the one
+after the last or None.
 """
 
 
 class TensorSlice(NamedTuple):
-    """Rows `start` to `stop` (along the first axis; by default all) of the tensor
-    `name` in a file.
-    """
+    """Rows, along the first axis, of a tensor in a file; by default all of them."""
 
     name: str
     start: int = 0
     stop: int | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it is the whole tensor."""
+        return self.start == 0 and self.stop is None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return a view of these rows; a tensor without axes is always whole."""
+        return tensor if self.is_whole else tensor[self.start : self.stop]
+
 
 class KeyMap(NamedTuple):
-    """A line of a layout's table: the file's name for a module or weight of the
-    network.
+    """One line of a checkpoint format: the file's name for a module or weight.
 
     Each `*` stands for a number, the same ones in the same order on both sides. What
-    follows (`.weight`) is kept. Several rows may name the same `own`: it is their parts
-    joined. part: which rows of the file's tensor; None: all.
+    follows the name (`.weight`) is kept. Several lines with the same `ours` are parts
+    to be joined.
     """
 
-    own: str
-    file: str
+    ours: str
+    """The name in the network."""
+    theirs: str
+    """The name in the file."""
     part: Part | None = None
+    """The rows of the file's tensor; None for all."""
 
 
 def nth_of(index: int, count: int) -> Part:
-    """Part `index`, counted from 0, of `count` parts of equal size, such as the keys of
-    a fused query, key, value.
+    """Return part `index` of `count` equal parts, such as the key of a fused query, key
+    and value.
     """
     return partial(_nth_of, index, count)
 
@@ -54,77 +63,74 @@ def _nth_of(index: int, count: int, shapes: Shapes, name: str) -> tuple[int, int
     return index * rows // count, (index + 1) * rows // count
 
 
-def same_config(content: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any]:
-    """`CheckpointFormat.configuration` of a layout that is published with config.json in the
-    network's own terms.
-    """
-    return content
+def same_config(config: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any]:
+    """Return config.json as it is, for formats published in the network's own terms."""
+    return config
 
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """Another arrangement of a network's weights than its own, as in original
-    checkpoints.
-
-    marks: patterns of names, all of which files in this layout have. rows: the table,
-    or how it follows from the files' shapes; it holds for any width and depth. Names
-    that no row knows are the network's own. ignored: patterns of names in such files
-    that the network has no use for. configuration: (content of a config.json of this
-    layout's publisher, own shapes or {} without files) -> content in the network's
-    terms, or None if it is no such content. A config.json beside files of a layout
-    without it, or of files whose names have a prefix, is left aside: it is another
-    component's.
-    """
+    """Other keys for a network's weights than its own, as in original checkpoints."""
 
     key_patterns: tuple[str, ...]
+    """Patterns of keys, all of which are in files of this format."""
     rows: tuple[KeyMap, ...] | Callable[[Shapes], tuple[KeyMap, ...]] = ()
+    """The table, or how it follows from the shapes in a file; it holds for any width
+    and depth. Keys that no line maps are the network's own."""
     ignored: tuple[str, ...] = ()
+    """Patterns of keys that the network has no use for."""
     configuration: (
         Callable[[Mapping[str, Any], Shapes], Mapping[str, Any] | None] | None
     ) = None
+    """(config.json of this format's publisher, the network's shapes or {}) -> the
+    configuration in the network's terms; None for another component's config.json.
+    Without it, config.json beside such files is another component's."""
 
     def convert(self, shapes: Shapes) -> dict[str, tuple[TensorSlice, ...]]:
-        """Return what each of the network's weights is made of: its pieces, to be
-        joined along the first axis.
+        """Return the parts of each of the network's weights, to be joined along the
+        first axis.
 
-        shapes: names in the file, without prefix. Axes of length 1 may be more or fewer
-        than the network's.
+        Axes of length 1 may be more or fewer than the network's.
+
+        Args:
+            shapes: Keys in the file, without prefix, and their shapes.
         """
-        table = [
-            (place, row, _pattern(row.file))
-            for place, row in enumerate(self._rows(shapes))
-        ]
+        rows = self._rows(shapes)
+        patterns = [_pattern(row.theirs) for row in rows]
         found: dict[str, list[tuple[int, TensorSlice]]] = {}
         for name in shapes:
-            hits = [
-                (place, row, hit)
-                for place, row, pattern in table
-                if (hit := pattern.fullmatch(name))
-            ]
-            longest = max((len(row.file) for _, row, _ in hits), default=0)
-            for place, row, hit in hits:
-                if len(row.file) == longest:
-                    piece = TensorSlice(
-                        name, *(row.part(shapes, name) if row.part else ())
-                    )
-                    found.setdefault(_filled(row.own, hit), []).append((place, piece))
+            hits = []
+            for place, pattern in enumerate(patterns):
+                hit = pattern.fullmatch(name)
+                if hit is not None:
+                    hits.append((place, hit))
             if not hits and not self.ignores(name):
                 found[name] = [(0, TensorSlice(name))]
+            # A line for a module and one for a module inside it may both fit.
+            longest = max((len(rows[place].theirs) for place, _ in hits), default=0)
+            for place, hit in hits:
+                row = rows[place]
+                if len(row.theirs) == longest:
+                    span = row.part(shapes, name) if row.part else ()
+                    parts = found.setdefault(_filled(row.ours, hit), [])
+                    parts.append((place, TensorSlice(name, *span)))
+        # Parts are joined in the order of the table, not of the file.
         return {
-            own: tuple(piece for _, piece in sorted(parts))
-            for own, parts in found.items()
+            ours: tuple(part for _, part in sorted(parts))
+            for ours, parts in found.items()
         }
 
-    def original(self, own: str, shapes: Shapes) -> str:
-        """The name in such a file of one of the network's weights."""
-        for row in sorted(self._rows(shapes), key=lambda row: -len(row.own)):
-            if hit := _pattern(row.own).fullmatch(own):
-                return _filled(row.file, hit)
-        return own
+    def original(self, ours: str, shapes: Shapes) -> str:
+        """Return the key, in such a file, of one of the network's weights."""
+        for row in sorted(self._rows(shapes), key=lambda row: -len(row.ours)):
+            hit = _pattern(row.ours).fullmatch(ours)
+            if hit is not None:
+                return _filled(row.theirs, hit)
+        return ours
 
     def ignores(self, name: str) -> bool:
-        """Whether the network has no use for this name in a file."""
-        return any(names_like([name], pattern) for pattern in self.ignored)
+        """Return whether the network has no use for a key in a file."""
+        return any(fnmatchcase(name, pattern) for pattern in self.ignored)
 
     def _rows(self, shapes: Shapes) -> tuple[KeyMap, ...]:
         return self.rows(shapes) if callable(self.rows) else self.rows
@@ -132,17 +138,16 @@ class CheckpointFormat:
 
 @dataclass(frozen=True)
 class LoraKeyFormat:
-    """How the LoRA files of one program name a component's layers.
-
-    program: what `dstrain export --format` calls it. prefixes: what the names begin
-    with; the first is the one written, '' for none. layout: whose names follow; None:
-    the network's own. flat: there with '_' in the place of '.'.
-    """
+    """The keys of a component's layers in the LoRA files of one program."""
 
     program: str
+    """The program as `dstrain export --format` names it."""
     prefixes: tuple[str, ...]
+    """What keys may begin with, '' for nothing; the first is written."""
     checkpoint_format: CheckpointFormat | None = None
+    """The format whose keys follow; None for the network's own."""
     underscored: bool = False
+    """Whether '_' stands for '.' in them."""
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -152,29 +157,32 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 def _filled(template: str, hit: re.Match[str]) -> str:
+    """Return the template with the numbers of the hit, and what follows it there."""
     numbers = iter(hit.groups()[:-1])
     name = re.sub(r"\*", lambda _: next(numbers), template)
-    rest = hit["rest"]
-    return (
-        rest.removeprefix(".")
-        if not name
-        else name + ("" if rest.startswith(".") or not rest else ".") + rest
-    )
+    rest = hit["rest"].removeprefix(".")
+    return f"{name}.{rest}" if name and rest else name or rest
 
 
 def checkpoint_shapes(
     checkpoint_format: CheckpointFormat, shapes: Shapes, names: Iterable[str] = ()
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes that a file in this layout has, of a network's own names and shapes.
+    """Return the shapes in a file of this format.
 
-    names: names in the file that the layout's table follows from, if it does.
+    Args:
+        checkpoint_format: The format of the file.
+        shapes: The network's own keys and shapes.
+        names: Keys in the file that the format's table follows from, if it does.
     """
     known: Shapes = dict.fromkeys(names, ())
     found: dict[str, tuple[int, ...]] = {}
-    for own, shape in shapes.items():
-        name = checkpoint_format.original(own, known)
+    for ours, shape in shapes.items():
+        name = checkpoint_format.original(ours, known)
+        if not shape:
+            found[name] = ()
+            continue
         rows = found[name][0] if found.get(name) else 0
-        found[name] = (rows + shape[0], *shape[1:]) if shape else ()
+        found[name] = (rows + shape[0], *shape[1:])
     return found
 
 
@@ -183,54 +191,42 @@ def to_checkpoint(
     state: Mapping[str, Tensor],
     names: Iterable[str] = (),
 ) -> dict[str, Tensor]:
-    """A network's state dict as a file in this layout has it: the inverse of
-    `CheckpointFormat.convert`; names as above.
+    """Return a network's state dict as a file of this format has it, the inverse of
+    `from_checkpoint`; for `names` see `checkpoint_shapes`.
     """
-    shapes = checkpoint_shapes(
-        checkpoint_format,
-        {own: tuple(value.shape) for own, value in state.items()},
-        names,
-    )
-    made: dict[str, Tensor] = {}
-    for own, pieces in checkpoint_format.convert(shapes).items():
-        for piece in pieces:
-            made.setdefault(
-                piece.name, torch.zeros(shapes[piece.name], dtype=state[own].dtype)
-            )
-        parts = [
-            made[p.name][p.start : p.stop] if made[p.name].dim() else made[p.name]
-            for p in pieces
-        ]
-        values = (
-            [state[own]]
-            if len(pieces) == 1
-            else torch.split(state[own], [len(part) for part in parts])
-        )
-        for part, value in zip(parts, values, strict=True):
-            part.copy_(value)
-    return made
+    own_shapes = {ours: tuple(value.shape) for ours, value in state.items()}
+    shapes = checkpoint_shapes(checkpoint_format, own_shapes, names)
+    file: dict[str, Tensor] = {}
+    for ours, parts in checkpoint_format.convert(shapes).items():
+        value = state[ours]
+        start = 0
+        for part in parts:
+            if part.name not in file:
+                file[part.name] = torch.zeros(shapes[part.name], dtype=value.dtype)
+            target = part.of(file[part.name])
+            if len(parts) == 1:
+                target.copy_(value)
+            else:
+                target.copy_(value[start : start + len(target)])
+                start += len(target)
+    return file
 
 
 def from_checkpoint(
     checkpoint_format: CheckpointFormat, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """A network's state dict from what a file in this layout has: the inverse of
-    `in_layout`.
-    """
-    table = checkpoint_format.convert(
-        {name: tuple(weight.shape) for name, weight in weights.items()}
-    )
-    state: dict[str, Tensor] = {}
-    for own, pieces in table.items():
-        parts = [
-            weights[p.name]
-            if p == TensorSlice(p.name)
-            else weights[p.name][p.start : p.stop]
-            for p in pieces
-        ]
-        state[own] = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return state
+    """Return a network's state dict from the tensors of a file of this format."""
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    return {
+        ours: join([part.of(weights[part.name]) for part in parts])
+        for ours, parts in checkpoint_format.convert(shapes).items()
+    }
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """Join the parts of a weight along the first axis; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 NATIVE = CheckpointFormat(key_patterns=())
-"""The layout of files that have a network's own names."""
+"""The format of files that have a network's own keys."""
