@@ -150,76 +150,85 @@ def empty_network(build: Callable[[], nn.Module]) -> nn.Module:
 def load_network(
     build: Callable[[], nn.Module], files: Files, dtype: torch.dtype
 ) -> nn.Module:
-    """Build a network and fill it from one or more shard files, whatever their layout;
-    it is in eval mode, on the CPU.
+    """Build a network and fill it from its files; it is in eval mode, on the CPU.
 
-    dtype: of all floating-point weights, whatever the files hold. Weights that a
-    network of transformers declares to be one (`all_tied_weights_keys`) may be there
-    once, and are one. Raises StateError, before any weight is read, when names or
-    shapes of files and network differ.
+    Weights that a network of transformers declares to be tied may be in the files once.
+    Raises StateError, before any weight is read, when keys or shapes of files and
+    network differ.
+
+    Args:
+        build: Builds the network.
+        files: One or more shards, in any of the component's formats.
+        dtype: The dtype of all floating-point weights.
     """
     network = empty_network(build)
     tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
     weights = Weights.of(files)
-    pieces = dict(weights.pieces)
-    for one, other in (*tied.items(), *((other, one) for one, other in tied.items())):
-        if other in pieces:
-            pieces.setdefault(one, pieces[other])
-    weights = replace(weights, pieces=pieces)
+    parts = dict(weights.parts)
+    for one, other in tied.items():
+        if other in parts:
+            parts.setdefault(one, parts[other])
+        elif one in parts:
+            parts[other] = parts[one]
+    weights = replace(weights, parts=parts)
     wanted = {
         name: tuple(weight.shape) for name, weight in network.state_dict().items()
     }
-    _refuse_misfit(wanted, weights, files, type(network).__name__)
+    _check_fit(wanted, weights, files, type(network).__name__)
     network.load_state_dict(weights.read(wanted, dtype), strict=True, assign=True)
     if tied:
         network.tie_weights(missing_keys=set())  # type: ignore[operator]  # of transformers: those whose values are equal
     return network.eval()
 
 
-def _refuse_misfit(
+def _check_fit(
     wanted: Mapping[str, tuple[int, ...]], weights: Weights, files: Files, network: str
 ) -> None:
-    """Raise StateError with examples, in the files' names, of what is missing,
+    """Raise StateError with examples, in the files' keys, of what is missing,
     unexpected or of another shape.
     """
     checkpoint_format = files.checkpoint_format or NATIVE
+    exact = files.checkpoint_format is None
+    file_shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
     have = weights.shapes
-    placed = {name: place.shape for name, place in weights.places.items()}
-    used = {piece.name for own in wanted for piece in weights.pieces.get(own, ())}
-    kinds = {
-        "missing": dict.fromkeys(
-            files.prefix + checkpoint_format.original(own, placed)
-            for own in wanted
-            if own not in have
-        ),
-        "unexpected": [
-            place.name
-            for name, place in weights.places.items()
-            if name not in used and not checkpoint_format.ignores(name)
-        ],
-        "of another shape": [
-            f"{' + '.join(files.prefix + piece.name for piece in weights.pieces[own])} (want {shape}, have {have[own]})"
-            for own, shape in wanted.items()
-            if own in have
-            and not _fits(have[own], shape, exactly=files.checkpoint_format is None)
-        ],
+    used: set[str] = set()
+    missing: dict[str, None] = {}
+    misshapen: list[str] = []
+    for ours, shape in wanted.items():
+        if ours not in have:
+            name = checkpoint_format.original(ours, file_shapes)
+            missing[files.prefix + name] = None
+            continue
+        names = [part.name for part in weights.parts[ours]]
+        used.update(names)
+        if not _fits(have[ours], shape, exact):
+            theirs = " + ".join(files.prefix + name for name in names)
+            misshapen.append(f"{theirs} (want {shape}, have {have[ours]})")
+    unexpected = [
+        tensor.name
+        for name, tensor in weights.tensors.items()
+        if name not in used and not checkpoint_format.ignores(name)
+    ]
+    problems = {
+        "missing": list(missing),
+        "unexpected": unexpected,
+        "of another shape": misshapen,
     }
-    found = [
-        f"{len(names)} {kind}: {_some(list(names))}"
-        for kind, names in kinds.items()
+    lines = [
+        f"{len(names)} {kind}: {_some(names)}"
+        for kind, names in problems.items()
         if names
     ]
-    if found:
+    if lines:
         what = f"these files do not fit {network}, which has {len(wanted)} weights"
-        raise StateError(str(files.folder), what, *found)
+        raise StateError(str(files.folder), what, *lines)
 
 
-def _fits(have: tuple[int, ...], want: tuple[int, ...], exactly: bool) -> bool:
-    return (
-        have == want
-        if exactly
-        else [n for n in have if n != 1] == [n for n in want if n != 1]
-    )
+def _fits(have: tuple[int, ...], want: tuple[int, ...], exact: bool) -> bool:
+    if exact:
+        return have == want
+    # Another format may have more or fewer axes of length 1.
+    return [n for n in have if n != 1] == [n for n in want if n != 1]
 
 
 def _transformers(name: str) -> Any:

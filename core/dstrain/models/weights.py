@@ -1,5 +1,4 @@
-"""Weights in files: found by their names without reading them, in a network's own
-arrangement or another, then read.
+"""Find the weights of components in files by their keys, and read them.
 
 Files are safetensors, or those of `torch.save` (`.pth`, `.pt`, `.bin`), of which
 nothing but tensors is read.
@@ -17,41 +16,40 @@ from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import NATIVE, TensorSlice
+from dstrain.models.formats import NATIVE, TensorSlice, join
 
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 
 
-class Place(NamedTuple):
-    """Where a tensor lies: its file, its name there, and its shape."""
+class TensorInfo(NamedTuple):
+    """A tensor in a file."""
 
     path: Path
     name: str
     shape: tuple[int, ...]
 
 
-def find_weights(paths: Iterable[Path]) -> dict[str, Place]:
-    """Read the headers of files: name -> where it lies.
+def find_weights(paths: Iterable[Path]) -> dict[str, TensorInfo]:
+    """Read the headers of files and return key -> tensor.
 
-    Raises StateError for a file that is absent, damaged or more than tensors, and for a
-    name that is there twice.
+    Raises StateError for a file that is absent, damaged or more than tensors, and for
+    a key that is there twice.
     """
-    places: dict[str, Place] = {}
+    found: dict[str, TensorInfo] = {}
     for path in paths:
         for name, shape in _shapes(path).items():
-            if name in places:
+            if name in found:
+                other = found[name].path.name
                 raise StateError(
                     str(path),
-                    f"{name!r} is also in {places[name].path.name}; give the files of one model only",
+                    f"{name!r} is also in {other}; give the files of one model only",
                 )
-            places[name] = Place(path, name, shape)
-    return places
+            found[name] = TensorInfo(path, name, shape)
+    return found
 
 
 def header(path: Path) -> Mapping[str, str]:
-    """Read what a file that `find_weights` could read says of itself: {} for nothing,
-    and for one of `torch.save`.
-    """
+    """Return the header of a file that `find_weights` could read; {} if it has none."""
     if path.suffix in TORCH_SUFFIXES:
         return {}
     with safe_open(path, framework="pt") as file:
@@ -60,131 +58,114 @@ def header(path: Path) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Weights:
-    """A network's weights as some files have them.
+    """The weights of a network in some files."""
 
-    places: name in the files' layout, without prefix -> where it lies. pieces: the
-    network's own name -> what it is made of.
-    """
-
-    places: Mapping[str, Place]
-    pieces: Mapping[str, tuple[TensorSlice, ...]]
+    tensors: Mapping[str, TensorInfo]
+    """Key in the files' format, without prefix -> tensor."""
+    parts: Mapping[str, tuple[TensorSlice, ...]]
+    """The network's own key -> the parts that are joined to that weight."""
 
     @classmethod
     def of(cls, files: Files) -> "Weights":
         """Find the weights of one component, without reading them; raises StateError as
         `find_weights` does.
         """
-        prefix, found = files.prefix, find_weights(files.paths)
-        places = {
-            name.removeprefix(prefix): place
-            for name, place in found.items()
-            if name.startswith(prefix)
+        tensors = {
+            name.removeprefix(files.prefix): tensor
+            for name, tensor in find_weights(files.paths).items()
+            if name.startswith(files.prefix)
         }
-        return cls(
-            places,
-            (files.checkpoint_format or NATIVE).convert(
-                {name: place.shape for name, place in places.items()}
-            ),
-        )
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        return cls(tensors, (files.checkpoint_format or NATIVE).convert(shapes))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each of the network's own names, its pieces joined."""
-        return {own: self._joined(pieces) for own, pieces in self.pieces.items()}
+        """Return the shape of each weight under the network's own key."""
+        return {ours: self._joined_shape(parts) for ours, parts in self.parts.items()}
 
     def read(
         self, wanted: Mapping[str, tuple[int, ...]], dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """Read weights in these shapes, floating-point ones as `dtype`; those of the
-        same pieces share memory.
+        """Read weights in these shapes, floating-point ones as `dtype`.
+
+        Weights of the same parts share memory: they are tied.
         """
-        made: dict[tuple[TensorSlice, ...], Tensor] = {}
+        read: dict[tuple[TensorSlice, ...], Tensor] = {}
         with ExitStack() as stack:
-            paths = {
-                self.places[piece.name].path
-                for own in wanted
-                for piece in self.pieces[own]
-            }
-            readers = {
-                path: stack.enter_context(_reader(path)) for path in sorted(paths)
-            }
-            for pieces in dict.fromkeys(self.pieces[own] for own in wanted):
-                places = [self.places[piece.name] for piece in pieces]
-                parts = [
-                    _copied(readers[place.path](piece._replace(name=place.name)), dtype)
-                    for place, piece in zip(places, pieces, strict=True)
-                ]
-                made[pieces] = parts[0] if len(parts) == 1 else torch.cat(parts)
+            readers: dict[Path, Callable[[TensorSlice], Tensor]] = {}
+            for ours in wanted:
+                parts = self.parts[ours]
+                if parts in read:
+                    continue
+                values = []
+                for part in parts:
+                    tensor = self.tensors[part.name]
+                    if tensor.path not in readers:
+                        readers[tensor.path] = stack.enter_context(_reader(tensor.path))
+                    value = readers[tensor.path](part._replace(name=tensor.name))
+                    values.append(_copied(value, dtype))
+                read[parts] = join(values)
         return {
-            own: made[self.pieces[own]].reshape(shape) for own, shape in wanted.items()
+            ours: read[self.parts[ours]].reshape(shape)
+            for ours, shape in wanted.items()
         }
 
-    def _joined(self, pieces: Sequence[TensorSlice]) -> tuple[int, ...]:
-        shapes = [self.places[piece.name].shape for piece in pieces]
-        if pieces == (TensorSlice(pieces[0].name),):
+    def _joined_shape(self, parts: Sequence[TensorSlice]) -> tuple[int, ...]:
+        shapes = [self.tensors[part.name].shape for part in parts]
+        if len(parts) == 1 and parts[0].is_whole:
             return shapes[0]
         if len({shape[1:] for shape in shapes}) != 1:
-            names = ", ".join(self.places[piece.name].name for piece in pieces)
+            names = ", ".join(self.tensors[part.name].name for part in parts)
             raise StateError(
-                str(self.places[pieces[0].name].path),
+                str(self.tensors[parts[0].name].path),
                 f"{names}: parts of one weight differ in shape",
             )
-        rows = (
-            len(range(*slice(p.start, p.stop).indices(s[0])))
-            for p, s in zip(pieces, shapes, strict=True)
-        )
-        return (sum(rows), *shapes[0][1:])
+        rows = 0
+        for part, shape in zip(parts, shapes, strict=True):
+            rows += len(range(shape[0])[part.start : part.stop])
+        return (rows, *shapes[0][1:])
 
 
 def recognise(
     files: Files, components: Sequence[Component]
 ) -> list[tuple[tuple[Component, ...], Files]]:
-    """Find the components in files of weights: (the component, or twins of which it is
-    one; its part of the files).
+    """Find the components in files of weights, each with its part of the files; twins,
+    whose keys are the same, are together.
 
-    Raises StateError if there is none, if names of none are there too, or if components
+    Raises StateError if there is none, if there are keys of none, or if components
     cannot be told apart.
     """
     names = list(find_weights(files.paths))
     found: dict[Files, list[Component]] = {}
-    for component in components:
-        arrangement = component.arrangement(names)
-        if arrangement is not None:
-            found.setdefault(
-                replace(
-                    files,
-                    prefix=arrangement.prefix,
-                    checkpoint_format=arrangement.checkpoint_format,
-                ),
-                [],
-            ).append(component)
     by_prefix: dict[str, list[Component]] = {}
-    for part, fitting in found.items():
-        by_prefix.setdefault(part.prefix, []).extend(fitting)
+    for component in components:
+        match = component.arrangement(names)
+        if match is not None:
+            part = replace(
+                files, prefix=match.prefix, checkpoint_format=match.checkpoint_format
+            )
+            found.setdefault(part, []).append(component)
+            by_prefix.setdefault(match.prefix, []).append(component)
     first = str(files.paths[0])
+    its_names = f"its first names: {', '.join(names[:3])}"
     if not found:
-        known = ", ".join(
-            component.name for component in components if component.key_patterns
-        )
-        raise StateError(
-            first, f"is none of {known}; its first names: {', '.join(names[:3])}"
-        )
+        known = _names(c for c in components if c.key_patterns)
+        raise StateError(first, f"is none of {known}; {its_names}")
     for fitting in by_prefix.values():
         if not all(component.same_keys_as(fitting[0]) for component in fitting):
-            alike = ", ".join(component.name for component in fitting)
-            raise StateError(
-                first, f"fits {alike} alike; its first names: {', '.join(names[:3])}"
-            )
-    strangers = [name for name in names if not name.startswith(tuple(by_prefix))]
-    if strangers:
-        these = ", ".join(
-            component.name for fitting in by_prefix.values() for component in fitting
-        )
+            raise StateError(first, f"fits {_names(fitting)} alike; {its_names}")
+    others = [name for name in names if not name.startswith(tuple(by_prefix))]
+    if others:
+        these = _names(c for fitting in by_prefix.values() for c in fitting)
         raise StateError(
             first,
-            f"{len(strangers)} of its names belong to none of {these}: {', '.join(strangers[:3])}",
+            f"{len(others)} of its names belong to none of {these}: {', '.join(others[:3])}",
         )
     return [(tuple(fitting), part) for part, fitting in found.items()]
+
+
+def _names(components: Iterable[Component]) -> str:
+    return ", ".join(component.name for component in components)
 
 
 def _copied(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -196,9 +177,8 @@ def _copied(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     if path.suffix in TORCH_SUFFIXES:
-        return {
-            name: tuple(weight.shape) for name, weight in _torch_weights(path).items()
-        }
+        weights = _torch_weights(path)
+        return {name: tuple(weight.shape) for name, weight in weights.items()}
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
@@ -211,43 +191,35 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def _reader(path: Path) -> Iterator[Callable[[TensorSlice], Tensor]]:
-    """Yield a function that reads a piece of the open file; the tensor may be mapped to
+    """Yield a function that reads rows from the open file; the tensor may be mapped to
     it.
     """
     if path.suffix in TORCH_SUFFIXES:
         weights = _torch_weights(path)
-        yield (
-            lambda piece: (
-                weights[piece.name]
-                if _whole(piece)
-                else weights[piece.name][piece.start : piece.stop]
-            )
-        )
+        yield lambda part: part.of(weights[part.name])
         return
     with safe_open(path, framework="pt") as file:
-        yield (
-            lambda piece: (
-                file.get_tensor(piece.name)
-                if _whole(piece)
-                else file.get_slice(piece.name)[piece.start : piece.stop]
-            )
-        )
 
+        def read(part: TensorSlice) -> Tensor:
+            if part.is_whole:
+                whole: Tensor = file.get_tensor(part.name)
+                return whole
+            rows: Tensor = file.get_slice(part.name)[part.start : part.stop]
+            return rows
 
-def _whole(piece: TensorSlice) -> bool:
-    return (piece.start, piece.stop) == (0, None)
+        yield read
 
 
 def _torch_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file that `torch.save` wrote, mapped, without running anything
-    that it holds.
+    """Return the tensors of a file that `torch.save` wrote, mapped, without running
+    anything in it.
     """
-    advice = "only files of tensors alone are read, as torch.save writes a state dict; or save it as safetensors"
+    advice = "only files of tensors are read, as torch.save writes a state dict; or save it as safetensors"
     try:
         foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         if not foreign:
             weights = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a damaged file ends in whatever its damage leads to
+    except Exception as error:  # a damaged file may raise anything
         reason = str(error).strip().partition("\n")[0]
         raise StateError(
             str(path), f"cannot be read as weights: {reason}", advice
