@@ -107,9 +107,8 @@ def _is_lora(path: Path) -> bool:
     """Whether a file has matrices of LoRA layers, in any program's names; an alpha may
     be a network's own.
     """
-    return any(
-        hit and not hit["alpha"] for hit in map(KEY.fullmatch, find_weights((path,)))
-    )
+    hits = (KEY.fullmatch(name) for name in find_weights((path,)))
+    return any(hit and (hit["ab"] or hit["way"] or hit["embedding"]) for hit in hits)
 
 
 def _check_preset(path: Path, component: str, setup: Setup) -> None:
