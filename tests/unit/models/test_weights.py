@@ -2,7 +2,6 @@
 is ever run.
 """
 
-import multiprocessing.reduction
 import os
 import pathlib
 import pickle
@@ -18,9 +17,7 @@ from dstrain.models.components import Component, Files
 from dstrain.models.formats import (
     CheckpointFormat,
     KeyMap,
-    TensorSlice,
     nth_of,
-    to_checkpoint,
 )
 from dstrain.models.weights import Weights, find_weights, recognise
 from safetensors.torch import save_file
@@ -48,77 +45,6 @@ def written(path: Path, *names: str) -> Files:
     weights = {name: torch.zeros(1) for name in names}
     torch.save(weights, path) if path.suffix == ".pth" else save_file(weights, path)
     return Files((path,))
-
-
-def test_the_longest_row_that_knows_a_name_says_what_it_is() -> None:
-    shapes = {
-        "blocks.3.7.qkv.weight": (6, 2),
-        "blocks.3.norm.bias": (2,),
-        "model.a.b": (1,),
-        "last.gain": (),
-        "x": (1,),
-    }
-    assert LAYOUT.convert({**shapes, "log.scale": ()}) == {
-        "layers.3.mix.7.q.weight": (TensorSlice("blocks.3.7.qkv.weight", 0, 2),),
-        "layers.3.mix.7.k.weight": (TensorSlice("blocks.3.7.qkv.weight", 2, 4),),
-        "layers.3.mix.7.v.weight": (TensorSlice("blocks.3.7.qkv.weight", 4, 6),),
-        "layers.3.rest.norm.bias": (TensorSlice("blocks.3.norm.bias"),),
-        "a.b": (TensorSlice("model.a.b"),),
-        "scale": (TensorSlice("last.gain"),),
-        "x": (TensorSlice("x"),),
-    }
-
-
-def test_pieces_are_joined_in_the_order_of_the_rows() -> None:
-    checkpoint_format = CheckpointFormat(
-        (),
-        (
-            KeyMap("w", "second"),
-            KeyMap("w", "first"),
-            KeyMap("v", "second", nth_of(1, 2)),
-        ),
-    )
-    pieces = checkpoint_format.convert({"first": (2, 3), "second": (4, 3)})
-    assert pieces == {
-        "w": (TensorSlice("second"), TensorSlice("first")),
-        "v": (TensorSlice("second", 2, 4),),
-    }
-
-
-def test_rows_may_follow_from_the_shapes() -> None:
-    def rows(shapes: Any) -> tuple[KeyMap, ...]:
-        return tuple(
-            KeyMap(f"up.{len(shapes) - 1 - i}", f"down.{i}") for i in range(len(shapes))
-        )
-
-    checkpoint_format = CheckpointFormat((), rows)
-    shapes = {"down.0.weight": (1,), "down.1.weight": (1,)}
-    assert set(checkpoint_format.convert(shapes)) == {"up.1.weight", "up.0.weight"}
-    assert checkpoint_format.original("up.1.weight", shapes) == "down.0.weight"
-
-
-@pytest.mark.parametrize(
-    ("own", "name"),
-    [
-        ("layers.3.mix.7.k.weight", "blocks.3.7.qkv.weight"),
-        ("layers.3.rest.norm.bias", "blocks.3.norm.bias"),
-        ("scale", "last.gain"),
-        ("a.b", "model.a.b"),
-    ],
-)
-def test_each_own_name_has_its_name_in_the_file(own: str, name: str) -> None:
-    assert LAYOUT.original(own, {}) == name
-
-
-def test_a_layout_can_be_inverted() -> None:
-    q, k, v = (torch.randn(2, 3) for _ in range(3))
-    own = {
-        f"layers.0.mix.1.{name}.weight": part
-        for name, part in zip("qkv", (q, k, v), strict=True)
-    }
-    old = to_checkpoint(LAYOUT, {**own, "scale": torch.ones(())})
-    assert old.keys() == {"blocks.0.1.qkv.weight", "last.gain"}
-    assert torch.equal(old["blocks.0.1.qkv.weight"], torch.cat([q, k, v]))
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -386,10 +312,3 @@ def test_twins_are_found_together(tmp_path: Path) -> None:
         StateError, match=r"is none of vae; its first names: proj.weight"
     ):
         recognise(files, (VAE, TOKENS))
-
-
-def test_files_with_their_layout_can_be_sent_to_another_process() -> None:
-    sent = multiprocessing.reduction.ForkingPickler.dumps(
-        Files((Path("model.pth"),), checkpoint_format=LAYOUT)
-    )
-    assert b"model.pth" in bytes(sent)

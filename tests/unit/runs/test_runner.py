@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,18 +15,14 @@ from accelerate import Accelerator
 from dstrain.config.schema import TrainConfig
 from dstrain.data.images import Resolution
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import DstrainError, SystemFault, UsageError
+from dstrain.errors import DstrainError, UsageError
 from dstrain.models.device import default_device
-from dstrain.models.toy import write_toy
-from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import known_tasks, plan_of, resolve
 from dstrain.runs.runner import check_launcher, run, toy_models
 from dstrain.training.losses import SFT
-from safetensors import SafetensorError
 
-from tests.support.family import MODEL, weights_of
 from tests.support.runs import config, files, project, same, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -312,32 +307,6 @@ def test_a_toy_model_lies_in_a_folder_that_is_gone_afterwards(
     plain = resolve(config(here))
     with toy_models(plain, ProcessGroup(Accelerator(cpu=True))) as ready:
         assert ready is plain
-
-
-def test_a_toy_for_which_the_disk_has_no_room_is_a_fault_of_the_system(
-    tmp_path: Path,
-) -> None:
-    def full(folder: Path, variant: str, seed: int) -> None:
-        raise SafetensorError(
-            "Error while serializing: I/O error: No space left on device (os error 28)"
-        )
-
-    family: Any = SimpleNamespace(load=lambda name: full)
-    with pytest.raises(
-        SystemFault, match=r"a toy model cannot be written: .*No space left"
-    ) as caught:
-        write_toy(family, "base", tmp_path)
-    assert (
-        caught.value.where == str(tmp_path) and "TMPDIR" in caught.value.help_lines[0]
-    )
-
-
-def test_toy_files_are_one_entry_per_component(tmp_path: Path) -> None:
-    family: ModelFamily = MODEL
-    made = write_toy(family, "base", tmp_path)
-    assert {tuple(model.path or ()) for model in made} == {
-        tuple(paths) for paths in weights_of(tmp_path).values()
-    }
 
 
 def test_one_process_alone_is_its_own_world() -> None:

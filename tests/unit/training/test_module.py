@@ -8,11 +8,6 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.models.checkpointing import (
-    checkpoint_in_ram,
-    enable_checkpointing,
-    gradient_checkpoint_forward,
-)
 from dstrain.randomness import SampleKey
 from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import steps
@@ -21,7 +16,7 @@ from dstrain.training.batch import Batch, Sample
 from dstrain.training.losses import SFT
 from dstrain.training.module import TrainingModule
 from dstrain.training.order import MicroBatch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.support.runs import config, log, project, same, training_run
 
@@ -198,55 +193,3 @@ def test_a_frozen_network_that_cannot_checkpoint_is_left_as_it_is(here: Path) ->
         config(here, trainable_models="dit", use_gradient_checkpointing=True)
     )
     assert ready.module.pipeline.components["dit"].checkpoint is not None
-
-
-@pytest.mark.parametrize(
-    ("plain", "offload"), [(False, False), (True, False), (False, True), (True, True)]
-)
-def test_a_block_can_be_called_with_checkpointing_by_its_author(
-    plain: bool, offload: bool
-) -> None:
-    torch.manual_seed(0)
-    block, x = (
-        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)),
-        torch.randn(2, 4, requires_grad=True),
-    )
-    calls = 0
-
-    def call(value: Tensor, scale: float = 1.0) -> Tensor:
-        nonlocal calls
-        calls += 1
-        out: Tensor = block(value) * scale
-        return out
-
-    torch.manual_seed(1)
-    call(x, scale=3.0).sum().backward()
-    assert x.grad is not None
-    wanted, x.grad, calls = x.grad.clone(), None, 0
-    torch.manual_seed(1)
-    gradient_checkpoint_forward(call, plain, offload, x, scale=3.0).sum().backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad, wanted)
-    assert calls == 1 + (plain or offload)
-
-
-@pytest.mark.parametrize(
-    "method", ["gradient_checkpointing_enable", "activation_checkpointing_enable"]
-)
-def test_a_network_of_transformers_is_switched_on_in_each_layer(method: str) -> None:
-    class Layer(nn.Module):
-        _gradient_checkpointing_func: Any = None
-
-    network = nn.Sequential(Layer(), Layer())
-    given: list[dict[str, bool]] = []
-    setattr(network, method, given.append)
-    enable_checkpointing("text_encoder", network, offload=True)
-    assert given == [{"use_reentrant": False}]
-    assert [layer._gradient_checkpointing_func for layer in network] == [
-        checkpoint_in_ram
-    ] * 2
-
-
-def test_a_network_that_cannot_checkpoint_is_named() -> None:
-    with pytest.raises(UsageError, match=r"vae \(Linear\) does not support it"):
-        enable_checkpointing("vae", nn.Linear(1, 1), offload=False)

@@ -1,0 +1,83 @@
+"""Components are recognised by keys, folders, published names and configurations."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.models.components import Component, Files
+from dstrain.models.formats import CheckpointFormat, KeyMap
+from dstrain.models.networks import DiffusersNetwork
+
+OLD = CheckpointFormat(("old.*",), (KeyMap("new", "old"),))
+
+
+def component(name: str = "dit", *key_patterns: str, **fields: Any) -> Component:
+    return Component(
+        name, (name, f"other/{name}"), lambda *_: None, key_patterns, **fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["new.weight", "more"], ("", None)),
+        (["old.weight"], ("", OLD)),
+        (["net.new.weight", "vae.x"], ("net.", None)),
+        (["net.old.weight"], ("net.", OLD)),
+        (["x.new.weight"], None),
+        ([], None),
+    ],
+)
+def test_keys_tell_the_prefix_and_the_format(
+    names: list[str], wanted: tuple[str, CheckpointFormat | None] | None
+) -> None:
+    dit = component("dit", "new.*", formats=(OLD,), prefixes=("net.",))
+    assert dit.arrangement(names) == wanted
+
+
+def test_a_folder_without_weights_has_no_keys() -> None:
+    tokenizer = component("tokenizer")
+    assert tokenizer.is_folder
+    assert tokenizer.arrangement(["x"]) is None
+    assert not tokenizer.same_keys_as(component("processor"))
+
+
+def test_twins_have_the_same_keys_and_other_names() -> None:
+    dit = component("dit", "new.*", formats=(OLD,))
+    assert dit.same_keys_as(component("dit2", "new.*", formats=(OLD,)))
+    assert not dit.same_keys_as(component("dit2", "new.*"))
+
+
+@pytest.mark.parametrize(
+    ("place", "inside"),
+    [("a/dit", True), ("other/dit", True), ("dit/a", False), ("my-dit", False)],
+)
+def test_a_place_ends_with_the_components_folder(place: str, inside: bool) -> None:
+    assert component("dit", "x").is_in_folder(Path(place)) is inside
+
+
+@pytest.mark.parametrize(
+    ("pattern", "published"),
+    [
+        ("dit/*", True),
+        ("other/dit/a", True),
+        ("ae.safetensors", True),
+        ("a/dit/", False),
+    ],
+)
+def test_a_pattern_tells_what_is_published(pattern: str, published: bool) -> None:
+    dit = component("dit", "x", original_filenames=("ae.*",))
+    assert dit.is_published_as(pattern) is published
+
+
+def test_a_configuration_names_the_class_that_it_is_for() -> None:
+    network = DiffusersNetwork("diffusers:AutoencoderKL")
+    vae = component("vae", "x", configure=network.configure)
+    assert vae.accepts_config({"_class_name": "AutoencoderKL"})
+    assert not vae.accepts_config({"_class_name": "AutoencoderKLWan"})
+    assert component("any", "x").accepts_config({"_class_name": "AutoencoderKLWan"})
+
+
+def test_a_configuration_is_looked_for_beside_the_files(tmp_path: Path) -> None:
+    assert Files((tmp_path,)).folder == tmp_path
+    assert Files((tmp_path / "model.safetensors",)).folder == tmp_path

@@ -1,0 +1,41 @@
+"""The precision of a run is that of the flag, the launcher or the device."""
+
+import pytest
+import torch
+from dstrain.models.device import DTYPES, default_device, precision
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("available", [False, True])
+def test_a_gpu_is_used_where_there_is_one(
+    available: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: available)
+    assert default_device() == (GPU if available else CPU)
+
+
+@pytest.mark.parametrize(
+    ("flag", "launcher", "device", "wanted"),
+    [
+        ("no", "bf16", GPU, "no"),
+        ("bf16", "no", CPU, "bf16"),
+        (None, "bf16", CPU, "bf16"),
+        (None, "no", GPU, "bf16"),
+        (None, "fp16", CPU, "no"),
+        (None, None, GPU, "bf16"),
+        (None, None, CPU, "no"),
+    ],
+)
+def test_precision_is_the_flags_else_the_launchers_else_the_devices(
+    flag: str | None,
+    launcher: str | None,
+    device: torch.device,
+    wanted: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    if launcher is not None:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
+    assert precision(flag, device) == wanted
+    assert wanted in DTYPES
