@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class DstrainError(Exception):
@@ -11,9 +12,9 @@ class DstrainError(Exception):
 
     exit_code = 1
 
-    def __init__(self, where: str, what: str, *help_lines: str) -> None:
-        super().__init__(where, what, *help_lines)
-        self.where = where
+    def __init__(self, where: str | Path, what: str, *help_lines: str) -> None:
+        super().__init__(str(where), what, *help_lines)
+        self.where = str(where)
         self.what = what
         self.help_lines = help_lines
 

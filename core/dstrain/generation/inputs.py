@@ -1,6 +1,4 @@
-"""Inputs of inference as a command line gives them: names and text, turned into the
-values units read.
-"""
+"""Turn the names and texts of a command line into the inputs of inference."""
 
 import os
 import sys
@@ -15,85 +13,74 @@ from dstrain.data.dataset import DataConfig, check_rows
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import Table
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import FILE_KINDS, Input, _kind, as_column
+from dstrain.graph.inputs import FILE_KINDS, Input, as_column
 from dstrain.graph.spec import PipelineSpec
 
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
 """Inputs that have a flag of their own."""
 
 
+def flag_values(config: GenerateConfig) -> dict[str, Any]:
+    """Return the inputs that are given by flags of their own."""
+    values = {name: getattr(config, name) for name in NAMED}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def flag_for(config: GenerateConfig, name: str) -> str:
-    """How a command line gives an input: by its own flag, or by --input."""
-    return (
-        f"--{name}"
-        if name in NAMED and getattr(config, name) is not None
-        else f"--input {name}"
-    )
+    """Return the flag that gives an input: its own, or --input."""
+    return f"--{name}" if name in flag_values(config) else f"--input {name}"
 
 
 def input_names(config: GenerateConfig) -> tuple[str, ...]:
-    """The names of the inputs that a command line gives."""
-    named = [name for name in NAMED if getattr(config, name) is not None]
-    return tuple(dict.fromkeys([*named, *(item.name for item in config.input)]))
+    """Return the names of the inputs that a command line gives."""
+    names = [*flag_values(config), *(item.name for item in config.input)]
+    return tuple(dict.fromkeys(names))
 
 
 def parse_inputs(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
-    """The values of these inputs; raises UsageError for an unknown name, or for text
-    that is no such value.
+    """Return the values of these inputs.
+
+    Raises UsageError for an unknown name, and for text that is no such value.
     """
-    values = {
-        name: getattr(config, name)
-        for name in NAMED
-        if getattr(config, name) is not None
-    }
+    values = flag_values(config)
     for name in values:
         if name not in spec.inputs:
-            raise UsageError(
-                f"--{name}",
-                f"has no effect: variant {spec.variant} has no such input",
-            )
+            what = f"has no effect: variant {spec.variant} has no such input"
+            raise UsageError(f"--{name}", what)
     texts: dict[str, list[str]] = {}
     for item in config.input:
         texts.setdefault(item.name, []).append(item.text)
-    for name, written in texts.items():
+    for name, given in texts.items():
         if name in values:
             raise UsageError("--input", f"{name} is also given as --{name}")
         if name not in spec.inputs:
-            raise UsageError(
-                "--input",
-                f"{spec.variant} has no input {name!r}{nearest(name, spec.inputs)}",
-            )
-        values[name] = _value(name, written, spec.inputs[name], config)
+            hint = nearest(name, spec.inputs)
+            what = f"{spec.variant} has no input {name!r}{hint}"
+            raise UsageError("--input", what)
+        values[name] = _parse(name, given, spec.inputs[name], config)
     return values
 
 
-def _value(
-    name: str, written: Sequence[str], source: Input, config: GenerateConfig
+def _parse(
+    name: str, texts: Sequence[str], source: Input, config: GenerateConfig
 ) -> Any:
-    kind = _kind(source)
-    many = kind in ("images", "texts")
-    if len(written) > 1 and not many:
-        raise UsageError(
-            "--input", f"{name} is one value, and is given {len(written)} times"
-        )
-    if kind not in ("text", "texts") and not all(map(str.strip, written)):
+    """Read an input as a table of one row and one column would be read."""
+    column = as_column(name, source)
+    is_list = column.kind in ("images", "texts")
+    if len(texts) > 1 and not is_list:
+        what = f"{name} is one value, and is given {len(texts)} times"
+        raise UsageError("--input", what)
+    if column.kind not in ("text", "texts") and not all(map(str.strip, texts)):
         raise UsageError("--input", f"{name} is blank")
-    texts = (
-        [os.path.abspath(text) for text in written]
-        if kind in FILE_KINDS
-        else list(written)
-    )
-    own = as_column(name, source)
-    table = Table(
-        Path("--input"), (name,), ({name: texts if many else texts[0]},), (1,)
-    )
+    if column.kind in FILE_KINDS:
+        texts = [os.path.abspath(text) for text in texts]
+    value = list(texts) if is_list else texts[0]
+    table = Table(Path("--input"), (name,), ({name: value},), (1,))
     size = Resolution(config.height, config.width, sys.maxsize)
-    clip = (
-        FrameSampling()
-        if config.num_frames is None
-        else FrameSampling(config.num_frames)
-    )
-    dataset = check_rows(
-        table, DataConfig(Path(os.sep), None, None, size, sampling=clip), {name: own}
-    )
+    frames = FrameSampling()
+    if config.num_frames is not None:
+        frames = FrameSampling(config.num_frames)
+    root = Path(os.sep)
+    data_config = DataConfig(root, None, None, size, sampling=frames)
+    dataset = check_rows(table, data_config, {name: column})
     return load_cell(dataset.rows[0][name])

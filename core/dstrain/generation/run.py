@@ -1,4 +1,4 @@
-"""Run `dstrain generate`: one image or video, or one for each row of a table."""
+"""Run `dstrain generate`."""
 
 from dstrain.config.schema import GenerateConfig
 from dstrain.config.validation import validate
@@ -8,12 +8,12 @@ from dstrain.training.memory import GENERATE_ADVICE, oom_as_error
 
 
 def generate(config: GenerateConfig) -> None:
-    """Make the picture, video or data set a configuration describes; raises a
-    DstrainError for what does not fit.
+    """Generate the image, video or dataset that a configuration describes; raises
+    DstrainError.
     """
     validate(config)
     with oom_as_error("generate", *GENERATE_ADVICE):
         if config.dataset is None:
             generate_one(config)
-            return
-        generate_dataset(config, config.dataset)
+        else:
+            generate_dataset(config, config.dataset)

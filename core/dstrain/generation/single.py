@@ -10,7 +10,7 @@ from dstrain.storage.files import probe
 
 
 def generate_one(config: GenerateConfig) -> None:
-    """Make one picture or video, and write it."""
+    """Generate one image or video, and write it."""
     with open_source(config, input_names(config)) as source:
         check_output(config.output, source.spec)
         arguments = {**parse_inputs(config, source.spec), **sampling_arguments(config)}
@@ -18,11 +18,9 @@ def generate_one(config: GenerateConfig) -> None:
         check_used(config, source.spec, call.plan.used_inputs)
         probe(config.output.parent)
         pipeline = source.load()
-        with Progress(
-            "generate", call.sampling.num_inference_steps, brief=True
-        ) as progress:
-            made = pipeline(
-                **arguments, on_step=lambda number, latents: progress.step()
-            )
-        save_image_or_video(made, config.output)
+        steps = call.sampling.num_inference_steps
+        with Progress("generate", steps, brief=True) as progress:
+            arguments["on_step"] = lambda number, latents: progress.step()
+            output = pipeline(**arguments)
+        save_image_or_video(output, config.output)
         print(redacted(f"wrote {config.output}"))

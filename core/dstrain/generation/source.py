@@ -1,4 +1,4 @@
-"""Where a generation takes its pipeline and its sampling settings from."""
+"""Open the pipeline of a generation, and read its sampling options."""
 
 import tempfile
 from collections.abc import Collection, Iterator
@@ -30,18 +30,17 @@ from dstrain.registry.family import ModelFamily
 
 @dataclass(frozen=True)
 class PipelineSource:
-    """What a configuration opens: the family's record, the pipeline spec of its variant, and
-    the files of its models.
-    """
+    """A pipeline that a configuration names, before it is loaded."""
 
     config: GenerateConfig
     family: ModelFamily
     spec: PipelineSpec
     models: tuple[ModelConfig, ...]
+    """The files of its components."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the components, and the one model_fn computes in."""
+        """Return the dtype of the components, in which model_fn computes."""
         return DTYPES[precision(self.config.mixed_precision, default_device())]
 
     def load(self) -> Pipeline:
@@ -58,29 +57,22 @@ class PipelineSource:
 def open_source(
     config: GenerateConfig, inputs: Collection[str]
 ) -> Iterator[PipelineSource]:
-    """Choose the variant by its flag or the names of the inputs; a toy, if asked for,
-    lies in a temporary folder.
+    """Choose the variant by its flag or the names of the inputs; a toy, if asked for, is
+    written to a temporary folder.
 
-    Raises StateError for a LoRA file that is not there.
+    Raises StateError for a LoRA file that does not exist.
     """
     for lora in config.lora:
-        if not lora.path.is_file():
-            path, _, tail = str(lora.path).rpartition(":")
-            if Path(path).is_file():
-                raise UsageError(
-                    "--lora",
-                    f"{tail!r} after {path} is no scale",
-                    f"want a number: {path}:0.8",
-                )
+        path, _, scale = str(lora.path).rpartition(":")
+        if not lora.path.is_file() and Path(path).is_file():
+            what = f"{scale!r} after {path} is no scale"
+            raise UsageError("--lora", what, f"want a number: {path}:0.8")
         check_lora_file(lora.path)
     family = load_family(config.model, config.left_out)
     models = model_configs(config, family)
     hints = Hints(models, score_inputs(inputs), take_first=config.toy)
-    spec = with_overrides(
-        family.load("pipelines")(choose_variant(family, config.variant, hints)),
-        family,
-        config,
-    )
+    variant = choose_variant(family, config.variant, hints)
+    spec = with_overrides(family.load("pipelines")(variant), family, config)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(family, spec.variant, Path(folder)) if config.toy else ()
         yield PipelineSource(config, family, spec, (*toy, *models))
@@ -89,23 +81,18 @@ def open_source(
 def check_used(
     config: GenerateConfig, spec: PipelineSpec, used: Collection[str]
 ) -> None:
-    """Refuse an input that the command line gives and that inference, whose inputs are
-    `used`, does not read.
-    """
+    """Refuse an input of the command line that is not among those that inference uses."""
     for name in input_names(config):
-        if name not in used:
-            off = "guidance is off; it is on with --guidance_scale above 1"
-            why = (
-                off
-                if name in spec.cfg_inputs.values()
-                else f"variant {spec.variant} makes nothing from it"
-            )
-            raise UsageError(flag_for(config, name), f"has no effect: {why}")
+        if name in used:
+            continue
+        why = f"variant {spec.variant} does not use it"
+        if name in spec.cfg_inputs.values():
+            why = "guidance is off; it is on with --guidance_scale above 1"
+        raise UsageError(flag_for(config, name), f"has no effect: {why}")
 
 
 def sampling_arguments(config: GenerateConfig) -> dict[str, Any]:
-    """The settings of the sampler that a configuration gives."""
+    """Return the options of the sampler that a configuration gives."""
     names = ("guidance_scale", "seed", "num_inference_steps")
-    return {
-        name: value for name in names if (value := getattr(config, name)) is not None
-    }
+    options = {name: getattr(config, name) for name in names}
+    return {name: value for name, value in options.items() if value is not None}

@@ -97,7 +97,7 @@ def export(
         raise UsageError("--model", what)
     if recorded not in (None, name):
         what = f"is of family {recorded}, and --model is {name}"
-        raise StateError(str(source), what)
+        raise StateError(source, what)
     family = load_family(name, left_out)
     is_lora = any(KEY.fullmatch(key) for key in tensors)
     if alpha is not None and not is_lora:
@@ -265,7 +265,7 @@ def _read(
     if errors:
         raise errors[0]
     what = f"no configuration of {family.name} is known, in its header or published"
-    raise StateError(str(source), what)
+    raise StateError(source, what)
 
 
 class LazyShapes(UserDict[str, Any]):
@@ -368,7 +368,7 @@ def _convert_weights(
     ((component, *_), files), *others = found
     if others:
         what = f"contains {len(found)} components; export takes one"
-        raise StateError(str(source), what)
+        raise StateError(source, what)
     stored = files.checkpoint_format or NATIVE
     inside = {}
     for key, value in tensors.items():
@@ -383,7 +383,7 @@ def _convert_weights(
         restored = from_checkpoint(wanted, converted)
         if any(not torch.equal(state[name], value) for name, value in restored.items()):
             what = f"{program}'s format cannot hold all of its weights"
-            raise StateError(str(source), what)
+            raise StateError(source, what)
     kept = {"format": "pt", "family": family.name, **header}
     summary = f"{len(state)} weights of {component.name}, in {program}'s names"
     return Converted(converted, kept, summary)

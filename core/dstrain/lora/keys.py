@@ -112,24 +112,22 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
         name = hit["layer"]
         part = MATRICES.get(hit["ab"] or hit["way"] or hit["embedding"], "alpha")
         if part in parts.setdefault(name, {}):
-            raise StateError(str(path), f"has {name} twice; one of its keys is {key}")
+            raise StateError(path, f"has {name} twice; one of its keys is {key}")
         parts[name][part] = tensor
         if hit["adapter"]:
             named.add(name)
     if unknown or not parts:
-        raise StateError(str(path), *_describe_unknown(unknown, parts))
+        raise StateError(path, *_describe_unknown(unknown, parts))
     halves = [name for name, found in parts.items() if not {"A", "B"} <= found.keys()]
     if halves:
         what = f"incomplete LoRA file: {len(halves)} of {len(parts)} layers have only lora_A or lora_B"
         lines = [f"{name} has only {', '.join(parts[name])}" for name in halves[:3]]
-        raise StateError(str(path), what, *lines)
+        raise StateError(path, what, *lines)
     layers = {}
     for name, found in parts.items():
         for matrix in (found["A"], found["B"]):
             if not (matrix.is_floating_point() and matrix.float().isfinite().all()):
-                raise StateError(
-                    str(path), f"{name} has values that are not finite numbers"
-                )
+                raise StateError(path, f"{name} has values that are not finite numbers")
         alpha = _alpha(path, name, found.get("alpha"))
         layers[name] = LoraWeights(found["A"], found["B"], alpha, name in named)
     return layers
@@ -174,11 +172,11 @@ def read_adapter_config(
         OSError,
     ) as error:
         what = f"{place} has no valid rank and alpha for {prefix!r}: {error!r}"
-        raise StateError(str(path), what) from error
+        raise StateError(path, what) from error
     others = sorted(name for name, value in fields.items() if _matters(name, value))
     if others:
         what = f"needs {', '.join(others)}, which is not supported; loading without would change the result"
-        raise StateError(str(path), what)
+        raise StateError(path, what)
     return adapter
 
 
@@ -220,7 +218,7 @@ def _alpha(path: Path, name: str, tensor: Tensor | None) -> float | None:
     if tensor is None:
         return None
     if tensor.numel() != 1 or not tensor.isfinite().all():
-        raise StateError(str(path), f"{name}.alpha is not a finite number")
+        raise StateError(path, f"{name}.alpha is not a finite number")
     return float(tensor.item())
 
 

@@ -74,7 +74,7 @@ def check_lora_file(path: Path | None) -> None:
     """
     if path is not None and not path.is_file():
         refuse_folder(path)
-        raise StateError(str(path), "no such LoRA file")
+        raise StateError(path, "no such LoRA file")
 
 
 def read_lora(
@@ -106,14 +106,14 @@ def read_lora(
     recorded = header.get("family", family.name)
     if recorded != family.name:
         what = f"is a LoRA for family {recorded}, not for {family.name}"
-        raise StateError(str(path), what)
+        raise StateError(path, what)
     reader = _Reader(path, header, family, networks, component, optional_layers, alpha)
     found: dict[str, Lora] = {}
     for group in groups_in(path, tensors, family):
         lora = reader.read(group)
         if lora.component in found:
             what = f"names layers of {lora.component} in two ways; one of them begins with {group.prefix.text!r}"
-            raise StateError(str(path), what)
+            raise StateError(path, what)
         found[lora.component] = lora
     return tuple(found.values())
 
@@ -203,7 +203,7 @@ class _Reader:
                 shapes = f"{tuple(stored.down.shape)} and {tuple(stored.up.shape)}"
                 wanted = ", ".join(f"{rows.layer} {own[rows.layer]}" for rows in places)
                 what = f"does not fit {name}: {rest} has matrices of shapes {shapes}, for {wanted}"
-                raise StateError(str(self.path), what)
+                raise StateError(self.path, what)
             layers |= split
         targets: tuple[str, ...] = ()
         if self.header.get("component") == name and "targets" in self.header:
@@ -219,7 +219,7 @@ class _Reader:
         ]
         if missing:
             what = f"incomplete LoRA file: {len(missing)} layers that its header names as targets have no LoRA in it"
-            raise StateError(str(self.path), what, f"missing: {first_few(missing)}")
+            raise StateError(self.path, what, f"missing: {first_few(missing)}")
         notes = (f"{self.path}: {note}",) if note else ()
         return Lora(name, layers, self.header, notes)
 
@@ -231,7 +231,7 @@ class _Reader:
             if self.component not in candidates or named not in ("", self.component):
                 of = named or " or ".join(candidates)
                 what = f"is a LoRA of {of}, and not of {self.component}"
-                raise StateError(str(self.path), what)
+                raise StateError(self.path, what)
             candidates = (self.component,)
         elif named in candidates and group.prefix.text:
             candidates = (named,)
@@ -240,20 +240,20 @@ class _Reader:
             first = next(iter(group.layers))
             what = f"has {len(group.layers)} layers of {' or '.join(candidates)}, which is not loaded"
             line = f"the first is {group.prefix.text}{first}"
-            raise StateError(str(self.path), what, line)
+            raise StateError(self.path, what, line)
         tables = {name: self._fitting_tables(name, group) for name in loaded}
         fitting = [name for name in loaded if tables[name]]
         if named in fitting:
             fitting = [named]
         if not fitting:
-            raise StateError(str(self.path), *self._describe_misfit(group, loaded))
+            raise StateError(self.path, *self._describe_misfit(group, loaded))
         if len(fitting) > 1:
             what = f"fits {' and '.join(fitting)}, and its header names no component"
-            raise StateError(str(self.path), what)
+            raise StateError(self.path, what)
         table, *others = tables[fitting[0]]
         if others:
             what = f"the names of its {len(group.layers)} layers are ambiguous: {fitting[0]}'s own or another format's"
-            raise StateError(str(self.path), what, f"layers: {first_few(group.layers)}")
+            raise StateError(self.path, what, f"layers: {first_few(group.layers)}")
         return fitting[0], table
 
     def _fitting_tables(self, name: str, group: Group) -> list[KeyTable]:
@@ -371,7 +371,7 @@ class _Reader:
             if rest in alphas:
                 have += f" and alpha {alphas[rest]:g}"
             what = f"its header says rank {rank} and alpha {alpha:g} of {rest}, which has {have}"
-            raise StateError(str(self.path), what)
+            raise StateError(self.path, what)
 
 
 def _fits(layer: LoraLayer, shape: tuple[int, ...]) -> bool:

@@ -1,16 +1,18 @@
 """Load the components of a pipeline from the files found."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dstrain.console import get_logger
+from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.preset import merge_preset
-from dstrain.models.locate import Found
+from dstrain.models.locate import Found, ModelConfig, find
+from dstrain.pipeline.sampling import generate_task
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
@@ -27,6 +29,15 @@ class LoadedComponents:
     """Modules and tokenizers."""
     configs: dict[str, Any]
     """Configurations, also of components that are not loaded."""
+
+
+def find_for_inference(
+    family: ModelFamily, spec: PipelineSpec, models: Sequence[ModelConfig]
+) -> Found:
+    """Find the files of everything that inference with any inputs uses."""
+    plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
+    components, configs = plan.components[""], plan.configs[""]
+    return find(family, models, components, configs, spec.components)
 
 
 def load_components(

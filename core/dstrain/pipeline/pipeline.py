@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.graph.plan import POSITIVE, Plan, Step, make_plan, value_key
+from dstrain.graph.plan import POSITIVE, Plan, Step, value_key
 from dstrain.graph.schedule import ConstrainLatents, LatentConstraint
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.unit import FunctionSpec, component_of
@@ -22,12 +22,11 @@ from dstrain.lora.names import shapes_of, unused_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.components import Files
 from dstrain.models.device import default_device
-from dstrain.models.locate import Found, ModelConfig, find
-from dstrain.pipeline.loading import load_components
+from dstrain.models.locate import Found, ModelConfig
+from dstrain.pipeline.loading import find_for_inference, load_components
 from dstrain.pipeline.sampling import (
     NEGATIVE,
     Sampling,
-    generate_task,
     integrate,
     plan_inference,
     seeded_noise,
@@ -96,9 +95,7 @@ class Pipeline:
         """Load everything that inference with any inputs uses; model_fn computes in
         `torch_dtype`.
         """
-        plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
-        components, configs = plan.components[""], plan.configs[""]
-        found = find(family, model_configs, components, configs, spec.components)
+        found = find_for_inference(family, spec, model_configs)
         place = torch.device(device) if device is not None else default_device()
         pipeline = cls.from_found(family, spec, found, place, torch_dtype)
         if torch_dtype != torch.float32:

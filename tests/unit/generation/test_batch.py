@@ -178,7 +178,9 @@ def test_other_settings_are_refused_naming_the_difference(
             "height: there 16, this run 8; width: there 16, this run 8",
         ),
     ):
-        with pytest.raises(StateError, match="was made by other settings") as caught:
+        with pytest.raises(
+            StateError, match="was generated with other settings"
+        ) as caught:
             generate(config(model, folder, dataset=table, **changes))
         assert caught.value.help_lines[0] == words
     write(tmp_path / "other", seed=1)
@@ -240,7 +242,7 @@ def test_what_is_made_is_a_data_set_for_distillation(
         ),
         (
             [{"prompt": "dog", "seed": 1, "image": "a.png"}],
-            "has a column 'image', which is what is made",
+            "has a column 'image', which is the one generated",
         ),
         ([{"seed": 1}], "needs prompt_emb, and there is no column 'prompt'"),
         (
@@ -266,7 +268,7 @@ def test_a_folder_with_a_data_set_of_the_users_is_left_as_it_is(
 ) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set/metadata.csv").write_text("image,prompt\n")
-    with pytest.raises(UsageError, match="holds a data set that was not made here"):
+    with pytest.raises(UsageError, match="is of a dataset that was not generated here"):
         generate(config(model, tmp_path / "set", dataset=table))
     assert (tmp_path / "set/metadata.csv").read_text() == "image,prompt\n"
 
@@ -281,7 +283,7 @@ def test_the_folder_of_the_table_is_no_place_for_what_is_made(
         "prompt,seed\ndog,1\n" if path.suffix == ".csv" else json.dumps(ROWS)
     )
     with pytest.raises(
-        UsageError, match=f"--output: .*set holds {name}, the table itself"
+        UsageError, match=f"--output: .*set contains {name}, the table itself"
     ):
         generate(config(model, tmp_path / "other/../set", dataset=path))
     assert [one.name for one in path.parent.iterdir()] == [name]
@@ -302,7 +304,7 @@ def test_a_folder_is_bound_by_settings_once_something_was_made_by_them(
     generate(config(model, folder, dataset=table, num_inference_steps=2))
     assert len(made(folder)) == 3
     (folder / "metadata.csv").unlink()
-    with pytest.raises(StateError, match="was made by other settings"):
+    with pytest.raises(StateError, match="was generated with other settings"):
         generate(config(model, folder, dataset=table))
 
 

@@ -173,7 +173,7 @@ def test_a_name_by_which_no_copy_would_be_found_is_refused(
     )
     with pytest.raises(
         UsageError,
-        match=r"prompts.json:1:hint_image: .* would not be found in the data set",
+        match=r"prompts.json:1:hint_image: .* would not be found in the generated dataset",
     ):
         generate(config)
 
@@ -186,5 +186,5 @@ def test_a_folder_of_frames_may_be_given_for_all_rows(
     generate(config)
     assert not differ(*made(tmp_path / "set"))
     Image.new("RGB", (8, 8), "red").save(given / "hints/a.png")
-    with pytest.raises(StateError, match="was made by other settings"):
+    with pytest.raises(StateError, match="was generated with other settings"):
         generate(config)
