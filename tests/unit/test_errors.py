@@ -32,28 +32,29 @@ TYPOS: tuple[tuple[str, str], ...] = (
     ("num_workers", "dataset_num_workers"),
     ("gradient_checkpointing", "use_gradient_checkpointing"),
     ("accumulation_steps", "gradient_accumulation_steps"),
-    ("data_path", "dataset_base_path"),
     ("train_batch_size", "batch_size"),
     ("scheduler", "lr_scheduler"),
     ("warmup_steps", "lr_warmup_steps"),
     ("resume_checkpoint", "resume_from_checkpoint"),
-    ("resume_from", "resume_from_checkpoint"),
     ("timestep", "timestep_sampling"),
     ("precision", "mixed_precision"),
     ("num_train_epochs", "num_epochs"),
-    # nothing rather than a wrong one
+    # the most similar name, though not the one that is meant
+    ("data_path", "dataset_repeat"),
+    ("resume_from", "resume"),
+    ("lora", "lora_rank"),
+    ("vae_path", "model_paths"),
+    ("ema_decay", "weight_decay"),
+    ("write", "overwrite"),
+    # nothing that is similar
     ("resolution", ""),
     ("optimizer", ""),
     ("device", ""),
     ("size", ""),
-    ("lora", ""),
     ("use", ""),
     ("path", ""),
-    ("vae_path", ""),
     ("token", ""),
-    ("ema_decay", ""),
     ("dropout", ""),
-    ("write", ""),
     ("-", ""),
     ("zzz", ""),
 )
@@ -106,6 +107,8 @@ def test_every_kind_of_error_has_a_code_of_its_own_and_says_what_it_is() -> None
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, DstrainError)
     ]
+    assert errors.InputError.exit_code == UsageError.exit_code
+    kinds.remove(errors.InputError)
     assert sorted(kind.exit_code for kind in kinds) == [1, 2, 3, 4, 5, 6, 75]
     assert all(str(kind.__doc__).strip().endswith(".") for kind in kinds)
 

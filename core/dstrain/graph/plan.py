@@ -1,5 +1,5 @@
-"""The plan: before any weight is loaded, which units run in which stage, what each
-stage loads and what crosses.
+"""Plan a task before any weight is loaded: which units run in which stage, which
+components each stage loads, and which values are cached between the stages.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,52 +27,57 @@ KINDS_OF_COLUMNS = MappingProxyType(
 
 
 def branch_key(name: str, branch: str) -> str:
-    """The key of a per-side value: plain for the positive side, 'negative.prompt_emb'
-    for another.
+    """Return the key of a value of one branch: plain for the positive branch,
+    'negative.prompt_emb' for another.
     """
     return name if branch == POSITIVE else f"{branch}.{name}"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One run of a unit: `side` is '' for a unit that runs once for all sides.
-
-    reads and makes map the unit's own names to keys in the table of values.
-    """
+    """One run of a unit."""
 
     unit: Unit
     branch: str
+    """The branch that it runs for; '' for a unit that runs once for all branches."""
     inputs: Mapping[str, str]
+    """The unit's own name of an input -> its key in the table of values."""
     outputs: Mapping[str, str]
+    """The unit's own name of an output -> its key in the table of values."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Pure data. `frozen` is stage 1 (data_process), `live` is stage 2 (train) before
-    model_fn and loss.
-
-    in_step: keys that model_fn, hold and the loss read. crossing: keys of the values
-    stored between the stages. components: stage -> components loaded; configs: stage ->
-    components of which only the configuration is read. skipped: unit -> reason; idle:
-    units nothing needs.
-    """
+    """Which units run in which stage, and what each stage loads; pure data."""
 
     family: str
     variant: str
     task: str
     branches: tuple[str, ...]
     inputs: frozenset[str]
+    """The inputs that are present, constants of the variant included."""
     trainables: tuple[str, ...]
+    """The components that are trained."""
     cached_steps: tuple[Step, ...]
+    """Stage 1 (data_process)."""
     train_steps: tuple[Step, ...]
+    """Stage 2 (train), before model_fn and loss."""
     loss_inputs: tuple[str, ...]
+    """Keys of the values that model_fn, constrain_latents and the loss use."""
     cached_values: tuple[str, ...]
+    """Keys of the values that are stored between the stages."""
     cached_kinds: Mapping[str, str]
+    """Key of a cached value -> its kind."""
     components: Mapping[str, tuple[str, ...]]
+    """Stage -> the components that it loads; '' is a run that is not split."""
     configs: Mapping[str, tuple[str, ...]]
+    """Stage -> the components of which it reads only the configuration."""
     skipped: Mapping[str, str]
+    """Unit that lacks an input -> the reason."""
     unused_units: tuple[str, ...]
+    """Units whose outputs nothing uses."""
     used_inputs: frozenset[str]
+    """The inputs that a step uses, or that are cached."""
 
 
 def make_plan(
@@ -82,63 +87,37 @@ def make_plan(
     trainables: tuple[str, ...] = (),
     columns: tuple[str, ...] = (),
 ) -> Plan:
-    """Plan a task for the inputs present; trainables are component names, dotted ones
-    count as their component.
+    """Plan a task for the inputs that are present.
 
-    columns: the data set's, to name the nearest one when an input is missing. Raises
-    UsageError when the task needs an input that is absent, or trains what no needed
-    unit uses.
+    Args:
+        spec: The variant.
+        inputs: Names of the inputs that a row or a caller gives.
+        task: The loss and its inputs.
+        trainables: Names of components; a dotted name counts as its component.
+        columns: The dataset's, to suggest the most similar one for a missing input.
+
+    Raises UsageError when the task needs an input that is absent, or does not use a
+    component that is trained.
     """
     check_borrows(task.loss, spec, f"task {task.name}", LOSS_CONTEXT)
     spec = spec.with_task_inputs(task)
-    inputs = inputs | frozenset(spec.settings)
+    inputs |= frozenset(spec.settings)
     trained = _trained(spec, trainables)
-    skipped, available = _skips(spec, inputs)
-    readers = _readers(spec, task)
-    _refuse_missing(
-        spec,
-        readers,
-        available,
-        skipped,
-        columns if task.from_rows or columns else None,
-    )
-    needed = _needed(spec, readers, available, skipped)
-    _refuse_missing_side(spec, needed, task, inputs)
-    live = _live(spec, needed, trained)
-    steps = {
-        unit.name: tuple(_spread(spec, unit, task.branches, available))
-        for unit in needed
-    }
-    cached_steps = tuple(
-        step for unit in needed if unit.name not in live for step in steps[unit.name]
-    )
-    train_steps = tuple(
-        step for unit in needed if unit.name in live for step in steps[unit.name]
-    )
-    made_live = {key for step in train_steps for key in step.outputs.values()}
-    loss_inputs = tuple(
-        dict.fromkeys(_reader_keys(spec, readers, task.branches, available))
-    )
-    cached_values = tuple(
-        sorted(
-            {
-                *loss_inputs,
-                *(key for step in train_steps for key in step.inputs.values()),
-            }
-            - made_live
-        )
-    )
-    components, configs = _loads(
-        spec,
-        cached_steps,
-        train_steps,
-        readers,
-        trained,
-        whole=task.runs_sampler or not task.from_rows,
-    )
-    used = {
-        key for step in (*cached_steps, *train_steps) for key in step.inputs.values()
-    } | set(cached_values)
+    skipped, available = _find_available(spec, inputs)
+    planner = _Planner(spec, task, trained, skipped, available)
+    planner.refuse_missing_inputs(columns)
+    units = planner.needed_units()
+    planner.refuse_missing_branch(units)
+    in_training = planner.units_in_training(units)
+    steps = [step for unit in units for step in planner.steps_of(unit)]
+    cached_steps = tuple(one for one in steps if one.unit not in in_training)
+    train_steps = tuple(one for one in steps if one.unit in in_training)
+    loss_inputs = planner.loss_inputs()
+    cached_values = _cached_values(train_steps, loss_inputs)
+    components, configs = planner.loaded(cached_steps, train_steps)
+    used = {key for step in steps for key in step.inputs.values()} | {*cached_values}
+    unused = [u.name for u in spec.units if u not in units and u.name not in skipped]
+    kinds = {key: _kind(spec, key) for key in cached_values}
     return Plan(
         family=spec.family,
         variant=spec.variant,
@@ -150,293 +129,251 @@ def make_plan(
         train_steps=train_steps,
         loss_inputs=loss_inputs,
         cached_values=cached_values,
-        cached_kinds=MappingProxyType({key: _kind(spec, key) for key in cached_values}),
-        components=components,
-        configs=configs,
+        cached_kinds=MappingProxyType(kinds),
+        components=MappingProxyType(components),
+        configs=MappingProxyType(configs),
         skipped=MappingProxyType(skipped),
-        unused_units=tuple(
-            u.name for u in spec.units if u not in needed and u.name not in skipped
-        ),
+        unused_units=tuple(unused),
         used_inputs=frozenset(used & set(spec.inputs)),
     )
+
+
+def value_key(spec: PipelineSpec, name: str, branch: str) -> str:
+    """Return the key under which a branch finds a value.
+
+    It is 'negative_prompt' for an input, 'negative.prompt_emb' for another value of the
+    negative branch, and the plain name for a value that all branches share.
+    """
+    if branch in ("", POSITIVE) or name not in spec.branched:
+        return name
+    if branch == "negative" and name in spec.cfg_inputs:
+        return spec.cfg_inputs[name]
+    return branch_key(name, branch)
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """What the steps of planning share."""
+
+    spec: PipelineSpec
+    task: Task
+    trained: tuple[str, ...]
+    skipped: Mapping[str, str]
+    available: frozenset[str]
+    """Names of the inputs that are present and of what can be computed from them."""
+
+    @property
+    def readers(self) -> tuple[FunctionSpec, ...]:
+        """Return the functions of a training step that follow the units."""
+        constraint = self.spec.constrain_latents
+        between = () if constraint is None else (constraint,)
+        return (self.spec.model_fn, *between, self.task.loss)
+
+    def refuse_missing_inputs(self, columns: tuple[str, ...]) -> None:
+        """Refuse a plan that lacks what a function of the training step requires."""
+        missing = [
+            (reader, name)
+            for reader in self.readers
+            for name in reader.required
+            if name not in self.available
+        ]
+        if not missing:
+            return
+        reader, name = missing[0]
+        roots = sorted({root for _, one in missing for root in self._roots(one)})
+        words = " and no ".join(self._named_input(root, columns) for root in roots)
+        unit = self.spec.makers.get(name)
+        why = []
+        if unit is not None:
+            reason = self.skipped[unit.name]
+            why = [f"unit {unit.name}, which computes it, is skipped ({reason})"]
+        what = f"{reader.name} needs {name}, and there is no {words}"
+        raise UsageError(_where(self.spec), what, *why)
+
+    def refuse_missing_branch(self, units: Iterable[Unit]) -> None:
+        """Refuse a task that asks for the negative branch without its input."""
+        if "negative" not in self.task.branches:
+            return
+        for unit in units:
+            for name in unit.required:
+                other = self.spec.cfg_inputs.get(name)
+                if other is not None and other not in self.available:
+                    what = f"task {self.task.name} needs the negative branch, and input {other!r} is absent"
+                    raise UsageError(_where(self.spec), what)
+
+    def needed_units(self) -> list[Unit]:
+        """Return the units whose outputs the training step uses, directly or not."""
+        wanted = {name for reader in self.readers for name in reader.inputs}
+        needed: list[Unit] = []
+        # Backwards: a unit is needed if a later one is that uses its outputs.
+        for unit in reversed(self.spec.units):
+            if unit.name not in self.skipped and wanted & set(unit.outputs):
+                needed.insert(0, unit)
+                wanted |= set(unit.inputs)
+        return needed
+
+    def units_in_training(self, units: Iterable[Unit]) -> list[Unit]:
+        """Return the units that must run in each training step.
+
+        Those are the units that use `rng` or a trained component, and the units that
+        use their outputs.
+        """
+        changing = {"rng", *self.trained}
+        experts = self.spec.experts
+        if experts is not None and changing & set(experts.components):
+            changing.add(experts.denoiser)
+        found: list[Unit] = []
+        computed: set[str] = set()
+        for unit in units:
+            if changing & set(unit.components) or computed & set(unit.inputs):
+                found.append(unit)
+                computed |= set(unit.outputs)
+        return found
+
+    def steps_of(self, unit: Unit) -> Iterator[Step]:
+        """Yield the unit once, or once per branch if its outputs differ by branch."""
+        by_branch = bool(set(unit.outputs) & self.spec.branched)
+        for branch in self.task.branches if by_branch else ("",):
+            outputs = {
+                name: branch_key(name, branch or POSITIVE) for name in unit.outputs
+            }
+            yield Step(
+                unit,
+                branch,
+                MappingProxyType(self._inputs(unit, branch)),
+                MappingProxyType(outputs),
+            )
+
+    def loss_inputs(self) -> tuple[str, ...]:
+        """Return the keys that model_fn uses for every branch, and the other functions
+        for the positive one.
+        """
+        model_fn, *others = self.readers
+        keys: list[str] = []
+        for branch in self.task.branches:
+            keys += self._inputs(model_fn, branch).values()
+        for reader in others:
+            keys += [name for name in reader.inputs if name in self.available]
+        return tuple(dict.fromkeys(keys))
+
+    def loaded(
+        self, cached_steps: Iterable[Step], train_steps: Iterable[Step]
+    ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+        """Return the components that each stage loads, and those of which it reads only
+        the configuration.
+        """
+        first: list[FunctionSpec] = [step.unit for step in cached_steps]
+        second: list[FunctionSpec] = [step.unit for step in train_steps]
+        second += self.readers
+        stages = {"data_process": first, "train": second, "": first + second}
+        components: dict[str, tuple[str, ...]] = {}
+        configs: dict[str, tuple[str, ...]] = {}
+        known = self.spec.components
+        for stage, functions in stages.items():
+            names = {name for one in functions for name in self._components(one)}
+            whole = names & set(known)
+            config_only = {component_of(name) for name in names} - whole
+            components[stage] = tuple(name for name in known if name in whole)
+            configs[stage] = tuple(name for name in known if name in config_only)
+        for name in self.trained:
+            if name not in components["train"]:
+                raise UsageError(
+                    _where(self.spec),
+                    f"cannot train {name!r}: task {self.task.name} does not use it",
+                    f"used in a training step: {', '.join(components['train'])}",
+                )
+        return components, configs
+
+    def _components(self, function: FunctionSpec) -> Iterator[str]:
+        """Yield the components of a function, the denoiser's experts by their names.
+
+        Only the expert that is trained is needed, unless the task runs them all.
+        """
+        experts = self.spec.experts
+        runs_all = self.task.runs_sampler or not self.task.from_rows
+        for name in function.components:
+            if name in LOSS_CONTEXT:
+                continue
+            if experts is None or component_of(name) != experts.denoiser:
+                yield name
+                continue
+            suffix = name.removeprefix(experts.denoiser)
+            chosen = [one for one in experts.components if one in self.trained]
+            for expert in experts.components if runs_all or not chosen else chosen:
+                yield expert + suffix
+
+    def _inputs(self, function: FunctionSpec, branch: str) -> dict[str, str]:
+        """Return the keys of a function's inputs that a branch has, by their names."""
+        keys = {}
+        for name in function.inputs:
+            other = self.spec.cfg_inputs.get(name) if branch == "negative" else None
+            if name in self.available and (other is None or other in self.available):
+                keys[name] = value_key(self.spec, name, branch)
+        return keys
+
+    def _roots(self, name: str) -> Iterator[str]:
+        """Yield the absent inputs without which a value cannot be computed."""
+        unit = self.spec.makers.get(name)
+        if unit is None:
+            yield name
+            return
+        for required in unit.required:
+            if required not in self.available:
+                yield from self._roots(required)
+
+    def _named_input(self, name: str, columns: tuple[str, ...]) -> str:
+        source = self.spec.inputs.get(name)
+        from_table = self.task.from_rows or columns
+        if not from_table or not isinstance(source, Column):
+            return f"input {name!r}"
+        return f"column {source.name!r} (input {name}){nearest(source.name, columns)}"
 
 
 def _trained(spec: PipelineSpec, trainables: tuple[str, ...]) -> tuple[str, ...]:
     trained = tuple(dict.fromkeys(name.partition(".")[0] for name in trainables))
     for name in trained:
         if name not in spec.components:
-            what = (
-                f"no component named {name!r} to train{nearest(name, spec.components)}"
-            )
+            hint = nearest(name, spec.components)
             raise UsageError(
-                _named(spec), what, f"components: {', '.join(spec.components)}"
+                _where(spec),
+                f"no component named {name!r} to train{hint}",
+                f"components: {', '.join(spec.components)}",
             )
     return trained
 
 
-def _skips(
+def _find_available(
     spec: PipelineSpec, inputs: frozenset[str]
-) -> tuple[dict[str, str], set[str]]:
-    """Walk the units in order: one whose required read is absent is skipped, so is
-    whoever requires what it makes.
+) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the units that are skipped with the reason, and the values that exist.
+
+    A unit is skipped if a required input is absent, or an output of a skipped unit.
     """
     skipped: dict[str, str] = {}
     available = set(inputs)
-    makers = spec.makers
     for unit in spec.units:
-        absent = [name for name in unit.required if name not in available]
+        absent = []
+        for name in unit.required:
+            maker = spec.makers.get(name)
+            if name not in available:
+                why = f" (unit {maker.name} is skipped)" if maker else ""
+                absent.append(f"{name}{why}")
         if absent:
-            causes = [
-                f"{n} (unit {makers[n].name} is skipped)" if n in makers else n
-                for n in absent
-            ]
-            skipped[unit.name] = "absent: " + ", ".join(causes)
+            skipped[unit.name] = "absent: " + ", ".join(absent)
         else:
             available |= set(unit.outputs)
-    return skipped, available
+    return skipped, frozenset(available)
 
 
-def _readers(spec: PipelineSpec, task: Task) -> tuple[FunctionSpec, ...]:
-    return (
-        spec.model_fn,
-        *([spec.constrain_latents] if spec.constrain_latents else []),
-        task.loss,
-    )
-
-
-def _refuse_missing(
-    spec: PipelineSpec,
-    readers: Iterable[FunctionSpec],
-    available: set[str],
-    skipped: Mapping[str, str],
-    columns: tuple[str, ...] | None,
-) -> None:
-    """Refuse a plan that lacks what model_fn, hold or the loss requires; columns: None
-    where a caller gives inputs.
-    """
-    missing = [
-        (reader, name)
-        for reader in readers
-        for name in reader.required
-        if name not in available
-    ]
-    if missing:
-        reader, name = missing[0]
-        roots = sorted(
-            {root for _, one in missing for root in _roots(spec, one, available)}
-        )
-        words = " and no ".join(_column(spec, root, columns) for root in roots)
-        what = f"{reader.name} needs {name}, and there is no {words}"
-        raise UsageError(_named(spec), what, *_why(spec, name, skipped))
-
-
-def _refuse_missing_side(
-    spec: PipelineSpec, needed: Iterable[Unit], task: Task, inputs: frozenset[str]
-) -> None:
-    """Refuse a task that asks for the negative side when the input of that side is
-    absent.
-    """
-    for unit in needed:
-        for name in unit.required:
-            other = spec.cfg_inputs.get(name)
-            if (
-                other is not None
-                and "negative" in task.branches
-                and other not in inputs
-            ):
-                raise UsageError(
-                    _named(spec),
-                    f"task {task.name} needs the negative side, and input {other!r} is absent",
-                )
-
-
-def _why(spec: PipelineSpec, name: str, skipped: Mapping[str, str]) -> list[str]:
-    unit = spec.makers.get(name)
-    return (
-        [f"unit {unit.name}, which makes it, is skipped ({skipped[unit.name]})"]
-        if unit
-        else []
-    )
-
-
-def _roots(spec: PipelineSpec, name: str, available: set[str]) -> Iterator[str]:
-    """The absent inputs that keep a value from being made."""
-    unit = spec.makers.get(name)
-    if unit is None:
-        yield name
-        return
-    for read in unit.required:
-        if read not in available:
-            yield from _roots(spec, read, available)
-
-
-def _column(spec: PipelineSpec, name: str, columns: tuple[str, ...] | None) -> str:
-    source = spec.inputs.get(name)
-    if columns is None or not isinstance(source, Column):
-        return f"input {name!r}"
-    return f"column {source.name!r} (input {name}){nearest(source.name, columns)}"
-
-
-def _needed(
-    spec: PipelineSpec,
-    readers: Iterable[FunctionSpec],
-    available: set[str],
-    skipped: Mapping[str, str],
-) -> list[Unit]:
-    wanted = {name for reader in readers for name in reader.inputs if name in available}
-    needed: list[Unit] = []
-    for unit in reversed(spec.units):
-        if unit.name not in skipped and wanted & set(unit.outputs):
-            needed.insert(0, unit)
-            wanted |= {name for name in unit.inputs if name in available}
-    return needed
-
-
-def _live(
-    spec: PipelineSpec, needed: Iterable[Unit], trained: tuple[str, ...]
-) -> set[str]:
-    """Units that borrow `rng` or what is trained (a role: any of its experts), or read
-    what such units make.
-    """
-    roots = set(trained)
-    if spec.experts is not None and roots & set(spec.experts.components):
-        roots.add(spec.experts.denoiser)
-    live: set[str] = set()
-    made: set[str] = set()
-    for unit in needed:
-        if (
-            "rng" in unit.components
-            or roots & set(unit.components)
-            or made & set(unit.inputs)
-        ):
-            live.add(unit.name)
-            made |= set(unit.outputs)
-    return live
-
-
-def _spread(
-    spec: PipelineSpec, unit: Unit, branches: tuple[str, ...], available: set[str]
-) -> Iterator[Step]:
-    """Yield the unit once, or once per side if it reads anything per-side or borrows
-    `side`.
-    """
-    branched = spec.branched
-    cfg_inputs = bool(set(unit.outputs) & branched)
-    for branch in branches if cfg_inputs else ("",):
-        reads = {
-            name: value_key(spec, name, branch)
-            for name in unit.inputs
-            if _has(spec, name, branch, available)
-        }
-        yield Step(
-            unit,
-            branch,
-            MappingProxyType(reads),
-            MappingProxyType(
-                {name: branch_key(name, branch or POSITIVE) for name in unit.outputs}
-            ),
-        )
-
-
-def value_key(spec: PipelineSpec, name: str, branch: str) -> str:
-    """The key under which a side finds a value: 'negative_prompt',
-    'negative.prompt_emb'; plain if shared.
-    """
-    if branch in ("", POSITIVE) or name not in spec.branched:
-        return name
-    if name in spec.cfg_inputs:
-        return (
-            spec.cfg_inputs[name] if branch == "negative" else branch_key(name, branch)
-        )
-    return branch_key(name, branch)
-
-
-def _has(spec: PipelineSpec, name: str, branch: str, available: set[str]) -> bool:
-    """Whether a side finds a value: for the negative side of an input, whether that
-    side's own input is there.
-    """
-    other = spec.cfg_inputs.get(name) if branch == "negative" else None
-    return name in available and (other is None or other in available)
-
-
-def _reader_keys(
-    spec: PipelineSpec,
-    readers: tuple[FunctionSpec, ...],
-    branches: tuple[str, ...],
-    available: set[str],
-) -> list[str]:
-    """Keys that model_fn reads for every side, and the others for the positive one."""
-    reads = readers[0].inputs
-    keys = [
-        value_key(spec, name, branch)
-        for branch in branches
-        for name in reads
-        if _has(spec, name, branch, available)
-    ]
-    return keys + [
-        name for reader in readers[1:] for name in reader.inputs if name in available
-    ]
-
-
-def _loads(
-    spec: PipelineSpec,
-    frozen: Iterable[Step],
-    live: Iterable[Step],
-    readers: tuple[FunctionSpec, ...],
-    trained: tuple[str, ...],
-    whole: bool,
-) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
-    """Components, and configurations alone, per stage ('': one piece).
-
-    An expert's role is what is trained of it, or all its parts: those of a loss that
-    needs it whole.
-    """
-    loss_inputs: list[FunctionSpec] = [*(step.unit for step in live), *readers]
-    by_stage: dict[str, list[FunctionSpec]] = {
-        "data_process": [step.unit for step in frozen],
-        "train": loss_inputs,
-    }
-    by_stage[""] = by_stage["data_process"] + loss_inputs
-    components: dict[str, tuple[str, ...]] = {}
-    configs: dict[str, tuple[str, ...]] = {}
-    for stage, users in by_stage.items():
-        names = [
-            name
-            for user in users
-            for name in user.components
-            if name not in LOSS_CONTEXT
-        ]
-        names = [
-            part
-            for name in names
-            for part in _parts(spec, name, () if whole else trained)
-        ]
-        full = {name for name in names if name in spec.components}
-        components[stage] = tuple(name for name in spec.components if name in full)
-        bare = {
-            component_of(name) for name in names if name not in spec.components
-        } - full
-        configs[stage] = tuple(name for name in spec.components if name in bare)
-    unused = [name for name in trained if name not in components["train"]]
-    if unused:
-        what = f"{unused[0]} is to be trained, but nothing the task needs uses it"
-        raise UsageError(
-            _named(spec),
-            what,
-            f"used in a training step: {', '.join(components['train'])}",
-        )
-    return MappingProxyType(components), MappingProxyType(configs)
-
-
-def _parts(spec: PipelineSpec, name: str, trained: tuple[str, ...]) -> tuple[str, ...]:
-    experts = spec.experts
-    if experts is None or component_of(name) != experts.denoiser:
-        return (name,)
-    suffix = name.removeprefix(experts.denoiser)
-    chosen = [part for part in experts.components if part in trained] or list(
-        experts.components
-    )
-    return tuple(part + suffix for part in chosen)
+def _cached_values(
+    train_steps: Iterable[Step], loss_inputs: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return what training uses and does not compute itself."""
+    used, computed = set(loss_inputs), set()
+    for step in train_steps:
+        used |= set(step.inputs.values())
+        computed |= set(step.outputs.values())
+    return tuple(sorted(used - computed))
 
 
 def _kind(spec: PipelineSpec, key: str) -> str:
@@ -449,5 +386,5 @@ def _kind(spec: PipelineSpec, key: str) -> str:
     return "int" if isinstance(source, Measured) else "as given"
 
 
-def _named(spec: PipelineSpec) -> str:
+def _where(spec: PipelineSpec) -> str:
     return f"{spec.family} {spec.variant}"

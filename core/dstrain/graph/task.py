@@ -1,6 +1,4 @@
-"""A task: a loss, the sides of guidance it needs, and inputs of its own. Both stages
-follow from it by construction.
-"""
+"""Define a task: a loss, the guidance branches that it needs, and its own inputs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,22 +14,21 @@ GIVEN_TO_LOSS = ("predict",)
 
 @dataclass(frozen=True)
 class Task:
-    """A named loss with what it needs.
-
-    loss: a function of `predict`, the values it reads, and after the `*` what it
-    borrows; returns (batch,) losses. sides: the halves of classifier-free guidance
-    whose conditions the loss asks `predict` for. inputs: what the loss reads of a row
-    beside the variant's own inputs. It is given a list of them, one per sample, or the
-    value itself of a `Setting` and of a column whose values are `alike` in a batch.
-    from_rows: whether the variant's inputs come from a data set; otherwise a caller
-    gives them.
-    """
+    """A named loss with what it needs; both stages follow from it."""
 
     name: str
     loss: FunctionSpec
+    """A function of `predict`, of values, and after the `*` of components and context; it
+    returns (batch,) losses.
+    """
     branches: tuple[str, ...] = ("positive",)
+    """The branches of classifier-free guidance that the loss asks `predict` for."""
     inputs: Mapping[str, Input] = field(default_factory=lambda: MappingProxyType({}))
+    """What the loss uses of a row beside the variant's own inputs. It gets a list, one
+    value per sample, or the value itself if that is the same in the whole batch.
+    """
     from_rows: bool = True
+    """Whether the inputs come from a dataset; otherwise a caller gives them."""
 
     @classmethod
     def of(
@@ -41,37 +38,31 @@ class Task:
         branches: tuple[str, ...] = ("positive",),
         inputs: Mapping[str, Input] | None = None,
     ) -> "Task":
-        """Build the record of a task from its loss function."""
-        return cls(
-            name,
-            FunctionSpec.of(loss, given=GIVEN_TO_LOSS),
-            branches,
-            MappingProxyType(dict(inputs or {})),
-        )
+        """Return a task for a loss function; the arguments are the fields."""
+        spec = FunctionSpec.of(loss, given=GIVEN_TO_LOSS)
+        return cls(name, spec, branches, MappingProxyType(dict(inputs or {})))
 
     @property
     def listed(self) -> frozenset[str]:
-        """Inputs of which the loss is given a list, one per sample."""
-        sources = self.inputs.items()
-        same_in_batch = {
-            n
-            for n, s in sources
-            if isinstance(s, Constant) or (isinstance(s, Column) and s.same_in_batch)
-        }
-        return frozenset(self.inputs) - same_in_batch
+        """Return the inputs of which the loss gets a list, one value per sample."""
+        return frozenset(
+            name
+            for name, source in self.inputs.items()
+            if not isinstance(source, Constant)
+            and not (isinstance(source, Column) and source.same_in_batch)
+        )
 
     @property
     def runs_sampler(self) -> bool:
-        """Whether the loss runs the whole sampler, so that every part of a denoiser in
-        several parts is used.
-        """
+        """Return whether the loss runs the whole sampler, and so every expert."""
         return "sampler" in self.loss.components
 
     def with_task_inputs(
         self, inputs: Mapping[str, Input], owner: str
     ) -> dict[str, Input]:
-        """The variant's table of inputs with the task's own; raises UsageError for a
-        name that both declare.
+        """Return the variant's table of inputs with the task's own.
+
+        Raises UsageError for a name that both declare.
         """
         for name, source in self.inputs.items():
             if inputs.get(name, source) != source:

@@ -1,7 +1,7 @@
-"""A unit: one plain function of preprocessing, whose signature is its declaration.
+"""Read what a function declares by its signature: its inputs, components and outputs.
 
-Parameters before the `*` are values it reads, keyword-only parameters are components it
-borrows, and the TypedDict it returns lists what it makes.
+Parameters before the `*` are inputs, keyword-only parameters are components, and the
+TypedDict that a unit returns lists its outputs.
 """
 
 import inspect
@@ -15,61 +15,55 @@ from dstrain.errors import UsageError
 from dstrain.graph.values import copy_if_shared, kind_of, storage_ids
 
 CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
-"""Names any function may borrow that are not components; `<component>_config` is
-another.
+"""Keyword-only parameters of any function that are no components. `<component>_config`,
+a component's configuration, is another.
 """
 LOSS_CONTEXT = CONTEXT | {"timestep_sampler", "constrain_latents", "sampler"}
+"""The same of a loss."""
 
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """What a function needs: `reads` (value name -> is it required?) and `borrows`
-    (component names).
-    """
+    """A function with what it needs."""
 
     name: str
     function: Callable[..., Any]
     inputs: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+    """Value name -> whether it is required."""
     components: tuple[str, ...] = ()
+    """Names of the components and of the context that it uses."""
 
     @classmethod
     def of(
         cls, function: Callable[..., Any], given: tuple[str, ...] = ()
     ) -> "FunctionSpec":
-        """Read the signature off a function; the caller supplies the parameters named
-        in `given` itself.
+        """Read the signature of a function.
 
-        Raises UsageError for *args, **kwargs, a positional-only parameter or a default
-        on a borrowed name.
+        given: parameters that the caller itself supplies. Raises UsageError for *args,
+        **kwargs, a positional-only parameter or a component with a default.
         """
         inputs: dict[str, bool] = {}
         components: list[str] = []
         where = _where(function)
         for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind in (
-                parameter.VAR_POSITIONAL,
-                parameter.VAR_KEYWORD,
-                parameter.POSITIONAL_ONLY,
-            ):
-                raise UsageError(
-                    where, f"parameter {parameter} hides names; write each one out"
-                )
+            required = parameter.default is parameter.empty
             if parameter.kind is parameter.KEYWORD_ONLY:
-                if parameter.default is not parameter.empty:
-                    raise UsageError(
-                        where,
-                        f"borrowed name {parameter.name!r} has a default; a borrowed name is always given",
-                    )
+                if not required:
+                    what = f"component {parameter.name!r} has a default; a component is always given"
+                    raise UsageError(where, what)
                 components.append(parameter.name)
+            elif parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+                what = f"parameter {parameter} hides names; write each one out"
+                raise UsageError(where, what)
             elif parameter.name not in given:
-                inputs[parameter.name] = parameter.default is parameter.empty
+                inputs[parameter.name] = required
         return cls(
             _name(function), function, MappingProxyType(inputs), tuple(components)
         )
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Names this function cannot run without."""
+        """Return the inputs without which the function cannot run."""
         return tuple(name for name, needed in self.inputs.items() if needed)
 
 
@@ -126,34 +120,34 @@ class Unit(FunctionSpec):
             object.__setattr__(self, name, value)  # the class is frozen
 
     def run(
-        self, values: Mapping[str, Any], lent: Mapping[str, Any], **given: Any
+        self, values: Mapping[str, Any], components: Mapping[str, Any], **given: Any
     ) -> dict[str, Any]:
-        """Call the function with the values it reads and the components it borrows;
-        return exactly what it promised.
+        """Call the function and return its outputs.
 
-        An optional read that is absent takes the function's default. Raises UsageError
-        if promised and made differ.
+        An optional input that is absent takes the function's default. Raises UsageError
+        if the function returns other keys than it declares.
         """
-        arguments = {name: values[name] for name in self.inputs if name in values}
-        made = self.function(
-            **given, **arguments, **{name: lent[name] for name in self.components}
-        )
-        if set(made) != set(self.outputs):
-            missing, extra = (
-                sorted(set(self.outputs) - set(made)),
-                sorted(set(made) - set(self.outputs)),
-            )
-            raise UsageError(
-                f"unit {self.name}",
-                f"promised and made differ: missing {missing}, not promised {extra}",
-            )
-        held = storage_ids(arguments.values())
-        return {name: copy_if_shared(value, held) for name, value in made.items()}
+        inputs = {name: values[name] for name in self.inputs if name in values}
+        used = {name: components[name] for name in self.components}
+        outputs = self.function(**given, **inputs, **used)
+        if set(outputs) != set(self.outputs):
+            self._refuse(outputs)
+        # An output that is an input, or a view of one, would keep its memory alive.
+        shared = storage_ids(inputs.values())
+        return {name: copy_if_shared(value, shared) for name, value in outputs.items()}
+
+    def _refuse(self, outputs: Mapping[str, Any]) -> None:
+        missing = sorted(set(self.outputs) - set(outputs))
+        extra = sorted(set(outputs) - set(self.outputs))
+        faults = [f"did not return {missing}"] if missing else []
+        faults += [f"returned unexpected keys {extra}"] if extra else []
+        what = f"{' and '.join(faults)}; declared outputs: {list(self.outputs)}"
+        raise UsageError(f"unit {self.name}", what)
 
 
-def component_of(borrowed: str) -> str:
-    """The component a borrowed name belongs to: 'dit_config' -> 'dit', 'vae' -> 'vae'."""
-    return borrowed.removesuffix("_config")
+def component_of(name: str) -> str:
+    """Return the component of a parameter: 'dit_config' -> 'dit', 'vae' -> 'vae'."""
+    return name.removesuffix("_config")
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -1,6 +1,4 @@
-"""Values that units exchange: their kinds, checked when a pipeline is built, and their
-storable form.
-"""
+"""Name the kinds of values that units exchange, and convert values to a storable form."""
 
 import types
 import typing
@@ -18,6 +16,7 @@ from dstrain.graph.inputs import STORED_KINDS
 
 IMAGE_MODES = ("L", "RGB", "RGBA")
 IMAGE, VIDEO = STORED_KINDS["image"], STORED_KINDS["video"]
+"""The words of headers for these kinds."""
 SCALARS = types.MappingProxyType(
     {str: "str", int: "int", float: "float", bool: "bool", type(None): "none"}
 )
@@ -25,19 +24,18 @@ SCALARS = types.MappingProxyType(
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of a video as decoded: `pixels` is uint8 (frames, height, width, 3), `fps`
-    is frames per second.
-    """
+    """The frames of a decoded video."""
 
     pixels: Tensor
+    """uint8 (frames, height, width, 3)."""
     fps: float
+    """Frames per second."""
 
 
 def kind_of(annotation: Any, where: str) -> str:
-    """Name the kind of an annotated value, such as 'tensor', 'image | none' or
-    'list[tensor]'.
+    """Return the kind of an annotated value, such as 'image | none' or 'list[tensor]'.
 
-    Raises UsageError naming `where` for anything a feature store could not keep.
+    Raises UsageError naming `where` for anything that a feature cache cannot store.
     """
     plain = {Tensor: "tensor", Image.Image: "image", Frames: "video", **SCALARS}
     if annotation in plain:
@@ -50,14 +48,9 @@ def kind_of(annotation: Any, where: str) -> str:
     if origin is list and len(arguments) == 1:
         return f"list[{kind_of(arguments[0], where)}]"
     if typing.is_typeddict(annotation):
-        fields = typing.get_type_hints(annotation)
-        return (
-            "{"
-            + ", ".join(
-                f"{name}: {kind_of(kind, where)}" for name, kind in fields.items()
-            )
-            + "}"
-        )
+        hints = typing.get_type_hints(annotation).items()
+        fields = [f"{name}: {kind_of(hint, where)}" for name, hint in hints]
+        return f"{{{', '.join(fields)}}}"
     raise UsageError(
         where,
         f"{annotation!r} is not a kind of value that can be stored",
@@ -65,47 +58,47 @@ def kind_of(annotation: Any, where: str) -> str:
     )
 
 
-def copy_if_shared(value: Any, held: set[int]) -> Any:
-    """Return the value with every tensor contiguous and alone in its storage, so that
-    storing it keeps no more.
+def copy_if_shared(value: Any, shared: set[int]) -> Any:
+    """Copy tensors that are views or share memory; return the other values as they are.
 
-    held: addresses of storages that something else holds; those of the result are
-    added.
+    So caching one value stores no more than that value, and keeps no other one alive.
+
+    Args:
+        value: Any storable value; tensors inside records and lists count, too.
+        shared: Ids of storages that other values use; those of the result are added.
     """
     if isinstance(value, Tensor):
         storage = value.untyped_storage()
-        whole = (
-            value.is_contiguous()
-            and storage.nbytes() == value.numel() * value.element_size()
-        )
-        mine = (
-            value
-            if whole and storage.data_ptr() not in held
-            else value.clone(memory_format=torch.contiguous_format)
-        )
-        held.add(mine.untyped_storage().data_ptr())
-        return mine
+        size = value.numel() * value.element_size()
+        is_view = not value.is_contiguous() or storage.nbytes() != size
+        if is_view or storage.data_ptr() in shared:
+            value = value.clone(memory_format=torch.contiguous_format)
+        shared |= storage_ids([value])
+        return value
     if isinstance(value, Frames):
-        return Frames(copy_if_shared(value.pixels, held), value.fps)
+        return Frames(copy_if_shared(value.pixels, shared), value.fps)
     if isinstance(value, list):
-        return [copy_if_shared(item, held) for item in value]
+        return [copy_if_shared(item, shared) for item in value]
     if isinstance(value, dict):
-        return {name: copy_if_shared(item, held) for name, item in value.items()}
+        return {name: copy_if_shared(item, shared) for name, item in value.items()}
     return value
 
 
 def storage_ids(values: Iterable[Any]) -> set[int]:
-    """The addresses of the storages behind the tensors among values."""
-    return {
-        value.untyped_storage().data_ptr()
-        for value in values
-        if isinstance(value, Tensor)
-    }
+    """Return the addresses of the storages of the tensors among the values."""
+    tensors = (value for value in values if isinstance(value, Tensor))
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
 def serialize(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """Put the value's tensors into `tensors` under names that begin with `name`; return
-    the rest as JSON data.
+    """Put the value's tensors into `tensors`; return the rest, its header, as JSON data.
+
+    Raises UsageError for a value of another type.
+
+    Args:
+        value: The value.
+        tensors: Gets the tensors, on the CPU.
+        name: What the names of the tensors begin with.
     """
     if value is None or isinstance(value, str | bool | int | float):
         return {"value": value}
@@ -114,33 +107,27 @@ def serialize(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         return {"tensor": name, "shape": list(value.shape)}
     if isinstance(value, Image.Image):
         if value.mode not in IMAGE_MODES:
-            raise UsageError(
-                name,
-                f"an image of mode {value.mode} cannot be stored; modes: {', '.join(IMAGE_MODES)}",
-            )
+            modes = ", ".join(IMAGE_MODES)
+            what = f"an image of mode {value.mode} cannot be stored; modes: {modes}"
+            raise UsageError(name, what)
         tensors[name] = torch.from_numpy(np.array(value))
         return {IMAGE: name, "shape": list(tensors[name].shape)}
     if isinstance(value, Frames):
         tensors[name] = value.pixels
         return {VIDEO: name, "fps": value.fps, "shape": list(value.pixels.shape)}
     if isinstance(value, list):
-        return {
-            "list": [
-                serialize(item, tensors, f"{name}/{i}") for i, item in enumerate(value)
-            ]
-        }
+        items = enumerate(value)
+        return {"list": [serialize(one, tensors, f"{name}/{i}") for i, one in items]}
     if isinstance(value, dict):
-        return {
-            "record": {
-                key: serialize(item, tensors, f"{name}/{key}")
-                for key, item in value.items()
-            }
-        }
+        record = {}
+        for key, item in value.items():
+            record[key] = serialize(item, tensors, f"{name}/{key}")
+        return {"record": record}
     raise UsageError(name, f"a value of type {type(value).__name__} cannot be stored")
 
 
 def deserialize(header: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Rebuild a value from what `flatten` returned and the tensors it put aside."""
+    """Rebuild a value from the header and the tensors that `serialize` separated."""
     if "value" in header:
         return header["value"]
     if "tensor" in header:
@@ -155,7 +142,7 @@ def deserialize(header: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def tensor_names(header: Any) -> list[str]:
-    """List the names under which `flatten` put aside the tensors of a value."""
+    """Return the names of the tensors of a value, in the order they were stored."""
     for kind in ("tensor", IMAGE, VIDEO):
         if kind in header:
             return [header[kind]]

@@ -24,6 +24,9 @@ class Made(TypedDict):
 def encode(prompt: str, size: int = 0, *, text_encoder: Any, dtype: Any) -> Made: ...
 
 
+def other(prompt: str, size: int = 0, *, text_encoder: Any, dtype: Any) -> Made: ...
+
+
 def branched(prompt: str, *, branch: str) -> Made: ...
 
 
@@ -35,19 +38,18 @@ COMPONENTS = {"text_encoder": "d1", "vae": "d2"}
 
 
 def test_a_key_changes_with_everything_a_value_is_the_result_of() -> None:
-    other_unit = replace(STEP.unit, name="other")
     keys = {
         step_key("family", STEP, READS, COMPONENTS, "float32"),
         step_key("other", STEP, READS, COMPONENTS, "float32"),
         step_key(
             "family",
-            replace(STEP, unit=replace(STEP.unit, version=2)),
+            replace(STEP, unit=Unit(encode, version=2)),
             READS,
             COMPONENTS,
             "float32",
         ),
         step_key(
-            "family", replace(STEP, unit=other_unit), READS, COMPONENTS, "float32"
+            "family", replace(STEP, unit=Unit(other)), READS, COMPONENTS, "float32"
         ),
         step_key("family", STEP, {"prompt": "k2", "size": "k1"}, COMPONENTS, "float32"),
         step_key("family", STEP, {"prompt": "k1"}, COMPONENTS, "float32"),

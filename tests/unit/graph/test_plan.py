@@ -287,7 +287,9 @@ def test_an_unknown_trainable_is_refused_with_the_nearest_name() -> None:
 
 
 def test_training_what_no_step_uses_is_refused_naming_what_a_step_uses() -> None:
-    with pytest.raises(UsageError, match="hint_encoder is to be trained") as caught:
+    with pytest.raises(
+        UsageError, match="cannot train 'hint_encoder': task sft does"
+    ) as caught:
         plan("dit", "hint_encoder")
     assert "dit" in caught.value.help_lines[0]
 
