@@ -7,7 +7,9 @@ tenth of them; `--all-trials` (`make reliability`) runs all and prints a table.
 """
 
 import subprocess
+import sys
 import sysconfig
+import types
 import venv
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.config.schema import TrainConfig
 
 TENTH = 10
 
@@ -141,3 +144,19 @@ def empty_environment() -> Callable[[Path], Path]:
         return python
 
     return make
+
+
+@pytest.fixture
+def runs(
+    fake_plugin: Callable[..., Path],
+    family_source: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[TrainConfig]:
+    """The configurations that the runner is given; the family `faky` is installed."""
+    source = family_source("faky")
+    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {"faky_record": source})
+    given: list[TrainConfig] = []
+    runner = types.ModuleType("dstrain.runs.runner")
+    runner.__dict__["start"] = given.append
+    monkeypatch.setitem(sys.modules, "dstrain.runs.runner", runner)
+    return given

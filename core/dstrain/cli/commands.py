@@ -1,19 +1,19 @@
-"""The commands. Whatever imports torch or a plugin is imported inside the command that
-needs it.
-"""
+"""Define the commands; what imports torch or a plugin is imported when a command runs."""
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dstrain.cli.options import (
     FamilyCommand,
-    FilePath,
-    OneOf,
+    debug_option,
+    file_path,
     model_options,
+    one_of,
     shared_options,
 )
 from dstrain.config.fields import parse_alpha
@@ -22,9 +22,12 @@ from dstrain.config.validation import validate
 from dstrain.distributed.signals import interrupt_on_signals
 from dstrain.errors import UsageError
 
+if TYPE_CHECKING:
+    from dstrain.cli.inspection import Finding
+
 
 def train(config: TrainConfig) -> None:
-    """Train a model, or run one stage of it. This is the command when none is named."""
+    """Train a model, or run one stage of the training. This is the default command."""
     with interrupt_on_signals("interrupted", "run the same command again"):
         validate(config)
         from dstrain.runs.runner import start
@@ -33,24 +36,22 @@ def train(config: TrainConfig) -> None:
 
 
 def graph(config: TrainConfig, form: str) -> None:
-    """Show the plan of a command line: what runs and what is loaded in each stage, and
-    what crosses.
+    """Show which units run and which components are loaded in each stage, and which
+    values are cached between them.
     """
     validate(dataclasses.replace(config, dry_run=True))
     from dstrain.graph.render import as_data, as_text
     from dstrain.runs.resolve import plan_of
 
     plan, spec, task = plan_of(config)
-    click.echo(
-        as_text(plan, spec, task)
-        if form == "text"
-        else json.dumps(as_data(plan), indent=2),
-        nl=form != "text",
-    )
+    if form == "text":
+        click.echo(as_text(plan, spec, task), nl=False)
+    else:
+        click.echo(json.dumps(as_data(plan), indent=2))
 
 
 def generate(config: GenerateConfig) -> None:
-    """Generate a picture with the pipeline that trains, and the LoRAs it trained."""
+    """Generate an image, a video or a dataset, with or without trained LoRA files."""
     with interrupt_on_signals("interrupted", "run the same command again"):
         validate(config)
         from dstrain.generation.run import generate as run
@@ -61,25 +62,20 @@ def generate(config: GenerateConfig) -> None:
 def toy(
     model: str, variant: str | None, seed: int, output: Path, left_out: tuple[str, ...]
 ) -> None:
-    """Write a toy model folder in the published layout, to be used by the ordinary
-    flags.
-    """
+    """Write a tiny model with random weights, laid out as a published one."""
     from dstrain.models.toy import fill_folder
     from dstrain.registry.discovery import load_family, variant_of
 
     family = load_family(model, left_out)
     chosen = variant_of(family, variant)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UsageError("--output", f"{output} exists; what is there is left as it is")
-    fill_folder(
-        family,
-        chosen,
-        seed,
-        output,
-        "make room, remove what was written, and run the same command again",
-    )
+        raise UsageError(
+            "--output", f"{output} exists; existing files were not modified"
+        )
+    advice = "make room, remove what was written, and run the same command again"
+    fill_folder(family, chosen, seed, output, advice)
     click.echo(
-        f"wrote {output}; --model_paths names its weights, --tokenizer_path and the like its folders"
+        f"wrote {output}; pass its weights to --model_paths, its tokenizer to --tokenizer_path"
     )
 
 
@@ -92,19 +88,16 @@ def export(
     alpha: str | None,
     left_out: tuple[str, ...],
 ) -> None:
-    """Write a LoRA, or the weights of one component, in the names of another program,
-    as INPUT to OUTPUT.
-    """
+    """Convert a LoRA, or the weights of one component, to another program's key names."""
     from dstrain.lora.export import export as run
 
-    told = parse_alpha(alpha) if alpha is not None else None
-    click.echo(
-        f"wrote {output}: {run(source, output, program, model, overwrite, left_out, told)}"
-    )
+    number = parse_alpha(alpha) if alpha is not None else None
+    done = run(source, output, program, model, overwrite, left_out, number)
+    click.echo(f"wrote {output}: {done}")
 
 
 def models(left_out: tuple[str, ...]) -> None:
-    """List the families installed, with distribution and version."""
+    """List the installed model families."""
     from dstrain.registry.discovery import installed
 
     rows = [
@@ -115,63 +108,42 @@ def models(left_out: tuple[str, ...]) -> None:
 
 
 def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
-    """List each plugin: its variants or what it adds, its state, and why it is broken;
-    `new NAME` begins a family's.
-    """
+    """List the installed plugins, what each adds, and why a broken one is broken."""
     from dstrain.cli.inspection import inspect_all
 
     if click.get_current_context().invoked_subcommand is not None:
         if as_json:
-            raise UsageError(
-                "--json", "has no effect here: it is how the list is printed"
-            )
+            raise UsageError("--json", "has no effect here: it is for the list")
         return
     findings = inspect_all(left_out)
     if as_json:
-        columns = (
-            "name",
-            "distribution",
-            "version",
-            "variants",
-            "adds",
-            "state",
-            "reason",
-        )
-        values = [
-            (
-                f.plugin.name,
-                f.plugin.distribution,
-                f.plugin.version,
-                f.variants,
-                f.adds,
-                f.state,
-                f.reason,
-            )
-            for f in findings
-        ]
-        click.echo(
-            json.dumps(
-                [dict(zip(columns, row, strict=True)) for row in values], indent=2
-            )
-        )
+        click.echo(json.dumps([_as_data(found) for found in findings], indent=2))
         return
-    told = [f.reason or ", ".join([*f.variants, *f.adds]) for f in findings]
-    rows = [
-        (f.plugin.name, f"{f.plugin.distribution} {f.plugin.version}", f.state, words)
-        for f, words in zip(findings, told, strict=True)
-    ]
-    click.echo(
-        _table(
-            ("name", "distribution", "state", "variants, what it adds, or the reason"),
-            rows,
+    rows = []
+    for found in findings:
+        plugin = found.plugin
+        what = found.reason or ", ".join([*found.variants, *found.adds])
+        rows.append(
+            (plugin.name, f"{plugin.distribution} {plugin.version}", found.state, what)
         )
-    )
+    head = ("name", "distribution", "state", "variants, additions, or the reason")
+    click.echo(_table(head, rows))
+
+
+def _as_data(found: "Finding") -> dict[str, Any]:
+    return {
+        "name": found.plugin.name,
+        "distribution": found.plugin.distribution,
+        "version": found.plugin.version,
+        "variants": found.variants,
+        "adds": found.adds,
+        "state": found.state,
+        "reason": found.reason,
+    }
 
 
 def new_plugin(name: str) -> None:
-    """Write the package of a new family, NAME, to a folder of that name; it passes the
-    conformance kit as it stands.
-    """
+    """Create a package NAME for a new model family, which passes its tests as it is."""
     from dstrain.registry.scaffold import write_plugin
 
     write_plugin(name, Path(name))
@@ -181,43 +153,32 @@ def new_plugin(name: str) -> None:
 
 
 def commands() -> tuple[click.Command, ...]:
-    """Build every command of dstrain's own, in the order of --help."""
-    form = click.Option(
+    """Return dstrain's own commands, in the order of --help."""
+    shape = click.Option(
         ["--format", "form"],
-        type=OneOf(["text", "json"]),
+        type=one_of(("text", "json")),
+        metavar="[text|json]",
         default="text",
-        help="How to print it.",
+        help="Output format.",
     )
     output = click.Option(
-        ["--output"], type=FilePath(), required=True, help="Folder that is written."
+        ["--output"],
+        type=file_path,
+        metavar="PATH",
+        required=True,
+        help="Directory to write to.",
     )
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
-    name = click.Argument(["name"])
-    new = click.Command(
-        "new",
-        callback=new_plugin,
-        help=new_plugin.__doc__,
-        params=[name, *shared_options()[1:]],
+    new = _command(
+        "new", new_plugin, click.Argument(["name"]), debug_option(), shared=False
     )
     return (
         FamilyCommand("train", TrainConfig, train),
-        FamilyCommand("graph", TrainConfig, graph, (form,)),
+        FamilyCommand("graph", TrainConfig, graph, (shape,)),
         FamilyCommand("generate", GenerateConfig, generate),
-        click.Command(
-            "export",
-            callback=export,
-            help=export.__doc__,
-            params=[*_export_params(), *shared_options()],
-        ),
-        click.Command(
-            "toy",
-            callback=toy,
-            help=toy.__doc__,
-            params=[*model_options(), output, *shared_options()],
-        ),
-        click.Command(
-            "models", callback=models, help=models.__doc__, params=[*shared_options()]
-        ),
+        _command("export", export, *_export_params()),
+        _command("toy", toy, *model_options(), output),
+        _command("models", models),
         click.Group(
             "plugins",
             commands=(new,),
@@ -229,38 +190,49 @@ def commands() -> tuple[click.Command, ...]:
     )
 
 
-def _export_params() -> tuple[click.Parameter, ...]:
-    programs = OneOf(
-        ["diffusers", "comfyui", "kohya", "diffsynth"], {"reference": "diffsynth"}
+def _command(
+    name: str,
+    body: Callable[..., None],
+    *params: click.Parameter,
+    shared: bool = True,
+) -> click.Command:
+    more = shared_options() if shared else ()
+    return click.Command(
+        name, callback=body, help=body.__doc__, params=[*params, *more]
     )
+
+
+def _export_params() -> tuple[click.Parameter, ...]:
+    programs = ("diffusers", "comfyui", "kohya", "diffsynth")
     return (
         click.Option(
             ["--format", "program"],
-            type=programs,
+            type=one_of(programs, {"reference": "diffsynth"}),
+            metavar=f"[{'|'.join(programs)}]",
             required=True,
-            help="Whose names the file gets.",
+            help="Program whose key names the file gets.",
         ),
         click.Option(
-            ["--model"], help="The family, if the header of INPUT does not say it."
+            ["--model"], help="Model family. Defaults to the one in INPUT's header."
         ),
         click.Option(
-            ["--overwrite"], is_flag=True, help="Replace OUTPUT if it is there."
+            ["--overwrite"], is_flag=True, help="Replace OUTPUT if it exists."
         ),
         click.Option(
             ["--alpha"],
             metavar="rank|NUMBER",
-            help="Alpha of a LoRA file that does not say it.",
+            help="Alpha of a LoRA file that does not contain it.",
         ),
-        click.Argument(["source"], type=FilePath(), metavar="INPUT"),
-        click.Argument(["output"], type=FilePath(), metavar="OUTPUT"),
+        click.Argument(["source"], type=file_path, metavar="INPUT"),
+        click.Argument(["output"], type=file_path, metavar="OUTPUT"),
     )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    cells = (
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
-    return "\n".join(line.rstrip() for line in cells)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = []
+    for line in lines:
+        cells = [f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)]
+        text.append("  ".join(cells).rstrip())
+    return "\n".join(text)

@@ -1,9 +1,10 @@
-"""Every failure as one line WHERE: WHAT, with its exit code."""
+"""Turn every exception into one line WHERE: WHAT with an exit code."""
 
 import traceback
 
 import click
 
+from dstrain.cli.options import place
 from dstrain.cli.unsupported import no_such
 from dstrain.errors import (
     DstrainError,
@@ -18,8 +19,8 @@ DEFECT = ("a defect of dstrain or of a plugin: report it, with what --debug show
 
 
 def explain(error: BaseException) -> DstrainError:
-    """Say any exception in dstrain's words; one that nobody foresaw names its place in
-    the code, exit code 1.
+    """Return any exception as an error of dstrain; an unforeseen one names its place in
+    the code, and has exit code 1.
     """
     if isinstance(error, DstrainError):
         return error
@@ -38,23 +39,18 @@ def explain(error: BaseException) -> DstrainError:
 
 
 def _memory(error: BaseException) -> OutOfMemory | None:
-    """Memory that was lacking outside a training step: of the device, or of the
-    machine.
-    """
+    """Explain a lack of memory outside a training step, of the device or the machine."""
     if not is_out_of_memory(error):
         return None
-    # Of a process that loads samples torch hands on a whole traceback, in which one
-    # line says it.
+    # torch wraps a data loading process's error in its whole traceback: find the line.
     lines = str(error).strip().splitlines() or ["the machine has too little"]
-    told = next(
-        (line for line in lines if any(sign in line for sign in SIGNS)), lines[-1]
-    )
-    return OutOfMemory("memory", told, *LOAD_ADVICE)
+    telling = [line for line in lines if any(sign in line for sign in SIGNS)]
+    return OutOfMemory("memory", (telling or lines[-1:])[0], *LOAD_ADVICE)
 
 
 def _worker(error: BaseException) -> DstrainError | None:
-    """A process that loads samples: one that was killed, or what it raised, in which
-    torch puts a whole traceback.
+    """Explain the end of a data loading process: it was killed, or raised what torch
+    passes on as a traceback.
     """
     lines = str(error).strip().splitlines()
     if not isinstance(error, Exception) or not lines:
@@ -63,7 +59,7 @@ def _worker(error: BaseException) -> DstrainError | None:
         return SystemFault(
             "data loader",
             lines[0],
-            "a process that loads samples ended: too little memory, perhaps",
+            "a data loading process ended, possibly because memory ran out",
             "lower --dataset_num_workers",
         )
     if lines[0].startswith("Caught ") and "DataLoader worker process" in lines[0]:
@@ -81,26 +77,24 @@ def _unforeseen(error: BaseException) -> DstrainError:
 def _usage(error: click.ClickException) -> UsageError:
     what = error.message[:1].lower() + error.message[1:].rstrip(".")
     if isinstance(error, click.NoSuchOption):
-        known = (
-            [
-                opt
-                for param in error.ctx.command.get_params(error.ctx)
-                for opt in param.opts
-            ]
-            if error.ctx
-            else []
-        )
-        lacks_family = (
-            "--model" in known and error.ctx is not None and not error.ctx.meta
-        )
-        help_lines = ("a family's own flags need --model",) if lacks_family else ()
-        return UsageError(
-            error.option_name, *no_such(error.option_name, known), *help_lines
-        )
+        return _no_such_option(error)
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        return UsageError(error.param.opts[0], "is required")
-    if isinstance(error, click.BadParameter) and error.param is not None:
+        meaning = getattr(error.param, "help", None) or "see --help"
+        what = f"is required: {meaning[0].lower()}{meaning[1:].rstrip('.')}"
         return UsageError(error.param.opts[0], what)
+    if isinstance(error, click.BadParameter) and error.param and error.ctx:
+        return UsageError(place(error.param, error.ctx), what)
     if isinstance(error, click.BadOptionUsage):
         return UsageError(error.option_name, what)
     return UsageError("command line", what)
+
+
+def _no_such_option(error: click.NoSuchOption) -> UsageError:
+    known: list[str] = []
+    lines: list[str] = []
+    if error.ctx is not None:
+        for param in error.ctx.command.get_params(error.ctx):
+            known += param.opts
+        if "--model" in known and not error.ctx.meta:
+            lines.append("a family's own flags need --model")
+    return UsageError(error.option_name, *no_such(error.option_name, known), *lines)

@@ -1,6 +1,4 @@
-"""What is installed and what it is good for: every plugin imported, each in a process
-of its own. Imports no torch.
-"""
+"""Find out what each installed plugin offers, by importing it in a process of its own."""
 
 import json
 import os
@@ -22,121 +20,104 @@ from dstrain.registry.discovery import (
 )
 from dstrain.registry.hooks import registered
 
-PATIENCE = 60.0
-"""Seconds that `inspect_all` gives one record's import."""
+IMPORT_TIMEOUT = 60.0
+"""Seconds after which the import of a plugin is given up."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What `inspect_all` found out about one plugin; `reason` is '' for one that can be
-    used.
-
-    variants: those of a family. adds: in words, what another plugin adds.
-    """
+    """What one plugin offers, or why it cannot be used."""
 
     plugin: Installed
     variants: tuple[str, ...] = ()
-    reason: str = ""
+    """Variants of a family."""
     adds: tuple[str, ...] = ()
+    """What another plugin adds, in words."""
+    reason: str = ""
+    """Why it cannot be used; '' for one that can."""
 
     @property
     def state(self) -> str:
-        """'ready' or 'broken'."""
+        """Return 'ready' or 'broken'."""
         return "broken" if self.reason else "ready"
 
 
 def inspect_all(left_out: Collection[str] = ()) -> tuple[Finding, ...]:
-    """Import every plugin, each in a process of its own, so that a broken one is
-    reported and harms nothing else.
+    """Import every plugin in a process of its own, so that a broken one harms nothing
+    else.
     """
-    groups = [installed(left_out), installed(left_out, HOOK_GROUP)]
-    return tuple(
-        _inspect(plugin, name_clash(plugin, plugins))
-        for plugins in groups
-        for plugin in plugins
-    )
+    findings = []
+    for plugins in (installed(left_out), installed(left_out, HOOK_GROUP)):
+        findings += [
+            _inspect(plugin, name_clash(plugin, plugins)) for plugin in plugins
+        ]
+    return tuple(findings)
 
 
 def _inspect(plugin: Installed, clash: str) -> Finding:
     if clash:
         return Finding(plugin, reason=clash)
-    code = "from dstrain.cli.inspection import _answer; _answer()"
-    command = [sys.executable, "-c", code, json.dumps(asdict(plugin))]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
+    code = "from dstrain.cli.inspection import _report; _report()"
+    paths = os.pathsep.join(path for path in sys.path if path)
     try:
         child = subprocess.run(
-            command,
+            [sys.executable, "-c", code, json.dumps(asdict(plugin))],
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
-            env=environment,
+            timeout=IMPORT_TIMEOUT,
+            env={**os.environ, "PYTHONPATH": paths},
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding(plugin, reason=f"its import took longer than {PATIENCE:.0f} s")
+        reason = f"its import took longer than {IMPORT_TIMEOUT:.0f} s"
+        return Finding(plugin, reason=reason)
     if child.returncode != 0 or not child.stdout:
-        return Finding(
-            plugin,
-            reason=f"its import ended the process (exit code {child.returncode}) {child.stderr[-200:]}".strip(),
-        )
-    answer = json.loads(child.stdout)
-    return Finding(
-        plugin, tuple(answer["variants"]), answer["reason"], tuple(answer["adds"])
-    )
+        reason = f"its import ended the process (exit code {child.returncode}) {child.stderr[-200:]}"
+        return Finding(plugin, reason=reason.strip())
+    variants, adds, reason = json.loads(child.stdout)
+    return Finding(plugin, tuple(variants), tuple(adds), reason)
 
 
-def _answer() -> None:
-    """In the child of `_inspect`: write variants and reason as JSON, and nothing that
-    the plugin prints.
+def _report() -> None:
+    """In the child of `_inspect`: write the finding as JSON, and nothing that the
+    plugin prints.
     """
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     plugin = Installed(**json.loads(sys.argv[1]))
     variants: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    reason = ""
+    adds: list[str] = []
     try:
         if plugin.group == HOOK_GROUP:
-            words, reason = _adds(plugin)
+            adds, reason = _additions(plugin)
         else:
             family = checked_family(plugin)
             variants, reason = family.variants, next(family.lacking(), "")
     except DstrainError as error:
         reason = error.what
-    json.dump({"variants": variants, "adds": words, "reason": reason}, channel)
+    json.dump([variants, adds, reason], channel)
     channel.close()
 
 
-def _adds(plugin: Installed) -> tuple[tuple[str, ...], str]:
-    """What a plugin of the group adds, in words, and why it cannot be used; for a
-    process of its own.
-    """
+def _additions(plugin: Installed) -> tuple[list[str], str]:
+    """Return what an extension adds, in words, and why part of it cannot be used."""
     alone = registered((plugin,))
-    if alone.broken:
-        return (), alone.broken[0].removeprefix(f"{plugin.where}: ")
-    hooks = [
-        hook.name
-        for hook in alone.manager.get_hookcallers(alone.manager.get_plugin(plugin.name))
-        or ()
-    ]
-    words: list[str] = []
-    reasons: list[str] = []
+    callers = alone.manager.get_hookcallers(alone.manager.get_plugin(plugin.name))
+    hooks = {hook.name for hook in callers or ()}
+    adds: list[str] = []
+    broken = [*alone.broken]
     if "dstrain_commands" in hooks:
         own = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
-        words, reasons = [f"command {name}" for name in own.items], [*own.broken]
+        adds += [f"command {name}" for name in own.items]
+        broken += own.broken
     if "dstrain_tasks" in hooks:
         from dstrain.graph.task import Task
         from dstrain.training.distill import OWN_TASKS  # imports torch
 
         tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
-        words, reasons = (
-            [*words, *(f"task {name}" for name in tasks.items)],
-            [*reasons, *tasks.broken],
-        )
-    words += ["looks on at each step"] if "dstrain_step_end" in hooks else []
-    return tuple(words), "; ".join(
-        reason.removeprefix(f"{plugin.where}: ") for reason in reasons
-    )
+        adds += [f"task {name}" for name in tasks.items]
+        broken += tasks.broken
+    if "dstrain_step_end" in hooks:
+        adds.append("reads the numbers of each step")
+    prefix = f"{plugin.where}: "
+    return adds, "; ".join(reason.removeprefix(prefix) for reason in broken)

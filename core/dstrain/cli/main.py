@@ -1,6 +1,4 @@
-"""The command line: `dstrain`, `python -m dstrain`. Its help imports neither torch nor
-a plugin.
-"""
+"""Run the command line: `dstrain`, or `python -m dstrain`."""
 
 import os
 import sys
@@ -11,7 +9,7 @@ import click
 
 from dstrain.cli.commands import commands
 from dstrain.cli.errors import explain
-from dstrain.cli.options import LeftOut, shared_options
+from dstrain.cli.options import disabled_plugin, shared_options
 from dstrain.console import get_logger, logging_to_stderr, redacted
 from dstrain.distributed.liveness import ignore_sigterm, should_report
 from dstrain.errors import SystemFault, UsageError, nearest
@@ -35,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     lost = _lost_output(caught)
     if lost is not None:
         if isinstance(lost, BrokenPipeError):
-            return 0  # a reader such as `head` has what it wanted
+            return 0  # a reader such as `head` has read enough
         caught = SystemFault("standard output", str(lost.strerror))
-    return 0 if caught is None else _tell(caught, "--debug" in words)
+    return 0 if caught is None else _report(caught, "--debug" in words)
 
 
-def _tell(error: BaseException, debug: bool) -> int:
-    """Print an error without the secrets in it, and return its exit code."""
+def _report(error: BaseException, debug: bool) -> int:
+    """Print an error without its secrets, and return its exit code."""
     ignore_sigterm()
     failure = explain(error)
     try:
@@ -50,48 +48,43 @@ def _tell(error: BaseException, debug: bool) -> int:
         if debug:
             click.echo(redacted("".join(traceback.format_exception(error))), err=True)
     except OSError:
-        pass  # nobody reads
+        pass  # standard error is closed
     return failure.exit_code
 
 
 def _lost_output(caught: BaseException | None) -> OSError | None:
-    """Write what waits for standard output; where that takes no more, or took none
-    before, drop it and return why.
-    """
+    """Flush standard output; if that fails, or failed in click.echo, return why."""
     lost = None
-    if (
-        isinstance(caught, OSError)
-        and traceback.extract_tb(caught.__traceback__)[-1].name == click.echo.__name__
-    ):
-        lost = caught
+    if isinstance(caught, OSError):
+        last_frame = traceback.extract_tb(caught.__traceback__)[-1]
+        lost = caught if last_frame.name == click.echo.__name__ else None
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
         lost = lost or error
     if lost is not None:
+        # Python flushes again when it ends, and would print an error of its own.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return lost if caught is None or lost is caught else None
 
 
 def command_group() -> click.Group:
-    """The group of dstrain's own commands; option names are read with '-' as '_',
-    values as they are.
-    """
+    """Return the group of dstrain's own commands; '-' in option names is read as '_'."""
     version = click.Option(
         ["--version"],
         is_flag=True,
         is_eager=True,
         expose_value=False,
         callback=_version,
-        help="Show the version and exit.",
+        help="Print the version and exit.",
     )
     return click.Group(
         "dstrain",
         commands=commands(),
         params=[version, *shared_options()],
-        help="Train diffusion models from the code that runs them.\n\n"
-        "`dstrain --model FAMILY ...` is `dstrain train --model FAMILY ...`.",
+        help="Train diffusion models, and generate with them.\n\n"
+        "`dstrain --model FAMILY ...` is short for `dstrain train --model FAMILY ...`.",
         context_settings={"token_normalize_func": lambda name: name.replace("-", "_")},
     )
 
@@ -131,25 +124,18 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _run_plugin_command(
     words: Sequence[str], shared: Sequence[str], own: Sequence[str]
 ) -> None:
-    """Run a command that a plugin adds; plugins are asked only for a first word that is
-    no command of dstrain's own.
-    """
+    """Run a command that a plugin adds; plugins are imported only for such a word."""
     from dstrain.registry.hooks import load_extensions
 
     names = [word for word in shared if word not in ("--debug", "-p")]
-    extensions = load_extensions(
-        [LeftOut().convert(name, None, None) for name in names]
-    )
+    extensions = load_extensions([disabled_plugin(name) for name in names])
     offers = extensions.offered("dstrain_commands", click.Command, own)
     for reason in (*extensions.broken, *offers.broken):
         logger.warning(reason)
     command = offers.items.get(words[0])
     if command is None:
         known = [*own, *offers.items]
-        hint = nearest(words[0], known)
-        raise UsageError(
-            "command line",
-            f"no command named {words[0]!r}; commands: {', '.join(known)}{hint}",
-        )
+        what = f"no command named {words[0]!r}; commands: {', '.join(known)}"
+        raise UsageError("command line", what + nearest(words[0], known))
     with command.make_context(f"dstrain {words[0]}", list(words[1:])) as context:
         command.invoke(context)

@@ -1,5 +1,5 @@
-"""Options of the command line, made from a configuration's flags and from a family's
-record.
+"""Make click options from the fields of a configuration and from a family's own
+options.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
-from dstrain.cli.config_file import TextOrNumber, read_file, values_of
+from dstrain.cli.config_file import default_map, read_file
 from dstrain.config.fields import (
     Flag,
     Group,
@@ -23,175 +24,137 @@ from dstrain.errors import UsageError, nearest
 from dstrain.registry.family import ModelFamily, Option
 
 COMMAND_NAMES = ("train", "graph", "generate", "export", "toy", "models", "plugins")
-"""The names of dstrain's own commands, in the order of --help; a plugin's command must
-have another name.
-"""
-CONFIG_HELP = "A file that gives flags by name (TOML, YAML or JSON); those of the command line win."
+"""Names of dstrain's own commands, which a plugin's command cannot have."""
 FAMILY = "dstrain.family"
-"""Where a context keeps the record of the family that --model names."""
+"""Key of `Context.meta` for the family that --model names."""
+CONFIG_FILE = "dstrain.config_file"
+"""Key of `Context.meta` for the file of --config."""
 
 
-class FilePath(click.ParamType[Path]):
-    """A path as written; '' is refused, for it would mean the current folder."""
-
-    name = "path"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Path:
-        """Return the path."""
-        return Path(str(value)) if str(value) else self.fail("is empty", param, ctx)
-
-
-class OneOf(click.Choice[str]):
-    """One of several names; for another the nearest is told."""
-
-    def __init__(
-        self, choices: Sequence[str], aliases: Mapping[str, str] | None = None
-    ) -> None:
-        """Accept aliases of some names without showing them."""
-        super().__init__(choices)
-        self.aliases = aliases or {}
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """Return the name."""
-        value = self.aliases.get(str(value), value)
-        if value not in self.choices:
-            names = ", ".join(self.choices)
-            self.fail(
-                f"want one of {names}, got {str(value)!r}{nearest(str(value), self.choices)}",
-                param,
-                ctx,
-            )
-        return str(value)
-
-
-class LoraText(click.ParamType[LoraFile]):
-    """FILE or FILE:SCALE."""
-
-    name = "FILE[:SCALE]"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> LoraFile:
-        """Return the file and its scale."""
-        return value if isinstance(value, LoraFile) else parse_lora(str(value))
-
-
-class InputText(click.ParamType[NamedInput]):
-    """NAME=VALUE."""
-
-    name = "NAME=VALUE"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> NamedInput:
-        """Return the name and its text."""
-        return value if isinstance(value, NamedInput) else parse_input(str(value))
-
-
-class LeftOut(click.ParamType[str]):
-    """The value of -p: no:NAME, where NAME is a plugin or a distribution that is
-    installed.
+def file_path(text: str) -> Path:
+    """Return a path as written; '' is refused, because it would mean the current
+    directory.
     """
+    if not text:
+        raise click.BadParameter("is empty")
+    return Path(text)
 
-    name = "no:NAME"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """Return NAME; whether such a plugin is there is read off metadata."""
-        from dstrain.registry.discovery import refuse_unknown
+def disabled_plugin(text: str) -> str:
+    """Return NAME of no:NAME; refuse a name that is not installed."""
+    from dstrain.registry.discovery import refuse_unknown
 
-        if not str(value).startswith("no:"):
-            self.fail(f"want no:NAME, got {value!r}", param, ctx)
-        name = str(value).removeprefix("no:")
-        refuse_unknown((name,))
+    if not text.startswith("no:"):
+        raise click.BadParameter(f"want no:NAME, got {text!r}")
+    name = text.removeprefix("no:")
+    refuse_unknown((name,))
+    return name
+
+
+def one_of(
+    names: Sequence[str], aliases: Mapping[str, str] | None = None
+) -> Callable[[str], str]:
+    """Return a parser that accepts these names, and aliases that are not shown."""
+
+    def parse(text: str) -> str:
+        name = (aliases or {}).get(text, text)
+        if name not in names:
+            hint = nearest(text, names)
+            raise click.BadParameter(
+                f"want one of {', '.join(names)}, got {text!r}{hint}"
+            )
         return name
 
+    return parse
 
-class FlagOption(click.Option):
-    """An option that stands in a group of --help."""
 
-    def __init__(self, *declarations: str, group: str, **settings: Any) -> None:
-        """Make the option as click does, in `group`."""
+def place(param: click.Parameter, ctx: click.Context) -> str:
+    """Return how errors name a value: by its option, or by the file and key it is
+    from.
+    """
+    option = param.opts[0]
+    if ctx.get_parameter_source(str(param.name)) is not ParameterSource.DEFAULT_MAP:
+        return option
+    return f"{ctx.meta[CONFIG_FILE]}:{option.lstrip('-')}"
+
+
+KINDS: Mapping[type, tuple[Any, str | None]] = {
+    int: (int, None),
+    float: (float, None),
+    str: (str, None),
+    Path: (file_path, "PATH"),
+    LoraFile: (parse_lora, "FILE[:SCALE]"),
+    NamedInput: (parse_input, "NAME=VALUE"),
+}
+"""Type of an option -> how click parses it, and how help shows it (None: click's own)."""
+
+
+class GroupedOption(click.Option):
+    """An option with a group of --help."""
+
+    def __init__(
+        self, *declarations: str, group: str = "general", **settings: Any
+    ) -> None:
         super().__init__(list(declarations), **settings)
         self.group = group
 
 
-def shared_options() -> tuple[click.Option, ...]:
-    """The options that every command has."""
-    return (
-        FlagOption(
-            "-p",
-            "left_out",
-            group="general",
-            type=LeftOut(),
-            metavar="no:NAME",
-            multiple=True,
-            help="Leave a plugin out.",
-        ),
-        FlagOption(
-            "--debug",
-            group="general",
-            is_flag=True,
-            expose_value=False,
-            help="Show tracebacks of errors.",
-        ),
+def debug_option() -> click.Option:
+    """Return --debug; `main` looks for it itself."""
+    return GroupedOption(
+        "--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."
     )
+
+
+def shared_options() -> tuple[click.Option, ...]:
+    """Return the options that every command has."""
+    disable = GroupedOption(
+        "-p",
+        "left_out",
+        type=disabled_plugin,
+        metavar="no:NAME",
+        multiple=True,
+        help="Disable a plugin. Can be repeated.",
+    )
+    return disable, debug_option()
 
 
 def model_options() -> tuple[click.Option, ...]:
-    """--model, --variant and --seed, for a command that has no configuration of its
-    own.
-    """
-    return tuple(
-        as_option(flag)
-        for flag in flags(ModelChoice)
-        if flag.name in ("model", "variant", "seed")
-    )
+    """Return --model, --variant and --seed, for a command without a configuration."""
+    names = ("model", "variant", "seed")
+    return tuple(as_option(flag) for flag in flags(ModelChoice) if flag.name in names)
 
 
 def as_option(flag: Flag) -> click.Option:
-    """The option for a flag. Its choices and bounds are left to `config.validate`,
-    which scripts go through too.
+    """Return the click option for a field.
+
+    Choices and bounds are left to `config.validate`, which scripts go through, too.
     """
-    settings: dict[str, Any] = {
-        "group": flag.group,
-        "help": flag.help,
-        "required": flag.required,
-    }
+    settings: dict[str, Any] = {"group": flag.group, "help": flag.help}
     if flag.kind is bool:
-        return FlagOption(flag.spelled, is_flag=True, default=flag.default, **settings)
-    types: dict[type, click.ParamType[Any]] = {
-        int: click.INT,
-        float: click.FLOAT,
-        Path: FilePath(),
-        LoraFile: LoraText(),
-        NamedInput: InputText(),
-    }
-    settings.update(type=types.get(flag.kind, click.STRING), multiple=flag.many)
-    if not flag.required:
-        settings.update(
-            default=flag.default,
-            show_default=flag.default is not None and not flag.many,
-        )
+        return GroupedOption(flag.spelled, is_flag=True, **settings)
+    parser, metavar = KINDS[flag.kind]
     if flag.choices:
-        settings["metavar"] = f"[{'|'.join(flag.choices)}]"
+        metavar = f"[{'|'.join(flag.choices)}]"
     if flag.bare is not None:
-        settings.update(
-            is_flag=False, flag_value=flag.bare, metavar=f"[{flag.bare}|PATH]"
-        )
-    return FlagOption(flag.spelled, **settings)
+        metavar = f"[{flag.bare}|PATH]"
+        settings.update(is_flag=False, flag_value=flag.bare)
+    if not flag.required:
+        shown = flag.default is not None and not flag.many
+        settings.update(default=flag.default, show_default=shown)
+    return GroupedOption(
+        flag.spelled,
+        type=parser,
+        metavar=metavar,
+        required=flag.required,
+        multiple=flag.many,
+        **settings,
+    )
 
 
 class FamilyCommand(click.Command):
-    """A command made from a configuration; the family that --model names adds its own
-    flags.
-
-    body: called with the configuration and the values of `extra` options.
+    """A command with the options of a configuration, and of the family that --model
+    names.
     """
 
     def __init__(
@@ -201,160 +164,141 @@ class FamilyCommand(click.Command):
         body: Callable[..., None],
         extra: Sequence[click.Option] = (),
     ) -> None:
-        """Make a command with a flag per field of `config`; its help text is the body's
-        docstring.
+        """Make a command whose help is the body's docstring.
+
+        Args:
+            name: The word that stands for the command.
+            config: The configuration whose fields are options.
+            body: What is called with the configuration and the values of `extra`.
+            extra: Options that are not in the configuration.
         """
-        own = [as_option(flag) for flag in flags(config)]
-        file = FlagOption(
+        file = GroupedOption(
             "--config",
-            group="general",
-            type=FilePath(),
+            type=file_path,
             metavar="FILE",
-            help=CONFIG_HELP,
+            help="Read options from a TOML, YAML or JSON file. The command line takes precedence.",
         )
-        super().__init__(
-            name, params=[*own, *extra, file, *shared_options()], help=body.__doc__
-        )
-        self.config, self.body = config, body
+        own: list[click.Parameter] = [as_option(flag) for flag in flags(config)]
+        params = [*own, *extra, file, *shared_options()]
+        super().__init__(name, params=params, help=body.__doc__)
+        self.config = config
+        self.body = body
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's options and, once --model is read, the family's."""
+        """Return the command's options and, once --model is read, the family's."""
+        params = super().get_params(ctx)
         family: ModelFamily | None = ctx.meta.get(FAMILY)
         if family is None:
-            return super().get_params(ctx)
-        options = [
-            # Not is_flag=False: click then takes the value for one that may be left
-            # out.
-            FlagOption(
-                f"--{o.name}",
-                group=family.name,
-                help=o.help,
-                **(
-                    {"is_flag": True}
-                    if o.is_flag
-                    else {}
-                    if o.component
-                    else {"type": TextOrNumber()}
-                ),
+            return params
+        options = []
+        for option in self._family_options(family):
+            # click takes is_flag=False to mean that the value may be left out.
+            settings = {"is_flag": True} if option.is_flag else {}
+            options.append(
+                GroupedOption(
+                    f"--{option.name}", group=family.name, help=option.help, **settings
+                )
             )
-            for o in self._own(family)
-        ]
-        return [*options, *super().get_params(ctx)]
+        return [*options, *params]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read --config, --model and -p before all else, then everything with the
-        family's flags.
+        """Read --config, --model and -p first: what the other options are depends on
+        them.
         """
         if not ctx.resilient_parsing:
-            first = {
-                "resilient_parsing": True,
-                "ignore_unknown_options": True,
-                "allow_extra_args": True,
-            }
-            given = self.make_context(
-                ctx.info_name, list(args), parent=ctx.parent, **first
-            ).params
-            written = read_file(given["config"]) if given["config"] is not None else {}
-            early = {
-                option.opts[0].lstrip("-"): option for option in self._options(ctx)
-            }
-            early = {key: early[key] for key in ("model", "p")}
-            found = values_of(
-                given["config"],
-                {k: v for k, v in written.items() if k in early},
-                early,
-                (),
-            )
-            model = given["model"] if given["model"] is not None else found.get("model")
-            if model is not None:
-                left_out = [
-                    str(name).removeprefix("no:") for name in found.get("left_out", ())
-                ]
-                ctx.meta[FAMILY] = self._record(model, given["left_out"] or left_out)
-                known = {
-                    option.opts[0].lstrip("-"): option for option in self._options(ctx)
-                }
-                ctx.default_map = values_of(
-                    given["config"], written, known, flags(self.config)
-                )
+            self._read_first(ctx, args)
         return super().parse_args(ctx, args)
 
-    def _options(self, ctx: click.Context) -> list[click.Option]:
-        """The options that a file may give: the configuration's, the family's, and -p."""
-        names = {*(flag.name for flag in flags(self.config)), "left_out"}
-        family: ModelFamily | None = ctx.meta.get(FAMILY)
-        names |= {option.name for option in family.options} if family else set()
-        return [
-            param
+    def _read_first(self, ctx: click.Context, args: list[str]) -> None:
+        from dstrain.registry.discovery import load_family
+
+        first = self.make_context(
+            ctx.info_name,
+            list(args),
+            parent=ctx.parent,
+            resilient_parsing=True,
+            ignore_unknown_options=True,
+            allow_extra_args=True,
+        ).params
+        file = first["config"]
+        values = read_file(file) if file is not None else {}
+        model = first["model"] if first["model"] is not None else values.get("model")
+        if model is None:
+            return  # click says that it is required
+        disabled = [name.removeprefix("no:") for name in values.get("p", ())]
+        ctx.meta[FAMILY] = load_family(model, first["left_out"] or disabled)
+        if file is not None:
+            ctx.meta[CONFIG_FILE] = file
+            ctx.default_map = default_map(file, values, self._file_options(ctx))
+
+    def _file_options(self, ctx: click.Context) -> dict[str, click.Option]:
+        """Return the options that a file may give: all that a written one has."""
+        family: ModelFamily = ctx.meta[FAMILY]
+        names = {flag.name for flag in flags(self.config)} | {"left_out"}
+        names |= {option.name for option in family.options}
+        return {
+            param.opts[0].lstrip("-"): param
             for param in self.get_params(ctx)
             if isinstance(param, click.Option) and param.name in names
-        ]
+        }
 
     def invoke(self, ctx: click.Context) -> None:
         """Build the configuration and call the body with it."""
         family: ModelFamily = ctx.meta[FAMILY]
-        given = {
-            option.name: ctx.params.pop(option.name) for option in self._own(family)
-        }
+        family_options = {}
+        for option in self._family_options(family):
+            value = ctx.params.pop(option.name)
+            if value not in (None, False):
+                family_options[option.name] = str(value)
         values = {flag.name: ctx.params.pop(flag.name) for flag in flags(self.config)}
-        options = {
-            name: str(value)
-            for name, value in given.items()
-            if value not in (None, False)
-        }
         ctx.params.pop("config")
         config = self.config(
-            **values, family_options=options, left_out=ctx.params.pop("left_out")
+            **values,
+            family_options=family_options,
+            left_out=ctx.params.pop("left_out"),
         )
-        _refuse(config, family)
-        self.body(config, **ctx.params)
+        try:
+            _check_family(config, family)
+            self.body(config, **ctx.params)
+        except UsageError as error:
+            for param in self.get_params(ctx):
+                if error.where == param.opts[0]:
+                    error.where = place(param, ctx)
+            raise
 
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Write the options group by group."""
-        groups: dict[str, list[tuple[str, str]]] = {}
+        """Write the options group by group; the family's follow the model's."""
+        family: ModelFamily | None = ctx.meta.get(FAMILY)
+        groups: list[str] = list(get_args(Group))
+        if family is not None:
+            groups.insert(1, family.name)
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in groups}
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx)
             if row is not None:
-                groups.setdefault(getattr(param, "group", "general"), []).append(row)
-        known = get_args(Group)
-        order = {group: place for place, group in enumerate(known)}
-        # The family's own options have a group of its name, right after the model's.
-        for group in sorted(groups, key=lambda group: order.get(group, 0.5)):
-            rows = groups[group]
-            with formatter.section(group):
-                formatter.write_dl(rows)
+                rows[getattr(param, "group", "general")].append(row)
+        for group in groups:
+            if rows[group]:
+                with formatter.section(group):
+                    formatter.write_dl(rows[group])
 
-    def _own(self, family: ModelFamily) -> list[Option]:
-        """The family's flags that this command has: those of what is saved are for
-        training.
-        """
-        return [
-            option
-            for option in family.options
-            if not option.saves or issubclass(self.config, TrainConfig)
-        ]
-
-    def _record(self, model: str, left_out: Sequence[str]) -> ModelFamily:
-        from dstrain.registry.discovery import load_family
-
-        return load_family(model, left_out)
+    def _family_options(self, family: ModelFamily) -> list[Option]:
+        """Return the family's options that act here; what is saved is for training."""
+        is_training = issubclass(self.config, TrainConfig)
+        return [option for option in family.options if is_training or not option.saves]
 
 
-def _refuse(config: ModelChoice, family: ModelFamily) -> None:
-    """What the family's record refuses before anything of it is imported."""
+def _check_family(config: ModelChoice, family: ModelFamily) -> None:
+    """Refuse what the family's record refuses, before anything of it is imported."""
     from dstrain.registry.discovery import variant_of
 
     if config.variant is not None:
         variant_of(family, config.variant)
     for option in family.options:
-        if (
-            config.toy
-            and option.component
-            and not option.field
-            and option.name in config.family_options
-        ):
+        names_file = bool(option.component) and not option.field
+        if config.toy and names_file and option.name in config.family_options:
             raise UsageError(
                 f"--{option.name}",
                 f"has no effect: --toy builds its own {option.component}",

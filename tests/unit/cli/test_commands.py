@@ -5,9 +5,12 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from dstrain.cli.main import main
+from dstrain.cli.commands import commands
+from dstrain.cli.main import command_group, main
+from dstrain.cli.options import COMMAND_NAMES
 from dstrain.config.fields import LoraFile
 from dstrain.config.schema import GenerateConfig, TrainConfig
 
@@ -91,7 +94,7 @@ def test_toy_writes_a_new_folder_and_touches_no_users_file(
     assert main([*words, "--variant", "edit"]) == 0
     assert (place / "is").read_text() == "edit 3"
     assert main(words) == 2
-    assert "what is there is left as it is" in capsys.readouterr().err
+    assert "existing files were not modified" in capsys.readouterr().err
     assert (place / "is").read_text() == "edit 3"
     assert main([*words[:-1], str(place / "is")]) == 2
     assert main([*words[:-1], str(tmp_path / "more"), "--variant", "none"]) == 2
@@ -111,3 +114,48 @@ def test_the_names_of_diffsynth_studio_have_an_alias(
     assert main(["export", "--format", name, "in", "out"]) == 0
     assert programs == ["diffsynth"]
     assert capsys.readouterr().out == "wrote out: 1 layer\n"
+
+
+def test_the_public_commands_are_these() -> None:
+    assert tuple(command.name for command in commands()) == COMMAND_NAMES
+    assert sorted(command_group().commands) == [
+        "export",
+        "generate",
+        "graph",
+        "models",
+        "plugins",
+        "toy",
+        "train",
+    ]
+
+
+def test_plugins_are_listed_as_table_and_as_data(
+    fake_plugin: Install, family_source: Source, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_plugin(
+        "plugin-faky",
+        {"faky": "faky_record:MODEL"},
+        {"faky_record": family_source("faky")},
+    )
+    fake_plugin(
+        "plugin-bad",
+        {"bad": "bad_record:MODEL"},
+        {"bad_record": "1 / 0"},
+        version="3.1",
+    )
+    assert main(["plugins", "--json"]) == 0
+    found: dict[str, dict[str, Any]] = {
+        row["name"]: row for row in json.loads(capsys.readouterr().out)
+    }
+    assert found["faky"] == {"name": "faky", "distribution": "plugin-faky", "version": "1.0",
+                             "variants": ["base", "edit"], "adds": [], "state": "ready", "reason": ""}  # fmt: skip
+    assert (found["bad"]["state"], found["bad"]["version"]) == ("broken", "3.1")
+    assert "ZeroDivisionError" in found["bad"]["reason"]
+    assert main(["plugins"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["faky", "plugin-faky", "1.0", "ready", "base,", "edit"] in rows
+    assert main(["models", "-p", "no:bad"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["faky", "plugin-faky", "1.0"] in rows and not any(
+        row[0] == "bad" for row in rows
+    )

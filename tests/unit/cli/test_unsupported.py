@@ -1,0 +1,61 @@
+"""Flags of other trainers are refused with what to use instead."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dstrain.cli.main import main
+from dstrain.cli.unsupported import ADVICE, advice_for, no_such
+from dstrain.config.fields import flags
+from dstrain.config.schema import GenerateConfig, TrainConfig
+
+from tests.support.command_lines import BASE
+
+Install = Callable[..., Path]
+Source = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("flag", "advice"),
+    [
+        ("--network_dim", "use --lora_rank"),
+        ("--max_train_steps", "use --max_steps"),
+        ("--resume_from", "use --resume PATH, which resumes where a run stopped"),
+        (
+            "--dataset_config",
+            "use --dataset_base_path DIR, with a metadata file in it: docs/guide/datasets.md",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("runs")
+def test_a_flag_of_another_trainer_is_told_what_is_wanted_instead(
+    flag: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*BASE, flag, "3"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"dstrain: error: {flag}: no such option",
+        f"  {advice}",
+    ]
+
+
+def test_no_advice_is_for_a_flag_that_exists_or_names_one_that_does_not() -> None:
+    known = {
+        flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config)
+    } | {"config", "debug"}
+    others = [name for _, names in ADVICE for name in names.split()]
+    assert len(others) == len(set(others)) and not known & set(others)
+    text = " ".join(advice for advice, _ in ADVICE)
+    assert set(re.findall(r"--(\w+)", text)) <= known | {"config_file"}
+
+
+def test_advice_is_for_the_flag_itself_however_it_is_written() -> None:
+    assert advice_for("rank") == advice_for("network_dim") == "use --lora_rank"
+    assert advice_for("ran") is None
+    assert no_such("--network-dim", ["--lora_rank"]) == (
+        "no such option",
+        "use --lora_rank",
+    )
+    assert no_such("--lora_rnak", ["--lora_rank"]) == (
+        "no such option; did you mean '--lora_rank'?",
+    )
