@@ -4,6 +4,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -101,9 +102,11 @@ def _yaml(text: str) -> Any:
     }
 
 
-PARSERS: Mapping[str, Callable[[str], Any]] = {
-    ".toml": _toml,
-    ".yaml": _yaml,
-    ".yml": _yaml,
-    ".json": _json,
-}
+PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
+    {
+        ".toml": _toml,
+        ".yaml": _yaml,
+        ".yml": _yaml,
+        ".json": _json,
+    }
+)

@@ -4,6 +4,7 @@ options.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import click
@@ -78,14 +79,16 @@ def place(param: click.Parameter, ctx: click.Context) -> str:
     return f"{ctx.meta[CONFIG_FILE]}:{option.lstrip('-')}"
 
 
-KINDS: Mapping[type, tuple[Any, str | None]] = {
-    int: (int, None),
-    float: (float, None),
-    str: (str, None),
-    Path: (file_path, "PATH"),
-    LoraFile: (parse_lora, "FILE[:SCALE]"),
-    NamedInput: (parse_input, "NAME=VALUE"),
-}
+KINDS: Mapping[type, tuple[Any, str | None]] = MappingProxyType(
+    {
+        int: (int, None),
+        float: (float, None),
+        str: (str, None),
+        Path: (file_path, "PATH"),
+        LoraFile: (parse_lora, "FILE[:SCALE]"),
+        NamedInput: (parse_input, "NAME=VALUE"),
+    }
+)
 """Type of an option -> how click parses it, and how help shows it (None: click's own)."""
 
 
