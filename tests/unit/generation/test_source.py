@@ -1,0 +1,92 @@
+"""A generation's pipeline is chosen by its flags and inputs before anything is loaded."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.config.fields import LoraFile, NamedInput
+from dstrain.config.schema import GenerateConfig
+from dstrain.errors import StateError, UsageError
+from dstrain.generation.source import check_used, open_source, sampling_arguments
+
+from tests.support.family import build
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def config(**changes: Any) -> GenerateConfig:
+    given = {"model": "tiny", "output": Path("x.png"), "prompt": "dog", "toy": True}
+    return GenerateConfig(**{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "variant", "chosen"),
+    [
+        (("prompt",), None, "base"),
+        (("prompt", "mood"), None, "other"),
+        (("prompt",), "other", "other"),
+    ],
+)
+def test_the_variant_is_the_one_named_or_the_one_that_uses_the_inputs(
+    inputs: tuple[str, ...], variant: str | None, chosen: str
+) -> None:
+    with open_source(config(variant=variant), inputs) as source:
+        assert source.spec.variant == chosen
+
+
+def test_a_toy_lies_in_a_folder_that_is_gone_afterwards() -> None:
+    with open_source(config(), ("prompt",)) as source:
+        files = [path for model in source.models for path in model.files().paths]
+        assert files
+        assert all(path.exists() for path in files)
+        assert source.load().spec is source.spec
+    assert not any(path.exists() for path in files)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_components_have_the_dtype_of_the_precision(
+    precision: str, dtype: torch.dtype
+) -> None:
+    with open_source(config(mixed_precision=precision), ("prompt",)) as source:
+        assert source.dtype == dtype
+
+
+def test_a_lora_file_that_is_absent_is_named_and_a_wrong_scale_explained(
+    tmp_path: Path,
+) -> None:
+    there = tmp_path / "lora.safetensors"
+    there.write_bytes(b"")
+    for path, error, match in (
+        (tmp_path / "no.safetensors", StateError, "no.safetensors: no such LoRA file"),
+        (Path(f"{there}:x"), UsageError, "--lora: 'x' after .* is no scale"),
+    ):
+        with (
+            pytest.raises(error, match=match),
+            open_source(config(lora=(LoraFile(path),)), ("prompt",)),
+        ):
+            pass
+
+
+def test_an_input_that_is_not_used_is_refused_by_the_flag_that_gives_it() -> None:
+    spec = build("base")
+    given = config(negative_prompt="cat", input=(NamedInput("mood", "calm"),))
+    check_used(given, spec, {"prompt", "negative_prompt", "mood"})
+    with pytest.raises(
+        UsageError, match="--negative_prompt: has no effect: guidance is"
+    ):
+        check_used(given, spec, {"prompt", "mood"})
+    given = replace(given, negative_prompt=None)
+    with pytest.raises(UsageError, match=r"--input mood: .* base does not use it"):
+        check_used(given, spec, {"prompt"})
+
+
+def test_only_options_that_are_given_reach_the_sampler() -> None:
+    assert sampling_arguments(config(seed=3, guidance_scale=2.0)) == {
+        "seed": 3,
+        "guidance_scale": 2.0,
+    }
+    assert sampling_arguments(config(num_inference_steps=4))["num_inference_steps"] == 4
