@@ -138,7 +138,7 @@ def check_rows(
     """Check every row of a table as `open_dataset` does."""
     columns = input_columns(table, config, inputs)
     if not table.rows:
-        raise UsageError(str(table.path), "has no rows")
+        raise UsageError(table.path, "has no rows")
     if not columns and any(isinstance(source, Column) for source in inputs.values()):
         raise no_columns(table, inputs)
     missing = required_columns(table, columns, inputs, check_inputs)
@@ -199,7 +199,7 @@ def find_metadata(base_path: Path) -> Path:
     if not found:
         names = f"no metadata{{{','.join(SUFFIXES)}}}"
         advice += _caption_advice(base_path)
-    raise UsageError(str(base_path), f"has {names}", *advice)
+    raise UsageError(base_path, f"has {names}", *advice)
 
 
 def _caption_advice(folder: Path) -> list[str]:

@@ -158,7 +158,7 @@ def frame_durations(path: Path) -> tuple[int, ...]:
             return (DEFAULT_DURATION,)
         if frames * image.width * image.height > MAX_ANIMATION_PIXELS:
             raise UsageError(
-                str(path),
+                path,
                 f"has {frames:,} frames of {image.height:,} x {image.width:,} (height x "
                 f"width); all frames together have at most {MAX_ANIMATION_PIXELS:,} pixels",
             )
@@ -224,13 +224,13 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         what = f"has too many pixels: the limit is {MAX_PIXELS:,}, and {MAX_FRAME_PIXELS:,} for a frame of an animation"
-        raise UsageError(str(path), what) from error
+        raise UsageError(path, what) from error
     except UnidentifiedImageError as error:
         what = f"is not an image in a supported format ({', '.join(FORMATS)})"
-        raise UsageError(str(path), what) from error
+        raise UsageError(path, what) from error
     except Exception as error:  # decoders of damaged files raise nearly anything
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(str(path), f"cannot be read: {reason}") from error
+        raise UsageError(path, f"cannot be read: {reason}") from error
 
 
 def _check_pixels(image: Image.Image) -> None:

@@ -13,36 +13,27 @@ from dstrain.graph.values import Frames
 from dstrain.storage.files import replacing
 
 
-def write_video(frames: "Frames", path: Path) -> None:
-    """Write frames as .mp4 (H.264, yuv420p: sides must be even) or .gif (times rounded
-    to hundredths of a second).
+def write_video(frames: Frames, path: Path) -> None:
+    """Write frames as .mp4 (H.264, yuv420p) or .gif (times in hundredths of a second).
 
-    Raises UsageError for another ending, odd sides, no frames, or frames per second
-    that are not above 0.
+    Raises UsageError for another suffix, for no frames, for a rate that is not above 0,
+    and for odd sides of an mp4.
     """
     pixels: Pixels = frames.pixels.numpy()
     check_video_name(path)
     if not len(pixels) or not frames.fps > 0:
-        raise UsageError(
-            str(path),
-            f"cannot be written: {len(pixels)} frames at {frames.fps} frames per second",
+        what = (
+            f"cannot be written: {len(pixels)} frames at {frames.fps} frames per second"
         )
+        raise UsageError(path, what)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix.lower() == ".gif":
-        ends = [round(100 * (number + 1) / frames.fps) for number in range(len(pixels))]
-        shown = [
-            10 * max(1, after - before)
-            for before, after in zip([0, *ends], ends, strict=False)
-        ]
-        first, *others = [Image.fromarray(image) for image in pixels]
-        first.save(path, save_all=True, append_images=others, duration=shown, loop=0)
+        _write_gif(pixels, frames.fps, path)
         return
     height, width = pixels.shape[1:3]
     if height % 2 or width % 2:
-        raise UsageError(
-            str(path),
-            f"{height} x {width} (height x width): the sides of an mp4's frames are even",
-        )
+        what = f"{height} x {width} (height x width): the sides of an mp4 must be even"
+        raise UsageError(path, what)
     from imageio.v3 import imwrite
 
     imwrite(
@@ -55,20 +46,30 @@ def write_video(frames: "Frames", path: Path) -> None:
     )
 
 
+def _write_gif(pixels: Pixels, fps: float, path: Path) -> None:
+    # Durations are whole hundredths of a second. Rounding the ends, not each duration,
+    # keeps the video as long as it is.
+    durations: list[int] = []
+    before = 0
+    for number in range(1, len(pixels) + 1):
+        end = round(100 * number / fps)
+        durations.append(10 * max(1, end - before))
+        before = end
+    first, *others = [Image.fromarray(frame) for frame in pixels]
+    first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
+
+
 def check_video_name(path: Path) -> None:
-    """Raise UsageError for a file name whose ending is no kind of video that is
-    written.
-    """
+    """Raise UsageError for a file whose suffix is not a video format that is written."""
     if path.suffix.lower() not in (".mp4", ".gif"):
-        raise UsageError(
-            str(path),
-            f"{path.suffix or 'no ending'} is no kind of video that is written; use .mp4",
-        )
+        suffix = path.suffix or "no suffix"
+        what = f"{suffix} is not a supported video format; use .mp4 or .gif"
+        raise UsageError(path, what)
 
 
 def check_output(path: Path, spec: PipelineSpec) -> None:
-    """Refuse, before anything is loaded, a folder, and a file name whose ending is not
-    of what the variant makes.
+    """Raise UsageError for an output that is a folder, or whose suffix is not a format
+    of what the variant generates.
     """
     if path.is_dir():
         raise UsageError("--output", f"{path} is a folder; give the name of a file")
@@ -77,28 +78,28 @@ def check_output(path: Path, spec: PipelineSpec) -> None:
         return
     try:
         kind = Image.registered_extensions()[path.suffix.lower()]
-        Image.new("RGB", (8, 8)).save(
-            BytesIO(), kind
-        )  # some formats can be read and not written, or not in colour
+        # Some formats can be read and not written, or not in colour.
+        Image.new("RGB", (8, 8)).save(BytesIO(), kind)
     except (KeyError, OSError, ValueError) as error:
-        what = f"{path}: {path.suffix or 'no ending'} is no picture format that can be written; use .png"
+        suffix = path.suffix or "no suffix"
+        what = f"{path}: {suffix} is not a supported image format; use .png"
         raise UsageError("--output", what) from error
 
 
-def save_image_or_video(made: Any, path: Path) -> None:
-    """Write a picture or a video in the format its file name asks for: whole, or not at
-    all.
+def save_image_or_video(output: Any, path: Path) -> None:
+    """Write an image, or Frames, in the format that the file name asks for.
 
-    Raises SystemFault if it cannot be written; what was there before is then untouched.
+    The file is written as a whole or not at all. Raises UsageError, or SystemFault if it
+    cannot be written; existing files are not modified then.
     """
     try:
         with replacing(path) as building:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(made, Frames):
-                write_video(made, building)
+            if isinstance(output, Frames):
+                write_video(output, building)
             else:
-                made.save(building)
+                output.save(building)
     except UsageError as error:
-        raise UsageError(str(path), error.what) from error
+        raise UsageError(path, error.what) from error
     except ValueError as error:
         raise UsageError("--output", f"{path}: {error}") from error

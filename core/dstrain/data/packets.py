@@ -52,7 +52,7 @@ def read_packets(path: Path) -> Packets:
     """
     stat = path.stat()
     if not stat.st_size:
-        raise UsageError(str(path), "is empty")
+        raise UsageError(path, "is empty")
     return _packets(str(path), stat.st_size, stat.st_mtime_ns)
 
 
@@ -76,7 +76,7 @@ def open_video(
         container = av.open(str(path), options=options, metadata_errors="replace")
     except av.FFmpegError as error:
         what = "is not a video in a supported format (mp4, mov, mkv, webm, avi, gif), or is truncated"
-        raise UsageError(str(path), f"{what}: {error.strerror}") from error
+        raise UsageError(path, f"{what}: {error.strerror}") from error
     with container:
         streams = [
             stream
@@ -84,18 +84,18 @@ def open_video(
             if not stream.disposition & Disposition.attached_pic
         ]
         if not streams:
-            raise UsageError(str(path), "has no video stream")
+            raise UsageError(path, "has no video stream")
         context = streams[0].codec_context
         if not 0 < context.width * context.height <= MAX_FRAME_PIXELS:
             what = (
                 f"{DAMAGED}, or its frames have more than {MAX_FRAME_PIXELS:,} pixels"
             )
-            raise UsageError(str(path), what)
+            raise UsageError(path, what)
         context.options = limit
         try:
             yield container, streams[0]
         except av.FFmpegError as error:
-            raise UsageError(str(path), f"{DAMAGED}: {error.strerror}") from error
+            raise UsageError(path, f"{DAMAGED}: {error.strerror}") from error
 
 
 class _Packet(NamedTuple):

@@ -1,6 +1,4 @@
-"""Columns and cells that a run cannot do without: the ones lacking are told, with what
-they may be called.
-"""
+"""Columns and cells that a run cannot do without."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
@@ -11,10 +9,8 @@ from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Input, Measured
 
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
-"""Raises UsageError where a run cannot do with these inputs of a table with these
-columns.
-"""
-FOREIGN = MappingProxyType(
+"""Raises UsageError where a run cannot do with these inputs of a table with these columns."""
+FOREIGN_NAMES = MappingProxyType(
     {
         "prompt": ("caption", "text"),
         "image": ("file_name", "file"),
@@ -28,97 +24,87 @@ def required_columns(
     table: Table,
     columns: Mapping[str, Column],
     inputs: Mapping[str, Input],
-    planned: CheckInputs | None,
+    check_inputs: CheckInputs | None,
 ) -> Callable[[frozenset[str]], Collection[str]]:
-    """Tell which of a row's blank inputs the run needs; raises UsageError if columns
-    are lacking that it needs.
-    """
-    if planned is None:
-        return lambda blank: ()
-    plans = cache(planned)
+    """Return a function: the blank inputs of a row -> those of them that the run needs.
 
-    def fault(blank: Collection[str]) -> UsageError | None:
-        present = set(columns) - set(blank)
-        sizes = {
-            name
-            for name, source in inputs.items()
-            if isinstance(source, Measured) and source.of in present
-        }
+    Raises UsageError if the table lacks a column that the run needs.
+    """
+    if check_inputs is None:
+        return lambda blank: ()
+
+    def problem(blank: Collection[str]) -> UsageError | None:
+        present = columns.keys() - set(blank)
+        for name, source in inputs.items():
+            if isinstance(source, Measured) and source.of in columns.keys() - set(
+                blank
+            ):
+                present.add(name)
         try:
-            plans(frozenset(present | sizes), table.columns)
+            check_inputs(frozenset(present), table.columns)
         except UsageError as error:
             return error
         return None
 
-    if (error := fault(())) is not None:
+    error = problem(())
+    if error is not None:
         refuse_bad_rows(table)
-        wanted = [
-            source.name for source in inputs.values() if isinstance(source, Column)
-        ]
         absent = [
             name
-            for name in wanted
+            for name in _column_names(inputs)
             if name not in table.columns and repr(name) in error.what
         ]
-        raise UsageError(
-            error.where, error.what, *error.help_lines, *_columns_there(table, absent)
-        ) from error
-    return cache(
-        lambda blank: (
-            [name for name in columns if name in blank and fault((name,))]
-            if fault(blank)
-            else []
-        )
-    )
+        advice = _advice(table, absent)
+        raise UsageError(error.where, error.what, *error.help_lines, *advice) from error
+
+    @cache
+    def missing(blank: frozenset[str]) -> list[str]:
+        if problem(blank) is None:
+            return []
+        return [name for name in columns if name in blank and problem((name,))]
+
+    return missing
+
+
+def _column_names(inputs: Mapping[str, Input]) -> list[str]:
+    """Return the columns that a variant has inputs for, each once."""
+    columns = (source for source in inputs.values() if isinstance(source, Column))
+    return list(dict.fromkeys(column.name for column in columns))
 
 
 def refuse_bad_rows(table: Table) -> None:
-    """Raise UsageError for the bad rows of a table without a first line of names: a
-    column may be lacking for them.
+    """Raise UsageError for the bad rows of a json table: a column may be absent because
+    only they have it.
     """
     if table.path.suffix.lower() != ".csv":
         table.refuse(table.faults)
 
 
-def _columns_there(table: Table, absent: Collection[str]) -> list[str]:
-    """The columns of a table that lacks some, and which of them other tools have in the
-    place of one.
-    """
-    foreign = [
-        (other, name)
-        for name in dict.fromkeys(absent)
-        for other in FOREIGN.get(name, ())
-    ]
-    hints = [
-        f"{other!r} is what other tools call it; name it {name!r}"
-        for other, name in foreign
-        if other in table.columns
-    ]
-    return (
-        [f"columns there: {', '.join(map(repr, table.columns))}", *hints]
-        if absent
-        else []
-    )
+def _advice(table: Table, absent: Collection[str]) -> list[str]:
+    """Name the columns of a table, and those of them that stand for an absent one."""
+    if not absent:
+        return []
+    advice = [f"columns: {', '.join(map(repr, table.columns))}"]
+    for name in absent:
+        for other in FOREIGN_NAMES.get(name, ()):
+            if other in table.columns:
+                advice.append(f"rename column {other!r} to {name!r}")
+    return advice
 
 
 def no_columns(table: Table, inputs: Mapping[str, Input]) -> UsageError:
-    """What to say of a table none of whose columns is read: often, its first line is
-    data.
+    """Return the error for a table without any column that the variant reads; often its
+    first line is data.
 
-    Raises UsageError for bad rows, as `refuse_bad_rows` does.
+    Raises UsageError for bad rows instead, as `refuse_bad_rows` does.
     """
     refuse_bad_rows(table)
-    wanted = [source.name for source in inputs.values() if isinstance(source, Column)]
+    wanted = _column_names(inputs)
+    advice = _advice(table, wanted)
     near = {match for name in table.columns if (match := nearest(name, wanted))}
-    hint = f"{table.columns[0]!r}{near.pop()}" if near else ""
-    what = f"has no column that this variant reads: {', '.join(dict.fromkeys(wanted))}"
-    advice = (
-        "the first line names the columns"
-        if table.path.suffix.lower() == ".csv"
-        else ""
-    )
-    return UsageError(
-        str(table.path),
-        what,
-        *filter(None, (*_columns_there(table, wanted), hint, advice)),
-    )
+    if near:
+        advice.append(f"{table.columns[0]!r}{near.pop()}")
+    if table.path.suffix.lower() == ".csv":
+        advice.append("the first line must name the columns")
+    what = f"has no column that this variant reads: {', '.join(wanted)}"
+    return UsageError(table.path, what, *advice)

@@ -29,7 +29,7 @@ def check_end(image: Image.Image, path: Path) -> None:
         size = file.seek(0, 2)
         if not is_complete(image, file, size):
             what = f"is truncated or damaged: it does not end like a {image.format}"
-            raise UsageError(str(path), what)
+            raise UsageError(path, what)
 
 
 def _tail(file: IO[bytes], size: int) -> bytes:

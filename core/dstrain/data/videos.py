@@ -75,7 +75,7 @@ def probe(path: Path) -> Video:
     with open_video(path) as (container, stream):
         frame = next(container.decode(stream), None)
         if frame is None or (packets.pts and frame.pts != packets.pts[0]):
-            raise UsageError(str(path), f"{DAMAGED}: its first frame cannot be decoded")
+            raise UsageError(path, f"{DAMAGED}: its first frame cannot be decoded")
         size = (frame.height, frame.width)
         if frame.rotation % 180:
             size = (frame.width, frame.height)
@@ -108,18 +108,18 @@ def _probe_folder(path: Path) -> Video:
     files = [file for file in path.iterdir() if not file.name.startswith(".")]
     files.sort(key=_numbers_first)
     if not files:
-        raise UsageError(str(path), "is a folder without frames")
+        raise UsageError(path, "is a folder without frames")
     sizes = []
     for file in files:
         if not file.is_file():
             what = "is not a file: a folder of frames holds nothing but images"
-            raise UsageError(str(file), what)
+            raise UsageError(file, what)
         sizes.append(read_size(file))
     height, width = sizes[0]
     for file, size in zip(files, sizes, strict=True):
         if size != sizes[0]:
             what = f"{file.name} is {size[0]} x {size[1]} (height x width), not {height} x {width} of {files[0].name}"
-            raise UsageError(str(path), what)
+            raise UsageError(path, what)
     return Video(sizes[0], (0.0,) * len(files), 0.0, tuple(map(str, files)))
 
 
@@ -173,7 +173,7 @@ def _decode(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Imag
         if not missing:
             return
     what = f"frame {min(missing) + 1} of {len(packets.timestamps)} cannot be decoded"
-    raise UsageError(str(path), f"{DAMAGED}: {what}")
+    raise UsageError(path, f"{DAMAGED}: {what}")
 
 
 def _numbered(
@@ -193,7 +193,7 @@ def _numbered(
     expected = len(packets.timestamps)
     if count < expected:
         what = f"only {count} of its {expected} frames can be decoded"
-        raise UsageError(str(path), f"{DAMAGED}: {what}")
+        raise UsageError(path, f"{DAMAGED}: {what}")
 
 
 def _upright(frame: "av.VideoFrame") -> Image.Image:

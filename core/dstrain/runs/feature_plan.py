@@ -261,7 +261,7 @@ def _refuse_unfit(
         if "value" in (form := row["values"].get(name, {}))
         and (fault := check(form["value"]))
     ]
-    refuse(str(store.folder), "value", faults)
+    refuse(store.folder, "value", faults)
 
 
 def _differences(

@@ -292,7 +292,7 @@ def test_a_table_whose_first_line_is_data_is_told(base: Path) -> None:
     assert error.what.startswith(
         "has no column that this variant reads: prompt, negative_prompt, image"
     )
-    assert "the first line names the columns" in error.help_lines
+    assert "the first line must name the columns" in error.help_lines
 
 
 def test_a_slash_behind_a_file_is_no_name_of_it(base: Path) -> None:

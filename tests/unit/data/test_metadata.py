@@ -121,7 +121,7 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
         ),
         ("m.csv", "image,image\na,b\n", "'image', has the name of an earlier one"),
         ("m.csv", ",image\n0,b\n", "column 1 has no name"),
-        ("m.csv", "image, prompt\na,b\n", "' prompt', has blanks"),
+        ("m.csv", "image, prompt\na,b\n", "' prompt', has spaces"),
         ("m.csv", 'image,prompt\na.png,"open\nb.png,x\n', "m.csv:2: is not csv"),
         ("m.csv", 'image,prompt\na.png,"x"y\n', "m.csv:2: is not csv"),
         (
@@ -140,18 +140,18 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
         (
             "m.json",
             '[{"a": {"b": 1}}, {"a": [["x"]]}]',
-            "m.json:1:a: a cell is.*\n.*m.json:2:a: a cell is",
+            "m.json:1:a: must be text.*\n.*m.json:2:a: must be text",
         ),
         ("m.json", '[{"a": ["x", null]}]', "m.json:1:a"),
         ("m.json", '[{"a": NaN}]', "m.json:1:a: nan is not json"),
-        ("m.json", "[" * 100_000, "nested too deep"),
+        ("m.json", "[" * 100_000, "nested too deeply"),
         (
             "m.jsonl",
             '{"a": "x"}\n{"a": \n{"a": "x"\n',
             "m.jsonl:2: is not json.*\n.*m.jsonl:3: is not json",
         ),
-        ("m.jsonl", '{"a": "x", "a": "y"}', "m.jsonl:1:a: stands twice"),
-        ("m.txt", "a", "ends in .csv, .json, .jsonl"),
+        ("m.jsonl", '{"a": "x", "a": "y"}', "m.jsonl:1:a: is in the row twice"),
+        ("m.txt", "a", "must be a .csv, .json or .jsonl file"),
         ("m.csv", "image;prompt\na;b\n", "m.csv:1: has semicolons between its cells"),
         (
             "m.csv",
@@ -182,15 +182,15 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
         (
             "m.json",
             '{"a": 1}\n{"a": 2}\n',
-            "m.json: has an object in each line, as jsonl does\n.*m.jsonl",
+            "m.json: is not json.*\n.*one object per line is jsonl: rename it to m.jsonl",
         ),
         ("m.json", '{"a": ["b"]}', "is not a list of objects"),
         (
             "m.jsonl",
             '[{"a": "b"},\n{"a": "c"}]',
-            "m.jsonl: is a list, as json has it.*\n.*m.json,",
+            "m.jsonl: is a json list.*\n.*m.json,",
         ),
-        ("m.jsonl", '["a"]\n{"a": "b"}\n', "m.jsonl: is a list"),
+        ("m.jsonl", '["a"]\n{"a": "b"}\n', "m.jsonl: is a json list"),
         ("m.csv", 'a,b\n"x,y\n', "m.csv:2: is not csv.*\n.*never closed"),
         (
             "m.csv",
@@ -252,4 +252,4 @@ def test_fifty_faults_are_listed_and_the_others_counted(tmp_path: Path) -> None:
 
 
 def test_no_fault_is_no_error() -> None:
-    refuse("m.csv", "row", [])
+    refuse(Path("m.csv"), "row", [])

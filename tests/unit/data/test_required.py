@@ -60,12 +60,12 @@ def test_blank_cells_that_are_needed_are_told_with_the_other_bad_ones(
         (
             "image,caption",
             "prompt",
-            ["'caption' is what other tools call it; name it 'prompt'"],
+            ["rename column 'caption' to 'prompt'"],
         ),
         (
             "file_name,prompt",
             "image",
-            ["'file_name' is what other tools call it; name it 'image'"],
+            ["rename column 'file_name' to 'image'"],
         ),
         ("image,words", "prompt", []),
     ],
@@ -76,7 +76,7 @@ def test_a_column_that_is_missing_is_told_before_bad_cells(
     with pytest.raises(UsageError, match=f"no column '{missing}'") as caught:
         opened(tmp_path, f"{columns}\nnone.png,b\n")
     there = ", ".join(map(repr, columns.split(",")))
-    assert list(caught.value.help_lines) == [f"columns there: {there}", *foreign]
+    assert list(caught.value.help_lines) == [f"columns: {there}", *foreign]
 
 
 def test_a_table_without_any_column_that_is_read_tells_what_they_are_called(
@@ -86,10 +86,10 @@ def test_a_table_without_any_column_that_is_read_tells_what_they_are_called(
         UsageError, match="has no column that this variant reads"
     ) as caught:
         opened(tmp_path, "file,text\na.png,b\n")
-    assert {line.split(";")[-1].strip() for line in caught.value.help_lines} >= {
-        "name it 'prompt'",
-        "name it 'image'",
-    }
+    assert {
+        "rename column 'text' to 'prompt'",
+        "rename column 'file' to 'image'",
+    } <= set(caught.value.help_lines)
 
 
 def test_rows_that_cannot_be_read_are_told_before_columns_that_only_they_may_name(

@@ -128,7 +128,7 @@ def test_generate_at_toy_sizes_needs_no_files(tmp_path: Path) -> None:
 
 def test_generate_names_an_output_it_cannot_write(model: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"--output: .*x\.what: \.what is no picture format"
+        UsageError, match=r"--output: .*x\.what: \.what is not a supported image format"
     ):
         generate(wanted(model, tmp_path / "x.what"))
     (tmp_path / "file").write_text("")
@@ -152,7 +152,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_loading(
     name: str, model: Path, tmp_path: Path
 ) -> None:
     what = (
-        r"no picture format that can be written"
+        r"is not a supported image format"
         if name
         else "is a folder; give the name of a file"
     )
