@@ -12,8 +12,7 @@ from typing import Any, TypedDict
 import torch
 from dstrain.graph.inputs import Column
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, PipelineSpec
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import Component, Files
 from dstrain.registry.family import ModelFamily
 from safetensors.torch import load_file, save_file
@@ -70,21 +69,24 @@ def decode(latents: Tensor) -> Latents:
     return {"input_latents": latents}
 
 
-def build(variant: str) -> PipelineSpec:
-    """Wire the one variant."""
-    return PipelineSpec(
-        family="empty",
-        variant=variant,
+def latent_shape() -> tuple[int, ...]:
+    """Always the same."""
+    return LATENTS
+
+
+PIPELINES = {
+    "base": PipelineSpec(
         components=("dit",),
-        units=(Unit(encode_prompt), Unit(encode_image)),
-        model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
-        decoders=(Unit(decode, given=GIVEN_TO_DECODER),),
-        inputs=MappingProxyType({"prompt": Column("prompt")}),
+        units=(encode_prompt, encode_image),
+        model_fn=predict,
+        decoders=(decode,),
+        inputs={"prompt": Column("prompt")},
         schedule=FlowMatchSchedule(),
-        latent_shape=FunctionSpec.of(lambda: LATENTS),
+        latent_shape=latent_shape,
         apply_guidance=lambda positive, negative, scale: positive,
-        padded=MappingProxyType({"prompt_emb": 1}),
+        padded={"prompt_emb": 1},
     )
+}
 
 
 def install(folder: Path) -> Path:
@@ -122,7 +124,7 @@ COMPONENTS = (Component("dit", "dit", _load, key_patterns=("scale",)),)
 
 RECORD = ModelFamily(
     name="empty",
-    pipelines="empty_family:build",
+    pipelines="empty_family:PIPELINES",
     components="empty_family:COMPONENTS",
     toy="",
     variants=("base",),

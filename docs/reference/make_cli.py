@@ -125,7 +125,7 @@ def _families() -> Iterator[str]:
             for name, patterns in family.lora_targets.items()
         ]
         specs = {
-            variant: family.load("pipelines")(variant) for variant in family.variants
+            variant: family.spec(variant) for variant in family.variants
         }
         defaults = [
             (f"`{variant}`", _spelled(spec.defaults)) for variant, spec in specs.items()

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dstrain.graph.inputs import Column
-from dstrain.graph.spec import PipelineSpec
+from dstrain.graph.values import Frames
+from PIL import Image
 
 from tests.support import family
 
@@ -23,22 +24,34 @@ COLUMNS = MappingProxyType(
 )
 
 
-def build(variant: str) -> PipelineSpec:
-    """Wire `tiny` with more columns; nothing reads them, and they are checked all the
-    same.
-    """
-    spec = family.build(variant)
-    return replace(
-        spec, family="broad", inputs=MappingProxyType({**spec.inputs, **COLUMNS})
-    )
+def latent_shape(
+    height: int,
+    width: int,
+    edit_image: list[Image.Image] | None = None,
+    mask: Image.Image | None = None,
+    clip: Frames | None = None,
+    tags: list[str] | None = None,
+    seed: int = 0,
+    strength: float = 0.0,
+) -> tuple[int, ...]:
+    """That of `tiny`; training reads none of the other columns."""
+    return family.latent_shape(height, width)
 
+
+PIPELINES = {
+    "base": replace(
+        family.BASE,
+        inputs={**family.BASE.inputs, **COLUMNS},
+        latent_shape=latent_shape,
+    )
+}
 
 MODEL = replace(
     family.MODEL,
     name="broad",
-    pipelines=f"{__name__}:build",
+    pipelines=f"{__name__}:PIPELINES",
     variants=("base",),
-    model_ids=MappingProxyType({}),
+    model_ids={},
 )
 
 

@@ -7,6 +7,7 @@ Pictures have sides that are multiples of 8; latents are (batch, 4, height / 8, 
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -16,8 +17,7 @@ import numpy as np
 import torch
 from dstrain.graph.inputs import Column, InferenceOnly, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import GIVEN_TO_DECODER, GIVEN_TO_MODEL_FN, PipelineSpec
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import Component, Files
 from dstrain.models.networks import DiffusersNetwork
 from dstrain.registry.family import ModelFamily, Option
@@ -197,39 +197,50 @@ def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     }
 
 
+def latent_shape_of_mood(height: int, width: int, mood: str = "") -> tuple[int, ...]:
+    """The same for every mood."""
+    return latent_shape(height, width)
+
+
+BASE = PipelineSpec(
+    components=("dit", "text_encoder", "vae", "tokenizer"),
+    units=(encode_prompt, encode_image),
+    model_fn=predict,
+    decoders=(decode,),
+    inputs={
+        "prompt": Column("prompt"),
+        "negative_prompt": InferenceOnly(),
+        "input_image": Column("image", "image", multiple=8),
+        "height": Measured("input_image", "height"),
+        "width": Measured("input_image", "width"),
+    },
+    schedule=FlowMatchSchedule(shift=3.0, latents_per_token=1),
+    latent_shape=latent_shape,
+    apply_guidance=apply_guidance,
+    cfg_inputs={"prompt": "negative_prompt"},
+    padded={"prompt_emb": 1, "prompt_mask": 1},
+    unused_parameters={"dit": ("blocks.{last}.text.*",), "text_encoder": ("head.*",)},
+    defaults={
+        "height": 16,
+        "width": 16,
+        "num_inference_steps": 4,
+        "negative_prompt": "",
+    },
+)
+PIPELINES = {
+    "base": BASE,
+    # A column more, which training does not read.
+    "other": replace(
+        BASE,
+        inputs={**BASE.inputs, "mood": Column("mood")},
+        latent_shape=latent_shape_of_mood,
+    ),
+}
+
+
 def build(variant: str) -> PipelineSpec:
-    """Wire a variant; both are the same, but `other` has a column more, which nothing
-    reads.
-    """
-    return PipelineSpec(
-        family="tiny",
-        variant=variant,
-        components=("dit", "text_encoder", "vae", "tokenizer"),
-        units=(Unit(encode_prompt), Unit(encode_image)),
-        model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
-        decoders=(Unit(decode, given=GIVEN_TO_DECODER),),
-        inputs=MappingProxyType(
-            {
-                "prompt": Column("prompt"),
-                "negative_prompt": InferenceOnly(),
-                "input_image": Column("image", "image", multiple=8),
-                "height": Measured("input_image", "height"),
-                "width": Measured("input_image", "width"),
-                **({"mood": Column("mood")} if variant == "other" else {}),
-            }
-        ),
-        schedule=FlowMatchSchedule(shift=3.0, latents_per_token=1),
-        latent_shape=FunctionSpec.of(latent_shape),
-        apply_guidance=apply_guidance,
-        cfg_inputs=MappingProxyType({"prompt": "negative_prompt"}),
-        padded=MappingProxyType({"prompt_emb": 1, "prompt_mask": 1}),
-        unused_parameters=MappingProxyType(
-            {"dit": ("blocks.{last}.text.*",), "text_encoder": ("head.*",)}
-        ),
-        defaults=MappingProxyType(
-            {"height": 16, "width": 16, "num_inference_steps": 4, "negative_prompt": ""}
-        ),
-    )
+    """Return the spec of a variant."""
+    return MODEL.spec(variant)
 
 
 def variants_for(content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -328,7 +339,7 @@ COMPONENTS = (
 
 MODEL = ModelFamily(
     name="tiny",
-    pipelines=f"{__name__}:build",
+    pipelines=f"{__name__}:PIPELINES",
     components=f"{__name__}:COMPONENTS",
     toy=f"{__name__}:write",
     variants=("base", "other"),

@@ -5,7 +5,7 @@ that were killed.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from dstrain.graph.inputs import Column, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
-from dstrain.graph.spec import GIVEN_TO_MODEL_FN, PipelineSpec
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph.unit import Unit
 from dstrain.models.components import Component, Files
 from dstrain.registry.family import ModelFamily
 from dstrain.training.losses import flow_match
@@ -146,30 +146,43 @@ def predict(
     return prediction
 
 
+class Pipelines(Mapping[str, PipelineSpec]):
+    """The specs of both variants, of units and versions as they are when asked."""
+
+    def __getitem__(self, variant: str) -> PipelineSpec:
+        return PipelineSpec(
+            components=("dit", "text_encoder", "vae", "tokenizer"),
+            units=[Unit(unit, VERSIONS.get(unit.__name__, 1)) for unit in UNITS],
+            model_fn=predict,
+            decoders=(),
+            inputs={
+                "prompt": Column("prompt"),
+                "negative_prompt": Column("negative_prompt"),
+                "label": Column("label"),
+                "input_image": Column("image", "image", multiple=8),
+                "reference": Column("reference", "image", mode="RGBA", multiple=8),
+                "references": Column("references", "images", multiple=8),
+                "height": Measured("input_image", "height"),
+            },
+            schedule=FlowMatchSchedule(shift=3.0),
+            latent_shape=latent_shape,
+            apply_guidance=lambda positive, negative, scale: positive,
+            cfg_inputs={"prompt": "negative_prompt"},
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("base", "other"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+PIPELINES = Pipelines()
+
+
 def build(variant: str) -> PipelineSpec:
-    """Wire a variant; both are the same."""
-    inputs = {
-        "prompt": Column("prompt"),
-        "negative_prompt": Column("negative_prompt"),
-        "label": Column("label"),
-        "input_image": Column("image", "image", multiple=8),
-        "reference": Column("reference", "image", mode="RGBA", multiple=8),
-        "references": Column("references", "images", multiple=8),
-        "height": Measured("input_image", "height"),
-    }
-    return PipelineSpec(
-        family="stored",
-        variant=variant,
-        components=("dit", "text_encoder", "vae", "tokenizer"),
-        units=tuple(Unit(unit, VERSIONS.get(unit.__name__, 1)) for unit in UNITS),
-        model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
-        decoders=(),
-        inputs=MappingProxyType(inputs),
-        schedule=FlowMatchSchedule(shift=3.0),
-        latent_shape=FunctionSpec.of(latent_shape),
-        apply_guidance=lambda positive, negative, scale: positive,
-        cfg_inputs=MappingProxyType({"prompt": "negative_prompt"}),
-    )
+    """Return the spec of a variant."""
+    return MODEL.spec(variant)
 
 
 def latent_shape(height: int) -> tuple[int, ...]:
@@ -216,7 +229,7 @@ COMPONENTS = (
 
 MODEL = ModelFamily(
     name="stored",
-    pipelines=f"{__name__}:build",
+    pipelines=f"{__name__}:PIPELINES",
     components=f"{__name__}:COMPONENTS",
     toy=f"{__name__}:write_model",
     variants=("base", "other"),

@@ -92,7 +92,7 @@ def _report() -> None:
             adds, reason = _additions(plugin)
         else:
             family = checked_family(plugin)
-            variants, reason = family.variants, next(family.lacking(), "")
+            variants, reason = family.variants, next(family.missing_targets(), "")
     except DstrainError as error:
         reason = error.what
     json.dump([variants, adds, reason], channel)

@@ -72,7 +72,7 @@ def open_source(
     models = model_configs(config, family)
     hints = Hints(models, score_inputs(inputs), take_first=config.toy)
     variant = choose_variant(family, config.variant, hints)
-    spec = with_overrides(family.load("pipelines")(variant), family, config)
+    spec = with_overrides(family.spec(variant), family, config)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(family, spec.variant, Path(folder)) if config.toy else ()
         yield PipelineSource(config, family, spec, (*toy, *models))

@@ -30,16 +30,16 @@ class FlowMatchSchedule:
     """A family's numbers. All sigmas are fp32 and descend from 1.
 
     shift: factor k of sigma' = k sigma / (1 + (k - 1) sigma); None for the exponential
-    form, whose mu grows linearly from `base_mu` at `base_tokens` to `max_mu` at
-    `max_tokens`. training_mu: mu of the training table. shift_terminal: the last sigma
+    form, whose mu grows linearly from `base_mu` (by default .5) at `base_tokens` to
+    `max_mu` (by default 1.15) at `max_tokens`. training_mu: mu of the training table. shift_terminal: the last sigma
     of a schedule is stretched to this value; None leaves it. sigma_min: the table's
     end. latents_per_token: positions of the latents that make one token of the
     denoiser.
     """
 
     shift: float | None = None
-    base_mu: float = 0.5
-    max_mu: float = 1.15
+    base_mu: float | None = None
+    max_mu: float | None = None
     base_tokens: int = 256
     max_tokens: int = 4096
     training_mu: float = 0.8
@@ -47,10 +47,21 @@ class FlowMatchSchedule:
     sigma_min: float = 0.0
     latents_per_token: int = 4
 
+    def __post_init__(self) -> None:
+        exponential = [n for n in ("base_mu", "max_mu") if getattr(self, n) is not None]
+        if self.shift is not None and exponential:
+            raise UsageError(
+                "FlowMatchSchedule",
+                f"has both shift and {exponential[0]}; shift is one form of the "
+                "schedule, mu that grows with the tokens another",
+            )
+
     def mu(self, tokens: int) -> float:
         """The exponential shift's mu for latents of this many tokens."""
-        slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
-        return tokens * slope + self.base_mu - slope * self.base_tokens
+        base_mu = 0.5 if self.base_mu is None else self.base_mu
+        max_mu = 1.15 if self.max_mu is None else self.max_mu
+        slope = (max_mu - base_mu) / (self.max_tokens - self.base_tokens)
+        return tokens * slope + base_mu - slope * self.base_tokens
 
     def sigmas(self, steps: int, tokens: int) -> Tensor:
         """Return (steps + 1,) fp32 sigmas for inference, from 1 to a final 0.

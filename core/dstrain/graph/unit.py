@@ -37,15 +37,27 @@ class FunctionSpec:
     def of(
         cls, function: Callable[..., Any], given: tuple[str, ...] = ()
     ) -> "FunctionSpec":
-        """Read the signature of a function.
+        """Read the signature of a function whose first parameters are those in `given`,
+        which the caller itself supplies.
 
-        given: parameters that the caller itself supplies. Raises UsageError for *args,
-        **kwargs, a positional-only parameter or a component with a default.
+        Raises UsageError for what is not a function, lacks these parameters, has *args,
+        **kwargs or a positional-only parameter, or a default on a component.
         """
+        if not callable(function) or isinstance(function, type):
+            raise UsageError(
+                "pipeline spec",
+                f"{function!r} is not a function; pass the function itself",
+            )
+        where = _where(function)
+        parameters = list(inspect.signature(function).parameters.values())
+        if tuple(one.name for one in parameters[: len(given)]) != given:
+            raise UsageError(
+                where,
+                f"its first parameters must be {', '.join(given)}: it is given these",
+            )
         inputs: dict[str, bool] = {}
         components: list[str] = []
-        where = _where(function)
-        for parameter in inspect.signature(function).parameters.values():
+        for parameter in parameters:
             required = parameter.default is parameter.empty
             if parameter.kind is parameter.KEYWORD_ONLY:
                 if not required:
@@ -60,6 +72,11 @@ class FunctionSpec:
         return cls(
             _name(function), function, MappingProxyType(inputs), tuple(components)
         )
+
+    @property
+    def where(self) -> str:
+        """How errors name the function."""
+        return _where(self.function)
 
     @property
     def required(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class Pipeline:
         """
         loaded = load_family(family)
         name = choose_variant(loaded, variant, Hints(model_configs))
-        spec: PipelineSpec = loaded.load("pipelines")(name)
+        spec = loaded.spec(name)
         return cls.from_files(loaded, spec, model_configs, device, torch_dtype)
 
     @classmethod
@@ -249,9 +249,10 @@ class Pipeline:
         """Do what follows a plan's cached steps: its other steps, the sampler, the
         decoders; `values` holds the cached values.
         """
-        self.run(plan.train_steps, values, Rng([SampleKey(sampling.seed, 0, 0, 0)]))
+        rng = Rng([SampleKey(sampling.seed, 0, 0, 0)])
+        self.run(plan.train_steps, values, rng)
         latents = self.sample(values, sampling, NEGATIVE in plan.branches)
-        return self.decode(values, latents)
+        return self.decode(values, latents, rng)
 
     def sample(
         self, values: dict[str, Any], sampling: Sampling, guided: bool
@@ -289,13 +290,14 @@ class Pipeline:
         shape = function.function(**inputs, **self.bind_components(function))
         return seeded_noise(shape, sampling.seed, sampling.rand_device).to(self.device)
 
-    def decode(self, values: dict[str, Any], latents: Tensor) -> Any:
+    def decode(self, values: dict[str, Any], latents: Tensor, rng: Rng) -> Any:
         """Run the decoders on latents; return the last one's output."""
         values = dict(values)
         outputs: dict[str, Any] = {}
         for decoder in self.spec.decoders:
             inputs = self._inputs(decoder, values)
-            components = self.bind_components(decoder)
+            own_rng = rng.scoped(f"{decoder.name}.{POSITIVE}")
+            components = self.bind_components(decoder, rng=own_rng, branch=POSITIVE)
             outputs = decoder.run(inputs, components, latents=latents)
             values |= outputs
         return list(outputs.values())[-1]

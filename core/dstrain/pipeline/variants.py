@@ -158,7 +158,7 @@ def _by_score(
         return ()
     scores: dict[str, Score] = {}
     for variant in left:
-        score = hints.score(family.load("pipelines")(variant))
+        score = hints.score(family.spec(variant))
         if score is not None:
             scores[variant] = score
     best = max(scores.values(), default=None)

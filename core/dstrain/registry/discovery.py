@@ -165,8 +165,8 @@ def checked_family(plugin: Installed) -> ModelFamily:
             plugin.where,
             f"its entry point is named {plugin.name!r}, its record {family.name!r}",
         )
-    for fault in family.faults():
-        raise UsageError(plugin.where, fault)
+    for problem in family.problems():
+        raise UsageError(plugin.where, problem)
     if not family.variants:
         raise UsageError(plugin.where, f"the record of {plugin.name!r} has no variant")
     for option in family.options:

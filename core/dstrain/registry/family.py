@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from types import MappingProxyType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from dstrain.errors import DstrainError, UsageError
+from dstrain.graph.frozen import freeze
+
+if TYPE_CHECKING:
+    from dstrain.graph.spec import PipelineSpec
 
 API = 1
 """Number of the plugin interface; a record made for another number is shown as broken.
@@ -44,7 +47,7 @@ class Option:
 class ModelFamily:
     """A family: names and numbers only, so that listing it imports no torch.
 
-    pipelines: "package.module:function", function(variant) -> PipelineSpec. components:
+    pipelines: "package.module:PIPELINES", variant -> PipelineSpec. components:
     "package.module:COMPONENTS", a tuple of Component. toy: "package.module:function",
     function(folder, variant, seed) writes a toy model as published. variants: the first
     is the toy's default. model_ids: variant -> patterns of the model ids that mean it.
@@ -63,16 +66,29 @@ class ModelFamily:
     default_trainable: str
     lora_targets: Mapping[str, tuple[str, ...]]
     lora_prefixes: Mapping[str, str]
-    lora_aliases: Mapping[str, tuple[str, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    model_ids: Mapping[str, tuple[str, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
+    lora_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    model_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variants_for: str = ""
-    default_ids: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    default_ids: Mapping[str, str] = field(default_factory=dict)
     options: tuple[Option, ...] = ()
     api: int = API
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    def spec(self, variant: str) -> "PipelineSpec":
+        """Import the pipeline spec of a variant; imports torch. Raises UsageError where
+        there is none.
+        """
+        specs = self.load("pipelines")
+        if not isinstance(specs, Mapping) or variant not in specs:
+            raise UsageError(
+                f"plugin {self.name}",
+                f"its pipelines, {self.pipelines}, have no {variant!r}; want a dict of "
+                "PipelineSpec by variant",
+            )
+        spec: PipelineSpec = specs[variant].named(self.name, variant)
+        return spec
 
     def load(self, part: str) -> Any:
         """Import what a field such as `pipelines` names; imports torch. Raises UsageError
@@ -88,7 +104,7 @@ class ModelFamily:
             reason = f"its {part}, {place}, cannot be imported: {type(error).__name__}: {error}"
             raise UsageError(f"plugin {self.name}", reason) from error
 
-    def faults(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Say what of a record cannot be, as far as that is known without importing
         what it names.
         """
@@ -102,7 +118,7 @@ class ModelFamily:
             ):
                 yield f"its field {name} holds something else than {one.__name__}"
 
-    def lacking(self) -> Iterator[str]:
+    def missing_targets(self) -> Iterator[str]:
         """Say what a record names that cannot be found; of what it names, only the
         packages above it are imported.
         """

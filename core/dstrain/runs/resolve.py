@@ -97,8 +97,7 @@ def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> 
 def check_extra_inputs(config: TrainConfig, family: ModelFamily, task: Task) -> None:
     """Refuse an extra input that no variant knows, before it is taken as a hint."""
     specs: list[PipelineSpec] = [
-        family.load("pipelines")(variant).with_task_inputs(task)
-        for variant in family.variants
+        family.spec(variant).with_task_inputs(task) for variant in family.variants
     ]
     sources = [(name, source) for spec in specs for name, source in spec.inputs.items()]
     known = {
@@ -229,7 +228,7 @@ def resolve(config: TrainConfig) -> Setup:
     if config.variant is None:
         check_extra_inputs(config, family, task)
     variant = choose_variant(family, config.variant, hints_of(config, models, task))
-    spec = with_overrides(family.load("pipelines")(variant), family, config)
+    spec = with_overrides(family.spec(variant), family, config)
     check_frames(config, spec)
     check_components(config, spec)
     setup = Setup(

@@ -91,7 +91,7 @@ def advice_on_lists(path: Path, family: ModelFamily, spec: PipelineSpec) -> list
                     if any(
                         isinstance(one, Column)
                         and (one.name, one.kind) == (column.name, "images")
-                        for one in family.load("pipelines")(name).inputs.values()
+                        for one in family.spec(name).inputs.values()
                     )
                 ]
                 other = (

@@ -71,7 +71,7 @@ class Contract:
             "",
         )
         for variant in family.variants:
-            spec = family.load("pipelines")(variant)
+            spec = family.spec(variant)
             networks = (*denoisers(family, spec), *conditioners(family, spec))
             choices: Mapping[str, Sequence[Any]] = {
                 "": ("",),

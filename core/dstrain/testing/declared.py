@@ -53,7 +53,7 @@ class Declared(Contract):
         family = load_family(self.family)
         names = [component.name for component in family.load("components")]
         known = set(names)
-        specs = [family.load("pipelines")(variant) for variant in family.variants]
+        specs = [family.spec(variant) for variant in family.variants]
         assert [(spec.family, spec.variant) for spec in specs] == [
             (self.family, v) for v in family.variants
         ]
@@ -82,7 +82,7 @@ class Declared(Contract):
         family = load_family(self.family)
         functions: dict[tuple[str, int], tuple[Any, str]] = {}
         for variant in family.variants:
-            for unit in family.load("pipelines")(variant).units:
+            for unit in family.spec(variant).units:
                 function, first = functions.setdefault(
                     (unit.name, unit.version), (unit.function, variant)
                 )

@@ -171,7 +171,7 @@ class LoraFiles:
         known = {component.name: component for component in family.load("components")}
         seen: set[str] = set()
         for variant in family.variants:
-            spec = family.load("pipelines")(variant)
+            spec = family.spec(variant)
             encoders = [
                 name
                 for name in conditioners(family, spec)
@@ -253,7 +253,7 @@ class LoraFiles:
         """Return a function that loads a file into a fresh network through a pipeline."""
         family = load_family(self.family)
         Pipeline(
-            family.load("pipelines")(case.variant), family, {case.component: network}
+            family.spec(case.variant), family, {case.component: network}
         ).load_lora(file)
         return network
 

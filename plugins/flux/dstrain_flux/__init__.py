@@ -56,7 +56,7 @@ LORA_ALIASES = MappingProxyType(
 
 MODEL = ModelFamily(
     name="flux",
-    pipelines="dstrain_flux.pipeline:build",
+    pipelines="dstrain_flux.pipeline:PIPELINES",
     components="dstrain_flux.components:COMPONENTS",
     toy="dstrain_flux.toy:write",
     variants=("dev", "kontext"),

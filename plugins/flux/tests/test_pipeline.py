@@ -18,7 +18,7 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
 from dstrain.training.losses import SFT
 from dstrain_flux import MODEL
-from dstrain_flux.pipeline import SCHEDULE, VARIANTS, build
+from dstrain_flux.pipeline import PIPELINES, SCHEDULE
 from dstrain_flux.toy import write
 from PIL import Image
 from torch import Tensor
@@ -73,7 +73,7 @@ def by_pipe(
     variant: str, lent: dict[str, Any], noise: Tensor, **arguments: Any
 ) -> tuple[list[Tensor], Image.Image]:
     """The latents after each step of ours, packed, and its picture."""
-    pipe = Pipeline(build(variant), MODEL, {name: lent[name] for name in PARTS})
+    pipe = Pipeline(MODEL.spec(variant), MODEL, {name: lent[name] for name in PARTS})
     passed: list[Tensor] = []
     image = pipe(
         prompt=PROMPT,
@@ -214,7 +214,7 @@ def test_the_toy_listens_to_what_it_is_given(
     change: dict[str, Any], lent: dict[str, Any]
 ) -> None:
     sharpen(lent)
-    pipe = Pipeline(build("kontext"), MODEL, {name: lent[name] for name in PARTS})
+    pipe = Pipeline(MODEL.spec("kontext"), MODEL, {name: lent[name] for name in PARTS})
     given = {
         "prompt": PROMPT,
         "height": 64,
@@ -253,7 +253,9 @@ def test_training_draws_from_the_reference_documents_table() -> None:
 
 
 def test_the_record_names_the_variants_that_are_wired() -> None:
-    assert [build(variant).variant for variant in MODEL.variants] == list(VARIANTS)
+    assert [MODEL.spec(variant).variant for variant in MODEL.variants] == list(
+        PIPELINES
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,7 @@ def test_the_record_names_the_variants_that_are_wired() -> None:
 def test_a_data_set_without_its_images_is_refused_by_its_column(
     variant: str, missing: str
 ) -> None:
-    spec = build(variant)
+    spec = MODEL.spec(variant)
     present = frozenset(
         name
         for name, source in spec.inputs.items()
@@ -273,8 +275,8 @@ def test_a_data_set_without_its_images_is_refused_by_its_column(
 
 
 def test_stage_1_needs_no_denoiser() -> None:
-    for variant in VARIANTS:
-        spec = build(variant)
+    for variant in PIPELINES:
+        spec = MODEL.spec(variant)
         plan = make_plan(spec, frozenset(spec.inputs), SFT, ("dit",))
         assert not any(
             name.startswith("dit")
@@ -283,10 +285,10 @@ def test_stage_1_needs_no_denoiser() -> None:
         )
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", PIPELINES)
 def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> None:
     """So nothing is listed as unused_parameters."""
-    spec = build(variant)
+    spec = MODEL.spec(variant)
     trained = ("dit", "text_encoder_1", "text_encoder_2")
     for name in trained:
         lent[name].requires_grad_(True)
@@ -320,4 +322,4 @@ def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> N
 
 
 def test_both_halves_of_the_text_are_per_side() -> None:
-    assert build("kontext").branched == {"prompt", "pooled_emb", "prompt_emb"}
+    assert MODEL.spec("kontext").branched == {"prompt", "pooled_emb", "prompt_emb"}

@@ -23,7 +23,7 @@ DIT_LORA_TARGETS = (
 
 MODEL = ModelFamily(
     name="qwen_image",
-    pipelines="dstrain_qwen_image.pipeline:build",
+    pipelines="dstrain_qwen_image.pipeline:PIPELINES",
     components="dstrain_qwen_image.components:COMPONENTS",
     toy="dstrain_qwen_image.toy:write",
     variants=("base", "edit", "edit-2509", "edit-2511"),

@@ -31,7 +31,6 @@ from dstrain.pipeline.variants import Hints, choose_variant, score_columns
 from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL, units
 from dstrain_qwen_image.model_fn import latent_shape_edit, pack, predict_edit
-from dstrain_qwen_image.pipeline import build
 from dstrain_qwen_image.processor import Processor
 from PIL import Image
 from torch import Tensor
@@ -177,7 +176,7 @@ def test_a_prompt_that_speaks_of_more_images_than_there_are_is_refused(
     with pytest.raises(
         UsageError, match=r"prompt: the text has 2 <.image_pad.> for 1 pictures"
     ):
-        build("edit").units[1].run(given, parts)
+        MODEL.spec("edit").units[1].run(given, parts)
 
 
 def test_images_that_fill_more_than_the_text_may_have_are_refused(
@@ -198,7 +197,7 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
 
     lent = {**parts, "processor": SimpleNamespace(tokenizer=Bytes())}
     with pytest.raises(UsageError, match=r"processor some/folder: .* want 64") as error:
-        build("edit").units[1].run(
+        MODEL.spec("edit").units[1].run(
             {"prompt": "x", "edit_pictures": [noise_image(64, 64)]}, lent
         )
     assert "--processor_path" in str(error.value)
@@ -239,9 +238,9 @@ def test_every_step_equals_that_of_diffusers_which_is_told_what_is_an_image(
     wanted: list[Tensor] = []
     pipe, passed = (
         Pipeline(
-            build(variant),
+            MODEL.spec(variant),
             MODEL,
-            {name: parts[name] for name in build(variant).components},
+            {name: parts[name] for name in MODEL.spec(variant).components},
         ),
         [],
     )
@@ -296,7 +295,7 @@ def test_diffusers_alone_gives_images_the_positions_of_a_text_and_so_other_embed
     """
     seen = noise_image(112, 84)
     made = (
-        build("edit")
+        MODEL.spec("edit")
         .units[1]
         .run({"prompt": PROMPT, "edit_pictures": [seen]}, parts)["prompt_emb"]
     )
@@ -403,7 +402,7 @@ def test_a_data_set_without_images_to_edit_is_refused_by_its_column(
 ) -> None:
     with pytest.raises(UsageError, match="no column 'edit_image'"):
         make_plan(
-            build(variant),
+            MODEL.spec(variant),
             frozenset({"prompt", "input_image", "height", "width"}),
             SFT,
             ("dit",),

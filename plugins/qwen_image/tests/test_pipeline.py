@@ -16,7 +16,7 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL
 from dstrain_qwen_image.model_fn import pack
-from dstrain_qwen_image.pipeline import SCHEDULE, VARIANTS, build
+from dstrain_qwen_image.pipeline import PIPELINES, SCHEDULE
 from torch import Tensor
 
 PROMPTS = (
@@ -29,7 +29,7 @@ NEGATIVES = ("blurry, ugly, low quality and many other words", " ", "bad hands")
 
 def encode(prompts: tuple[str, ...], lent: dict[str, Any]) -> dict[str, Tensor]:
     """Encode prompts one by one, then pad them with zeros to the longest."""
-    unit = build("base").units[0]
+    unit = MODEL.spec("base").units[0]
     rows = [unit.run({"prompt": prompt}, lent) for prompt in prompts]
     length = max(row["prompt_emb"].shape[1] for row in rows)
     for row in rows:
@@ -49,7 +49,7 @@ def denoise(
     lent: dict[str, Any],
 ) -> list[Tensor]:
     """Euler steps from noise; returns the latents after each."""
-    spec = build("base")
+    spec = MODEL.spec("base")
     sigmas = spec.schedule.sigmas(
         steps, noise[0, 0].numel() // spec.schedule.latents_per_token
     )
@@ -80,7 +80,7 @@ def by_pipe(
     components = {
         name: lent[name] for name in ("dit", "text_encoder", "vae", "tokenizer")
     }
-    pipe, passed = Pipeline(build("base"), MODEL, components), []
+    pipe, passed = Pipeline(MODEL.spec("base"), MODEL, components), []
     image = pipe(
         prompt=PROMPTS[0],
         negative_prompt=NEGATIVES[0] if guided else None,
@@ -161,7 +161,7 @@ def test_every_step_equals_that_of_diffusers(
         )
         with torch.no_grad():
             made_image = (
-                build("base")
+                MODEL.spec("base")
                 .decoders[0]
                 .function(made[-1][:1], vae=lent["vae"])["image"]
             )
@@ -201,15 +201,17 @@ def test_sigmas_are_bit_equal_to_the_published_scheduler(
 
 def test_a_data_set_without_images_is_refused_by_its_column() -> None:
     with pytest.raises(UsageError, match="no column 'image'"):
-        make_plan(build("base"), frozenset({"prompt"}), SFT, ("dit",))
+        make_plan(MODEL.spec("base"), frozenset({"prompt"}), SFT, ("dit",))
 
 
 def test_the_record_names_the_variants_that_are_wired() -> None:
-    assert [build(variant).variant for variant in MODEL.variants] == list(VARIANTS)
+    assert [MODEL.spec(variant).variant for variant in MODEL.variants] == list(
+        PIPELINES
+    )
 
 
 def test_sides_and_padding_name_what_they_should() -> None:
-    spec = build("base")
+    spec = MODEL.spec("base")
     assert spec.branched == {"prompt", "prompt_emb", "prompt_mask"}
     assert branch_key("prompt_emb", "negative") == "negative.prompt_emb"
     assert spec.padded == {"prompt_emb": 1, "prompt_mask": 1}

@@ -18,7 +18,7 @@ def test_the_entry_point_is_the_record_and_every_part_of_it_loads() -> None:
     (point,) = entry_points(group="dstrain.models", name="qwen_image")
     family = point.load()
     assert family.name == "qwen_image"
-    specs = [family.load("pipelines")(variant) for variant in family.variants]
+    specs = [family.spec(variant) for variant in family.variants]
     assert {spec.family for spec in specs} == {family.name}
     names = {component.name for component in family.load("components")}
     assert {name for spec in specs for name in spec.components} == names

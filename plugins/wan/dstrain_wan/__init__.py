@@ -10,7 +10,7 @@ DIT_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.n
 
 MODEL = ModelFamily(
     name="wan",
-    pipelines="dstrain_wan.pipeline:build",
+    pipelines="dstrain_wan.pipeline:PIPELINES",
     components="dstrain_wan.components:COMPONENTS",
     toy="dstrain_wan.toy:write",
     variants=("t2v", "i2v", "t2v-a14b", "i2v-a14b", "ti2v-5b"),

@@ -14,7 +14,6 @@ from dstrain.models.components import Files
 from dstrain.models.weights import recognise
 from dstrain_wan import MODEL
 from dstrain_wan.components import COMPONENTS
-from dstrain_wan.pipeline import build
 from dstrain_wan.toy import write
 from PIL import Image
 
@@ -28,7 +27,7 @@ def load(
     it.
     """
     lent: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
-    for name in build(variant).components:
+    for name in MODEL.spec(variant).components:
         component = BY_NAME[name]
         place = folder / component.folders[0]
         configuration = None

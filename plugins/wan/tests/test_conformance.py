@@ -17,7 +17,6 @@ from diffusers import (
 from diffusers.pipelines.wan import pipeline_wan_i2v
 from dstrain import Pipeline
 from dstrain.testing import Conformance
-from dstrain_wan.pipeline import VARIANTS
 from torch import Tensor
 from transformers import CLIPImageProcessorPil
 
@@ -54,10 +53,11 @@ class TestConformance(Conformance):
             parts["image_processor"] = CLIPImageProcessorPil(
                 size={"shortest_edge": side}, crop_size=side
             )
+        experts = pipe.spec.experts
         published = (WanPipeline if image is None else WanImageToVideoPipeline)(
             **parts,
             scheduler=euler(arguments["num_inference_steps"]),
-            boundary_ratio=VARIANTS[variant].boundary or None,
+            boundary_ratio=experts.ranges["dit"][0] / 1000 if experts else None,
             expand_timesteps=variant == "ti2v-5b",
         )
         published.set_progress_bar_config(disable=True)

@@ -12,7 +12,6 @@ from diffusers import WanPipeline
 from dstrain.lora.layers import LoraConfig, inject, save_lora
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain_wan import MODEL
-from dstrain_wan.pipeline import build
 from torch import Tensor
 
 CASES = [(variant, "dit") for variant in MODEL.variants] + [
@@ -62,7 +61,9 @@ def test_a_file_acts_on_its_expert_alone_here_and_in_diffusers(
         {},
     )
     Pipeline(
-        build(variant), MODEL, {name: ours[name] for name in build(variant).components}
+        MODEL.spec(variant),
+        MODEL,
+        {name: ours[name] for name in MODEL.spec(variant).components},
     ).load_lora(tmp_path / "lora.safetensors")
     parts = {name: theirs[name] for name in ("text_encoder", "tokenizer", "vae")}
     published = WanPipeline(

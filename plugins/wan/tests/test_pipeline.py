@@ -26,7 +26,7 @@ from dstrain.runs.runner import run
 from dstrain.training.losses import SFT
 from dstrain_wan import MODEL
 from dstrain_wan.components import DITS
-from dstrain_wan.pipeline import SCHEDULE, VARIANTS, build, variants_for
+from dstrain_wan.pipeline import PIPELINES, SCHEDULE, variants_for
 
 ROW = frozenset({"prompt", "input_video", "height", "width", "num_frames"})
 
@@ -46,7 +46,7 @@ def test_sigmas_are_bit_equal_to_diffusers_euler_scheduler(steps: int) -> None:
 def test_the_experts_share_the_timesteps_at_the_published_boundary(
     variant: str, fraction: float, least: float
 ) -> None:
-    experts = build(variant).experts
+    experts = MODEL.spec(variant).experts
     assert experts is not None
     assert [
         experts.choose(t) for t in (1000.0, least, np.nextafter(least, 0), 0.0)
@@ -73,7 +73,7 @@ def test_each_expert_is_called_for_its_own_timesteps(
         lent[name].register_forward_hook(lambda *_, name=name: called.append(name))
     size = {"height": 32, "width": 32, "num_frames": 5}
     pipe = Pipeline(
-        build("t2v-a14b"),
+        MODEL.spec("t2v-a14b"),
         MODEL,
         {n: lent[n] for n in lent},
         {"vae": lent["vae_config"]},
@@ -92,7 +92,7 @@ def test_each_expert_is_called_for_its_own_timesteps(
 def test_one_expert_leaves_the_other_out_and_one_store_serves_both(
     variant: str, cached_values: tuple[str, ...]
 ) -> None:
-    spec = build(variant)
+    spec = MODEL.spec(variant)
     given = (ROW | {"input_image"}) & set(spec.inputs)
     one, other = (make_plan(spec, given, SFT, (name,)) for name in ("dit", "dit2"))
     assert (one.components["train"], other.components["train"]) == (("dit",), ("dit2",))
@@ -106,18 +106,18 @@ def test_one_expert_leaves_the_other_out_and_one_store_serves_both(
 
 
 def test_without_an_image_ti2v_makes_a_video_from_text_alone() -> None:
-    plan = make_plan(build("ti2v-5b"), ROW, SFT, ("dit",))
+    plan = make_plan(MODEL.spec("ti2v-5b"), ROW, SFT, ("dit",))
     assert plan.cached_values == ("input_latents", "prompt_emb")
     assert plan.skipped == {"encode_first_frame": "absent: input_image"}
     with pytest.raises(UsageError, match="no column 'video'"):
-        make_plan(build("i2v"), ROW, SFT, ("dit",))
+        make_plan(MODEL.spec("i2v"), ROW, SFT, ("dit",))
 
 
 @pytest.mark.parametrize("variant", MODEL.variants)
 def test_videos_are_cut_to_what_the_vae_can_encode(variant: str) -> None:
     columns = [
         source
-        for source in build(variant).inputs.values()
+        for source in MODEL.spec(variant).inputs.values()
         if isinstance(source, Column) and source.is_file
     ]
     multiple, fps = (32, 24.0) if variant == "ti2v-5b" else (16, 16.0)
@@ -141,7 +141,9 @@ def test_a_configuration_tells_the_variants_it_can_be() -> None:
 
 
 def test_the_record_names_the_variants_that_are_wired() -> None:
-    assert [build(variant).variant for variant in MODEL.variants] == list(VARIANTS)
+    assert [MODEL.spec(variant).variant for variant in MODEL.variants] == list(
+        PIPELINES
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_one_trained_expert_draws_its_own_timesteps_as_with_the_published_bounda
             )
             * 1000
         )
-        least, greatest = build(variant).experts.ranges[part]
+        least, greatest = MODEL.spec(variant).experts.ranges[part]
         assert least - 0.1 <= drawn.min() <= least + 10
         assert greatest - 10 <= drawn.max() <= greatest
 

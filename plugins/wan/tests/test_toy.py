@@ -10,7 +10,7 @@ import torch
 from diffusers import DiffusionPipeline, WanImageToVideoPipeline, WanPipeline
 from dstrain_wan import MODEL
 from dstrain_wan.model_fn import predict
-from dstrain_wan.pipeline import VARIANTS
+from dstrain_wan.pipeline import PIPELINES
 from dstrain_wan.toy import make_tokenizer, write
 from safetensors.torch import load_file
 
@@ -69,7 +69,8 @@ def test_diffusers_loads_the_folder_as_its_own_pipeline(
     assert type(pipeline) is (
         WanImageToVideoPipeline if variant.startswith("i2v") else WanPipeline
     )
-    assert pipeline.config.boundary_ratio == (VARIANTS[variant].boundary or None)
+    boundaries = {"t2v-a14b": 0.875, "i2v-a14b": 0.9}
+    assert pipeline.config.boundary_ratio == boundaries.get(variant)
     assert pipeline.config.expand_timesteps is (variant == "ti2v-5b")
     assert pipeline.text_encoder.config.dropout_rate == 0.1
 
@@ -77,7 +78,7 @@ def test_diffusers_loads_the_folder_as_its_own_pipeline(
 def test_a_toy_takes_the_size_that_videos_have_by_default(
     bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    wide = VARIANTS["t2v"].defaults["width"] // 8
+    wide = PIPELINES["t2v"].defaults["width"] // 8
     dit = bind_components("t2v")["dit"]
     with torch.no_grad():
         made = predict(

@@ -16,14 +16,13 @@ from dstrain.config.schema import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.run import generate
 from dstrain.graph.inputs import Column
-from dstrain.graph.spec import GIVEN_TO_MODEL_FN, PipelineSpec
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames
 from PIL import Image, ImageChops
 from torch import Tensor
 
 from tests.support import family
-from tests.support.family import build, weights_of, write
+from tests.support.family import weights_of, write
 from tests.support.runs import train
 
 
@@ -56,12 +55,11 @@ def predict_hinted(
     )
 
 
-def hinted(variant: str) -> PipelineSpec:
-    plain = build(variant)
+def hinted(plain: PipelineSpec) -> PipelineSpec:
     return replace(
         plain,
-        units=(*plain.units, Unit(encode_hint)),
-        model_fn=FunctionSpec.of(predict_hinted, given=GIVEN_TO_MODEL_FN),
+        units=(*plain.units, encode_hint),
+        model_fn=predict_hinted,
         inputs={
             **plain.inputs,
             "hint_image": Column("hint_image", "image", multiple=8),
@@ -72,7 +70,8 @@ def hinted(variant: str) -> PipelineSpec:
 
 @pytest.fixture(autouse=True)
 def reads_hints(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "build", hinted)
+    specs = {name: hinted(plain) for name, plain in family.PIPELINES.items()}
+    monkeypatch.setattr(family, "PIPELINES", specs)
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ from dstrain.data.output import save_image_or_video
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.generation.run import generate
 from dstrain.generation.source import PipelineSource
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
+from dstrain.graph.spec import ExpertSchedule
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from PIL import Image
 
 from tests.support import family
-from tests.support.family import build, weights_of, write
+from tests.support.family import weights_of, write
 from tests.support.runs import project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -242,18 +242,15 @@ def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     `dit2`.
     """
 
-    def wire(variant: str) -> PipelineSpec:
-        experts = ExpertSchedule("dit", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)})
-        return replace(
-            build(variant),
-            components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
-            experts=experts,
-        )
-
+    spec = replace(
+        family.BASE,
+        components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
+        experts=ExpertSchedule("dit", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)}),
+    )
     (dit,) = (component for component in family.COMPONENTS if component.name == "dit")
     twin = replace(dit, name="dit2", folders=("transformer_2",))
     monkeypatch.setattr(family, "COMPONENTS", (dit, twin, *family.COMPONENTS[1:]))
-    monkeypatch.setattr(family, "build", wire)
+    monkeypatch.setattr(family, "PIPELINES", {"base": spec})
 
 
 def denoiser(model: Path, place: Path) -> list[str]:

@@ -76,7 +76,7 @@ def jitter_loss(predict: Any, jittered: Tensor) -> Tensor: ...
 def teacher_loss(predict: Any, input_latents: Tensor, *, teacher: Any) -> Tensor: ...
 def seeded_loss(predict: Any, input_latents: Tensor, seed: int) -> Tensor: ...
 def constrain_latents(
-    latents: Tensor, timestep: Tensor, hint_emb: Tensor | None = None
+    latents: Tensor, timestep: Tensor, noise: Tensor, hint_emb: Tensor | None = None
 ) -> Any: ...
 
 
@@ -98,7 +98,7 @@ WIRING = PipelineSpec(
             idle_encode,
         )
     ),
-    model_fn=FunctionSpec.of(predict, ("noisy_latents", "timestep")),
+    model_fn=predict,
     decoders=(),
     inputs={
         "prompt": Column("prompt"),
@@ -110,7 +110,7 @@ WIRING = PipelineSpec(
         "scale": InferenceOnly(),
     },
     schedule=FlowMatchSchedule(shift=3.0),
-    latent_shape=FunctionSpec.of(shape),
+    latent_shape=shape,
     apply_guidance=apply_guidance,
     cfg_inputs={"prompt": "negative_prompt"},
 )
@@ -203,7 +203,7 @@ def test_dotted_trainables_count_as_their_component() -> None:
 def test_what_hold_reads_crosses() -> None:
     spec = replace(
         WIRING,
-        constrain_latents=FunctionSpec.of(constrain_latents, ("latents", "timestep")),
+        constrain_latents=constrain_latents,
     )
     assert "hint_emb" in plan("dit", inputs=INPUTS | {"hint"}, spec=spec).cached_values
     assert "hint_emb" not in plan("dit", spec=spec).cached_values

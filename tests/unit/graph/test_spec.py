@@ -10,12 +10,10 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Input, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
 from dstrain.graph.spec import (
-    GIVEN_TO_CONSTRAIN_LATENTS,
-    GIVEN_TO_MODEL_FN,
     ExpertSchedule,
     PipelineSpec,
 )
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph.unit import Unit
 from torch import Tensor
 
 
@@ -53,7 +51,7 @@ def predict_more(
 ) -> Tensor: ...
 def shape() -> tuple[int, ...]: ...
 def constrain_latents(
-    latents: Tensor, timestep: Tensor, first_latents: Tensor
+    latents: Tensor, timestep: Tensor, noise: Tensor, first_latents: Tensor
 ) -> Any: ...
 def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
 
@@ -71,12 +69,12 @@ def build(*functions: Callable[..., Any], **changes: Any) -> PipelineSpec:
         "family": "toy",
         "variant": "base",
         "components": ("dit", "text_encoder", "vae"),
-        "units": tuple(Unit(function) for function in functions),
-        "model_fn": FunctionSpec.of(predict, GIVEN_TO_MODEL_FN),
+        "units": functions,
+        "model_fn": predict,
         "decoders": (),
         "inputs": INPUTS,
         "schedule": FlowMatchSchedule(shift=3.0),
-        "latent_shape": FunctionSpec.of(shape),
+        "latent_shape": shape,
         "apply_guidance": apply_guidance,
     }
     return PipelineSpec(**(fields | changes))
@@ -132,14 +130,10 @@ def test_ambient_names_and_configurations_may_be_borrowed() -> None:
 
 
 def test_model_fn_and_hold_read_only_what_is_known() -> None:
-    assert "prompt_embs" in refusal(
-        encode_prompt, model_fn=FunctionSpec.of(predict_more, GIVEN_TO_MODEL_FN)
-    )
+    assert "prompt_embs" in refusal(encode_prompt, model_fn=predict_more)
     assert "first_latents" in refusal(
         encode_prompt,
-        constrain_latents=FunctionSpec.of(
-            constrain_latents, GIVEN_TO_CONSTRAIN_LATENTS
-        ),
+        constrain_latents=constrain_latents,
     )
 
 
@@ -194,3 +188,83 @@ def test_a_component_is_not_called_like_an_ambient_name() -> None:
     assert "rng" in refusal(
         encode_prompt, components=("dit", "text_encoder", "vae", "rng")
     )
+
+
+def test_what_is_not_a_function_is_refused_as_a_unit() -> None:
+    assert "'encode_prompt' is not a function" in refusal(units=("encode_prompt",))
+
+
+def test_a_plain_function_without_a_typed_dict_is_refused_as_a_unit() -> None:
+    text = refusal(shape)
+    assert "test_spec.shape: returns tuple[int, ...]" in text
+    assert "TypedDict" in text
+
+
+def test_a_unit_of_another_version_is_taken_as_it_is() -> None:
+    assert build(units=[Unit(encode_prompt, version=2)]).units[0].version == 2
+
+
+def test_functions_become_specs_without_what_their_caller_gives() -> None:
+    def hold(latents: Any, timestep: Any, noise: Any, input_image: Any) -> Any: ...
+    def decode(latents: Tensor, prompt: str, *, vae: Any, rng: Any) -> Joined: ...
+
+    spec = build(encode_prompt, constrain_latents=hold, decoders=[decode])
+    assert dict(spec.model_fn.inputs) == {"prompt_emb": True}
+    assert spec.constrain_latents is not None
+    assert dict(spec.constrain_latents.inputs) == {"input_image": True}
+    assert dict(spec.decoders[0].inputs) == {"prompt": True}
+
+
+def test_a_function_that_lacks_what_it_is_given_is_refused() -> None:
+    def backwards(timestep: Any, noisy_latents: Any, prompt_emb: Any) -> Any: ...
+    def decode(prompt: str) -> Joined: ...
+
+    for changes, given in (
+        ({"model_fn": backwards}, "noisy_latents, timestep"),
+        ({"decoders": (decode,)}, "latents"),
+        ({"constrain_latents": shape}, "latents, timestep, noise"),
+    ):
+        text = refusal(encode_prompt, **changes)
+        assert f"its first parameters must be {given}: " in text
+
+
+def test_defaults_name_inputs_or_arguments_of_sampling() -> None:
+    assert build(encode_prompt, defaults={"prompt": "", "guidance_scale": 2.0})
+    text = refusal(encode_prompt, defaults={"guidance": 2.0})
+    assert "defaults: 'guidance' is neither an input nor one of" in text
+
+
+def test_unused_parameters_name_components() -> None:
+    text = refusal(encode_prompt, unused_parameters={"text_encode": ("head.*",)})
+    assert "unused_parameters: 'text_encode' is not a component; did you mean" in text
+
+
+def test_a_variant_has_no_input_that_nothing_uses() -> None:
+    spec = build(encode_prompt, cfg_inputs={"prompt": "negative_prompt"})
+    with pytest.raises(UsageError) as caught:
+        spec.named("toy", "base")
+    assert "toy base: input 'input_image' is used by no function" in str(caught.value)
+    whole = build(encode_prompt, encode_image, cfg_inputs=spec.cfg_inputs)
+    assert whole.named("toy", "base").where == "toy base"
+
+
+def test_only_units_and_decoders_draw_random_numbers() -> None:
+    def drawn_shape(*, rng: Any) -> tuple[int, ...]: ...
+
+    text = refusal(encode_prompt, latent_shape=drawn_shape)
+    assert "drawn_shape asks for 'rng', which it cannot have" in text
+
+
+def test_a_spec_without_names_is_named_by_its_model_fn() -> None:
+    text = refusal(encode_prompt, padded={"prompt_embs": 1}, family="")
+    assert "pipeline spec with tests.unit.graph.test_spec.predict: padded" in text
+
+
+def test_what_is_given_is_frozen() -> None:
+    inputs = dict(INPUTS)
+    spec = build(encode_prompt, inputs=inputs, components=["dit", "text_encoder"])
+    inputs.clear()
+    assert set(spec.inputs) == set(INPUTS)
+    assert spec.components == ("dit", "text_encoder")
+    with pytest.raises(TypeError):
+        spec.inputs["more"] = Column("more")  # type: ignore[index]  # what is tested

@@ -110,9 +110,8 @@ def test_given_parameters_are_not_reads() -> None:
         noisy_latents: Tensor, timestep: Tensor, emb: Tensor, *, dit: Any
     ) -> Tensor: ...
 
-    assert dict(
-        FunctionSpec.of(predict, given=("noisy_latents", "timestep")).inputs
-    ) == {"emb": True}
+    spec = FunctionSpec.of(predict, given=("noisy_latents", "timestep"))
+    assert dict(spec.inputs) == {"emb": True}
 
 
 def test_unit_runs_on_plain_values_and_a_fake() -> None:

@@ -5,14 +5,13 @@ keys, and in what is printed.
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from dstrain.cli.main import main
 from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
+from dstrain.graph.spec import ExpertSchedule
 from dstrain.lora.export import export
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
@@ -245,22 +244,15 @@ def test_a_preset_of_what_no_stage_loads_is_refused_unless_a_preview_does(
         "preset_lora_path": preset_for(here, "dit", tmp_path / "first"),
         "task": f"sft{stage}",
     }
-    plain = family.build
-    experts = ExpertSchedule(
-        "denoiser", MappingProxyType({"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)})
+    spec = replace(
+        family.BASE,
+        components=(*family.BASE.components, "dit2"),
+        model_fn=replace(family.BASE.model_fn, components=("denoiser",)),
+        experts=ExpertSchedule(
+            "denoiser", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)}
+        ),
     )
-
-    def build(variant: str) -> PipelineSpec:
-        spec = plain(variant)
-        predict = replace(spec.model_fn, components=("denoiser",))
-        return replace(
-            spec,
-            components=(*spec.components, "dit2"),
-            model_fn=predict,
-            experts=experts,
-        )
-
-    monkeypatch.setattr(family, "build", build)
+    monkeypatch.setattr(family, "PIPELINES", {"base": spec})
     with pytest.raises(
         UsageError,
         match=r"--preset_lora_path: has no effect: .* is for dit, .*\n  it loads .*dit2",

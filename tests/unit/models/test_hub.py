@@ -14,7 +14,6 @@ import pytest
 from dstrain.cli.main import main
 from dstrain.config.schema import Hub
 from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.graph.unit import Unit
 from dstrain.models.hub import ModelSource, fetch, find_local
 from dstrain.models.hub_clients import CLIENTS, first_line
 from dstrain.models.hub_record import RECORD, Record
@@ -56,13 +55,9 @@ def test_each_stage_fetches_what_it_needs_and_nothing_else(
         assert dit_config.width == 8
         return family.encode_image(input_image, vae=vae, dtype=dtype)
 
-    def build(variant: str) -> Any:
-        return replace(
-            plain(variant), units=(Unit(family.encode_prompt), Unit(knowing))
-        )
-
-    plain = family.build
-    monkeypatch.setattr(family, "build", build)
+    units = (family.encode_prompt, knowing)
+    specs = {name: replace(one, units=units) for name, one in family.PIPELINES.items()}
+    monkeypatch.setattr(family, "PIPELINES", specs)
     flags = (
         "--model",
         "tiny",

@@ -12,13 +12,11 @@ from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
 from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.spec import (
-    GIVEN_TO_CONSTRAIN_LATENTS,
-    GIVEN_TO_MODEL_FN,
     ExpertSchedule,
     PipelineSpec,
 )
 from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph.unit import Unit
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.training.losses import SFT
 from torch import Tensor
@@ -78,7 +76,7 @@ WIRING = PipelineSpec(
     variant="base",
     components=("dit", "text_encoder", "vae"),
     units=(Unit(encode_prompt), Unit(encode_number), Unit(label_side)),
-    model_fn=FunctionSpec.of(predict, GIVEN_TO_MODEL_FN),
+    model_fn=predict,
     decoders=(),
     inputs={
         "prompt": Column("prompt"),
@@ -87,7 +85,7 @@ WIRING = PipelineSpec(
         "scale": Column("scale", "integer"),
     },
     schedule=FlowMatchSchedule(shift=3.0),
-    latent_shape=FunctionSpec.of(shape),
+    latent_shape=shape,
     apply_guidance=apply_guidance,
     cfg_inputs={"prompt": "negative_prompt"},
 )
@@ -170,9 +168,7 @@ def test_hold_reads_the_values_it_names() -> None:
     pipe = pipeline(
         replace(
             WIRING,
-            constrain_latents=FunctionSpec.of(
-                constrain_latents, GIVEN_TO_CONSTRAIN_LATENTS
-            ),
+            constrain_latents=constrain_latents,
         )
     )
     constrained = pipe.constrain_latents(ready(pipe, SFT))(
@@ -189,7 +185,7 @@ def experts(model_fn: Any = predict) -> Pipeline:
         WIRING,
         components=(*WIRING.components, "dit2"),
         experts=experts,
-        model_fn=FunctionSpec.of(model_fn, GIVEN_TO_MODEL_FN),
+        model_fn=model_fn,
     )
     return pipeline(spec, **parts)
 
@@ -276,7 +272,7 @@ def test_a_component_named_like_the_role_is_not_taken_for_an_expert() -> None:
     spec = replace(
         pipe.spec,
         components=(*pipe.spec.components, "dit_adapter"),
-        model_fn=FunctionSpec.of(predict_beside, GIVEN_TO_MODEL_FN),
+        model_fn=predict_beside,
     )
     pipe = Pipeline(spec, RECORD, pipe.components | {"dit_adapter": 1.0})
     made = pipe.predict(
@@ -296,9 +292,7 @@ def test_model_fn_is_lent_the_side_it_is_called_for() -> None:
     ) -> Tensor:
         return noisy_latents if branch == "positive" else -noisy_latents
 
-    pipe = pipeline(
-        replace(WIRING, model_fn=FunctionSpec.of(predict_side, GIVEN_TO_MODEL_FN))
-    )
+    pipe = pipeline(replace(WIRING, model_fn=predict_side))
     made = pipe.predict(ready(pipe), torch.ones(1, 4), torch.tensor([1.0]), "negative")
     assert made.tolist() == [[-1.0] * 4]
 

@@ -1,7 +1,6 @@
 """Inference: Euler's rule on the family's schedule, with its hold and guidance."""
 
 from dataclasses import replace
-from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict
@@ -12,15 +11,23 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.plan import branch_key, make_plan
 from dstrain.graph.schedule import LatentConstraint
-from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS, GIVEN_TO_DECODER
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph.unit import Unit
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import generate_task, plan_inference
 from dstrain.randomness import Rng
 from torch import Tensor
 
-from tests.support.family import build, encode_prompt, weights_of, write
+from tests.support.family import (
+    DecodedImage,
+    build,
+    encode_prompt,
+    weights_of,
+    write,
+)
+from tests.support.family import (
+    decode as tiny_decode,
+)
 
 
 class Plain(TypedDict):
@@ -184,19 +191,16 @@ def test_what_is_held_is_held_at_every_step_and_at_the_end(pipe: Pipeline) -> No
 
     pipe.spec = replace(
         pipe.spec,
-        constrain_latents=FunctionSpec.of(
-            constrain_latents, GIVEN_TO_CONSTRAIN_LATENTS
-        ),
+        constrain_latents=constrain_latents,
     )
     decoded: list[Tensor] = []
     decoder = pipe.spec.decoders[0]
 
-    @wraps(decoder.function)
-    def look(latents: Tensor, *, vae: Any) -> Any:
+    def look(latents: Tensor, *, vae: Any) -> DecodedImage:
         decoded.append(latents)
         return decoder.function(latents, vae=vae)
 
-    pipe.spec = replace(pipe.spec, decoders=(Unit(look, given=GIVEN_TO_DECODER),))
+    pipe.spec = replace(pipe.spec, decoders=(look,))
     seen: list[tuple[Tensor, Tensor]] = []
     pipe.components["dit"].register_forward_hook(
         lambda _, given, made: seen.append((given[0], made))
@@ -296,3 +300,17 @@ def test_a_unit_that_draws_random_numbers_runs_in_inference_and_the_seed_decides
         )
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_decoder_draws_random_numbers_from_the_seed(pipe: Pipeline) -> None:
+    def decode(latents: Tensor, *, vae: Any, rng: Any) -> DecodedImage:
+        noise = rng.normal("pixels", latents.shape[1:]).to(latents.dtype)
+        made: DecodedImage = tiny_decode(latents + noise, vae=vae)
+        return made
+
+    pipe.spec = replace(pipe.spec, decoders=(decode,))
+    one, again, other = (
+        pipe(prompt="dog", num_inference_steps=1, seed=seed).tobytes()
+        for seed in (1, 1, 2)
+    )
+    assert one == again != other

@@ -71,9 +71,7 @@ def test_a_list_where_one_file_is_read_tells_the_variants_that_read_several(
         )
         for name, kind in zip(("base", "other"), kinds, strict=True)
     }
-    family: Any = SimpleNamespace(
-        variants=tuple(by_name), load=lambda _: by_name.__getitem__
-    )
+    family: Any = SimpleNamespace(variants=tuple(by_name), spec=by_name.__getitem__)
     found = advice_on_lists(tmp_path / "metadata.json", family, by_name["base"])
     assert found == ([f"variant base reads {advice}"] if advice else [])
 

@@ -19,7 +19,7 @@ def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
     site: Path, tmp_path: Path
 ) -> None:
     install_family("kinds", site)
-    plain = load_family("kinds").load("pipelines")("base")
+    plain = load_family("kinds").spec("base")
     more = {
         "film": Column("film", "video", multiple=24, frame_multiple=4, fps=16.0),
         "first": Column("film", "image", frame="first", multiple=24),

@@ -17,9 +17,8 @@ from dstrain.generation.run import generate
 from dstrain.graph.inputs import Column, Constant
 from dstrain.graph.plan import make_plan
 from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint
-from dstrain.graph.spec import GIVEN_TO_MODEL_FN, ExpertSchedule
+from dstrain.graph.spec import ExpertSchedule
 from dstrain.graph.task import Task
-from dstrain.graph.unit import FunctionSpec
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import integrate, seeded_noise
 from dstrain.randomness import SampleKey
@@ -477,7 +476,7 @@ def test_a_task_that_runs_the_sampler_uses_every_part_of_a_denoiser() -> None:
     spec = replace(
         build("base"),
         components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
-        model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
+        model_fn=predict,
         experts=ExpertSchedule("dit", ranges),
     )
     inputs = frozenset({"prompt", "input_image", "seed", "num_inference_steps"})

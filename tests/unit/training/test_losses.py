@@ -9,8 +9,8 @@ import pytest
 import torch
 from dstrain.graph.inputs import Column
 from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint, TimestepSampler
-from dstrain.graph.spec import GIVEN_TO_MODEL_FN, PipelineSpec
-from dstrain.graph.unit import FunctionSpec, Unit
+from dstrain.graph.spec import PipelineSpec
+from dstrain.graph.unit import Unit
 from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
@@ -148,11 +148,11 @@ WIRING = PipelineSpec(
     variant="base",
     components=("dit",),
     units=(Unit(encode),),
-    model_fn=FunctionSpec.of(predict, given=GIVEN_TO_MODEL_FN),
+    model_fn=predict,
     decoders=(),
     inputs={"number": Column("number", "integer")},
     schedule=SCHEDULE,
-    latent_shape=FunctionSpec.of(shape),
+    latent_shape=shape,
     apply_guidance=lambda positive, negative, scale: positive,
 )
 RECORD = ModelFamily("toy", "", "", "", ("base",), "dit", {}, {})

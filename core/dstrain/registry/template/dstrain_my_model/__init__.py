@@ -1,20 +1,17 @@
 """my_model for dstrain: the record by which the family is found; importing it imports no torch."""
 
-from types import MappingProxyType
-
 from dstrain.plugin import ModelFamily
 
 MODEL = ModelFamily(
     name="my_model",
-    pipelines="dstrain_my_model.pipeline:build",
+    pipelines="dstrain_my_model.pipeline:PIPELINES",
     components="dstrain_my_model.components:COMPONENTS",
     toy="dstrain_my_model.toy:write",
     variants=("base",),
     default_trainable="dit",
-    lora_targets=MappingProxyType(
-        {"dit": ("to_q", "to_k", "to_v", "to_out"), "text_encoder": ("layer",)}
-    ),
-    lora_prefixes=MappingProxyType(
-        {"dit": "transformer", "text_encoder": "text_encoder"}
-    ),
+    lora_targets={
+        "dit": ("to_q", "to_k", "to_v", "to_out"),
+        "text_encoder": ("layer",),
+    },
+    lora_prefixes={"dit": "transformer", "text_encoder": "text_encoder"},
 )

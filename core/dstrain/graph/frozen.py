@@ -1,0 +1,51 @@
+"""Frozen dataclasses that convert and freeze what an author gives them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+Given = TypeVar("Given")
+Kept = TypeVar("Kept")
+
+
+class Converted(Generic[Given, Kept]):
+    """A field of a dataclass whose value is converted when it is set.
+
+    It is the field's annotation and its value: type checkers then know what the
+    constructor takes (`Given`) and what the attribute is (`Kept`).
+    """
+
+    def __init__(
+        self, convert: Callable[[Given], Kept], default: Any = MISSING
+    ) -> None:
+        self.convert = convert
+        self.default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Kept:
+        if instance is None and self.default is MISSING:
+            # How `dataclass` learns that the field has no default.
+            raise AttributeError(self.name)
+        kept: Kept = self.default if instance is None else instance.__dict__[self.name]
+        return kept
+
+    def __set__(self, instance: object, value: Given) -> None:
+        instance.__dict__[self.name] = self.convert(value)
+
+
+def freeze(record: Any) -> None:
+    """Replace the mappings and lists in a dataclass's fields by read-only copies."""
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Mapping | list):
+            object.__setattr__(record, field.name, frozen(value))
+
+
+def frozen(value: Any) -> Any:
+    """Return a mapping or list as a read-only copy, other values as they are."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: frozen(item) for key, item in value.items()})
+    return tuple(value) if isinstance(value, list) else value
