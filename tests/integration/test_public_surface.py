@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -117,6 +118,35 @@ def test_a_type_checker_infers_the_pipeline_and_refuses_a_misspelt_flag(
     assert 'Revealed type is "dstrain.pipeline.pipeline.Pipeline"' in found
     assert 'Unexpected keyword argument "learning_rat" for "TrainConfig"' in found
     assert "Found 1 error in 1 file" in found
+
+
+def imports_of_core(folder: Path) -> Iterator[str]:
+    """The modules of core that the Python files in a folder import."""
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                yield node.module
+            elif isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+
+
+def of_core(folder: Path) -> set[str]:
+    return {
+        name for name in imports_of_core(folder) if name.partition(".")[0] == "dstrain"
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_imports_nothing_of_core_but_its_interface(family: str) -> None:
+    used = of_core(ROOT / f"plugins/{family}/dstrain_{family}")
+    assert used <= {"dstrain.plugin", "dstrain.plugin.functional"}
+
+
+def test_the_template_imports_public_modules_alone() -> None:
+    template = ROOT / "core/dstrain/registry/template"
+    interface = {"dstrain.plugin", "dstrain.plugin.functional"}
+    assert of_core(template / "dstrain_my_model") <= interface
+    assert of_core(template / "tests") <= {"dstrain", "dstrain.testing", *interface}
 
 
 def test_the_types_are_packed() -> None:

@@ -121,9 +121,9 @@ def test_videos_are_cut_to_what_the_vae_can_encode(variant: str) -> None:
         if isinstance(source, Column) and source.is_file
     ]
     multiple, fps = (32, 24.0) if variant == "ti2v-5b" else (16, 16.0)
-    assert {(column.multiple, column.frames, column.fps) for column in columns} == {
-        (multiple, 4, fps)
-    }
+    assert {
+        (column.multiple, column.frame_multiple, column.fps) for column in columns
+    } == {(multiple, 4, fps)}
 
 
 def test_a_configuration_tells_the_variants_it_can_be() -> None:

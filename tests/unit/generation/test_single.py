@@ -250,7 +250,7 @@ def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     (dit,) = (component for component in family.COMPONENTS if component.name == "dit")
     twin = replace(dit, name="dit2", folders=("transformer_2",))
     monkeypatch.setattr(family, "COMPONENTS", (dit, twin, *family.COMPONENTS[1:]))
-    monkeypatch.setattr(family, "PIPELINES", {"base": spec})
+    monkeypatch.setattr(family, "PIPELINES", {"base": spec, "other": spec})
 
 
 def denoiser(model: Path, place: Path) -> list[str]:
