@@ -124,9 +124,7 @@ def _families() -> Iterator[str]:
             (f"`{name}`", ", ".join(f"`{p}`" for p in patterns))
             for name, patterns in family.lora_targets.items()
         ]
-        specs = {
-            variant: family.spec(variant) for variant in family.variants
-        }
+        specs = {variant: family.spec(variant) for variant in family.variants}
         defaults = [
             (f"`{variant}`", _spelled(spec.defaults)) for variant, spec in specs.items()
         ]

@@ -18,6 +18,11 @@ ANOTHER_ENCODE_IMAGE = """
 def encode_image(input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype) -> Latents:
     return globals()["_first"](input_image, vae=vae, device=device, dtype=dtype)
 """
+WITH_THE_FIRST = """
+PIPELINES["other"] = dataclasses.replace(
+    PIPELINES["base"], units=(units.encode_prompt, units._first)
+)
+"""
 COUNTS_ITS_CALLS = (
     (
         "networks.py",
@@ -45,7 +50,7 @@ AGREES = """    @staticmethod
 BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
     {
         "importing_the_family_imports_nothing_heavy": (
-            ("__init__.py", "from types", "import numpy\nfrom types"),
+            ("__init__.py", "from dstrain", "import numpy\nfrom dstrain"),
         ),
         "the_family_names_what_the_variants_have": (
             ("__init__.py", '"text_encoder": ("layer",)', '"encoder": ("layer",)'),
@@ -57,11 +62,8 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
                 "def decode(",
                 f"_first = encode_image\n\n{ANOTHER_ENCODE_IMAGE}\n\ndef decode(",
             ),
-            (
-                "pipeline.py",
-                "Unit(units.encode_image)",
-                'Unit(units._first if variant == "base" else units.encode_image)',
-            ),
+            ("pipeline.py", "from dstrain", "import dataclasses\nfrom dstrain"),
+            ("pipeline.py", "}\n", f"}}\n{WITH_THE_FIRST}"),
         ),
         "equal_arguments_write_equal_toys": (
             ("toy.py", "torch.manual_seed(seed)", "torch.seed()"),
@@ -72,8 +74,8 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         "everything_declared_is_used": (
             (
                 "pipeline.py",
-                '"negative_prompt": InferenceOnly(),',
-                '"negative_prompt": InferenceOnly(), "mood": Column("mood"),',
+                '("dit", "text_encoder", "vae")',
+                '("dit", "text_encoder", "vae", "idle")',
             ),
         ),
         "units_make_the_kinds_of_values_they_declare": (
@@ -133,8 +135,8 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         "unused_parameters_are_those": (
             (
                 "pipeline.py",
-                "    )\n",
-                '        unused_parameters=MappingProxyType({"dit": ("time.*",)}),\n    )\n',
+                "        defaults=",
+                '        unused_parameters={"dit": ("time.*",)},\n        defaults=',
             ),
         ),
         "a_sample_has_the_loss_that_it_has_alone": (
