@@ -1,6 +1,4 @@
-"""Tensor functions that families share: pixel conversion, latent normalization,
-patching, guidance.
-"""
+"""Tensor functions that families share: pixels, latents, patches and guidance."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,21 +9,22 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dstrain.errors import InputError
+from dstrain.errors import UsageError
 
 
 @contextmanager
 def override_positional_args(module: nn.Module, *exact: Tensor) -> Iterator[None]:
-    """While this lasts, `exact` takes the place of the first positional arguments that
-    the module is called with.
+    """Replace the first positional arguments of calls of a module by `exact`.
 
     For the module that embeds timesteps: diffusers' transformers round them, (batch,)
-    fp32, to the dtype of the hidden states before they call it, and in bf16 500 and 501
-    are then one.
+    fp32, to the dtype of the hidden states before they call it, and in bf16 the
+    timesteps 500 and 501 are then equal.
     """
-    handle = module.register_forward_pre_hook(
-        lambda _, arguments: (*exact, *arguments[len(exact) :])
-    )
+
+    def replaced(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*exact, *arguments[len(exact) :])
+
+    handle = module.register_forward_pre_hook(replaced)
     try:
         yield
     finally:
@@ -33,89 +32,84 @@ def override_positional_args(module: nn.Module, *exact: Tensor) -> Iterator[None
 
 
 def images_to_tensor(images: Sequence[Image.Image]) -> Tensor:
-    """RGB pictures of one size -> (pictures, 3, height, width) fp32 in -1 to 1.
+    """Convert RGB images of one size to (images, 3, height, width) fp32 in -1 to 1.
 
-    Colours lie innermost in memory, as in diffusers' pipelines: convolutions of another
-    order round otherwise.
+    Channels are innermost in memory, as in diffusers' pipelines: convolutions of
+    another memory format round differently.
     """
-    return to_minus_one_one(
-        torch.from_numpy(np.stack([np.array(image) for image in images]))
-    )
+    pixels = np.stack([np.array(image) for image in images])
+    return to_minus_one_one(torch.from_numpy(pixels))
 
 
 def to_minus_one_one(pixels: Tensor) -> Tensor:
-    """uint8 (frames, height, width, 3) -> (frames, 3, height, width) fp32 in -1 to 1."""
+    """Convert uint8 (frames, height, width, 3) to (frames, 3, height, width) fp32 in -1
+    to 1.
+    """
     return pixels.permute(0, 3, 1, 2).float() / 255 * 2 - 1
 
 
 def as_uint8(pixels: Tensor) -> Tensor:
-    """(frames, 3, height, width) in -1 to 1, what is beyond cut off -> uint8 (frames,
-    height, width, 3) on the CPU.
+    """Convert (frames, 3, height, width) in -1 to 1 to uint8 (frames, height, width, 3)
+    on the CPU; values outside are clamped.
     """
-    return (
-        ((pixels.float() / 2 + 0.5).clamp(0, 1) * 255)
-        .round()
-        .to(torch.uint8)
-        .permute(0, 2, 3, 1)
-        .cpu()
-    )
+    scaled = (pixels.float() / 2 + 0.5).clamp(0, 1) * 255
+    return scaled.round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
 
 
 def tensor_to_image(pixels: Tensor) -> Image.Image:
-    """(1, 3, height, width) in -1 to 1 -> RGB picture."""
+    """Convert (1, 3, height, width) in -1 to 1 to an RGB image."""
     return Image.fromarray(as_uint8(pixels)[0].numpy())
 
 
 def latents_mean_std(vae_config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of latents per channel, of a VAE that tells them:
-    each (1, channels, 1, ...).
+    """Return mean and standard deviation of each channel, (1, channels, 1, ...), from
+    a VAE's configuration.
 
-    like: latents, (batch, channels, ...), whose dtype, device and number of axes they
-    get.
+    Args:
+        vae_config: Has `latents_mean` and `latents_std`, lists of a number per channel.
+        like: Latents, (batch, channels, ...), whose dtype, device and number of axes
+            they get.
     """
     shape = (1, -1, *[1] * (like.ndim - 2))
-    mean, std = (
-        like.new_tensor(numbers).view(shape)
-        for numbers in (vae_config.latents_mean, vae_config.latents_std)
-    )
+    mean = like.new_tensor(vae_config.latents_mean).view(shape)
+    std = like.new_tensor(vae_config.latents_std).view(shape)
     return mean, std
 
 
 def check_sides(height: int, width: int, multiple: int) -> None:
-    """Raise InputError for a height or width in pixels that is no multiple of
-    `multiple`, naming the nearest.
+    """Refuse a height or width in pixels that is not a positive multiple.
+
+    Raises UsageError naming the nearest multiple.
     """
-    for name, side in (("height", height), ("width", width)):
-        if side <= 0 or side % multiple:
-            near = max(1, round(side / multiple)) * multiple
-            raise InputError(
+    for name, size in (("height", height), ("width", width)):
+        if size <= 0 or size % multiple:
+            near = max(1, round(size / multiple)) * multiple
+            raise UsageError(
                 name,
-                f"want a multiple of {multiple}, got {side}; the nearest is {near}",
+                f"want a multiple of {multiple}, got {size}; the nearest is {near}",
             )
 
 
 def pack(latents: Tensor, patch: int = 2) -> Tensor:
-    """Latents, (batch, channels, height, width) -> a token per patch, (batch, tokens,
-    channels * patch * patch).
+    """Convert latents, (batch, channels, height, width), to one token per patch,
+    (batch, tokens, channels * patch * patch).
     """
     batch, channels, height, width = latents.shape
-    patches = latents.reshape(
-        batch, channels, height // patch, patch, width // patch, patch
-    )
+    rows, columns = height // patch, width // patch
+    patches = latents.reshape(batch, channels, rows, patch, columns, patch)
     return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch**2)
 
 
 def unpack(tokens: Tensor, height: int, width: int, patch: int = 2) -> Tensor:
-    """Tokens of `pack` -> latents, (batch, channels, height, width)."""
+    """Convert tokens of `pack` to latents, (batch, channels, height, width)."""
     batch, _, channels = tokens.shape
-    patches = tokens.reshape(
-        batch, height // patch, width // patch, channels // patch**2, patch, patch
-    )
+    rows, columns = height // patch, width // patch
+    patches = tokens.reshape(batch, rows, columns, channels // patch**2, patch, patch)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(batch, -1, height, width)
 
 
 def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance (Ho and Salimans 2022): from the negative prediction
-    through the positive one.
+    """Apply classifier-free guidance (Ho and Salimans 2022): extrapolate from the
+    negative prediction through the positive one.
     """
     return negative + scale * (positive - negative)

@@ -79,22 +79,22 @@ class DiffusersNetwork:
 
 @dataclass(frozen=True)
 class TransformersNetwork:
-    """A network of transformers, whose constructor takes a configuration record: the
-    names of both classes.
-    """
+    """A network of transformers, whose constructor takes a configuration record."""
 
     model: str
+    """The name of its class."""
     config: str
+    """The name of the record's class."""
 
     def accepts_config(self, data: Mapping[str, Any]) -> bool:
-        """Whether what `config.json` holds can be this network's: it names no other
-        type, nor a class of diffusers.
+        """Return whether the content of a `config.json` can be this network's: it names
+        no other type, nor a class of diffusers.
         """
         own = _transformers(self.config).model_type
         return bool(data.get("model_type", own) == own) and "_class_name" not in data
 
     def configure(self, data: Mapping[str, Any]) -> Any:
-        """Return what `config.json` holds as the configuration record."""
+        """Return the content of `config.json` as the configuration record."""
         plain = {
             name: dict(value) if isinstance(value, Mapping) else value
             for name, value in data.items()
@@ -122,14 +122,13 @@ class TransformersNetwork:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer class of transformers, by its name; it has neither configuration nor
-    dtype.
-    """
+    """A tokenizer of transformers; it has neither configuration nor dtype."""
 
     name: str
+    """The name of its class."""
 
     def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
-        """Load it from its folder."""
+        """Load the tokenizer from its folder."""
         return _transformers(self.name).from_pretrained(
             files.folder, local_files_only=True
         )
@@ -137,9 +136,8 @@ class Tokenizer:
 
 def empty_network(build: Callable[[], nn.Module]) -> nn.Module:
     """Build a network whose weights have shapes and take no memory."""
-    from accelerate import (
-        init_empty_weights,  # slow to import, and planning needs this module but no weights
-    )
+    # Slow to import, and planning needs this module but no weights.
+    from accelerate import init_empty_weights
 
     # Buffers are computed by the constructor and are not in the files, so they must be
     # real.
