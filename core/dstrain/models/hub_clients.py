@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TextIO, TypeVar
+from typing import Literal, NamedTuple, TextIO, TypeVar
 
 from dstrain.console import redacted, shown
 from dstrain.models.hub_record import RemoteFile
@@ -38,29 +38,12 @@ class Listing(NamedTuple):
     files: Mapping[str, RemoteFile]
 
 
-class Client(Protocol):
-    """A hub; its methods raise whatever its client does."""
-
-    endpoint: str
-    default_revision: str
-    token: str
-    """The environment variable for an access token."""
-
-    def list_files(self, model_id: str, revision: str) -> Listing:
-        """List the files of a model at a revision."""
-
-    def download(self, model_id: str, revision: str, name: str, folder: Path) -> None:
-        """Fetch one file to `folder / name`."""
-
-    def reason(self, error: Exception) -> Reason:
-        """Return why it raised an error."""
-
-
 class ModelScope:
-    """modelscope.cn through `modelscope`."""
+    """modelscope.cn through `modelscope`; methods raise whatever that does."""
 
     default_revision = "master"
     token = "MODELSCOPE_API_TOKEN"
+    """The environment variable for an access token."""
 
     def __init__(self) -> None:
         from modelscope_hub import HubApi
@@ -114,7 +97,7 @@ class ModelScope:
 
 
 class HuggingFace:
-    """huggingface.co through `huggingface_hub`."""
+    """huggingface.co through `huggingface_hub`; methods raise whatever that does."""
 
     default_revision = "main"
     token = "HF_TOKEN"
@@ -185,7 +168,8 @@ class HuggingFace:
         return "wrong" if isinstance(error, KeyError | ValueError) else "transport"
 
 
-CLIENTS: Mapping[str, Callable[[], Client]] = MappingProxyType(
+Client = ModelScope | HuggingFace
+CLIENTS: Mapping[str, type[Client]] = MappingProxyType(
     {"modelscope": ModelScope, "huggingface": HuggingFace}
 )
 
