@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
-from tqdm import tqdm
-
 SECONDS_PER_LINE = 60.0
 TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Format of lines in a file."""
@@ -44,6 +42,8 @@ class StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line; information as it is, warnings marked as such."""
+        from tqdm import tqdm  # late: it would be a sixth of the time of --help
+
         line = self.format(record)
         if record.levelno > logging.INFO:
             line = f"dstrain: {record.levelname.lower()}: {line}"
@@ -95,6 +95,8 @@ class Progress:
         self.brief = brief
         self.terminal = sys.stderr.isatty()
         self.enabled = enabled
+        from tqdm import tqdm
+
         self.bar = tqdm(
             total=total,
             initial=done,

@@ -5,7 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -136,7 +136,7 @@ def test_a_component_that_takes_long_to_load_is_told_of(
 def test_generate_shows_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=0))
+    monkeypatch.setattr(tqdm, "__init__", partialmethod(tqdm.__init__, mininterval=0))
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     generate(
         GenerateConfig(

@@ -19,7 +19,6 @@ from dstrain.cli.options import (
 from dstrain.config.fields import parse_alpha
 from dstrain.config.schema import GenerateConfig, TrainConfig
 from dstrain.config.validation import validate
-from dstrain.distributed.signals import interrupt_on_signals
 from dstrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 def train(config: TrainConfig) -> None:
     """Train a model, or run one stage of the training. This is the default command."""
+    from dstrain.distributed.signals import interrupt_on_signals
+
     with interrupt_on_signals("interrupted", "run the same command again"):
         validate(config)
         from dstrain.runs.runner import start
@@ -52,6 +53,8 @@ def graph(config: TrainConfig, form: str) -> None:
 
 def generate(config: GenerateConfig) -> None:
     """Generate an image, a video or a dataset, with or without trained LoRA files."""
+    from dstrain.distributed.signals import interrupt_on_signals
+
     with interrupt_on_signals("interrupted", "run the same command again"):
         validate(config)
         from dstrain.generation.run import generate as run

@@ -11,7 +11,6 @@ from dstrain.cli.commands import commands
 from dstrain.cli.errors import explain
 from dstrain.cli.options import disabled_plugin, shared_options
 from dstrain.console import get_logger, logging_to_stderr, redacted
-from dstrain.distributed.liveness import ignore_sigterm, should_report
 from dstrain.errors import SystemFault, UsageError, nearest
 
 logger = get_logger(__name__)
@@ -40,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: BaseException, debug: bool) -> int:
     """Print an error without its secrets, and return its exit code."""
+    from dstrain.distributed.liveness import ignore_sigterm, should_report
+
     ignore_sigterm()
     failure = explain(error)
     try:
