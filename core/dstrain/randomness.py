@@ -1,5 +1,5 @@
-"""Randomness by counter: every draw is keyed by what it is for, so it depends on
-neither world size nor resume point.
+"""Draw random numbers by counter: each draw has a key, so it depends on neither the
+number of processes nor on where a run resumed.
 
 A key is (seed, epoch, repeat, row, chunk); each stream of a sample counts its own
 draws. Numbers come from Philox 4x64 (Salmon et al. 2011, "Parallel random numbers: as
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class SampleKey(NamedTuple):
-    """Which draw of which row: all that the randomness of one sample depends on."""
+    """The key of a sample: all that its random numbers depend on."""
 
     seed: int
     epoch: int
@@ -29,25 +29,25 @@ class SampleKey(NamedTuple):
 
 
 def digest(key: Sequence[int], stream: str, draw: int = 0) -> bytes:
-    """16 bytes that stand for one draw of one stream under a key."""
+    """Return 16 bytes that identify one draw of one stream under a key."""
     packed = struct.pack(f"<{len(key) + 1}q", *key, draw)
     return hashlib.blake2b(packed + stream.encode(), digest_size=16).digest()
 
 
 def seed_global(key: Sequence[int], stream: str) -> None:
-    """Seed torch's global generators (library dropout, LoRA initialisation) for one
-    place of a run.
-    """
+    """Seed torch's global generators, which dropout and LoRA initialisation use."""
     seed = int.from_bytes(digest(key, stream)[:8], "little") >> 1
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # the CPU's alone: manual_seed would also note down, with a stack trace, a seed for each absent device
+    else:
+        # manual_seed would also queue a seed, with a stack trace, for each absent device.
         torch.default_generator.manual_seed(seed)
 
 
 class _Philox(ISeedSequence):
-    """Makes the digest itself the generator's key; a key given by number costs a draw
-    of the system's entropy too.
+    """A seed sequence that makes the digest itself the generator's key.
+
+    A key given by number would cost a draw of the system's entropy.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -59,8 +59,9 @@ class _Philox(ISeedSequence):
 
 
 class Rng:
-    """The random numbers of one batch: sample i draws under keys[i], so that a batch
-    equals its samples one by one.
+    """The random numbers of one batch.
+
+    Sample i draws under keys[i], so a batch equals its samples one by one.
     """
 
     def __init__(self, keys: Sequence[SampleKey], scope: str = "") -> None:
@@ -69,7 +70,7 @@ class Rng:
         self._drawn: dict[str, int] = {}
 
     def scoped(self, name: str) -> "Rng":
-        """The random numbers of one unit, whose streams are its own."""
+        """Return the random numbers of one unit, with streams of its own."""
         return Rng(self.keys, f"{name}/")
 
     def normal(self, stream: str, shape: Sequence[int] = ()) -> Tensor:

@@ -204,8 +204,8 @@ BUGS = (
         "a_changed_caption_finds_old_values",
         "R6: nothing stale is used",
         f"{CORE}/cache/keys.py",
-        "            dict(reads),\n",
-        "            sorted(reads),\n",
+        "unit.version, dict(inputs), ",
+        "unit.version, sorted(inputs), ",
         ("tests/unit/cache/test_keys.py",),
     ),
     Bug(

@@ -1,9 +1,8 @@
-"""Keys of values: what a stored value is the result of, known before anything is
-decoded or encoded.
+"""Compute the keys of cached values before anything is decoded or encoded.
 
-A key is a hash of the unit's name and declared version, the keys of what it reads, the
-digests of the components it borrows, and the compute dtype. Library versions and the
-device are not part of it.
+A key is a hash of the unit's name and declared version, the keys of its inputs, the
+digests of its components, and the compute dtype. Library versions and the device are not
+part of it.
 """
 
 from collections.abc import Mapping
@@ -15,45 +14,37 @@ from dstrain.storage.hashing import hash_json
 def step_key(
     family: str,
     step: Step,
-    reads: Mapping[str, str],
+    inputs: Mapping[str, str],
     components: Mapping[str, str],
     dtype: str,
 ) -> str:
-    """The key of one run of a unit; `reads` and `components` map the unit's own names
-    to keys and digests.
+    """Return the key of one run of a unit.
+
+    Args:
+        family: The model family's name.
+        step: The unit and its branch.
+        inputs: The unit's own name of an input -> the key of its value.
+        components: Name -> digest of the component.
+        dtype: The compute dtype.
     """
-    borrowed = {
-        name: components[name] for name in step.unit.components if name in components
-    }
-    branch = (step.branch or POSITIVE) if "branch" in step.unit.components else ""
-    return hash_json(
-        "unit",
-        [
-            family,
-            step.unit.name,
-            step.unit.version,
-            dict(reads),
-            borrowed,
-            dtype,
-            branch,
-        ],
-    )
+    unit = step.unit
+    digests = {name: components[name] for name in unit.components if name in components}
+    # Only a unit that uses the branch computes something else for another one.
+    branch = (step.branch or POSITIVE) if "branch" in unit.components else ""
+    content = [family, unit.name, unit.version, dict(inputs), digests, dtype, branch]
+    return hash_json("unit", content)
 
 
 def value_keys(
     plan: Plan, inputs: Mapping[str, str], components: Mapping[str, str], dtype: str
 ) -> dict[str, str]:
-    """The key of every value of stage 1, inputs included: '<key of the unit's
-    run>.<name>' for what a unit makes.
+    """Return the key of every value of stage 1, inputs included.
+
+    An output of a unit has the key '<key of the unit's run>.<name>'.
     """
     keys = dict(inputs)
     for step in plan.cached_steps:
-        key = step_key(
-            plan.family,
-            step,
-            {name: keys[value] for name, value in step.inputs.items()},
-            components,
-            dtype,
-        )
+        used = {name: keys[value] for name, value in step.inputs.items()}
+        key = step_key(plan.family, step, used, components, dtype)
         keys |= {value: f"{key}.{name}" for name, value in step.outputs.items()}
     return keys

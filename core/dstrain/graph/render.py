@@ -1,6 +1,6 @@
-"""A plan in words (text) and as data (JSON)."""
+"""Print a plan as text or as JSON data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dstrain.graph.plan import Plan, Step
@@ -14,7 +14,7 @@ from dstrain.graph.unit import CONTEXT, FunctionSpec
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON data, in a stable order."""
+    """Return the plan as JSON data, in a stable order."""
     return {
         "family": plan.family,
         "variant": plan.variant,
@@ -37,35 +37,30 @@ def as_data(plan: Plan) -> dict[str, Any]:
 
 
 def as_text(plan: Plan, spec: PipelineSpec, task: Task) -> str:
-    """The plan as a page of text: what each stage loads and runs, what crosses between
-    them, what does not run.
+    """Return a page of text: what each stage loads and runs, the values that are cached
+    between them, and the units that do not run.
     """
-    branches = (
-        f", branches {' and '.join(plan.branches)}" if len(plan.branches) > 1 else ""
+    trained = ", ".join(plan.trainables) or "nothing"
+    title = f"{plan.family} {plan.variant}, task {plan.task}, trains {trained}"
+    if len(plan.branches) > 1:
+        title += f", branches {' and '.join(plan.branches)}"
+    stage_1 = (
+        f"stage 1  {plan.task}:data_process   loads {_loaded(plan, 'data_process')}"
     )
-    lines = [
-        f"{plan.family} {plan.variant}, task {plan.task}, trains {', '.join(plan.trainables) or 'nothing'}{branches}"
-    ]
-    lines += [
-        "",
-        f"stage 1  {plan.task}:data_process   loads {_loaded(plan, 'data_process')}",
-    ]
+    lines = [title, "", stage_1]
     lines += _rows(plan.cached_steps) or ["    (nothing to do)"]
     lines += ["", "    stored between the stages"]
-    width = max((len(key) for key in plan.cached_values), default=0)
-    lines += [
-        f"    = {key:{width}}  {plan.cached_kinds[key]}" for key in plan.cached_values
-    ]
+    width = max(map(len, plan.cached_values), default=0)
+    for key in plan.cached_values:
+        lines.append(f"    = {key:{width}}  {plan.cached_kinds[key]}")
     lines += ["", f"stage 2  {plan.task}:train   loads {_loaded(plan, 'train')}"]
     lines += _rows(plan.train_steps)
     lines.append(_reader(plan, spec.model_fn, GIVEN_TO_MODEL_FN, spec))
-    if spec.constrain_latents is not None:
-        lines.append(
-            _reader(plan, spec.constrain_latents, GIVEN_TO_CONSTRAIN_LATENTS, spec)
-        )
-    lines += [
-        f"    {task.loss.name}({', '.join(['predict', *task.loss.inputs])}) -> loss"
-    ]
+    constraint = spec.constrain_latents
+    if constraint is not None:
+        lines.append(_reader(plan, constraint, GIVEN_TO_CONSTRAIN_LATENTS, spec))
+    arguments = ", ".join(["predict", *task.loss.inputs])
+    lines.append(f"    {task.loss.name}({arguments}) -> loss")
     if plan.skipped or plan.unused_units:
         lines += ["", "not run"]
         lines += [f"    {name}: {reason}" for name, reason in plan.skipped.items()]
@@ -88,11 +83,16 @@ def _rows(steps: Iterable[Step]) -> list[str]:
     rows = []
     for step in steps:
         uses = [name for name in step.unit.components if name not in CONTEXT]
-        tail = f"   uses {', '.join(uses)}" if uses else ""
-        rows.append(
-            f"    {step.unit.name}({', '.join(step.inputs.values())}) -> {', '.join(step.outputs.values())}{tail}"
+        inputs, outputs = (
+            ", ".join(step.inputs.values()),
+            ", ".join(step.outputs.values()),
         )
+        rows.append(f"    {step.unit.name}({inputs}) -> {outputs}{_uses(uses)}")
     return rows
+
+
+def _uses(names: Sequence[str]) -> str:
+    return f"   uses {', '.join(names)}" if names else ""
 
 
 def _loaded(plan: Plan, stage: str) -> str:
@@ -101,28 +101,19 @@ def _loaded(plan: Plan, stage: str) -> str:
 
 
 def _reader(
-    plan: Plan, reader: FunctionSpec, given: tuple[str, ...], spec: PipelineSpec
+    plan: Plan, function: FunctionSpec, given: tuple[str, ...], spec: PipelineSpec
 ) -> str:
-    """A line for model_fn or hold: what it reads of what is there, and the components
-    (an expert's part by name).
+    """Return the line of model_fn or constrain_latents: the inputs that are present and
+    the components, the denoiser by the names of its experts.
     """
-    reads = [
-        name
-        for name in reader.inputs
-        if name in plan.cached_values
-        or any(name in step.outputs for step in plan.train_steps)
-    ]
-    experts = spec.experts
-    parts = (
-        [part for part in experts.components if part in plan.components["train"]]
-        if experts
-        else []
-    )
-    uses = [
-        " or ".join(parts) if experts and name == experts.denoiser else name
-        for name in reader.components
-        if name not in CONTEXT
-    ]
-    return f"    {reader.name}({', '.join([*given, *reads])})" + (
-        f"   uses {', '.join(uses)}" if uses else ""
-    )
+    computed = {name for step in plan.train_steps for name in step.outputs}
+    present = computed | {*plan.cached_values}
+    arguments = [*given, *(name for name in function.inputs if name in present)]
+    uses = []
+    for name in function.components:
+        if spec.experts is not None and name == spec.experts.denoiser:
+            loaded = plan.components["train"]
+            name = " or ".join(one for one in spec.experts.components if one in loaded)
+        if name not in CONTEXT:
+            uses.append(name)
+    return f"    {function.name}({', '.join(arguments)}){_uses(uses)}"

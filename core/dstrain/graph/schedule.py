@@ -1,5 +1,4 @@
-"""The flow-matching noise schedule: one record of a family's numbers, used by sampler
-and loss alike.
+"""Define the flow-matching noise schedule that sampling and training share.
 
 x_t = (1 - sigma) x_0 + sigma noise, target = noise - x_0, sigma = timestep / 1000
 (Lipman et al. 2023, "Flow Matching for Generative Modeling"; the shift is that of Esser
@@ -27,25 +26,26 @@ Weighting = Literal["bsmntw", "none"]
 
 @dataclass(frozen=True)
 class FlowMatchSchedule:
-    """A family's numbers. All sigmas are fp32 and descend from 1.
-
-    shift: factor k of sigma' = k sigma / (1 + (k - 1) sigma); None for the exponential
-    form, whose mu grows linearly from `base_mu` (by default .5) at `base_tokens` to
-    `max_mu` (by default 1.15) at `max_tokens`. training_mu: mu of the training table. shift_terminal: the last sigma
-    of a schedule is stretched to this value; None leaves it. sigma_min: the table's
-    end. latents_per_token: positions of the latents that make one token of the
-    denoiser.
-    """
+    """The numbers of a family's schedule. All sigmas are fp32 and descend from 1."""
 
     shift: float | None = None
+    """Factor k of sigma' = k sigma / (1 + (k - 1) sigma); None for the exponential form,
+    whose mu grows linearly from `base_mu` at `base_tokens` to `max_mu` at `max_tokens`.
+    """
     base_mu: float | None = None
+    """By default 0.5."""
     max_mu: float | None = None
+    """By default 1.15."""
     base_tokens: int = 256
     max_tokens: int = 4096
     training_mu: float = 0.8
+    """mu of the training table."""
     shift_terminal: float | None = None
+    """The value that the last sigma of a schedule is stretched to; None leaves it."""
     sigma_min: float = 0.0
+    """The end of the training table."""
     latents_per_token: int = 4
+    """Positions of the latents in one token of the denoiser."""
 
     def __post_init__(self) -> None:
         exponential = [n for n in ("base_mu", "max_mu") if getattr(self, n) is not None]
@@ -57,7 +57,7 @@ class FlowMatchSchedule:
             )
 
     def mu(self, tokens: int) -> float:
-        """The exponential shift's mu for latents of this many tokens."""
+        """Return mu of the exponential shift for latents of this many tokens."""
         base_mu = 0.5 if self.base_mu is None else self.base_mu
         max_mu = 1.15 if self.max_mu is None else self.max_mu
         slope = (max_mu - base_mu) / (self.max_tokens - self.base_tokens)
@@ -70,25 +70,20 @@ class FlowMatchSchedule:
         FlowMatchEulerDiscreteScheduler does.
         """
         plain = np.linspace(1.0, 1.0 / steps, steps).astype(np.float32)
-        shifted = torch.from_numpy(self._shifted(plain, self.mu(tokens))).to(
-            torch.float32
-        )
-        return torch.cat([shifted, torch.zeros(1)])
+        shifted = torch.from_numpy(self._shifted(plain, self.mu(tokens)))
+        return torch.cat([shifted.float(), torch.zeros(1)])
 
     @cached_property
     def table(self) -> Tensor:
-        """(1000,) fp32: the sigmas that training draws from, descending from 1."""
-        plain = np.linspace(
-            1.0, self.sigma_min, TRAIN_TIMESTEPS + (self.sigma_min == 0.0)
-        )[:TRAIN_TIMESTEPS]
-        return torch.from_numpy(
-            self._shifted(plain, self.training_mu).astype(np.float32)
-        )
+        """Return the (1000,) fp32 sigmas that training draws from, descending from 1."""
+        # A table that ends at 0 leaves out the 0 itself, which has no noise.
+        steps = TRAIN_TIMESTEPS + (self.sigma_min == 0.0)
+        plain = np.linspace(1.0, self.sigma_min, steps)[:TRAIN_TIMESTEPS]
+        shifted = self._shifted(plain, self.training_mu)
+        return torch.from_numpy(shifted.astype(np.float32))
 
     def boundary_fraction(self, timestep: float) -> float:
-        """Return the part of the training table, 0 to 1, whose timesteps are at or
-        above this one (0 to 1000).
-        """
+        """Return the fraction of the training table at or above a timestep (0 to 1000)."""
         return int((self.table >= timestep / TRAIN_TIMESTEPS).sum()) / TRAIN_TIMESTEPS
 
     def _shifted(self, sigmas: NDArray[np.floating], mu: float) -> NDArray[np.floating]:
@@ -103,18 +98,15 @@ class FlowMatchSchedule:
 
 @dataclass(frozen=True)
 class TimestepSampler:
-    """Which sigmas a training run draws and how it weighs them: knobs of the run that
-    sets them, never stored.
-
-    min_boundary, max_boundary: index fractions of the descending table; 0 is the
-    noisiest end.
-    """
+    """The distribution of the sigmas that a training run draws, and their loss weights."""
 
     schedule: FlowMatchSchedule
     sampling: Sampling = "shifted"
     weighting: Weighting = "bsmntw"
     min_boundary: float = 0.0
+    """Start of the range that is trained, as a fraction of the table (0 = noisiest)."""
     max_boundary: float = 1.0
+    """End of that range."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_boundary < self.max_boundary <= 1.0:
@@ -126,26 +118,24 @@ class TimestepSampler:
     def draw(self, rng: Rng) -> Tensor:
         """Return (batch,) fp32 sigmas, one per sample."""
         if self.sampling == "uniform":
-            top, bottom = (
-                self.schedule.table[self._index(end)]
-                for end in (self.min_boundary, self.max_boundary)
-            )
+            top = self.schedule.table[self._index(self.min_boundary)]
+            bottom = self.schedule.table[self._index(self.max_boundary)]
             return bottom + (top - bottom) * rng.uniform("timestep")
         span = self.max_boundary - self.min_boundary
-        indices = (
-            self._index(u * span + self.min_boundary)
-            for u in self._density(rng).tolist()
-        )
-        return torch.tensor([self._levels[index] for index in indices])
+        # In Python floats, whose rounding decides the index.
+        fractions = [u * span + self.min_boundary for u in self._density(rng).tolist()]
+        return torch.tensor([self._sigmas[self._index(one)] for one in fractions])
 
     @cached_property
-    def _levels(self) -> list[float]:
-        timestep_sampler: list[float] = self.schedule.table.tolist()
-        return timestep_sampler
+    def _sigmas(self) -> list[float]:
+        sigmas: list[float] = self.schedule.table.tolist()
+        return sigmas
 
     def weight(self, sigma: Tensor) -> Tensor:
-        """Return (batch,) fp32 loss weights; 'bsmntw': exp(-2 ((t - 500) / 1000)^2),
-        least 0, mean 1 on the table.
+        """Return (batch,) fp32 loss weights.
+
+        'bsmntw' is exp(-2 ((t - 500) / 1000)^2), shifted and scaled so that the least on
+        the table is 0 and the mean 1.
         """
         if self.weighting == "none":
             return torch.ones_like(sigma)
@@ -154,15 +144,16 @@ class TimestepSampler:
 
     @cached_property
     def _bsmntw_scale(self) -> tuple[Tensor, Tensor]:
-        heights = _bsmntw_weight(self.schedule.table)
-        return heights.min(), 1 / (heights - heights.min()).mean()
+        weights = _bsmntw_weight(self.schedule.table)
+        return weights.min(), 1 / (weights - weights.min()).mean()
 
     def _index(self, fraction: float) -> int:
         return min(int(fraction * TRAIN_TIMESTEPS), TRAIN_TIMESTEPS - 1)
 
     def _density(self, rng: Rng) -> Tensor:
-        """Index fraction u in [0, 1): Esser et al. 2024, section 3.1 (logit-normal with
-        m=0, s=1; mode with s=1.29).
+        """Return (batch,) fractions of the range, in [0, 1).
+
+        Esser et al. 2024, section 3.1 (logit-normal with m=0, s=1; mode with s=1.29).
         """
         if self.sampling == "logit_normal":
             return 1 - torch.sigmoid(rng.normal("timestep"))
@@ -177,18 +168,16 @@ def _bsmntw_weight(sigma: Tensor) -> Tensor:
 
 
 class LatentConstraint(NamedTuple):
-    """What a variant's `hold` returns: latents with fixed parts in place, timesteps,
-    and the loss mask (None: all).
-
-    timestep is (batch,), or broadcasts over the latents where parts of a sample have
-    their own.
-    """
+    """The result of a variant's `constrain_latents`."""
 
     latents: Tensor
+    """The latents with the fixed parts in place."""
     timestep: Tensor
+    """(batch,), or broadcastable to the latents if parts of a sample have their own."""
     mask: Tensor | None = None
+    """What the loss counts, broadcastable to the latents; None: everything."""
 
 
 ConstrainLatents = Callable[[Tensor, Tensor, Tensor], LatentConstraint]
 Velocity = Callable[[Tensor, Tensor], Tensor]
-"""(latents, timestep) -> prediction, as `predict` is for one side."""
+"""(latents, timestep) -> prediction of one branch."""

@@ -91,10 +91,10 @@ def probe(folder: Path) -> None:
         write_file(path, b"dstrain\n")
         path.unlink()
     except SystemFault as fault:
-        raise SystemFault(str(folder), fault.what, "nothing was begun") from fault
+        raise SystemFault(folder, fault.what, "nothing was begun") from fault
     except OSError as error:
         reason = f"cannot be written: {error.strerror}"
-        raise SystemFault(str(folder), reason, "nothing was begun") from error
+        raise SystemFault(folder, reason, "nothing was begun") from error
 
 
 def commit_folder(building: Path, final: Path) -> None:
@@ -183,7 +183,7 @@ def _acquire(file_lock: FileLock, folder: Path) -> None:
         # A holder that is dead left orphans, which will soon release the lock.
         if holder is None or process_exists(holder) or time.monotonic() > deadline:
             raise StateError(
-                str(folder),
+                folder,
                 f"is in use by process {holder or 'unknown'}",
                 "wait for it to end, or use another folder",
             )
@@ -217,4 +217,4 @@ def _sync_descriptor(descriptor: int) -> None:
 def _fault(path: Path, size: int, error: OSError) -> SystemFault:
     what = f"cannot write {size:,} bytes" if size else "cannot be written"
     reason = error.strerror or error
-    return SystemFault(str(final(path)), f"{what}: {reason}", UNTOUCHED)
+    return SystemFault(final(path), f"{what}: {reason}", UNTOUCHED)

@@ -110,7 +110,7 @@ class Digests(FileMemory):
         for _, file in _files(paths):
             if self.known[str(file)][:-1] != file_mark(file):
                 raise StateError(
-                    str(file), "changed while it was in use", "run :data_process again"
+                    file, "changed while it was in use", "run :data_process again"
                 )
 
 
@@ -119,7 +119,7 @@ def file_mark(path: str | Path) -> list[int]:
     try:
         stat = Path(path).stat()
     except OSError as error:
-        raise SystemFault(str(path), f"cannot be read: {error.strerror}") from error
+        raise SystemFault(path, f"cannot be read: {error.strerror}") from error
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 

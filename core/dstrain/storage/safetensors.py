@@ -64,7 +64,7 @@ def refuse_folder(path: Path) -> None:
         return
     files = sorted(path.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
     advice = [f"its newest weights file: {files[-1]}"] if files else []
-    raise StateError(str(path), "is a folder", *advice)
+    raise StateError(path, "is a folder", *advice)
 
 
 def with_checksum(
@@ -86,7 +86,7 @@ def verify_file(path: Path) -> dict[str, str]:
         metadata = dict(file.metadata() or {})
         if CHECKSUM not in metadata:
             raise StateError(
-                str(path),
+                path,
                 f"has no {CHECKSUM!r} in its header: it is damaged, or was not saved by dstrain",
             )
         names = sorted(file.keys())
@@ -112,9 +112,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, "pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise StateError(
-            str(path), f"cannot be read as safetensors: {error}"
-        ) from error
+        raise StateError(path, f"cannot be read as safetensors: {error}") from error
 
 
 def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
@@ -163,7 +161,7 @@ def _verify(
     recorded = rest.pop(CHECKSUM, None)
     if recorded is not None and _digest(tensors, rest) != recorded:
         raise StateError(
-            str(path),
+            path,
             "is damaged: the sha256 of its content is not the one in its header",
             "or another program changed it and kept the header: save it anew with that",
         )

@@ -1,4 +1,4 @@
-"""A feature store gives back what was put into it, takes no more room, and names every
+"""A feature cache gives back what was put into it, takes no more room, and names every
 damaged byte before use.
 """
 
@@ -140,7 +140,7 @@ def test_only_temporaries_are_removed_when_a_store_is_made_again(
 @pytest.mark.parametrize(
     ("marker", "words"),
     [
-        (None, "is no feature store"),
+        (None, "is not a feature cache"),
         ("{", "cannot be read"),
         ('{"format": "dstrain-features", "version": 2}', "want "),
     ],

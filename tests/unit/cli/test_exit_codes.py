@@ -162,7 +162,7 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (3, "another run's state", Way((*LONGER, "--seed", "9"), "--resume: ", first=(SHORT,))),
     (3, "damaged states", Way(LONGER, "out", first=(SHORT,),
                               prepare=damaged("out/**/*.safetensors"))),
-    (3, "no feature store", Way(STAGE_2, "cache: ")),
+    (3, "no feature cache", Way(STAGE_2, "cache: ")),
     (3, "a store of another plan", Way((*STAGE_2, "--max_pixels", "99999"), "cache: holds no plan", first=(STAGE_1,))),
     (3, "a damaged store", Way(STAGE_2, "cache", first=(STAGE_1,), prepare=damaged("cache/shards/*.safetensors"))),
     (3, "a LoRA that does not fit", Way((*GENERATE, "--lora", "model/vae/model-1-of-1.safetensors"), "model/vae/")),

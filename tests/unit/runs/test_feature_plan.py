@@ -50,7 +50,7 @@ def test_a_folder_that_is_no_store_is_refused_with_the_command_that_fills_it(
     place: Place,
 ) -> None:
     words = refusal(place)
-    assert f"{place.cache}: is no feature store" in words
+    assert f"{place.cache}: is not a feature cache" in words
     assert "--task TASK:data_process" in words
 
 
