@@ -2,7 +2,6 @@
 named, never shortened.
 """
 
-import math
 import multiprocessing
 import subprocess
 import sys
@@ -15,13 +14,10 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-import torch
 from dstrain.data import videos
 from dstrain.data.clips import frames_at_rate
-from dstrain.data.output import write_video
-from dstrain.data.videos import Pixels, probe, read_frames, read_images
+from dstrain.data.videos import probe, read_frames, read_images
 from dstrain.errors import UsageError
-from dstrain.graph.values import Frames
 from PIL import Image
 
 from tests.support.videos import (
@@ -290,66 +286,3 @@ def test_processes_that_are_spawned_or_forked_read_the_same(tmp_path: Path) -> N
 def test_the_libraries_are_imported_when_a_video_is_read() -> None:
     code = "import sys, dstrain.data.videos; sys.exit(bool({'av', 'imageio', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def frames_of(pixels: Pixels, fps: float) -> Frames:
-    """Pixels as a value."""
-    return Frames(torch.from_numpy(pixels), fps)
-
-
-@pytest.mark.parametrize(
-    ("name", "fps"), [("a.mp4", 16.0), ("A.MP4", 23.976), ("a.gif", 12.0)]
-)
-def test_a_video_that_is_written_is_read_back_at_its_rate(
-    name: str, fps: float, tmp_path: Path
-) -> None:
-    path = tmp_path / "new" / name
-    write_video(
-        frames_of(np.stack([frame(time) for time in steady(17, fps)]), fps), path
-    )
-    video = probe(path)
-    assert (video.frames, video.size) == (17, (HEIGHT, WIDTH))
-    assert video.fps == pytest.approx(fps, rel=0.01)
-    assert seconds(read_frames(path, range(17), None)) == pytest.approx(
-        steady(17, fps), abs=NEAR
-    )
-    if path.suffix != ".gif":
-        with av.open(str(path)) as file:
-            assert (
-                file.streams.video[0].codec.name,
-                file.streams.video[0].pix_fmt,
-            ) == ("h264", "yuv420p")
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "fps", "count", "said"),
-    [
-        ("a.avi", (48, 64), 15.0, 2, ".avi is not a supported video format"),
-        ("a", (48, 64), 15.0, 2, "no suffix is not a supported video format"),
-        (
-            "a.mp4",
-            (47, 64),
-            15.0,
-            2,
-            "47 x 64 (height x width): the sides of an mp4 must be even",
-        ),
-        (
-            "a.mp4",
-            (48, 64),
-            0.0,
-            2,
-            "cannot be written: 2 frames at 0.0 frames per second",
-        ),
-        ("a.gif", (48, 64), math.nan, 2, "cannot be written"),
-        ("a.mp4", (48, 64), 15.0, 0, "cannot be written: 0 frames"),
-    ],
-)
-def test_what_cannot_be_written_is_refused(
-    name: str, size: tuple[int, int], fps: float, count: int, said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        write_video(
-            frames_of(np.zeros((count, *size, 3), np.uint8), fps), tmp_path / name
-        )
-    assert said in caught.value.what
-    assert not (tmp_path / name).exists()

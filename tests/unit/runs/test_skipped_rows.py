@@ -12,20 +12,14 @@ import torch
 from dstrain.cli.main import main
 from dstrain.data import decoding as bad_samples
 from dstrain.data.cells import Cell, load_cell
-from dstrain.data.clips import FrameSampling
-from dstrain.data.dataset import DataConfig, Dataset, open_dataset
-from dstrain.data.decoding import MEMORY, skip_undecodable
-from dstrain.data.images import Resolution
+from dstrain.data.decoding import MEMORY
 from dstrain.errors import StateError, UsageError
-from dstrain.graph.inputs import Column
 from dstrain.runs.runner import run
 from dstrain.runs.skipped_rows import LIST
 from dstrain.storage import hashing
 from dstrain.storage.files import lock
-from PIL import Image
 
 from tests.support.runs import config, files, log, project, train, training_run
-from tests.support.videos import film
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -253,60 +247,6 @@ def test_the_command_line_says_and_does_the_same(
     )
     assert main([*words, str(folder / "skip"), "--on_bad_sample", "skip"]) == 0
     assert [line["row"] for line in listed(folder / "skip")] == [4]
-
-
-def films(folder: Path, **settings: Any) -> Dataset:
-    """Three videos of 12 frames, each cut into clips of 5."""
-    for name in "abc":
-        film(folder / f"{name}.mp4", [number / 15 for number in range(12)], 15)
-    (folder / "metadata.csv").write_text("clip\na.mp4\nb.mp4\nc.mp4\n")
-    sampling = FrameSampling(5, "chunk")
-    resolution = Resolution(None, None, 2**20)
-    data = DataConfig(
-        folder, None, None, resolution, (), sampling, on_bad_sample="skip"
-    )
-    return open_dataset(
-        data, {"clip": Column("clip", "video", multiple=8, frame_multiple=4, fps=15.0)}
-    )
-
-
-def test_a_row_of_several_clips_is_left_out_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = films(tmp_path)
-    assert dataset.sample_ids == ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
-
-    def load(cell: Cell) -> Any:
-        if cell.files[0].endswith("b.mp4") and dict(cell.parameters)["frames"][0]:
-            raise UsageError(cell.files[0], "is damaged")
-
-    monkeypatch.setattr(bad_samples, "load_cell", load)
-    left = skip_undecodable(dataset, lambda inputs: inputs, tmp_path)
-    assert left.sample_ids == ((0, 0), (0, 1), (2, 0), (2, 1))
-    assert [(fault.row, fault.column, fault.reason) for fault in left.skipped] == [
-        (1, "clip", "'b.mp4' is damaged")
-    ]
-
-
-def test_only_files_that_the_run_reads_are_decoded(tmp_path: Path) -> None:
-    noise = Image.fromarray(
-        np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    )
-    for name in "ab":
-        noise.save(tmp_path / f"{name}.png")
-    hurt(tmp_path / "b.png")
-    (tmp_path / "metadata.csv").write_text("image,mask\na.png,b.png\n")
-    inputs = {name: Column(name, "image") for name in ("image", "mask")}
-    data = DataConfig(
-        tmp_path, None, None, Resolution(None, None, 2**20), on_bad_sample="skip"
-    )
-    dataset = open_dataset(data, inputs)
-    assert (
-        len(skip_undecodable(dataset, lambda inputs: inputs - {"mask"}, tmp_path).rows)
-        == 1
-    )
-    with pytest.raises(UsageError, match=r"metadata\.csv:2:mask"):
-        skip_undecodable(dataset, lambda inputs: inputs, tmp_path)
 
 
 def test_the_folder_in_use_by_another_run_is_named(tmp_path: Path) -> None:
