@@ -12,11 +12,17 @@ from PIL import Image
 
 from dstrain.console import shown
 from dstrain.data.clips import frames_at_rate
-from dstrain.data.images import LOADER_VERSION, Resolution, convert, fit, load_image
+from dstrain.data.images import (
+    LOADER_VERSION,
+    Resolution,
+    Size,
+    convert,
+    fit,
+    load_image,
+)
 from dstrain.data.metadata import RawValue, text_fault
 from dstrain.data.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
 from dstrain.data.videos import Video, read_frames, read_images
-from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, stored_kind
 from dstrain.storage.hashing import Digests, hash_json
 
@@ -37,7 +43,7 @@ class Cell:
     'sizes' holds one (height, width) per image, or a single one for all 'frames' of a
     video.
     """
-    size: tuple[int, int] | None = None
+    size: Size | None = None
     """(height, width) of the loaded image, video, or first of several images."""
 
     @property
@@ -48,7 +54,7 @@ class Cell:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Return (height, width) of each image, or (frames, height, width) of a video."""
-        sizes: tuple[tuple[int, int], ...] = dict(self.parameters).get("sizes", ())
+        sizes: tuple[Size, ...] = dict(self.parameters).get("sizes", ())
         if self.kind == "video":
             return tuple((self.frames, *size) for size in sizes)
         return sizes
@@ -117,13 +123,13 @@ def image_cell(
     column: Column,
     resolution: Resolution,
     files: Sequence[str],
-    sizes: Sequence[tuple[int, int]],
+    sizes: Sequence[Size],
 ) -> Cell:
     """Return the cell of images that have these sizes in their files.
 
-    Raises ValueError for an image that is too small.
+    Raises UsageError for an image that is too small.
     """
-    loaded = tuple(_fit(size, resolution, column.multiple) for size in sizes)
+    loaded = tuple(fit(size, resolution, column.multiple) for size in sizes)
     parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", loaded))
     return Cell(column.kind, None, tuple(files), parameters, loaded[0])
 
@@ -135,7 +141,7 @@ class ResampledVideo:
     column: Column
     path: str
     video: Video
-    size: tuple[int, int]
+    size: Size
     """(height, width) as loaded."""
     frame_indices: tuple[int, ...]
     """The frames of the file that show the video at the column's frame rate."""
@@ -144,8 +150,8 @@ class ResampledVideo:
     def of(
         cls, column: Column, resolution: Resolution, path: str, video: Video
     ) -> "ResampledVideo":
-        """Resample a video; raise ValueError if its frames are too small."""
-        size = _fit(video.size, resolution, column.multiple)
+        """Resample a video; raise UsageError if its frames are too small."""
+        size = fit(video.size, resolution, column.multiple)
         indices = tuple(range(video.frames))
         if column.fps and video.fps:
             indices = frames_at_rate(video.timestamps, video.end, column.fps)
@@ -173,15 +179,6 @@ class ResampledVideo:
         if column.kind == "video":
             parameters.append(("fps", column.fps or self.video.fps))
         return Cell(column.kind, None, files, tuple(parameters), self.size)
-
-
-def _fit(
-    size: tuple[int, int], resolution: Resolution, multiple: int
-) -> tuple[int, int]:
-    try:
-        return fit(size, resolution, multiple)
-    except UsageError as error:
-        raise ValueError(error.what) from error
 
 
 def file_names(value: RawValue, column: Column) -> list[str]:

@@ -223,12 +223,11 @@ def input_columns(
     extra_inputs that fits no column, and for a fixed size or a number of frames that an
     input cannot have.
     """
-    sources = {
-        name: source for name, source in inputs.items() if isinstance(source, Column)
-    }
+    sources = [source for source in inputs.values() if isinstance(source, Column)]
     known = {
-        name: _as_cut_from_video(column, sources.values())
-        for name, column in sources.items()
+        name: _as_cut_from_video(source, sources)
+        for name, source in inputs.items()
+        if isinstance(source, Column)
     }
     loaded = _loaded_columns(table, config.file_keys, known.values())
     columns: dict[str, Column] = {}
@@ -336,6 +335,9 @@ def _read_row(
         except ValueError as error:
             problems[name] = str(error)
             continue
+        except UsageError as error:  # too small for the family
+            problems[name] = error.what
+            continue
         if value is None:
             blank.append(name)
         elif isinstance(value, Cell):
@@ -348,7 +350,7 @@ def _read_row(
 def _read(
     value: RawValue, column: Column, resolution: Resolution, files: FileInfos
 ) -> Cell | ResampledVideo | None:
-    """Read one cell; return None if it is absent, raise ValueError if it is wrong."""
+    """Read one cell; return None if it is absent, raise ValueError or UsageError."""
     if not column.is_file:
         return read_literal(value, column)
     images: list[ImageFile] = []

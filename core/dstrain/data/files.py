@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from dstrain.console import shown
 from dstrain.data.cells import file_names
-from dstrain.data.images import read_size
+from dstrain.data.images import Size, read_size
 from dstrain.data.metadata import Table
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
@@ -162,8 +162,7 @@ class ImageFile:
     """An image, inspected by its header."""
 
     path: str
-    size: tuple[int, int]
-    """(height, width)"""
+    size: Size
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from dstrain.data.packets import MAX_FRAME_PIXELS
 from dstrain.data.truncation import check_end
 from dstrain.errors import UsageError
 
+Size = tuple[int, int]
+"""(height, width) in pixels."""
 LOADER_VERSION = 2
 """Raised when `load_image` returns other pixels for the same file, so that cached values
 are not used for it.
@@ -92,9 +94,7 @@ class Resolution:
                 )
 
 
-def fit(
-    size: tuple[int, int], resolution: Resolution, multiple: int
-) -> tuple[int, int]:
+def fit(size: Size, resolution: Resolution, multiple: int) -> Size:
     """Return the (height, width) at which an image of size (height, width) is loaded.
 
     With a multiple of 0 the size stays. Otherwise it is the fixed size, or the image's
@@ -123,7 +123,7 @@ def fit(
     return height, width
 
 
-def read_size(path: Path) -> tuple[int, int]:
+def read_size(path: Path) -> Size:
     """Return the (height, width) of the upright image from its file's header.
 
     Raises UsageError if the file is not an image, has too many pixels, or is truncated.
@@ -170,9 +170,7 @@ def frame_durations(path: Path) -> tuple[int, ...]:
         return tuple(durations)
 
 
-def load_image(
-    path: Path, mode: str, size: tuple[int, int] | None, frame: int = 0
-) -> Image.Image:
+def load_image(path: Path, mode: str, size: Size | None, frame: int = 0) -> Image.Image:
     """Load an image upright, scaled to cover `size` and cropped about its centre.
 
     Transparent parts are shown over white unless the mode is RGBA; 16-bit grey, and
@@ -202,7 +200,7 @@ def load_image(
     return cover(converted, size)
 
 
-def cover(image: Image.Image, size: tuple[int, int] | None) -> Image.Image:
+def cover(image: Image.Image, size: Size | None) -> Image.Image:
     """Scale an image to cover `size` (height, width) and crop it about its centre; None
     leaves it.
     """

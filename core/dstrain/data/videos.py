@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dstrain.data.images import (
+    Size,
     convert,
     cover,
     frame_durations,
@@ -41,7 +42,7 @@ Pixels = NDArray[np.uint8]
 class Video:
     """What is known of a video from its packets, or from the headers of its images."""
 
-    size: tuple[int, int]
+    size: Size
     """(height, width), upright."""
     timestamps: tuple[float, ...]
     """When each frame begins, in seconds from the first."""
@@ -82,9 +83,7 @@ def probe(path: Path) -> Video:
     return Video(size, packets.timestamps, packets.end)
 
 
-def read_frames(
-    path: Path, indices: Sequence[int], size: tuple[int, int] | None
-) -> Pixels:
+def read_frames(path: Path, indices: Sequence[int], size: Size | None) -> Pixels:
     """Decode the frames at `indices`, upright, over white, scaled to cover `size`
     (height, width) and cropped about their centre; None keeps their size.
 
@@ -96,7 +95,7 @@ def read_frames(
     return np.stack([pixels[index] for index in indices])
 
 
-def read_images(paths: Sequence[Path], size: tuple[int, int] | None) -> Pixels:
+def read_images(paths: Sequence[Path], size: Size | None) -> Pixels:
     """Load images as frames, as `read_frames` does."""
     return np.stack([np.asarray(load_image(path, "RGB", size)) for path in paths])
 
