@@ -28,7 +28,7 @@ from dstrain.lora.layers import (
 )
 from dstrain.lora.names import Rows, key_formats, key_table, shapes_of
 from dstrain.lora.reader import Alpha, Lora, read_lora
-from dstrain.models.components import Component, Files
+from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import (
     NATIVE,
     LoraKeyFormat,
@@ -308,8 +308,8 @@ def _buildable(family: ModelFamily, named: str) -> list[Component]:
     """Return the components that can have LoRA and whose networks can be built; of
     several with the same keys, the one that the header names, else the first.
     """
-    known: tuple[Component, ...] = family.load("components")
-    with_lora = [one for one in known if one.name in family.lora_prefixes]
+    known = components_of(family)
+    with_lora = [known[name] for name in known if name in family.lora_prefixes]
     chosen = []
     for component in with_lora:
         alike = [one.name for one in with_lora if one.same_keys_as(component)]
@@ -344,8 +344,8 @@ def _key_format(
     source: Path, component: str, family: ModelFamily, program: str
 ) -> LoraKeyFormat:
     """Return a program's names for a component; raises UsageError if it has none."""
-    (known,) = (one for one in family.load("components") if one.name == component)
-    found = {one.program: one for one in key_formats(known, family)}
+    known = key_formats(components_of(family)[component], family)
+    found = {one.program: one for one in known}
     if program not in found:
         what = f"{program} has no names for LoRA on {component}, of which {source} has layers"
         line = f"{component} has names in {', '.join(found)}"
@@ -364,7 +364,7 @@ def _convert_weights(
     if program == "kohya":
         what = "kohya names LoRA files; the weights of a component are diffusers, comfyui or diffsynth"
         raise UsageError("--format", what)
-    found = recognise(Files((source,)), family.load("components"))
+    found = recognise(Files((source,)), list(components_of(family).values()))
     ((component, *_), files), *others = found
     if others:
         what = f"contains {len(found)} components; export takes one"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from dstrain.models.components import Component
+from dstrain.models.components import Component, components_of
 from dstrain.models.formats import (
     CheckpointFormat,
     LoraKeyFormat,
@@ -80,9 +80,7 @@ def key_formats(component: Component, family: ModelFamily) -> tuple[LoraKeyForma
         "diffusers": LoraKeyFormat("diffusers", (f"{prefix}.",)),
         "diffsynth": LoraKeyFormat("diffsynth", ("", f"pipe.{component.name}.")),
     }
-    known: tuple[Component, ...] = family.load("components")
-    denoisers = (other for other in known if other.name == family.default_trainable)
-    if any(component.same_keys_as(other) for other in denoisers):
+    if component.same_keys_as(components_of(family)[family.default_trainable]):
         original = next(iter(component.formats), None)
         found["comfyui"] = LoraKeyFormat("comfyui", ("diffusion_model.",), original)
         found["kohya"] = LoraKeyFormat(
@@ -97,8 +95,7 @@ def prefixes(family: ModelFamily) -> tuple[Prefix, ...]:
     for every component.
     """
     found: dict[tuple[str, bool], list[str]] = {}
-    known: tuple[Component, ...] = family.load("components")
-    for component in known:
+    for component in components_of(family).values():
         if component.is_folder:
             continue
         beginnings = [("", False), *((text, False) for text in component.prefixes)]

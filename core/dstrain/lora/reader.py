@@ -34,7 +34,7 @@ from dstrain.lora.names import (
     layers_of,
     prefixes,
 )
-from dstrain.models.components import Component
+from dstrain.models.components import components_of
 from dstrain.models.formats import Shapes
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import read_tensors, refuse_folder
@@ -280,11 +280,9 @@ class _Reader:
         return found
 
     def _key_tables(self, name: str) -> Mapping[Any, KeyTable]:
-        return key_tables(self._known(name), self.family, self.networks[name])
-
-    def _known(self, name: str) -> Component:
-        known: tuple[Component, ...] = self.family.load("components")
-        return next(component for component in known if component.name == name)
+        return key_tables(
+            components_of(self.family)[name], self.family, self.networks[name]
+        )
 
     def _describe_misfit(self, group: Group, loaded: Iterable[str]) -> list[str]:
         """Return the message on a group that fits no naming of the loaded components."""
@@ -303,7 +301,7 @@ class _Reader:
         """Return the name of a layer in a numbered block, as each program has it."""
         tables = self._key_tables(name)
         examples = []
-        for key_format in key_formats(self._known(name), self.family):
+        for key_format in key_formats(components_of(self.family)[name], self.family):
             names = tables.get(key_format.checkpoint_format, ())
             numbered = (one for one in names if re.search(r"\.\d+\.", one))
             layer = next(numbered, "...")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, Shapes
+from dstrain.registry.family import ModelFamily
 
 
 @dataclass(frozen=True)
@@ -158,3 +159,9 @@ class Component:
             other.prefixes,
         )
         return alike and not self.is_folder
+
+
+def components_of(family: ModelFamily) -> dict[str, Component]:
+    """Return a family's components by name."""
+    known: tuple[Component, ...] = family.load("components")
+    return {component.name: component for component in known}

@@ -11,6 +11,7 @@ from dstrain.console import get_logger
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.preset import merge_preset
+from dstrain.models.components import components_of
 from dstrain.models.locate import Found, ModelConfig, find
 from dstrain.pipeline.sampling import generate_task
 from dstrain.registry.family import ModelFamily
@@ -58,16 +59,15 @@ def load_components(
         dtype: The dtype of weights.
         full_precision: Names of components that are loaded in fp32 instead.
     """
-    by_name = {component.name: component for component in family.load("components")}
+    known = components_of(family)
     configs = {
-        name: by_name[name].configure(content)
-        for name, content in found.configs.items()
+        name: known[name].configure(content) for name, content in found.configs.items()
     }
     components = {}
     for name, files in found.files.items():
         start = time.monotonic()
         own_dtype = torch.float32 if name in full_precision else dtype
-        module = by_name[name].load(files, configs.get(name), own_dtype)
+        module = known[name].load(files, configs.get(name), own_dtype)
         if isinstance(module, torch.nn.Module):
             module = module.requires_grad_(False).eval().to(device)
             if files.preset is not None:

@@ -10,7 +10,7 @@ from dstrain.data.cells import read_literal
 from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.inputs import Column, Constant
 from dstrain.graph.spec import PipelineSpec
-from dstrain.models.components import Component
+from dstrain.models.components import components_of
 from dstrain.models.locate import ModelConfig, denoiser_config, place_of
 from dstrain.registry.discovery import variant_of
 from dstrain.registry.family import ModelFamily
@@ -131,8 +131,8 @@ def _denoisers(family: ModelFamily, models: Sequence[ModelConfig]) -> list[Model
     """Return the files in a folder of the denoiser, or of a part of it; if there are
     none, those in no known folder.
     """
-    known: Sequence[Component] = family.load("components")
-    (denoiser,) = (one for one in known if one.name == family.default_trainable)
+    by_name = components_of(family)
+    denoiser, known = by_name[family.default_trainable], list(by_name.values())
     parts = {one.name for one in known if one.same_keys_as(denoiser)}
     places = [(config, place_of(config, known)) for config in models]
     inside = [config for config, place in places if place in parts]

@@ -112,7 +112,6 @@ def load_batches(
             sampler=micro_batches,
             batch_size=None,
             num_workers=workers,
-            collate_fn=_unchanged,
             # Without one of its own, the loader draws from torch's global generator.
             generator=torch.Generator(),
         )
@@ -122,7 +121,3 @@ def load_batches(
         if isinstance(batch, DstrainError):
             raise batch
         yield batch
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

@@ -269,5 +269,7 @@ def test_a_video_damaged_after_the_check_is_named_with_row_and_column(
     source = open_training_data(fill(films, "", **CHUNKS)).source
     path = films.data / "b.mp4"
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UsageError, match=r"metadata\.csv:3:clip: .b\.mp4. is no video"):
+    with pytest.raises(
+        UsageError, match=r"metadata\.csv:3:clip: .b\.mp4. is not a video"
+    ):
         source.sample(1, 2)
