@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def train(config: TrainConfig) -> None:
-    """Train a model, or run one stage of the training. This is the default command."""
+    """Train a model, or run one stage of the training (default)."""
     from dstrain.distributed.signals import interrupt_on_signals
 
     with interrupt_on_signals("interrupted", "run the same command again"):
@@ -37,9 +37,7 @@ def train(config: TrainConfig) -> None:
 
 
 def graph(config: TrainConfig, form: str) -> None:
-    """Show which units run and which components are loaded in each stage, and which
-    values are cached between them.
-    """
+    """Show what each stage runs, loads and caches."""
     validate(dataclasses.replace(config, dry_run=True))
     from dstrain.graph.render import as_data, as_text
     from dstrain.runs.resolve import plan_of
@@ -52,7 +50,7 @@ def graph(config: TrainConfig, form: str) -> None:
 
 
 def generate(config: GenerateConfig) -> None:
-    """Generate an image, a video or a dataset, with or without trained LoRA files."""
+    """Generate an image, a video or a dataset."""
     from dstrain.distributed.signals import interrupt_on_signals
 
     with interrupt_on_signals("interrupted", "run the same command again"):
@@ -65,7 +63,10 @@ def generate(config: GenerateConfig) -> None:
 def toy(
     model: str, variant: str | None, seed: int, output: Path, left_out: tuple[str, ...]
 ) -> None:
-    """Write a tiny model with random weights, laid out as a published one."""
+    """Write a tiny model with random weights.
+
+    Its files are laid out as those of a published model.
+    """
     from dstrain.models.toy import fill_folder
     from dstrain.registry.discovery import load_family, variant_of
 
@@ -91,7 +92,7 @@ def export(
     alpha: str | None,
     left_out: tuple[str, ...],
 ) -> None:
-    """Convert a LoRA, or the weights of one component, to another program's key names."""
+    """Convert a LoRA file or weights for another program."""
     from dstrain.lora.export import export as run
 
     number = parse_alpha(alpha) if alpha is not None else None
@@ -111,7 +112,10 @@ def models(left_out: tuple[str, ...]) -> None:
 
 
 def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
-    """List the installed plugins, what each adds, and why a broken one is broken."""
+    """List the installed plugins, and create new ones.
+
+    The list says what each plugin adds, or why it cannot be used.
+    """
     from dstrain.cli.inspection import inspect_all
 
     if click.get_current_context().invoked_subcommand is not None:
@@ -146,7 +150,10 @@ def _as_data(found: "Finding") -> dict[str, Any]:
 
 
 def new_plugin(name: str) -> None:
-    """Create a package NAME for a new model family, which passes its tests as it is."""
+    """Create a package NAME for a new model family.
+
+    It passes its tests as it is.
+    """
     from dstrain.registry.scaffold import write_plugin
 
     write_plugin(name, Path(name))
@@ -173,7 +180,11 @@ def commands() -> tuple[click.Command, ...]:
     )
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
     new = _command(
-        "new", new_plugin, click.Argument(["name"]), debug_option(), shared=False
+        "new",
+        new_plugin,
+        click.Argument(["name"], metavar="NAME"),
+        debug_option(),
+        shared=False,
     )
     return (
         FamilyCommand("train", TrainConfig, train),

@@ -79,8 +79,10 @@ def _usage(error: click.ClickException) -> UsageError:
     if isinstance(error, click.NoSuchOption):
         return _no_such_option(error)
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        meaning = getattr(error.param, "help", None) or "see --help"
-        what = f"is required: {meaning[0].lower()}{meaning[1:].rstrip('.')}"
+        if not isinstance(error.param, click.Option):
+            return UsageError(str(error.param.metavar), "is required")
+        meaning = str(error.param.help).rstrip(".")
+        what = f"is required: {meaning[0].lower()}{meaning[1:]}"
         return UsageError(error.param.opts[0], what)
     if isinstance(error, click.BadParameter) and error.param and error.ctx:
         return UsageError(place(error.param, error.ctx), what)

@@ -159,3 +159,19 @@ def test_plugins_are_listed_as_table_and_as_data(
     assert ["faky", "plugin-faky", "1.0"] in rows and not any(
         row[0] == "bad" for row in rows
     )
+
+
+def test_help_shows_each_command_in_a_whole_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == sorted(COMMAND_NAMES)
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
+def test_a_missing_argument_is_named_as_help_names_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["export", "a", "--format", "kohya"]) == 2
+    assert capsys.readouterr().err == "dstrain: error: OUTPUT: is required\n"
