@@ -13,7 +13,6 @@ from dstrain.lora.export import export
 from dstrain.storage.safetensors import (
     CHECKSUM,
     read_tensors,
-    verify_file,
     with_checksum,
     write_tensors,
 )
@@ -248,31 +247,3 @@ def test_a_file_whose_name_has_a_comma_is_one_file(
 ) -> None:
     path = changed(saved["full"] / "step-2.safetensors", tmp_path / "a,b.safetensors")
     assert training_run(config(here, resume_from_checkpoint=path, **FULL)).step == 0
-
-
-def test_a_file_is_sealed_and_one_that_is_not_of_ours_is_not_read_as_ours(
-    tmp_path: Path,
-) -> None:
-    tensors = {
-        "a": torch.ones(2, 3, dtype=torch.bfloat16),
-        "b": torch.arange(4).view(2, 2).T,
-        "c": torch.zeros(()),
-    }
-    write_tensors(
-        tmp_path / "ours", tensors, with_checksum(tensors, {"component": "dit"})
-    )
-    assert verify_file(tmp_path / "ours")["component"] == "dit"
-    write_tensors(tmp_path / "theirs", tensors, {"component": "dit"})
-    assert read_tensors(tmp_path / "theirs")[1] == {"component": "dit"}
-    with pytest.raises(StateError, match=f"has no '{CHECKSUM}' in its header"):
-        verify_file(tmp_path / "theirs")
-    write_tensors(
-        tmp_path / "other",
-        tensors,
-        {**with_checksum(tensors, {"component": "dit"}), "component": "vae"},
-    )
-    for read in (verify_file, read_tensors):
-        with pytest.raises(
-            StateError, match="the sha256 of its content is not the one in its header"
-        ):
-            read(tmp_path / "other")

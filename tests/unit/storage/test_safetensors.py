@@ -1,0 +1,177 @@
+"""Tensors come back as they were written, equal bytes for equal content, and damage is
+named.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from dstrain.errors import StateError, SystemFault
+from dstrain.storage import files
+from dstrain.storage.safetensors import (
+    CHECKSUM,
+    read_tensors,
+    verify_file,
+    with_checksum,
+    write_tensors,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("limit", [0, 9, 100, 4000])
+def test_a_size_limit_keeps_the_old_tensors(tmp_path: Path, limit: int) -> None:
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, {"a": torch.ones(2)}, {})
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        with pytest.raises(
+            SystemFault, match=r"a\.safetensors: cannot write 8,000 bytes"
+        ):
+            write_tensors(path, {"a": torch.ones(2000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert names(tmp_path) == ["a.safetensors"]
+
+
+def test_tensors_round_trip_of_every_kind(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    tensors = {
+        "whole": base,
+        "tied": base,
+        "view": base[1],
+        "transposed": base.T,
+        "scalar": torch.tensor(3.0),
+        "empty": torch.zeros(0, 4),
+        "also_empty": torch.zeros(0),
+        "bfloat16": torch.tensor([1.5], dtype=torch.bfloat16),
+        "bool": torch.tensor([True, False]),
+        "grad": torch.ones(2, requires_grad=True),
+        "long": torch.tensor([2**60]),
+    }
+    write_tensors(tmp_path / "a.safetensors", tensors, {"note": "é"})
+    have, metadata = read_tensors(tmp_path / "a.safetensors")
+    assert metadata == {"note": "é"}
+    assert have.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert have[name].dtype == tensor.dtype
+        assert torch.equal(have[name], tensor)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"a": "b"}])
+def test_a_file_without_tensors_can_be_read(
+    tmp_path: Path, metadata: dict[str, str]
+) -> None:
+    write_tensors(tmp_path / "a.safetensors", {}, metadata)
+    assert read_tensors(tmp_path / "a.safetensors") == ({}, metadata)
+
+
+def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
+    metadata = {name: name * 3 for name in "hgfedcbaé"}
+    for number in range(4):
+        path = tmp_path / f"{number}.safetensors"
+        write_tensors(path, {"b": torch.ones(3), "a": torch.zeros(2)}, metadata)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    tensors, header = read_tensors(path)
+    assert header == metadata
+    assert torch.equal(tensors["b"], torch.ones(3))
+
+
+def test_tensors_are_as_readable_to_others_as_any_file(tmp_path: Path) -> None:
+    files.write_file(tmp_path / "a.bin", b"")
+    write_tensors(tmp_path / "a.safetensors", {"a": torch.ones(1)}, {})
+    assert (tmp_path / "a.safetensors").stat().st_mode == (
+        tmp_path / "a.bin"
+    ).stat().st_mode
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"PK\x03\x04 no safetensors"])
+def test_what_is_no_safetensors_file_is_a_state_error(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(
+        StateError, match=r"a\.safetensors: cannot be read as safetensors"
+    ):
+        read_tensors(path)
+
+
+def test_a_folder_in_the_place_of_weights_is_told_with_its_newest(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(StateError, match="is a folder"):
+        read_tensors(tmp_path)
+    for name, time in (("epoch-0", 5), ("epoch-2", 9), ("epoch-1", 7)):
+        (tmp_path / f"{name}.safetensors").touch()
+        os.utime(tmp_path / f"{name}.safetensors", (time, time))
+    with pytest.raises(StateError, match="is a folder") as caught:
+        read_tensors(tmp_path)
+    assert caught.value.help_lines == (
+        f"its newest weights file: {tmp_path / 'epoch-2.safetensors'}",
+    )
+
+
+def test_a_file_is_verified_by_its_checksum_and_one_without_is_not_taken_for_dstrains(
+    tmp_path: Path,
+) -> None:
+    tensors = {
+        "a": torch.ones(2, 3, dtype=torch.bfloat16),
+        "b": torch.arange(4).view(2, 2).T,
+        "c": torch.zeros(()),
+    }
+    write_tensors(
+        tmp_path / "ours", tensors, with_checksum(tensors, {"component": "dit"})
+    )
+    assert verify_file(tmp_path / "ours")["component"] == "dit"
+    write_tensors(tmp_path / "theirs", tensors, {"component": "dit"})
+    assert read_tensors(tmp_path / "theirs")[1] == {"component": "dit"}
+    with pytest.raises(StateError, match=f"has no '{CHECKSUM}' in its header"):
+        verify_file(tmp_path / "theirs")
+    write_tensors(
+        tmp_path / "other",
+        tensors,
+        {**with_checksum(tensors, {"component": "dit"}), "component": "vae"},
+    )
+    for read in (verify_file, read_tensors):
+        with pytest.raises(
+            StateError, match="the sha256 of its content is not the one in its header"
+        ):
+            read(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": torch.zeros(2), "b": torch.ones(2)},
+        {"a": torch.ones(2), "c": torch.ones(2)},
+        {"a": torch.ones(2).double(), "b": torch.ones(2)},
+        {"a": torch.ones(2, 1), "b": torch.ones(2)},
+        {"a": torch.ones(2)},
+    ],
+    ids=["bytes", "name", "dtype", "shape", "one less"],
+)
+def test_a_checksum_covers_names_dtypes_shapes_and_bytes(
+    tmp_path: Path, other: dict[str, torch.Tensor]
+) -> None:
+    tensors = {"a": torch.ones(2), "b": torch.ones(2)}
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, other, with_checksum(tensors, {}))
+    with pytest.raises(StateError, match="is damaged"):
+        verify_file(path)
+    with pytest.raises(StateError, match="is damaged"):
+        read_tensors(path)
+
+
+def test_importing_it_imports_no_torch() -> None:
+    code = "import sys, dstrain.storage.safetensors; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
