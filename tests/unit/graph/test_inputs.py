@@ -1,0 +1,84 @@
+"""An input is declared once, as a column, a size, a constant or a value of inference."""
+
+import pytest
+from dstrain.graph.inputs import (
+    FILE_KINDS,
+    STORED_KINDS,
+    Column,
+    Constant,
+    InferenceOnly,
+    Kind,
+    Measured,
+    as_column,
+    at_least,
+    stored_kind,
+)
+
+
+@pytest.mark.parametrize("kind", ["text", "texts", "integer", "number"])
+def test_a_cell_that_is_the_value_itself_names_no_file(kind: Kind) -> None:
+    assert not Column("a", kind).is_file
+    assert not Column("a", kind).from_video
+
+
+@pytest.mark.parametrize(
+    ("column", "from_video"),
+    [
+        (Column("a", "image"), False),
+        (Column("a", "images"), False),
+        (Column("a", "video"), True),
+        (Column("a", "image", frame="first"), True),
+        (Column("a", "image", frame="last"), True),
+    ],
+    ids=str,
+)
+def test_a_file_is_a_video_if_frames_or_one_frame_of_it_are_loaded(
+    column: Column, from_video: bool
+) -> None:
+    assert column.is_file
+    assert column.from_video == from_video
+
+
+def test_stored_words_of_kinds_stay_until_the_next_format() -> None:
+    assert dict(STORED_KINDS) == {
+        "image": "picture",
+        "images": "pictures",
+        "video": "frames",
+    }
+    assert set(STORED_KINDS) == FILE_KINDS
+    assert stored_kind("image") == "picture"
+    assert stored_kind("text") == "text"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [("a", "text"), (1, "integer"), (1.0, "number")]
+)
+def test_a_constants_kind_is_that_of_its_value(
+    value: str | int | float, kind: str
+) -> None:
+    constant = Constant(value, check=at_least(1))
+    assert constant.kind == kind
+    assert constant.as_column("area") == Column("area", kind, check=constant.check)
+
+
+def test_a_number_that_is_too_small_is_refused_with_the_least() -> None:
+    check = at_least(2)
+    assert check(2) == ""
+    assert check(3.5) == ""
+    assert check(1) == "want 2 or more, got 1"
+
+
+def test_inference_reads_an_image_at_its_own_size_under_the_inputs_name() -> None:
+    column = Column(
+        "video", "image", frame="first", mode="L", multiple=16, optional=True
+    )
+    assert as_column("start", column) == Column("start", "image", mode="L")
+    assert column.multiple == 16
+
+
+def test_inference_reads_a_size_as_an_integer_and_others_by_their_kind() -> None:
+    assert as_column("height", Measured("image", "height")) == Column(
+        "height", "integer"
+    )
+    assert as_column("mask", InferenceOnly("image")) == Column("mask", "image")
+    assert as_column("area", Constant(0.5)) == Column("area", "number")
