@@ -1,20 +1,19 @@
 """Find the configurations of components before any weight is read."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault
 from dstrain.models.components import Component, Files
+from dstrain.models.formats import Config, Shapes
 from dstrain.models.hub import ModelSource, fetch, offline
 from dstrain.models.hub_record import Record
 from dstrain.models.weights import Weights, header
 
 logger = get_logger(__name__)
-Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def local_config(query: ConfigQuery) -> Config:
     StateError.
     """
     component, files = query.component, query.files
-    shapes: Mapping[str, tuple[int, ...]] = {}
+    shapes: Shapes = {}
     if files is not None:
         shapes = Weights.of(files).shapes
         by_dstrain = "family" in header(files.paths[0])
@@ -145,7 +144,7 @@ def _in_own_terms(
     component: Component,
     config: Config,
     files: Files | None,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
 ) -> Config | None:
     """Return a published configuration in the network's terms; None if it is another
     component's.

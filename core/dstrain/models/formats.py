@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Shapes = Mapping[str, tuple[int, ...]]
+Config = Mapping[str, Any]
+"""The content of a config.json."""
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
 """Key -> the shape of its tensor."""
 Part = Callable[[Shapes, str], tuple[int, int | None]]
 """(shapes in the file, a key there) -> the first row wanted of that tensor, and the one
@@ -63,7 +66,7 @@ def _nth_of(index: int, count: int, shapes: Shapes, name: str) -> tuple[int, int
     return index * rows // count, (index + 1) * rows // count
 
 
-def same_config(config: Mapping[str, Any], shapes: Shapes) -> Mapping[str, Any]:
+def same_config(config: Config, shapes: Shapes) -> Config:
     """Return config.json as it is, for formats published in the network's own terms."""
     return config
 
@@ -79,9 +82,7 @@ class CheckpointFormat:
     and depth. Keys that no line maps are the network's own."""
     ignored: tuple[str, ...] = ()
     """Patterns of keys that the network has no use for."""
-    configuration: (
-        Callable[[Mapping[str, Any], Shapes], Mapping[str, Any] | None] | None
-    ) = None
+    configuration: Callable[[Config, Shapes], Config | None] | None = None
     """(config.json of this format's publisher, the network's shapes or {}) -> the
     configuration in the network's terms; None for another component's config.json.
     Without it, config.json beside such files is another component's."""
@@ -166,7 +167,7 @@ def _filled(template: str, hit: re.Match[str]) -> str:
 
 def checkpoint_shapes(
     checkpoint_format: CheckpointFormat, shapes: Shapes, names: Iterable[str] = ()
-) -> dict[str, tuple[int, ...]]:
+) -> dict[str, Shape]:
     """Return the shapes in a file of this format.
 
     Args:
@@ -175,7 +176,7 @@ def checkpoint_shapes(
         names: Keys in the file that the format's table follows from, if it does.
     """
     known: Shapes = dict.fromkeys(names, ())
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, Shape] = {}
     for ours, shape in shapes.items():
         name = checkpoint_format.original(ours, known)
         if not shape:
@@ -194,8 +195,7 @@ def to_checkpoint(
     """Return a network's state dict as a file of this format has it, the inverse of
     `from_checkpoint`; for `names` see `checkpoint_shapes`.
     """
-    own_shapes = {ours: tuple(value.shape) for ours, value in state.items()}
-    shapes = checkpoint_shapes(checkpoint_format, own_shapes, names)
+    shapes = checkpoint_shapes(checkpoint_format, shapes_of(state), names)
     file: dict[str, Tensor] = {}
     for ours, parts in checkpoint_format.convert(shapes).items():
         value = state[ours]
@@ -216,11 +216,15 @@ def from_checkpoint(
     checkpoint_format: CheckpointFormat, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return a network's state dict from the tensors of a file of this format."""
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     return {
         ours: join([part.of(weights[part.name]) for part in parts])
-        for ours, parts in checkpoint_format.convert(shapes).items()
+        for ours, parts in checkpoint_format.convert(shapes_of(weights)).items()
     }
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> dict[str, Shape]:
+    """Return the shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def join(parts: list[Tensor]) -> Tensor:

@@ -215,8 +215,7 @@ class _Fetch:
         """Fetch the missing ones of the wanted files, and record each when it is
         verified and in its place.
         """
-        record = self._with_local_files(record, wanted)
-        missing = [name for name in wanted if not record.has(name, self.folder)]
+        record, missing = self._missing(record, wanted)
         # Written first: the folder is then known to lack files, whatever happens.
         record.write(self.folder)
         if missing:
@@ -244,26 +243,32 @@ class _Fetch:
             record.write(self.folder)
         shutil.rmtree(self.folder / STAGING, ignore_errors=True)
 
-    def _with_local_files(self, record: Record, wanted: Iterable[str]) -> Record:
-        """Add files that are here and equal to the hub's to the record.
+    def _missing(
+        self, record: Record, wanted: Iterable[str]
+    ) -> tuple[Record, list[str]]:
+        """Return the files to download, and the record with those that are here and
+        equal to the hub's.
 
         Raises StateError for others in their place, except for unchanged ones of
         another revision, which may be replaced.
         """
         downloaded = dict(record.downloaded)
+        missing = []
         for name in wanted:
             path, listed = self.folder / name, record.tree[name]
-            if record.has(name, self.folder) or not path.exists():
+            if record.has(name, self.folder):
                 continue
-            if listed.matches(path):
+            if path.exists() and listed.matches(path):
                 downloaded[name] = DownloadedFile.of(path, listed)
-            elif name not in downloaded:
+                continue
+            if path.exists() and name not in downloaded:
                 raise StateError(
                     str(path),
                     f"differs from the file of {self.hub} at revision {self.revision}",
                     "move it away to download that one; existing files were not modified",
                 )
-        return replace(record, downloaded=downloaded)
+            missing.append(name)
+        return replace(record, downloaded=downloaded), missing
 
     def _check_space(self, record: Record, missing: list[str]) -> None:
         total = sum(record.tree[name].size for name in missing)

@@ -3,13 +3,13 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from dstrain.config.fields import parse_model_paths, parse_origins
 from dstrain.config.schema import Hub, ModelChoice, TrainConfig
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import ConfigQuery, find_config
+from dstrain.models.formats import Config
 from dstrain.models.hub import ModelSource, fetch, find_local, missing_error
 from dstrain.models.weights import header, recognise
 from dstrain.registry.family import ModelFamily
@@ -26,7 +26,7 @@ class ModelConfig:
     origin_file_pattern: str | None = None
     component: str = ""
     """The component they are, if a flag says so; else the names in the files tell."""
-    entries: Mapping[str, Any] = field(default_factory=dict)
+    entries: Config = field(default_factory=dict)
     """Without files: entries that replace those of the component's configuration."""
     revision: str = ""
     """A branch, tag or commit of the published model; '' for the hub's default."""
@@ -312,7 +312,7 @@ class Found:
     """The files and configurations of a run, found before any weight is read."""
 
     files: Mapping[str, Files]
-    configs: Mapping[str, Mapping[str, Any]]
+    configs: Mapping[str, Config]
 
 
 def find(
@@ -355,7 +355,7 @@ def find(
         default = family.default_ids.get(name, "")
         hub = configs[0].hub if configs else None
         files[name] = find_folder(by_name[name], roots, source, default, hub)
-    found_configs: dict[str, Mapping[str, Any]] = {}
+    found_configs: dict[str, Config] = {}
     for name in (*wanted, *config_only):
         if not by_name[name].is_folder:
             query = _config_query(by_name[name], files.get(name), published, known)
@@ -399,9 +399,7 @@ def _config_query(
     return ConfigQuery(component, files, others[0].source if others else None)
 
 
-def denoiser_config(
-    family: ModelFamily, configs: Sequence[ModelConfig]
-) -> Mapping[str, Any]:
+def denoiser_config(family: ModelFamily, configs: Sequence[ModelConfig]) -> Config:
     """Return the configuration of the component that is trained by default, or of a
     twin of it.
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from dstrain.errors import StateError
 from dstrain.models.components import Files
-from dstrain.models.formats import NATIVE
+from dstrain.models.formats import NATIVE, Config, Shape, Shapes, shapes_of
 from dstrain.models.weights import Weights
 
 EXAMPLES = 3
@@ -34,14 +34,14 @@ class DiffusersNetwork:
     name: str
     """A class of diffusers, or "package.module:Class" of a network of the same kind."""
 
-    def accepts_config(self, data: Mapping[str, Any]) -> bool:
+    def accepts_config(self, data: Config) -> bool:
         """Return whether the content of a `config.json` can be this network's: it names
         no other class, nor one of transformers.
         """
         name = self._place[1]
         return data.get("_class_name", name) == name and "architectures" not in data
 
-    def configure(self, data: Mapping[str, Any]) -> SimpleNamespace:
+    def configure(self, data: Config) -> SimpleNamespace:
         """Return the content of `config.json` as attributes, defaults filled in, equal
         to the built module's `config`.
 
@@ -86,14 +86,14 @@ class TransformersNetwork:
     config: str
     """The name of the record's class."""
 
-    def accepts_config(self, data: Mapping[str, Any]) -> bool:
+    def accepts_config(self, data: Config) -> bool:
         """Return whether the content of a `config.json` can be this network's: it names
         no other type, nor a class of diffusers.
         """
         own = _transformers(self.config).model_type
         return bool(data.get("model_type", own) == own) and "_class_name" not in data
 
-    def configure(self, data: Mapping[str, Any]) -> Any:
+    def configure(self, data: Config) -> Any:
         """Return the content of `config.json` as the configuration record."""
         plain = {
             name: dict(value) if isinstance(value, Mapping) else value
@@ -169,9 +169,7 @@ def load_network(
         elif one in parts:
             parts[other] = parts[one]
     weights = replace(weights, parts=parts)
-    wanted = {
-        name: tuple(weight.shape) for name, weight in network.state_dict().items()
-    }
+    wanted = shapes_of(network.state_dict())
     _check_fit(wanted, weights, files, type(network).__name__)
     network.load_state_dict(weights.read(wanted, dtype), strict=True, assign=True)
     if tied:
@@ -179,9 +177,7 @@ def load_network(
     return network.eval()
 
 
-def _check_fit(
-    wanted: Mapping[str, tuple[int, ...]], weights: Weights, files: Files, network: str
-) -> None:
+def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> None:
     """Raise StateError with examples, in the files' keys, of what is missing,
     unexpected or of another shape.
     """
@@ -222,7 +218,7 @@ def _check_fit(
         raise StateError(str(files.folder), what, *lines)
 
 
-def _fits(have: tuple[int, ...], want: tuple[int, ...], exact: bool) -> bool:
+def _fits(have: Shape, want: Shape, exact: bool) -> bool:
     if exact:
         return have == want
     # Another format may have more or fewer axes of length 1.

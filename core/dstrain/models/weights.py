@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import NATIVE, TensorSlice, join
+from dstrain.models.formats import NATIVE, Shape, Shapes, TensorSlice, join, shapes_of
 
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 
@@ -26,7 +26,7 @@ class TensorInfo(NamedTuple):
 
     path: Path
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
 
 
 def find_weights(paths: Iterable[Path]) -> dict[str, TensorInfo]:
@@ -79,13 +79,11 @@ class Weights:
         return cls(tensors, (files.checkpoint_format or NATIVE).convert(shapes))
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, Shape]:
         """Return the shape of each weight under the network's own key."""
         return {ours: self._joined_shape(parts) for ours, parts in self.parts.items()}
 
-    def read(
-        self, wanted: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-    ) -> dict[str, Tensor]:
+    def read(self, wanted: Shapes, dtype: torch.dtype) -> dict[str, Tensor]:
         """Read weights in these shapes, floating-point ones as `dtype`.
 
         Weights of the same parts share memory: they are tied.
@@ -110,7 +108,7 @@ class Weights:
             for ours, shape in wanted.items()
         }
 
-    def _joined_shape(self, parts: Sequence[TensorSlice]) -> tuple[int, ...]:
+    def _joined_shape(self, parts: Sequence[TensorSlice]) -> Shape:
         shapes = [self.tensors[part.name].shape for part in parts]
         if len(parts) == 1 and parts[0].is_whole:
             return shapes[0]
@@ -175,10 +173,9 @@ def _copied(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.to(kind, copy=True, memory_format=torch.contiguous_format)
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def _shapes(path: Path) -> dict[str, Shape]:
     if path.suffix in TORCH_SUFFIXES:
-        weights = _torch_weights(path)
-        return {name: tuple(weight.shape) for name, weight in weights.items()}
+        return shapes_of(_torch_weights(path))
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
