@@ -120,18 +120,16 @@ def read_literal(value: RawValue, column: Column) -> Cell | None:
 
 
 def image_cell(
-    column: Column,
-    resolution: Resolution,
-    files: Sequence[str],
-    sizes: Sequence[Size],
+    column: Column, resolution: Resolution, images: Sequence[tuple[str, Size]]
 ) -> Cell:
-    """Return the cell of images that have these sizes in their files.
+    """Return the cell of image files with their sizes.
 
     Raises UsageError for an image that is too small.
     """
-    loaded = tuple(fit(size, resolution, column.multiple) for size in sizes)
-    parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", loaded))
-    return Cell(column.kind, None, tuple(files), parameters, loaded[0])
+    files = tuple(path for path, _ in images)
+    sizes = tuple(fit(size, resolution, column.multiple) for _, size in images)
+    parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", sizes))
+    return Cell(column.kind, None, files, parameters, sizes[0])
 
 
 @dataclass(frozen=True)

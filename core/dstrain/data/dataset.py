@@ -16,12 +16,15 @@ from dstrain.data.cells import (
     read_literal,
 )
 from dstrain.data.clips import FrameSampling
-from dstrain.data.files import FileInfos, ImageFile, VideoFile, inspect_files
-from dstrain.data.images import Resolution
+from dstrain.data.files import FileInfos, VideoFile, inspect_files
+from dstrain.data.images import Resolution, Size
 from dstrain.data.metadata import SUFFIXES, Fault, RawValue, Table, read_metadata
 from dstrain.data.required import CheckInputs, no_columns, required_columns
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Constant, Input, Measured
+
+Found = Cell | ResampledVideo | str | None
+"""What a cell was found to be: None if it is absent, a str says what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -145,30 +148,23 @@ def check_rows(
     files = inspect_files(
         table, columns.values(), config.base_path, config.roots, config.url_cache
     )
-    constants = {
-        name: Cell(source.kind, source.value)
-        for name, source in inputs.items()
-        if isinstance(source, Constant)
-    }
     unreadable = {(fault.row, fault.column) for fault in table.faults}
     faults = list(table.faults)
     samples: list[dict[str, Cell]] = []
     sample_ids: list[tuple[int, int]] = []
     for row, values in enumerate(table.rows):
-        readable = {
-            name: column
+        found = {
+            name: _read(values[column.name], column, config.resolution, files)
             for name, column in columns.items()
             if not unreadable & {(row, ""), (row, column.name)}
         }
-        cells, videos, blank, problems = _read_row(
-            values, readable, config.resolution, files
-        )
-        problems |= dict.fromkeys(missing(frozenset(blank)), "is blank")
+        problems = {name: one for name, one in found.items() if isinstance(one, str)}
+        blank = frozenset(name for name, one in found.items() if one is None)
+        problems |= dict.fromkeys(missing(blank), "is blank")
         for name, reason in problems.items():
             faults.append(Fault(row, columns[name].name, reason))
-        for chunk, clip in enumerate(_clips(videos, config.sampling)):
-            sample = cells | clip
-            samples.append(sample | _measurements(sample, inputs) | constants)
+        for chunk, cells in enumerate(_clips(found, config.sampling)):
+            samples.append(cells | _derived(cells, inputs))
             sample_ids.append((row, chunk))
     if config.on_bad_sample == "error":
         table.refuse(faults)
@@ -316,55 +312,26 @@ def _no_column(flag: str, name: str, table: Table) -> UsageError:
     )
 
 
-def _read_row(
-    values: Mapping[str, RawValue],
-    columns: Mapping[str, Column],
-    resolution: Resolution,
-    files: FileInfos,
-) -> tuple[dict[str, Cell], dict[str, ResampledVideo], list[str], dict[str, str]]:
-    """Return, by input, the cells of a row, its videos, what is blank, and what is
-    wrong.
-    """
-    cells: dict[str, Cell] = {}
-    videos: dict[str, ResampledVideo] = {}
-    blank: list[str] = []
-    problems: dict[str, str] = {}
-    for name, column in columns.items():
-        try:
-            value = _read(values[column.name], column, resolution, files)
-        except ValueError as error:
-            problems[name] = str(error)
-            continue
-        except UsageError as error:  # too small for the family
-            problems[name] = error.what
-            continue
-        if value is None:
-            blank.append(name)
-        elif isinstance(value, Cell):
-            cells[name] = value
-        else:
-            videos[name] = value
-    return cells, videos, blank, problems
-
-
 def _read(
     value: RawValue, column: Column, resolution: Resolution, files: FileInfos
-) -> Cell | ResampledVideo | None:
-    """Read one cell; return None if it is absent, raise ValueError or UsageError."""
-    if not column.is_file:
-        return read_literal(value, column)
-    images: list[ImageFile] = []
-    for name in file_names(value, column):
-        found = files[name, column.from_video]
-        if isinstance(found, str):
-            raise ValueError(found + _list_hint(name, column, found))
-        if isinstance(found, VideoFile):
-            return ResampledVideo.of(column, resolution, found.path, found.video)
-        images.append(found)
-    if not images:
-        return None
-    paths = [image.path for image in images]
-    return image_cell(column, resolution, paths, [image.size for image in images])
+) -> Found:
+    """Read one cell; return what is wrong with it instead of raising."""
+    try:
+        if not column.is_file:
+            return read_literal(value, column)
+        images: list[tuple[str, Size]] = []
+        for name in file_names(value, column):
+            file = files[name, column.from_video]
+            if isinstance(file, str):
+                return file + _list_hint(name, column, file)
+            if isinstance(file, VideoFile):
+                return ResampledVideo.of(column, resolution, file.path, file.video)
+            images.append((file.path, file.size))
+        return image_cell(column, resolution, images) if images else None
+    except ValueError as error:
+        return str(error)
+    except UsageError as error:  # too small for the family
+        return error.what
 
 
 def _list_hint(name: str, column: Column, problem: str) -> str:
@@ -377,31 +344,35 @@ def _list_hint(name: str, column: Column, problem: str) -> str:
 
 
 def _clips(
-    videos: Mapping[str, ResampledVideo], sampling: FrameSampling
+    found: Mapping[str, Found], sampling: FrameSampling
 ) -> Iterator[dict[str, Cell]]:
-    """Yield the cells of the videos in each sample of a row.
+    """Yield the cells of each sample of a row.
 
     All videos of a row are cut at the same places, as far as the shortest one goes.
     """
+    cells = {name: one for name, one in found.items() if isinstance(one, Cell)}
+    videos = {
+        name: one for name, one in found.items() if isinstance(one, ResampledVideo)
+    }
     if not videos:
-        yield {}
+        yield cells
         return
     total = min(len(video.frame_indices) for video in videos.values())
-    stride = math.lcm(*(video.column.frame_multiple or 1 for video in videos.values()))
-    for clip in sampling.clips(total, stride):
-        yield {name: video.cell(clip) for name, video in videos.items()}
+    multiples = [video.column.frame_multiple or 1 for video in videos.values()]
+    for clip in sampling.clips(total, math.lcm(*multiples)):
+        yield cells | {name: video.cell(clip) for name, video in videos.items()}
 
 
-def _measurements(
-    cells: Mapping[str, Cell], inputs: Mapping[str, Input]
-) -> dict[str, Cell]:
-    """Return the inputs that are measured on images and videos of a sample."""
-    measured: dict[str, Cell] = {}
+def _derived(cells: Mapping[str, Cell], inputs: Mapping[str, Input]) -> dict[str, Cell]:
+    """Return the inputs of a sample that no column gives: constants and measurements."""
+    derived: dict[str, Cell] = {}
     for name, source in inputs.items():
-        if isinstance(source, Measured) and source.of in cells:
+        if isinstance(source, Constant):
+            derived[name] = Cell(source.kind, source.value)
+        elif isinstance(source, Measured) and source.of in cells:
             cell = cells[source.of]
             if cell.size is not None:
                 height, width = cell.size
                 axes = {"height": height, "width": width, "frames": cell.frames}
-                measured[name] = Cell("integer", axes[source.axis])
-    return measured
+                derived[name] = Cell("integer", axes[source.axis])
+    return derived

@@ -34,14 +34,14 @@ def required_columns(
         return lambda blank: ()
 
     def problem(blank: Collection[str]) -> UsageError | None:
-        present = columns.keys() - set(blank)
-        for name, source in inputs.items():
-            if isinstance(source, Measured) and source.of in columns.keys() - set(
-                blank
-            ):
-                present.add(name)
+        given = columns.keys() - set(blank)
+        measured = {
+            name
+            for name, source in inputs.items()
+            if isinstance(source, Measured) and source.of in given
+        }
         try:
-            check_inputs(frozenset(present), table.columns)
+            check_inputs(frozenset(given | measured), table.columns)
         except UsageError as error:
             return error
         return None
@@ -49,11 +49,9 @@ def required_columns(
     error = problem(())
     if error is not None:
         refuse_bad_rows(table)
-        absent = [
-            name
-            for name in _column_names(inputs)
-            if name not in table.columns and repr(name) in error.what
-        ]
+        # The error quotes the column that would give what is missing.
+        named = [name for name in _column_names(inputs) if repr(name) in error.what]
+        absent = [name for name in named if name not in table.columns]
         advice = _advice(table, absent)
         raise UsageError(error.where, error.what, *error.help_lines, *advice) from error
 
