@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypedDict
 
 import torch
@@ -120,7 +120,9 @@ def _numbers(text: str, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-COMPONENTS = (Component("dit", "dit", _load, key_patterns=("scale",)),)
+COMPONENTS = (
+    Component("dit", SimpleNamespace(load=_load), "dit", key_patterns=("scale",)),
+)
 
 RECORD = ModelFamily(
     name="empty",

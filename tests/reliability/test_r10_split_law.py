@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def load_net(files: Files, configuration: Mapping[str, Any], dtype: torch.dtype)
 
 RECORD = Record(
     "random", "", "", "", ("base",), "dit", MappingProxyType({}), MappingProxyType({}),
-    parts=tuple(Component(net, (net,), load_net, (f"{net}.*",)) for net in NETS),
+    parts=tuple(Component(net, SimpleNamespace(load=load_net), net, (f"{net}.*",)) for net in NETS),
 )  # fmt: skip
 
 

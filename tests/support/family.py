@@ -302,9 +302,12 @@ def write_data(
     (folder / "metadata.json").write_text(json.dumps(rows))
 
 
-def load_tokenizer(files: Files, configuration: Any, dtype: torch.dtype) -> Tokenizer:
-    """Open the tokenizer's folder."""
-    return Tokenizer(files.folder)
+class TokenizerFolder:
+    """How the tokenizer is loaded."""
+
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Tokenizer:
+        """Open the tokenizer's folder."""
+        return Tokenizer(files.folder)
 
 
 NETWORKS: Mapping[str, Any] = MappingProxyType(
@@ -321,20 +324,18 @@ MARKS = MappingProxyType(
 
 
 def _component(name: str) -> Component:
-    network = DiffusersNetwork(f"{__name__}:{NETWORKS[name].__name__}")
     return Component(
         name,
-        (FOLDERS[name],),
-        network.load,
-        MARKS[name],
-        network.configure,
-        published=PUBLISHED if name == "dit" else MappingProxyType({}),
+        network=DiffusersNetwork(f"{__name__}:{NETWORKS[name].__name__}"),
+        folder=FOLDERS[name],
+        key_patterns=MARKS[name],
+        default_configs=PUBLISHED if name == "dit" else {},
     )
 
 
 COMPONENTS = (
     *map(_component, NETWORKS),
-    Component("tokenizer", ("tokenizer",), load_tokenizer),
+    Component("tokenizer", TokenizerFolder(), "tokenizer"),
 )
 
 MODEL = ModelFamily(

@@ -31,9 +31,10 @@ COUNTS_ITS_CALLS = (
     ),
 )
 PEEKS_AT_THE_DENOISER = """
-def load(files, *rest):
-    (files.folder.parent / "transformer/config.json").read_text()
-    return TEXT_ENCODER.load(files, *rest)
+class Peeking(DiffusersNetwork):
+    def load(self, files, *rest):
+        (files.folder.parent / "transformer/config.json").read_text()
+        return super().load(files, *rest)
 """
 STANDS_STILL = """    @staticmethod
     def published(pipe, folder, arguments):
@@ -113,10 +114,10 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         "each_stage_needs_no_file_of_the_other": (
             (
                 "components.py",
-                "COMPONENTS: tuple",
-                PEEKS_AT_THE_DENOISER + "\n\nCOMPONENTS: tuple",
+                "COMPONENTS = (",
+                PEEKS_AT_THE_DENOISER + "\n\nCOMPONENTS = (",
             ),
-            ("components.py", "load=TEXT_ENCODER.load", "load=load"),
+            ("components.py", "network=DiffusersNetwork(", "network=Peeking("),
         ),
         "every_trained_parameter_gets_a_gradient": (
             (

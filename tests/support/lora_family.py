@@ -113,11 +113,10 @@ PUBLISHED = MappingProxyType({"Some/Model": MappingProxyType({"width": 6})})
 def _denoiser(name: str) -> Component:
     return Component(
         name,
-        (name,),
-        DIT.load,
+        DIT,
+        name,
         MARKS,
-        DIT.configure,
-        published=PUBLISHED,
+        default_configs=PUBLISHED,
         formats=(ORIGINAL,),
         prefixes=("model.diffusion_model.", "diffusion_model."),
         lora=(LoraKeyFormat("diffsynth", ("", f"pipe.{name}."), REFERENCE),),
@@ -129,11 +128,10 @@ COMPONENTS = (
     _denoiser("dit2"),
     Component(
         "text_encoder",
-        ("text_encoder",),
-        ENCODER.load,
+        ENCODER,
+        "text_encoder",
         ("layers.*.q_proj.weight",),
-        ENCODER.configure,
-        published=PUBLISHED,
+        default_configs=PUBLISHED,
         lora=(LoraKeyFormat("kohya", ("lora_te1_", "lora_te_"), underscored=True),),
     ),
 )

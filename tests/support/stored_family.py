@@ -7,7 +7,7 @@ that were killed.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -17,7 +17,7 @@ from dstrain.graph.schedule import FlowMatchSchedule
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import Unit
-from dstrain.models.components import Component, Files
+from dstrain.models.components import Component, Files, Network
 from dstrain.registry.family import ModelFamily
 from dstrain.training.losses import flow_match
 from PIL import Image
@@ -190,15 +190,13 @@ def latent_shape(height: int) -> tuple[int, ...]:
     return (1, 4, height, height)
 
 
-def _module(
-    make: Callable[[], nn.Module],
-) -> Callable[[Files, Any, torch.dtype], nn.Module]:
+def _module(make: Callable[[], nn.Module]) -> Network:
     def load(files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
         module = make()
         module.load_state_dict(load_file(files.paths[0]))
         return module.to(dtype)
 
-    return load
+    return SimpleNamespace(load=load)
 
 
 def load_tokenizer(files: Files, configuration: Any, dtype: torch.dtype) -> int:
@@ -212,19 +210,19 @@ PUBLISHED = MappingProxyType(
 COMPONENTS = (
     Component(
         "dit",
-        ("dit",),
         _module(lambda: nn.Conv2d(4, 4, 1)),
+        "dit",
         ("dit.*",),
-        published=PUBLISHED,
+        default_configs=PUBLISHED,
     ),
     Component(
         "text_encoder",
-        ("text_encoder",),
         _module(lambda: nn.Sequential(nn.Embedding(64, 8))),
+        "text_encoder",
         ("0.weight",),
     ),
-    Component("vae", ("vae",), _module(lambda: nn.Conv2d(3, 4, 1)), ("weight", "bias")),
-    Component("tokenizer", ("tokenizer",), load_tokenizer),
+    Component("vae", _module(lambda: nn.Conv2d(3, 4, 1)), "vae", ("weight", "bias")),
+    Component("tokenizer", SimpleNamespace(load=load_tokenizer), "tokenizer"),
 )
 
 MODEL = ModelFamily(

@@ -321,7 +321,7 @@ def _buildable(family: ModelFamily, named: str) -> list[Component]:
         raise UsageError(
             f"plugin {family.name}",
             f"the shapes of {' and '.join(others)} are unknown: a plain function loads it",
-            "give Component(build=...), a function of the configuration",
+            "give its network a method build(configuration)",
         )
     return buildable
 

@@ -2,16 +2,17 @@
 are loaded.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import filter as names_like
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from dstrain.graph.frozen import freeze
 from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, Shapes
 from dstrain.registry.family import ModelFamily
 
@@ -48,47 +49,84 @@ class Match(NamedTuple):
     checkpoint_format: CheckpointFormat | None
 
 
-@dataclass(frozen=True)
-class Component:
-    """How a family finds and loads one component.
-
-    folders: its folders in published layouts, that of diffusers first. originals:
-    patterns of the names of its files where they are published in none of these. marks:
-    patterns of state-dict names, all of which its files have; () for a tokenizer or
-    processor, which is a folder. layouts: other arrangements of its weights. prefixes:
-    what its names may begin with, where a file holds several components or is made for
-    another program. published: model id -> configuration, for files without
-    `config.json`. configure: config.json's content -> the configuration units borrow as
-    `<name>_config`. infer: the network's own names and their shapes -> config.json's
-    content, or None where they do not tell it. load: (files, configuration, dtype) ->
-    the component. build: configuration -> the network, its weights random; by default
-    as that does which `load` is a method of. lora: how LoRA files name its layers,
-    where `lora_names.namings` has no default for a program, or another.
+class Network(Protocol):
+    """How a component is loaded. A network of weights may also have the methods of
+    `DiffusersNetwork`.
     """
 
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
+        """Return the component that is in these files."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """How a family recognises and loads one component."""
+
     name: str
-    folders: tuple[str, ...]
-    load: Callable[[Files, Any, torch.dtype], Any]
+    network: Network
+    folder: str
+    """Its folder in the layout of diffusers."""
     key_patterns: tuple[str, ...] = ()
-    configure: Callable[[Mapping[str, Any]], Any] = dict
-    published: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    infer: Callable[[Shapes], Mapping[str, Any] | None] | None = None
-    formats: tuple[CheckpointFormat, ...] = ()
-    prefixes: tuple[str, ...] = ()
-    lora: tuple[LoraKeyFormat, ...] = ()
+    """Patterns of state-dict names, all of which its files have; () for a tokenizer or
+    processor, which is a folder.
+    """
+    other_folders: tuple[str, ...] = ()
+    """Its folders in other published layouts."""
     original_filenames: tuple[str, ...] = ()
-    build: Callable[[Any], Any] | None = None
+    """Patterns of its files' names where they are published in none of these."""
+    default_configs: Mapping[str, Path | Mapping[str, Any]] = field(
+        default_factory=dict
+    )
+    """Model id -> its config.json or the content of it, for weights that come without
+    one.
+    """
+    infer: Callable[[Shapes], Mapping[str, Any] | None] | None = None
+    """(the network's own names and shapes) -> content of config.json, or None where
+    they do not tell it.
+    """
+    formats: tuple[CheckpointFormat, ...] = ()
+    """Other formats of its weights than the network's own."""
+    prefixes: tuple[str, ...] = ()
+    """What its names may begin with, where a file holds several components or is made
+    for another program.
+    """
+    lora: tuple[LoraKeyFormat, ...] = ()
+    """How LoRA files name its layers, where that of a program is not the default."""
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Its folders in published layouts, that of diffusers first."""
+        return (self.folder, *self.other_folders)
+
+    @property
+    def published(self) -> Mapping[str, Mapping[str, Any]]:
+        """Model id -> content of its config.json."""
+        return {
+            name: json.loads(one.read_bytes()) if isinstance(one, Path) else one
+            for name, one in self.default_configs.items()
+        }
+
+    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
+        """Return the component that is in these files."""
+        return self.network.load(files, configuration, dtype)
+
+    def configure(self, content: Mapping[str, Any]) -> Any:
+        """Return the content of a config.json as what functions get as
+        `<name>_config`.
+        """
+        configure = getattr(self.network, "configure", dict)
+        return configure(content)
 
     @property
     def builder(self) -> Callable[[Any], Any] | None:
-        """How its network is built without files, for programs that need its shapes
-        alone; None if nothing tells.
+        """How its network is built from a configuration without files; None if it
+        cannot be.
         """
-        return self.build or getattr(
-            getattr(self.load, "__self__", None), "build", None
-        )
+        build: Callable[[Any], Any] | None = getattr(self.network, "build", None)
+        return build
 
     @property
     def is_folder(self) -> bool:
@@ -116,16 +154,13 @@ class Component:
         )
 
     def accepts_config(self, content: Mapping[str, Any]) -> bool:
-        """Whether this content of a config.json can be its configuration: where
-        `configure` is a network's, that says.
+        """Return whether this content of a config.json can be its configuration.
 
         Files of several components may lie in one folder, with the config.json of one
         of them.
         """
-        says = getattr(
-            getattr(self.configure, "__self__", None), "accepts_config", None
-        )
-        return says is None or bool(says(content))
+        accepts = getattr(self.network, "accepts_config", None)
+        return accepts is None or bool(accepts(content))
 
     def arrangement(self, names: list[str]) -> Match | None:
         """How this component's weights are named among the names in a file; None if

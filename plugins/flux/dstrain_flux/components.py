@@ -1,8 +1,8 @@
 """FLUX's components: how their files are recognised, configured and loaded."""
 
-from collections.abc import Mapping
-from functools import partial
-from types import MappingProxyType
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dstrain.plugin import (
@@ -15,144 +15,78 @@ from dstrain.plugin import (
 
 from dstrain_flux import formats
 
-DIT = DiffusersNetwork("FluxTransformer2DModel")
-VAE = DiffusersNetwork("AutoencoderKL")
-IDS = tuple(
-    f"black-forest-labs/FLUX.1-{name}"
-    for name in ("dev", "Krea-dev", "Kontext-dev", "schnell")
+CONFIGS = Path(__file__).parent / "configs"
+IDS = (
+    "black-forest-labs/FLUX.1-dev",
+    "black-forest-labs/FLUX.1-Krea-dev",
+    "black-forest-labs/FLUX.1-Kontext-dev",
+    "black-forest-labs/FLUX.1-schnell",
 )
 
-# config.json of black-forest-labs/FLUX.1-dev's folders, for weights that come without
-# it.
-PUBLISHED_DIT = MappingProxyType(
-    {
-        "patch_size": 1,
-        "in_channels": 64,
-        "num_layers": 19,
-        "num_single_layers": 38,
-        "attention_head_dim": 128,
-        "num_attention_heads": 24,
-        "joint_attention_dim": 4096,
-        "pooled_projection_dim": 768,
-        "guidance_embeds": True,
-        "axes_dims_rope": (16, 56, 56),
-    }
-)
-PUBLISHED_CLIP = MappingProxyType(
-    {
-        "attention_dropout": 0.0,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-        "hidden_act": "quick_gelu",
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "layer_norm_eps": 1e-05,
-        "max_position_embeddings": 77,
-        "num_attention_heads": 12,
-        "num_hidden_layers": 12,
-        "pad_token_id": 1,
-        "projection_dim": 768,
-        "vocab_size": 49408,
-    }
-)
-PUBLISHED_T5 = MappingProxyType(
-    {
-        "d_ff": 10240,
-        "d_kv": 64,
-        "d_model": 4096,
-        "dropout_rate": 0.1,
-        "eos_token_id": 1,
-        "feed_forward_proj": "gated-gelu",
-        "layer_norm_epsilon": 1e-06,
-        "num_decoder_layers": 24,
-        "num_heads": 64,
-        "num_layers": 24,
-        "pad_token_id": 0,
-        "relative_attention_max_distance": 128,
-        "relative_attention_num_buckets": 32,
-        "tie_word_embeddings": False,
-        "vocab_size": 32128,
-    }
-)
-PUBLISHED_VAE = MappingProxyType(
-    {
-        "block_out_channels": [128, 256, 512, 512],
-        "down_block_types": ["DownEncoderBlock2D"] * 4,
-        "force_upcast": True,
-        "in_channels": 3,
-        "latent_channels": 16,
-        "layers_per_block": 2,
-        "mid_block_add_attention": True,
-        "norm_num_groups": 32,
-        "out_channels": 3,
-        "sample_size": 1024,
-        "scaling_factor": 0.3611,
-        "shift_factor": 0.1159,
-        "up_block_types": ["UpDecoderBlock2D"] * 4,
-        "use_post_quant_conv": False,
-        "use_quant_conv": False,
-    }
-)
+
+def read_config(name: str) -> dict[str, Any]:
+    """Return a config.json as black-forest-labs publishes it."""
+    content: dict[str, Any] = json.loads((CONFIGS / name).read_bytes())
+    return content
 
 
 def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
-    """The configuration of a transformer with heads of 128 channels, of any depth and
-    width, from its shapes.
+    """Return the configuration of a transformer with heads of 128 channels, of any
+    depth and width.
     """
-    head = PUBLISHED_DIT["attention_head_dim"]
+    config = read_config("dit.json")
+    head = config["attention_head_dim"]
     if shapes["transformer_blocks.0.attn.norm_q.weight"] != (head,):
         return None
+    embedder = "time_text_embed"
     width, channels = shapes["x_embedder.weight"]
-    made = shapes["proj_out.weight"][0]
-    found = dict(PUBLISHED_DIT) | {
+    out_channels = shapes["proj_out.weight"][0]
+    config |= {
         "in_channels": channels,
         "num_layers": _count(shapes, "transformer_blocks."),
         "num_single_layers": _count(shapes, "single_transformer_blocks."),
         "num_attention_heads": width // head,
         "joint_attention_dim": shapes["context_embedder.weight"][1],
-        "pooled_projection_dim": shapes[
-            "time_text_embed.text_embedder.linear_1.weight"
-        ][1],
-        "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight"
-        in shapes,
+        "pooled_projection_dim": shapes[f"{embedder}.text_embedder.linear_1.weight"][1],
+        "guidance_embeds": f"{embedder}.guidance_embedder.linear_1.weight" in shapes,
     }
-    return found if made == channels else found | {"out_channels": made}
+    if out_channels != channels:
+        config["out_channels"] = out_channels
+    return config
 
 
 def _count(shapes: Shapes, prefix: str) -> int:
-    return 1 + max(
-        int(name.removeprefix(prefix).split(".")[0])
-        for name in shapes
-        if name.startswith(prefix)
-    )
+    """Return the number of blocks."""
+    names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
+    return 1 + max(int(name.split(".")[0]) for name in names)
 
 
 def published_if(
-    published: Mapping[str, Any], name: str, shape: tuple[int, ...], shapes: Shapes
-) -> Mapping[str, Any] | None:
-    """The published configuration, if the weight of this name has the published shape."""
-    return published if shapes.get(name) == shape else None
+    config: str, name: str, shape: tuple[int, ...]
+) -> Callable[[Shapes], Mapping[str, Any] | None]:
+    """Return `Component.infer` of a network of which one size is published: the config
+    of this name, if the weight of this name has this shape.
+    """
+
+    def infer(shapes: Shapes) -> Mapping[str, Any] | None:
+        return read_config(config) if shapes.get(name) == shape else None
+
+    return infer
 
 
-CLIP = TransformersNetwork("CLIPTextModel", "CLIPTextConfig")
-T5 = TransformersNetwork("T5EncoderModel", "T5Config")
-
-COMPONENTS: tuple[Component, ...] = (
+COMPONENTS = (
     Component(
-        name="dit",
-        folders=("transformer",),
-        load=DIT.load,
+        "dit",
+        network=DiffusersNetwork("FluxTransformer2DModel"),
+        folder="transformer",
         key_patterns=(
             "context_embedder.weight",
             "single_transformer_blocks.*.proj_mlp.weight",
         ),
-        configure=DIT.configure,
-        published=MappingProxyType(
-            {
-                name: {**PUBLISHED_DIT, "guidance_embeds": not name.endswith("schnell")}
-                for name in IDS
-            }
-        ),
+        default_configs={
+            **dict.fromkeys(IDS, CONFIGS / "dit.json"),
+            "black-forest-labs/FLUX.1-schnell": CONFIGS / "dit_schnell.json",
+        },
         infer=infer_dit,
         original_filenames=("flux1-*",),
         formats=formats.DIT_LAYOUTS,
@@ -160,38 +94,32 @@ COMPONENTS: tuple[Component, ...] = (
         lora=formats.DIT_LORA,
     ),
     Component(
-        name="text_encoder_1",
-        folders=("text_encoder",),
-        load=CLIP.load,
+        "text_encoder_1",
+        network=TransformersNetwork("CLIPTextModel", "CLIPTextConfig"),
+        folder="text_encoder",
         key_patterns=(
             "embeddings.token_embedding.weight",
             "encoder.layers.*.mlp.fc1.weight",
         ),
-        configure=CLIP.configure,
-        published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_CLIP)),
-        infer=partial(
-            published_if,
-            PUBLISHED_CLIP,
-            "embeddings.token_embedding.weight",
-            (49408, 768),
+        default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder.json"),
+        infer=published_if(
+            "text_encoder.json", "embeddings.token_embedding.weight", (49408, 768)
         ),
         formats=formats.TEXT_ENCODER_1_LAYOUTS,
         prefixes=formats.TEXT_ENCODER_1_PREFIXES,
         lora=formats.TEXT_ENCODER_1_LORA,
     ),
     Component(
-        name="text_encoder_2",
-        folders=("text_encoder_2",),
-        load=T5.load,
+        "text_encoder_2",
+        network=TransformersNetwork("T5EncoderModel", "T5Config"),
+        folder="text_encoder_2",
         key_patterns=(
             "encoder.block.*.layer.1.DenseReluDense.wi_0.weight",
             "encoder.block.*.layer.0.SelfAttention.q.weight",
         ),
-        configure=T5.configure,
-        published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_T5)),
-        infer=partial(
-            published_if,
-            PUBLISHED_T5,
+        default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder_2.json"),
+        infer=published_if(
+            "text_encoder_2.json",
             "encoder.block.23.layer.1.DenseReluDense.wi_0.weight",
             (10240, 4096),
         ),
@@ -200,26 +128,19 @@ COMPONENTS: tuple[Component, ...] = (
         lora=formats.TEXT_ENCODER_2_LORA,
     ),
     Component(
-        name="vae",
-        folders=("vae",),
-        load=VAE.load,
+        "vae",
+        network=DiffusersNetwork("AutoencoderKL"),
+        folder="vae",
         key_patterns=(
             "encoder.down_blocks.*.resnets.*.conv1.weight",
             "decoder.mid_block.attentions.0.to_q.weight",
         ),
-        configure=VAE.configure,
-        published=MappingProxyType(dict.fromkeys(IDS, PUBLISHED_VAE)),
+        default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
+        infer=published_if("vae.json", "decoder.conv_in.weight", (512, 16, 3, 3)),
         original_filenames=("ae.*",),
-        infer=partial(
-            published_if, PUBLISHED_VAE, "decoder.conv_in.weight", (512, 16, 3, 3)
-        ),
         formats=formats.VAE_LAYOUTS,
         prefixes=formats.VAE_PREFIXES,
     ),
-    Component(
-        name="tokenizer_1", folders=("tokenizer",), load=Tokenizer("CLIPTokenizer").load
-    ),
-    Component(
-        name="tokenizer_2", folders=("tokenizer_2",), load=Tokenizer("T5Tokenizer").load
-    ),
+    Component("tokenizer_1", network=Tokenizer("CLIPTokenizer"), folder="tokenizer"),
+    Component("tokenizer_2", network=Tokenizer("T5Tokenizer"), folder="tokenizer_2"),
 )

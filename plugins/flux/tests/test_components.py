@@ -170,9 +170,7 @@ def test_t5_is_loaded_from_either_name_of_its_embedding(
 
 def test_loaders_can_be_sent_to_another_process() -> None:
     for component in COMPONENTS:
-        multiprocessing.reduction.ForkingPickler.dumps(
-            (component.load, component.configure)
-        )
+        multiprocessing.reduction.ForkingPickler.dumps(component.network)
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,5 @@ def test_the_tokenizer_loads_from_its_folder(
 
 def test_loaders_can_be_sent_to_another_process() -> None:
     for component in COMPONENTS:
-        sent = multiprocessing.reduction.ForkingPickler.dumps(
-            (component.load, component.configure)
-        )
-        assert component.load.__name__.encode() in bytes(sent)
+        sent = multiprocessing.reduction.ForkingPickler.dumps(component.network)
+        assert type(component.network).__name__.encode() in bytes(sent)

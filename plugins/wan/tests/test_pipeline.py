@@ -25,7 +25,7 @@ from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 from dstrain.training.losses import SFT
 from dstrain_wan import MODEL
-from dstrain_wan.components import DITS
+from dstrain_wan.components import COMPONENTS
 from dstrain_wan.pipeline import PIPELINES, SCHEDULE, variants_for
 
 ROW = frozenset({"prompt", "input_video", "height", "width", "num_frames"})
@@ -127,7 +127,10 @@ def test_videos_are_cut_to_what_the_vae_can_encode(variant: str) -> None:
 
 
 def test_a_configuration_tells_the_variants_it_can_be() -> None:
-    meant = {model_id: variants_for(content) for model_id, content in DITS.items()}
+    meant = {
+        model_id: variants_for(content)
+        for model_id, content in COMPONENTS[0].published.items()
+    }
     for model_id, variants in meant.items():
         named = [
             v

@@ -248,7 +248,7 @@ def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
         experts=ExpertSchedule("dit", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)}),
     )
     (dit,) = (component for component in family.COMPONENTS if component.name == "dit")
-    twin = replace(dit, name="dit2", folders=("transformer_2",))
+    twin = replace(dit, name="dit2", folder="transformer_2")
     monkeypatch.setattr(family, "COMPONENTS", (dit, twin, *family.COMPONENTS[1:]))
     monkeypatch.setattr(family, "PIPELINES", {"base": spec, "other": spec})
 

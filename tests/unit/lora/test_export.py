@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dstrain.lora.export
@@ -157,11 +158,14 @@ def test_networks_are_built_only_where_a_file_has_layers_of_them(
     assert built == ["dit"]
 
 
-def test_a_component_that_a_plain_function_loads_says_how_it_is_built(
+def test_a_component_whose_network_cannot_be_built_says_how_it_could_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = [
-        replace(component, load=lambda *given: DIT.load(*given))
+        replace(
+            component,
+            network=SimpleNamespace(load=DIT.load, configure=DIT.configure),
+        )
         for component in COMPONENTS
     ]
     path = ours(tmp_path, **CONFIG)[0]
@@ -170,12 +174,12 @@ def test_a_component_that_a_plain_function_loads_says_how_it_is_built(
     )
     with pytest.raises(
         UsageError,
-        match=r"plugin fused: the shapes of dit are unknown: .*\n  give Component\(build",
+        match=r"plugin fused: the shapes of dit are unknown: .*\n  give its network a method build",
     ):
         export(path, tmp_path / "x.safetensors", "kohya")
     monkeypatch.setattr(
         "tests.support.lora_family.COMPONENTS",
-        [replace(component, build=DIT.build) for component in plain],
+        [replace(component, network=DIT) for component in plain],
     )
     export(path, tmp_path / "x.safetensors", "kohya")
     assert same(read(tmp_path / "x.safetensors").layers, read(path).layers)

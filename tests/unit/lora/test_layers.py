@@ -4,7 +4,7 @@ silently.
 
 import json
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +33,7 @@ SPEC = LoraConfig("net", ("to_q", "to_out.0"), 4, 8.0)
 X = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
 
 
-COMPONENTS = (Component("net", (), nn.Identity, ("blocks.*.to_q.weight",)),)
+COMPONENTS = (Component("net", SimpleNamespace(), "net", ("blocks.*.to_q.weight",)),)
 RECORD = ModelFamily(
     "fam",
     "",

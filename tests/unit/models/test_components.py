@@ -1,6 +1,7 @@
 """Components are recognised by keys, folders, published names and configurations."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,8 @@ OLD = CheckpointFormat(("old.*",), (KeyMap("new", "old"),))
 
 
 def component(name: str = "dit", *key_patterns: str, **fields: Any) -> Component:
-    return Component(
-        name, (name, f"other/{name}"), lambda *_: None, key_patterns, **fields
-    )
+    given = {"network": SimpleNamespace(), "other_folders": (f"other/{name}",)}
+    return Component(name, folder=name, key_patterns=key_patterns, **(given | fields))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_pattern_tells_what_is_published(pattern: str, published: bool) -> Non
 
 def test_a_configuration_names_the_class_that_it_is_for() -> None:
     network = DiffusersNetwork("diffusers:AutoencoderKL")
-    vae = component("vae", "x", configure=network.configure)
+    vae = component("vae", "x", network=network)
     assert vae.accepts_config({"_class_name": "AutoencoderKL"})
     assert not vae.accepts_config({"_class_name": "AutoencoderKLWan"})
     assert component("any", "x").accepts_config({"_class_name": "AutoencoderKLWan"})

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     files = Files((tmp_path / "w.safetensors",))
     with pytest.raises(StateError, match=r"config\.json: cannot be read"):
         find_config(
-            ConfigQuery(Component("dit", ("dit",), lambda *_: None, ("w",)), files)
+            ConfigQuery(Component("dit", SimpleNamespace(), "dit", ("w",)), files)
         )
 
 
@@ -66,11 +67,12 @@ OLD = CheckpointFormat(
 FOREIGN = CheckpointFormat(("foreign.weight",), (KeyMap("new", "foreign"),))
 
 
-def part(name: str, *folders: str, **fields: Any) -> Component:
+def part(name: str, folder: str, *others: str, **fields: Any) -> Component:
     return Component(
         name,
-        folders,
-        lambda *_: None,
+        SimpleNamespace(),
+        folder,
+        other_folders=others,
         **{"key_patterns": ("new.weight",), "formats": (OLD, FOREIGN), **fields},
     )
 
@@ -193,7 +195,7 @@ def twins(here: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """A denoiser that may have two parts, in a family whose variants have only the
     first; two files for it.
     """
-    twin = replace(COMPONENTS[0], name="dit2", folders=("transformer_2",))
+    twin = replace(COMPONENTS[0], name="dit2", folder="transformer_2")
     monkeypatch.setattr(
         "tests.support.family.COMPONENTS", (COMPONENTS[0], twin, *COMPONENTS[1:])
     )
@@ -289,7 +291,9 @@ def test_a_flag_says_which_of_twins_a_file_is(tmp_path: Path) -> None:
 def test_a_pattern_may_name_a_components_folder_of_any_depth(
     pattern: str, name: str
 ) -> None:
-    words = Component("words", ("tokenizer", "a/words"), lambda *_: None)
+    words = Component(
+        "words", SimpleNamespace(), "tokenizer", other_folders=("a/words",)
+    )
     assert place_of(ModelConfig(None, "A/B", pattern), (DIT, TWIN, words)) == name
 
 
@@ -319,7 +323,7 @@ def test_a_configuration_beside_another_layout_is_translated_or_left_aside(
 ) -> None:
     path = weights(tmp_path / "x.safetensors", *names)
     (tmp_path / "config.json").write_text(json.dumps(content))
-    vae = Component("vae", ("vae",), lambda *_: None, ("x",), prefixes=("vae.",))
+    vae = Component("vae", SimpleNamespace(), "vae", ("x",), prefixes=("vae.",))
     files = assign([ModelConfig(path=path)], (DIT, vae), ())["dit"]
     assert find_config(ConfigQuery(DIT, files)) == wanted
 
@@ -371,7 +375,7 @@ def test_a_configuration_beside_several_components_is_that_of_the_class_it_names
         if translating
         else ()
     )
-    component = replace(DIT, configure=network.configure, formats=formats)
+    component = replace(DIT, network=network, formats=formats)
     files = Files((Path(weights(tmp_path / "x.safetensors", "new.weight")),))
     for content in (own, {}):
         (tmp_path / "config.json").write_text(json.dumps({**content, "size": 5}))
@@ -406,7 +410,7 @@ def test_the_tokenizer_is_found_in_a_folder_beside_files_that_lie_in_none(
     shutil.copy("model/text_encoder/model-1-of-1.safetensors", "flat/text.safetensors")
     shutil.copy("model/text_encoder/config.json", "flat/config.json")
     parts = tuple(
-        replace(c, folders=("tokenizer", "some/words")) if c.is_folder else c
+        replace(c, other_folders=("some/words",)) if c.is_folder else c
         for c in COMPONENTS
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -8,6 +8,7 @@ import pickle
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ LAYOUT = CheckpointFormat(
 
 
 def component(name: str, *key_patterns: str, **fields: Any) -> Component:
-    return Component(name, (name,), lambda *_: None, key_patterns, **fields)
+    return Component(name, SimpleNamespace(), name, key_patterns, **fields)
 
 
 def written(path: Path, *names: str) -> Files:

@@ -363,7 +363,7 @@ def test_the_experts_role_is_played_by_the_part_whose_files_are_given(
 ) -> None:
     places = {"dit": "transformer", "dit2": "low_noise"}
     parts = tuple(
-        Component(name, (folder,), lambda *_: None) for name, folder in places.items()
+        Component(name, SimpleNamespace(), folder) for name, folder in places.items()
     )
     family: Any = SimpleNamespace(load=lambda part: parts)
     spec: Any = SimpleNamespace(

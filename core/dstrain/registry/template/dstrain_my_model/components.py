@@ -1,31 +1,24 @@
-"""The components: how their files are recognised, configured and loaded."""
+"""The components: how their files are recognised and loaded."""
 
 from dstrain.plugin import Component, DiffusersNetwork
 
-DENOISER = DiffusersNetwork("dstrain_my_model.networks:Denoiser")
-TEXT_ENCODER = DiffusersNetwork("dstrain_my_model.networks:TextEncoder")
-VAE = DiffusersNetwork("dstrain_my_model.networks:Vae")
-
-COMPONENTS: tuple[Component, ...] = (
+COMPONENTS = (
     Component(
-        name="dit",
-        folders=("transformer",),
-        load=DENOISER.load,
+        "dit",
+        network=DiffusersNetwork("dstrain_my_model.networks:Denoiser"),
+        folder="transformer",
         key_patterns=("proj_in.weight", "blocks.*.to_q.weight"),
-        configure=DENOISER.configure,
     ),
     Component(
-        name="text_encoder",
-        folders=("text_encoder",),
-        load=TEXT_ENCODER.load,
+        "text_encoder",
+        network=DiffusersNetwork("dstrain_my_model.networks:TextEncoder"),
+        folder="text_encoder",
         key_patterns=("embed.weight", "layer.weight"),
-        configure=TEXT_ENCODER.configure,
     ),
     Component(
-        name="vae",
-        folders=("vae",),
-        load=VAE.load,
+        "vae",
+        network=DiffusersNetwork("dstrain_my_model.networks:Vae"),
+        folder="vae",
         key_patterns=("encoder.weight", "decoder.weight"),
-        configure=VAE.configure,
     ),
 )
