@@ -1,1 +1,1 @@
-"""`dstrain generate`: one image or video, or a data set of them."""
+"""Generate one image or video, or a dataset of them."""

@@ -216,8 +216,10 @@ def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
     if program == "diffsynth":
         if layer.alpha != layer.rank:
             layer = _with_alpha_in_up(layer)
-        names = ("lora_A.default.weight", "lora_B.default.weight")
-        return dict(zip(names, (layer.down, layer.up), strict=True))
+        return {
+            "lora_A.default.weight": layer.down,
+            "lora_B.default.weight": layer.up,
+        }
     alpha = torch.tensor(layer.alpha)
     return {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": alpha}
 
@@ -293,15 +295,12 @@ def _networks(
             configs[header["component"]] = own
         if configs and configs not in tried:
             tried.append(configs)
-            yield LazyShapes(
-                {
-                    component.name: cache(
-                        partial(_shapes, component, configs[component.name])
-                    )
-                    for component in components
-                    if component.name in configs
-                }
-            )
+            shapes = {}
+            for component in components:
+                if component.name in configs:
+                    config = configs[component.name]
+                    shapes[component.name] = cache(partial(_shapes, component, config))
+            yield LazyShapes(shapes)
 
 
 def _buildable(family: ModelFamily, named: str) -> list[Component]:
@@ -365,10 +364,11 @@ def _convert_weights(
         what = "kohya names LoRA files; the weights of a component are diffusers, comfyui or diffsynth"
         raise UsageError("--format", what)
     found = recognise(Files((source,)), list(components_of(family).values()))
-    ((component, *_), files), *others = found
-    if others:
+    if len(found) > 1:
         what = f"contains {len(found)} components; export takes one"
         raise StateError(source, what)
+    alike, files = found[0]
+    component = alike[0]
     stored = files.checkpoint_format or NATIVE
     inside = {}
     for key, value in tensors.items():

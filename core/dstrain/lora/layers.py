@@ -219,7 +219,7 @@ def add_layers(
     ]
     pairs = Counter((layer.rank, layer.alpha) for layer in layers.values())
     # peft tries every pattern on every layer, so only the exceptions get one.
-    ((rank, alpha), _), *_ = pairs.most_common(1)
+    rank, alpha = pairs.most_common(1)[0][0]
     config = _config(rank, alpha, "|".join(map(re.escape, layers)))
     for name, layer in layers.items():
         # Without `^`, peft would also match layers whose names end with this one.

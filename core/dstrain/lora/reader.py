@@ -107,7 +107,15 @@ def read_lora(
     if recorded != family.name:
         what = f"is a LoRA for family {recorded}, not for {family.name}"
         raise StateError(path, what)
-    reader = _Reader(path, header, family, networks, component, optional_layers, alpha)
+    reader = _Reader(
+        path=path,
+        header=header,
+        family=family,
+        networks=networks,
+        component=component,
+        optional_layers=optional_layers,
+        alpha=alpha,
+    )
     found: dict[str, Lora] = {}
     for group in groups_in(path, tensors, family):
         lora = reader.read(group)

@@ -1,1 +1,1 @@
-"""A pipeline spec filled with components, and inference with it."""
+"""Fill a pipeline spec with components, and run inference with it."""

@@ -174,12 +174,14 @@ class Pipeline:
             context: Values that are not components ('rng', 'branch').
         """
         context |= {"device": self.device, "dtype": self.dtype}
-        return {
-            name: context[name]
-            if name in context
-            else self._component(name, expert or self._only_expert(), function)
-            for name in function.components
-        }
+        expert = expert or self._only_expert()
+        arguments = {}
+        for name in function.components:
+            if name in context:
+                arguments[name] = context[name]
+            else:
+                arguments[name] = self._component(name, expert, function)
+        return arguments
 
     def run(
         self, steps: Iterable[Step], values: dict[str, Any], rng: Rng | None = None

@@ -103,8 +103,12 @@ def plan_inference(
     inputs: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for name, value in {**settings, **spec.defaults, **arguments}.items():
-        if value is not None:
-            (options if name in fields else inputs)[name] = value
+        if value is None:
+            continue
+        if name in fields:
+            options[name] = value
+        else:
+            inputs[name] = value
     sampling = Sampling(**options)
     guided = sampling.guidance_scale > 1
     negatives = {

@@ -1,1 +1,1 @@
-"""What a training step computes: losses, batches, and the order of samples."""
+"""Compute training steps: losses, batches, and the order of samples."""

@@ -105,7 +105,7 @@ def test_each_row_gives_the_image_that_its_prompt_and_seed_give_alone(
     assert len({row["image"] for row in rows}) == 3
 
 
-def test_a_run_that_was_stopped_goes_on_and_one_that_is_done_makes_nothing(
+def test_a_run_that_was_stopped_resumes_and_one_that_is_done_makes_nothing(
     model: Path,
     table: Path,
     tmp_path: Path,
@@ -146,7 +146,7 @@ def failing_at(call: int) -> Any:
     return failing
 
 
-def test_a_changed_row_is_made_anew_and_the_others_are_kept(
+def test_a_changed_row_is_regenerated_and_the_others_are_kept(
     model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
 ) -> None:
     generate(config(model, tmp_path / "set", dataset=table))
