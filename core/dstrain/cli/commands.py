@@ -13,16 +13,18 @@ from dstrain.cli.options import (
     debug_option,
     file_path,
     model_options,
-    one_of,
     shared_options,
 )
-from dstrain.config.fields import parse_alpha
+from dstrain.config.fields import check_choice, parse_alpha
 from dstrain.config.schema import GenerateConfig, TrainConfig
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError
 
 if TYPE_CHECKING:
     from dstrain.cli.inspection import Finding
+
+PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
+"""Programs whose key names `dstrain export` can write."""
 
 
 def train(config: TrainConfig) -> None:
@@ -95,6 +97,8 @@ def export(
     """Convert a LoRA file or weights for another program."""
     from dstrain.lora.export import export as run
 
+    program = "diffsynth" if program == "reference" else program  # an alias
+    check_choice("--format", program, PROGRAMS)
     number = parse_alpha(alpha) if alpha is not None else None
     done = run(source, output, program, model, overwrite, left_out, number)
     click.echo(f"wrote {output}: {done}")
@@ -166,8 +170,7 @@ def commands() -> tuple[click.Command, ...]:
     """Return dstrain's own commands, in the order of --help."""
     shape = click.Option(
         ["--format", "form"],
-        type=one_of(("text", "json")),
-        metavar="[text|json]",
+        type=click.Choice(("text", "json")),
         default="text",
         help="Output format.",
     )
@@ -217,12 +220,10 @@ def _command(
 
 
 def _export_params() -> tuple[click.Parameter, ...]:
-    programs = ("diffusers", "comfyui", "kohya", "diffsynth")
     return (
         click.Option(
             ["--format", "program"],
-            type=one_of(programs, {"reference": "diffsynth"}),
-            metavar=f"[{'|'.join(programs)}]",
+            metavar=f"[{'|'.join(PROGRAMS)}]",
             required=True,
             help="Program whose key names the file gets.",
         ),

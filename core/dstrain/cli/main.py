@@ -72,30 +72,16 @@ def _lost_output(caught: BaseException | None) -> OSError | None:
 
 def command_group() -> click.Group:
     """Return the group of dstrain's own commands; '-' in option names is read as '_'."""
-    version = click.Option(
-        ["--version"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_version,
-        help="Print the version and exit.",
-    )
-    return click.Group(
+    group = click.Group(
         "dstrain",
         commands=commands(),
-        params=[version, *shared_options()],
+        params=[*shared_options()],
         help="Train diffusion models, and generate with them.\n\n"
         "`dstrain --model FAMILY ...` is short for `dstrain train --model FAMILY ...`.",
         context_settings={"token_normalize_func": lambda name: name.replace("-", "_")},
     )
-
-
-def _version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    if asked and not context.resilient_parsing:
-        from importlib.metadata import version
-
-        click.echo(f"dstrain {version('core')}")
-        context.exit()
+    version = click.version_option(package_name="core", message="dstrain %(version)s")
+    return version(group)
 
 
 def _run(words: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from dstrain.config.fields import (
     parse_lora,
 )
 from dstrain.config.schema import ModelChoice, TrainConfig
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option
 
 COMMAND_NAMES = ("train", "graph", "generate", "export", "toy", "models", "plugins")
@@ -50,23 +50,6 @@ def disabled_plugin(text: str) -> str:
     name = text.removeprefix("no:")
     refuse_unknown((name,))
     return name
-
-
-def one_of(
-    names: Sequence[str], aliases: Mapping[str, str] | None = None
-) -> Callable[[str], str]:
-    """Return a parser that accepts these names, and aliases that are not shown."""
-
-    def parse(text: str) -> str:
-        name = (aliases or {}).get(text, text)
-        if name not in names:
-            hint = nearest(text, names)
-            raise click.BadParameter(
-                f"want one of {', '.join(names)}, got {text!r}{hint}"
-            )
-        return name
-
-    return parse
 
 
 def place(param: click.Parameter, ctx: click.Context) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Required, TypedDict, Unpack
@@ -188,10 +188,8 @@ def check_value(flag: Flag, value: Any) -> None:
         is_bool = isinstance(one, bool) and flag.kind is not bool
         if is_bool or not isinstance(one, wanted):
             raise UsageError(flag.spelled, f"want {flag.kind.__name__}, got {one!r}")
-    if flag.choices and value not in flag.choices:
-        names = ", ".join(flag.choices)
-        hint = nearest(value, flag.choices)
-        raise UsageError(flag.spelled, f"want one of {names}, got {value!r}{hint}")
+    if flag.choices:
+        check_choice(flag.spelled, value, flag.choices)
     if flag.kind is float and not math.isfinite(value):
         raise UsageError(flag.spelled, f"want a finite number, got {value}")
     if flag.above is not None and value <= flag.above:
@@ -200,6 +198,14 @@ def check_value(flag: Flag, value: Any) -> None:
         raise UsageError(flag.spelled, f"want {flag.minimum} or more, got {value}")
     if flag.maximum is not None and value > flag.maximum:
         raise UsageError(flag.spelled, f"want {flag.maximum} or less, got {value}")
+
+
+def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
+    """Raise UsageError for a value that is not among the choices."""
+    if value not in choices:
+        hint = nearest(value, choices)
+        what = f"want one of {', '.join(choices)}, got {value!r}{hint}"
+        raise UsageError(where, what)
 
 
 def split_commas(text: str | None) -> tuple[str, ...]:
