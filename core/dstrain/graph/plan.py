@@ -188,7 +188,7 @@ class _Planner:
             reason = self.skipped[unit.name]
             why = [f"unit {unit.name}, which computes it, is skipped ({reason})"]
         what = f"{reader.name} needs {name}, and there is no {words}"
-        raise UsageError(_where(self.spec), what, *why)
+        raise UsageError(self.spec.where, what, *why)
 
     def refuse_missing_branch(self, units: Iterable[Unit]) -> None:
         """Refuse a task that asks for the negative branch without its input."""
@@ -199,7 +199,7 @@ class _Planner:
                 other = self.spec.cfg_inputs.get(name)
                 if other is not None and other not in self.available:
                     what = f"task {self.task.name} needs the negative branch, and input {other!r} is absent"
-                    raise UsageError(_where(self.spec), what)
+                    raise UsageError(self.spec.where, what)
 
     def needed_units(self) -> list[Unit]:
         """Return the units whose outputs the training step uses, directly or not."""
@@ -278,7 +278,7 @@ class _Planner:
         for name in self.trained:
             if name not in components["train"]:
                 raise UsageError(
-                    _where(self.spec),
+                    self.spec.where,
                     f"cannot train {name!r}: task {self.task.name} does not use it",
                     f"used in a training step: {', '.join(components['train'])}",
                 )
@@ -335,7 +335,7 @@ def _trained(spec: PipelineSpec, trainables: tuple[str, ...]) -> tuple[str, ...]
         if name not in spec.components:
             hint = nearest(name, spec.components)
             raise UsageError(
-                _where(spec),
+                spec.where,
                 f"no component named {name!r} to train{hint}",
                 f"components: {', '.join(spec.components)}",
             )
@@ -384,7 +384,3 @@ def _kind(spec: PipelineSpec, key: str) -> str:
     if isinstance(source, Column | Constant):
         return KINDS_OF_COLUMNS[source.kind]
     return "int" if isinstance(source, Measured) else "as given"
-
-
-def _where(spec: PipelineSpec) -> str:
-    return f"{spec.family} {spec.variant}"

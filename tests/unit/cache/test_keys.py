@@ -68,7 +68,7 @@ def test_a_key_does_not_change_with_what_the_unit_does_not_use() -> None:
     )
 
 
-def test_the_side_is_part_of_a_key_only_if_the_unit_borrows_it() -> None:
+def test_the_branch_is_part_of_a_key_only_if_the_unit_uses_it() -> None:
     step = Step(Unit(branched), "positive", {"prompt": "prompt"}, {"emb": "emb"})
     keys = [
         step_key("f", replace(step, branch=branch), {"prompt": "k"}, {}, "float32")

@@ -117,7 +117,7 @@ def test_more_shards_than_are_kept_open_can_be_read(
         assert len(store._open) <= 2
 
 
-def test_only_temporaries_are_removed_when_a_store_is_made_again(
+def test_only_temporaries_are_removed_when_a_cache_is_created_again(
     store: FeatureCache,
 ) -> None:
     (kept,) = fill(store, VALUES)
@@ -145,7 +145,7 @@ def test_only_temporaries_are_removed_when_a_store_is_made_again(
         ('{"format": "dstrain-features", "version": 2}', "want "),
     ],
 )
-def test_what_is_no_store_of_this_version_is_refused(
+def test_what_is_no_cache_of_this_version_is_refused(
     store: FeatureCache, marker: str | None, words: str
 ) -> None:
     path = store.folder / "store.json"

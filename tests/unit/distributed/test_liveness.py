@@ -145,7 +145,7 @@ def test_a_process_alone_always_says_why_it_ends() -> None:
     ],
     ids=["closed", "late", "network", "another", "no RuntimeError"],
 )
-def test_errors_of_collectives_are_told_from_others(
+def test_errors_of_collectives_are_distinguished_from_others(
     error: Exception, meaning: str
 ) -> None:
     assert peer_failure(error) == meaning

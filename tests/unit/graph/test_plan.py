@@ -1,5 +1,5 @@
-"""The plan: who runs in which stage, what each stage loads, what crosses, and what is
-refused before loading.
+"""A plan says which units run in which stage, what each stage loads, which values are
+cached, and what is refused before loading.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ def join_prompt(text_emb: Tensor, hint_emb: Tensor | None = None) -> Prompt: ...
 def encode_image(input_image: Image, *, vae: Any) -> Latents: ...
 def jitter(input_latents: Tensor, *, rng: Any) -> Jitter: ...
 def make_ids(height: int, *, dit_config: Any) -> Ids: ...
-def idle_encode(input_image: Image, *, big: Any) -> Unread: ...
+def unused_encode(input_image: Image, *, big: Any) -> Unread: ...
 def predict(
     noisy_latents: Tensor,
     timestep: Tensor,
@@ -95,7 +95,7 @@ WIRING = PipelineSpec(
             encode_image,
             jitter,
             make_ids,
-            idle_encode,
+            unused_encode,
         )
     ),
     model_fn=predict,
@@ -133,7 +133,7 @@ def plan(
 # Stages.
 
 
-def test_what_borrows_nothing_trained_is_frozen() -> None:
+def test_a_unit_that_uses_nothing_trained_is_cached() -> None:
     made = plan("dit")
     assert names(made.cached_steps) == [
         "encode_text",
@@ -145,7 +145,7 @@ def test_what_borrows_nothing_trained_is_frozen() -> None:
     assert made.cached_values == ("ids", "input_latents", "prompt_emb")
 
 
-def test_a_unit_that_borrows_the_trained_component_is_live_and_so_is_whoever_reads_it() -> (
+def test_a_unit_that_uses_the_trained_component_runs_in_training_as_do_users_of_its_outputs() -> (
     None
 ):
     made = plan("text_encoder")
@@ -159,23 +159,21 @@ def test_a_unit_that_borrows_the_trained_component_is_live_and_so_is_whoever_rea
     }
 
 
-def test_borrowing_rng_makes_a_unit_live() -> None:
+def test_a_unit_that_uses_rng_runs_in_training() -> None:
     made = plan("dit", task=Task.of("jitter", jitter_loss))
     assert names(made.train_steps) == ["jitter"]
     assert "input_latents" in made.cached_values
     assert "jittered" not in made.cached_values
 
 
-def test_borrowing_a_configuration_does_not_make_a_unit_live_nor_load_the_weights() -> (
-    None
-):
+def test_a_unit_that_uses_a_configuration_is_cached_and_loads_no_weights() -> None:
     made = plan("dit")
     assert "make_ids" in names(made.cached_steps)
     assert made.configs["data_process"] == ("dit",)
     assert "dit" not in made.components["data_process"]
 
 
-def test_components_follow_from_what_is_borrowed() -> None:
+def test_components_follow_from_what_the_functions_use() -> None:
     made = plan("dit")
     assert made.components["data_process"] == ("text_encoder", "tokenizer", "vae")
     assert made.components["train"] == ("dit",)
@@ -183,11 +181,11 @@ def test_components_follow_from_what_is_borrowed() -> None:
     assert (made.configs["train"], made.configs[""]) == ((), ())
 
 
-def test_idle_units_never_run_in_any_task_nor_load_anything() -> None:
+def test_unused_units_never_run_in_any_task_nor_load_anything() -> None:
     for task in (TASK, GUIDED):
         made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=task)
-        assert set(made.unused_units) == {"jitter", "idle_encode"}
-        assert not {"jitter", "idle_encode"} & {
+        assert set(made.unused_units) == {"jitter", "unused_encode"}
+        assert not {"jitter", "unused_encode"} & {
             *names(made.cached_steps),
             *names(made.train_steps),
         }
@@ -200,7 +198,7 @@ def test_dotted_trainables_count_as_their_component() -> None:
     )
 
 
-def test_what_hold_reads_crosses() -> None:
+def test_inputs_of_constrain_latents_are_cached() -> None:
     spec = replace(
         WIRING,
         constrain_latents=constrain_latents,
@@ -229,7 +227,7 @@ def test_an_absent_optional_value_is_not_read() -> None:
     assert dict(step.inputs) == {"text_emb": "text_emb", "hint_emb": "hint_emb"}
 
 
-def test_skips_are_kept_with_their_reason_and_cascade_through_required_reads_only() -> (
+def test_skips_are_kept_with_their_reason_and_cascade_through_required_inputs_only() -> (
     None
 ):
     with pytest.raises(UsageError):
@@ -294,10 +292,10 @@ def test_training_what_no_step_uses_is_refused_naming_what_a_step_uses() -> None
     assert "dit" in caught.value.help_lines[0]
 
 
-# Sides.
+# Branches.
 
 
-def test_the_negative_side_is_computed_only_if_the_task_needs_it() -> None:
+def test_the_negative_branch_is_computed_only_if_the_task_needs_it() -> None:
     inputs = INPUTS | {"negative_prompt"}
     assert not [
         key
@@ -308,7 +306,7 @@ def test_the_negative_side_is_computed_only_if_the_task_needs_it() -> None:
     assert {"prompt_emb", "negative.prompt_emb"} <= set(made.cached_values)
 
 
-def test_units_run_once_per_side_only_where_a_value_differs_by_side() -> None:
+def test_units_run_once_per_branch_only_where_a_value_differs_by_branch() -> None:
     made = plan("dit", inputs=INPUTS | {"negative_prompt", "hint"}, task=GUIDED)
     assert names(made.cached_steps) == [
         *[
@@ -332,22 +330,22 @@ def test_units_run_once_per_side_only_where_a_value_differs_by_side() -> None:
     ]
 
 
-def test_the_inputs_of_both_sides_cross_when_the_encoder_is_trained() -> None:
+def test_the_inputs_of_both_branches_are_cached_when_the_encoder_is_trained() -> None:
     made = plan("text_encoder", inputs=INPUTS | {"negative_prompt"}, task=GUIDED)
     assert {"prompt", "negative_prompt"} <= set(made.cached_values)
     assert made.cached_kinds["negative_prompt"] == "str"
 
 
-def test_borrowing_side_makes_what_a_unit_makes_per_side() -> None:
-    def make_sided_ids(height: int, *, branch: str) -> Ids: ...
+def test_a_unit_that_uses_the_branch_runs_once_per_branch() -> None:
+    def make_branch_ids(height: int, *, branch: str) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
-    spec = replace(WIRING, units=(*units, Unit(make_sided_ids)))
+    spec = replace(WIRING, units=(*units, Unit(make_branch_ids)))
     made = plan("dit", inputs=INPUTS | {"negative_prompt"}, task=GUIDED, spec=spec)
     assert {"ids", "negative.ids"} <= set(made.cached_values)
 
 
-def test_an_absent_negative_input_is_refused_when_the_task_needs_that_side() -> None:
+def test_an_absent_negative_input_is_refused_when_the_task_needs_that_branch() -> None:
     with pytest.raises(UsageError, match="negative_prompt"):
         plan("dit", task=GUIDED)
 
@@ -355,25 +353,25 @@ def test_an_absent_negative_input_is_refused_when_the_task_needs_that_side() -> 
 # Losses.
 
 
-def test_what_only_the_loss_reads_crosses() -> None:
+def test_an_input_of_the_loss_alone_is_cached() -> None:
     made = plan("dit", inputs=INPUTS | {"seed"}, task=Task.of("seeded", seeded_loss))
     assert made.cached_kinds["seed"] == "int"
     with pytest.raises(UsageError, match="seeded_loss needs seed"):
         plan("dit", task=Task.of("seeded", seeded_loss))
 
 
-def test_a_loss_that_borrows_what_is_no_component_is_refused() -> None:
+def test_a_loss_that_uses_an_unknown_component_is_refused() -> None:
     with pytest.raises(UsageError, match="teacher"):
         plan("dit", task=Task.of("taught", teacher_loss))
 
 
-def test_a_component_that_only_the_loss_borrows_is_loaded_in_stage_2() -> None:
+def test_a_component_of_the_loss_alone_is_loaded_in_stage_2() -> None:
     spec = replace(WIRING, components=(*WIRING.components, "teacher"))
     made = plan("dit", task=Task.of("taught", teacher_loss), spec=spec)
     assert made.components["train"] == ("dit", "teacher")
 
 
-def test_the_kind_of_an_input_is_said_as_that_of_a_made_value() -> None:
+def test_the_kind_of_an_input_reads_as_that_of_an_output() -> None:
     def embed(hints: list[Image], *, dit: Any) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
@@ -416,7 +414,9 @@ def test_training_something_else_loads_every_expert() -> None:
     )
 
 
-def test_a_unit_that_borrows_the_role_is_live_whichever_expert_is_trained() -> None:
+def test_a_unit_that_uses_the_denoiser_runs_in_training_whichever_expert_is_trained() -> (
+    None
+):
     def embed_size(height: int, *, dit: Any) -> Ids: ...
 
     units = tuple(unit for unit in WIRING.units if unit.name != "make_ids")
@@ -499,7 +499,7 @@ def execute(steps: tuple[Step, ...], values: dict[str, Any]) -> dict[str, Any]:
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
 )
 @given(graphs())
-def test_law_staged_is_unsplit_and_nothing_live_could_have_been_frozen(
+def test_stages_compute_what_one_run_does_and_all_that_can_be_cached_is(
     graph: tuple[PipelineSpec, Task, frozenset[str], tuple[str, ...]],
 ) -> None:
     spec, task, present, trained = graph

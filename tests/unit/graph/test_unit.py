@@ -1,4 +1,4 @@
-"""A unit's signature is its declaration, and what it makes is what it promised."""
+"""A unit's signature is its declaration, and it returns what it declares."""
 
 from collections.abc import Callable
 from typing import Any, TypedDict
@@ -46,7 +46,7 @@ def encode(
     return {"emb": torch.ones(1), "mask": None}
 
 
-def test_reads_borrows_and_makes_are_the_signature() -> None:
+def test_inputs_components_and_outputs_are_the_signature() -> None:
     unit = Unit(encode, version=3)
     assert (unit.name, unit.version) == ("encode", 3)
     assert dict(unit.inputs) == {"prompt": True, "image": False}
@@ -105,7 +105,7 @@ def test_incomplete_declaration_is_refused_naming_function_and_fault(
     assert fault in str(caught.value)
 
 
-def test_given_parameters_are_not_reads() -> None:
+def test_given_parameters_are_no_inputs() -> None:
     def predict(
         noisy_latents: Tensor, timestep: Tensor, emb: Tensor, *, dit: Any
     ) -> Tensor: ...
@@ -123,7 +123,7 @@ def test_unit_runs_on_plain_values_and_a_fake() -> None:
     )
 
 
-def test_absent_optional_read_takes_the_default_and_unread_values_are_not_passed() -> (
+def test_an_absent_optional_input_takes_the_default_and_other_values_are_not_passed() -> (
     None
 ):
     class Seen(TypedDict):
@@ -137,12 +137,17 @@ def test_absent_optional_read_takes_the_default_and_unread_values_are_not_passed
 
 
 @pytest.mark.parametrize("made", [{"emb": 1}, {"emb": 1, "mask": 2, "more": 3}, {}])
-def test_promised_and_made_must_be_the_same_set(made: dict[str, Any]) -> None:
+def test_a_unit_must_return_the_keys_that_it_declares(made: dict[str, Any]) -> None:
     def drifts() -> Prompt:
         return made
 
-    with pytest.raises(UsageError, match="drifts"):
+    with pytest.raises(UsageError, match=r"unit drifts: (did not|returned)") as caught:
         Unit(drifts).run({}, {})
+    assert caught.value.what.endswith("declared outputs: ['emb', 'mask']")
+    assert ("returned unexpected keys ['more']" in caught.value.what) == (
+        "more" in made
+    )
+    assert ("did not return" in caught.value.what) == ("mask" not in made)
 
 
 def kept_bytes(value: Tensor) -> int:
@@ -181,7 +186,7 @@ def test_frames_keep_no_more_storage_than_they_show() -> None:
     assert kept_bytes(Unit(cut).run({}, {})["frames"].pixels) == 12
 
 
-def test_no_two_made_tensors_share_storage() -> None:
+def test_no_two_outputs_share_storage() -> None:
     class Twins(TypedDict):
         first: Tensor
         second: Tensor

@@ -106,7 +106,7 @@ def test_what_is_no_safetensors_file_is_a_state_error(
         read_tensors(path)
 
 
-def test_a_folder_in_the_place_of_weights_is_told_with_its_newest(
+def test_a_folder_in_place_of_a_weights_file_is_refused_naming_its_newest_file(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(StateError, match="is a folder"):
