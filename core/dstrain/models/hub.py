@@ -219,13 +219,18 @@ class _Fetch:
         # Written first: the folder is then known to lack files, whatever happens.
         record.write(self.folder)
         if missing:
-            self._check_space(record, missing)
+            total = sum(record.tree[name].size for name in missing)
+            self._check_space(total)
+            logger.info(
+                f"downloading {len(missing)} files, {total:,} bytes, of "
+                f"{self.source.named} from {self.hub} to {self.folder}"
+            )
         commit = record.commit or self.at
         for name in missing:
             listed = record.tree[name]
             # By content, or what is left of another revision's file would be continued.
-            content = listed.digest.partition(":")[2] or commit.replace("/", "-")
-            staging = self.folder / STAGING / content
+            content = listed.digest.partition(":")[2] or commit
+            staging = self.folder / STAGING / re.sub(r"\W", "-", content)
             staged = staging / name
             self._ask(name, self.client.download, commit, name, staging)
             if not listed.matches(staged):
@@ -270,12 +275,11 @@ class _Fetch:
             missing.append(name)
         return replace(record, downloaded=downloaded), missing
 
-    def _check_space(self, record: Record, missing: list[str]) -> None:
-        total = sum(record.tree[name].size for name in missing)
-        staged = [
-            path for path in self.folder.glob(f"{STAGING}/**/*") if path.is_file()
-        ]
-        needed = total - sum(path.stat().st_size for path in staged)
+    def _check_space(self, total: int) -> None:
+        """Refuse files that do not fit on the disk, less what is staged already."""
+        needed = total
+        for path in self.folder.glob(f"{STAGING}/**/*"):
+            needed -= path.stat().st_size if path.is_file() else 0
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise SystemFault(
@@ -283,10 +287,6 @@ class _Fetch:
                 f"{needed:,} bytes are to be downloaded, and {free:,} are free",
                 f"make room, or choose another disk with {MODEL_BASE_VARIABLES[0]}",
             )
-        logger.info(
-            f"downloading {len(missing)} files, {total:,} bytes, of "
-            f"{self.source.named} from {self.hub} to {self.folder}"
-        )
 
     def _ask(self, name: str, call: Callable[..., T], *arguments: object) -> T:
         """Call the client for the model, or for one of its files; raise what went wrong

@@ -104,7 +104,7 @@ def test_each_stage_fetches_what_it_needs_and_nothing_else(
     assert names(Path("models") / TINY) == sorted({*first, *SHARDS})
 
 
-def test_a_run_in_one_piece_and_inference_fetch_everything(
+def test_an_unsplit_run_and_inference_fetch_everything(
     server: Server, hub: Hub
 ) -> None:
     flags = ("--model", "tiny", "--model_id_with_origin_paths", IDS, "--hub", hub)
@@ -462,3 +462,22 @@ def test_an_id_must_be_one_and_a_list_may_not_lead_elsewhere(
         with pytest.raises(SystemFault, match="outside the model's folder"):
             fetch(ModelSource(TINY, hub=hub), "*.safetensors")
     assert not list(Path().rglob("evil*"))
+
+
+def test_a_digest_that_leads_elsewhere_writes_nothing_over(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = CLIENTS["huggingface"].list_files
+
+    def lying(*arguments: Any) -> Any:
+        listing = listed(*arguments)
+        files = {
+            name: file._replace(digest="sha256:..")
+            for name, file in listing.files.items()
+        }
+        return listing._replace(files=files)
+
+    monkeypatch.setattr(CLIENTS["huggingface"], "list_files", lying)
+    with pytest.raises(SystemFault, match="did not give what it lists"):
+        fetch(ModelSource(TINY, hub="huggingface"), "vae/*.safetensors")
+    assert not list((Path("models") / TINY).glob("[!.]*"))
