@@ -49,7 +49,9 @@ class Cell:
     @property
     def frames(self) -> int:
         """Return the number of frames of a video; 1 for anything else."""
-        return len(dict(self.parameters)["frames"]) if self.kind == "video" else 1
+        if self.kind != "video":
+            return 1
+        return len(dict(self.parameters)["frames"])
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -158,8 +160,11 @@ class ResampledVideo:
     def cell(self, clip: range) -> Cell:
         """Return the cell of a clip, or of the one frame of it that the column selects."""
         column = self.column
-        selected = {"first": clip[:1], "last": clip[-1:]}.get(column.frame, clip)
-        frames = tuple(self.frame_indices[index] for index in selected)
+        if column.frame == "first":
+            clip = clip[:1]
+        elif column.frame == "last":
+            clip = clip[-1:]
+        frames = tuple(self.frame_indices[index] for index in clip)
         files: tuple[str, ...] = (self.path,)
         source = "video"
         if self.video.files:

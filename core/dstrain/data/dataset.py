@@ -287,7 +287,8 @@ def _check_extra_input(
     flag = "--extra_inputs"
     matching = [name for name, column in known.items() if wanted in (name, column.name)]
     if not matching:
-        hint = nearest(wanted, {*known, *(column.name for column in known.values())})
+        names = [*known, *(column.name for column in known.values())]
+        hint = nearest(wanted, names)
         raise UsageError(
             flag,
             f"this variant has no input {wanted!r}{hint}",

@@ -190,7 +190,8 @@ def load_image(path: Path, mode: str, size: Size | None, frame: int = 0) -> Imag
             # eighth of its own: faster, and still at least twice as large as needed.
             height, width = size[::-1] if orientation in SIDEWAYS else size
             scale = 2 * max(height / image.height, width / image.width)
-            image.draft(None, (ceil(scale * image.width), ceil(scale * image.height)))
+            enough = ceil(scale * image.width), ceil(scale * image.height)
+            image.draft(None, enough)
         if frame:
             image.seek(frame)
         image.load()
@@ -206,7 +207,8 @@ def cover(image: Image.Image, size: Size | None) -> Image.Image:
     """
     if size is None or size == (image.height, image.width):
         return image
-    return ImageOps.fit(image, (size[1], size[0]), Image.Resampling.LANCZOS)
+    height, width = size
+    return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
 
 
 @contextmanager

@@ -97,7 +97,8 @@ def read_frames(path: Path, indices: Sequence[int], size: Size | None) -> Pixels
 
 def read_images(paths: Sequence[Path], size: Size | None) -> Pixels:
     """Load images as frames, as `read_frames` does."""
-    return np.stack([np.asarray(load_image(path, "RGB", size)) for path in paths])
+    images = [load_image(path, "RGB", size) for path in paths]
+    return np.stack([np.asarray(image) for image in images])
 
 
 def _probe_folder(path: Path) -> Video:
@@ -119,14 +120,22 @@ def _probe_folder(path: Path) -> Video:
         if size != sizes[0]:
             what = f"{file.name} is {size[0]} x {size[1]} (height x width), not {height} x {width} of {files[0].name}"
             raise UsageError(path, what)
-    return Video(sizes[0], (0.0,) * len(files), 0.0, tuple(map(str, files)))
+    return Video(
+        size=sizes[0],
+        timestamps=(0.0,) * len(files),
+        end=0.0,
+        files=tuple(map(str, files)),
+    )
 
 
 def _numbers_first(path: Path) -> list[tuple[int, str]]:
     """Return what sorts 2.png before 10.png; the whole name tells 01 from 1."""
     parts: list[tuple[int, str]] = []
     for part in re.split(r"(\d+)", path.name):
-        parts.append((int(part), "") if part.isdecimal() else (-1, part))
+        if part.isdecimal():
+            parts.append((int(part), ""))
+        else:
+            parts.append((-1, part))
     return [*parts, (-1, path.name)]
 
 
@@ -156,7 +165,8 @@ def _decode(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Imag
     starts: list[int | None] = [None]
     if packets.pts:
         first, target = packets.pts[0], packets.pts[wanted[0]]
-        starts = [*[key for key in packets.keys if first < key <= target][-1:], None]
+        before = [key for key in packets.keys if first < key <= target]
+        starts = [*before[-1:], None]
     missing = set(wanted)
     for start in starts:  # None: from the beginning, where seeking led too far
         with open_video(path) as (container, stream):
