@@ -25,7 +25,7 @@ def setup_of(stage: str, **changes: Any) -> Any:
         extensions=SimpleNamespace(broken=("plugin bad 1.0: no",)),
         dataset=SimpleNamespace(
             rows=cells,
-            unread_columns=("mood",),
+            unused_columns=("mood",),
             table=SimpleNamespace(path="metadata.csv"),
         ),
     )
