@@ -18,12 +18,12 @@ from dstrain.console import Progress
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.schedule import TRAIN_TIMESTEPS
 from dstrain.runs.build import open_training_data, prepare
-from dstrain.runs.checkpoints.outputs import Outputs
+from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import optimizer_steps, steps
 from dstrain.runs.precompute import data_process
-from dstrain.runs.reports.metrics import StepLog
-from dstrain.runs.reports.summary import Tally
+from dstrain.runs.reports.metrics import MetricsLogger
+from dstrain.runs.reports.summary import RunStatistics
 from dstrain.runs.resolve import resolve
 from dstrain.training.collate import collate
 from dstrain.training.module import TrainingModule
@@ -65,13 +65,13 @@ def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
     processes = ProcessGroup(Accelerator(mixed_precision="no", cpu=True))
     data_process(resolve(replace(config, task="sft:data_process")), processes)
     setup = resolve(replace(config, task="sft:train"))
-    outputs = Outputs(setup, processes)
+    outputs = RunDirectory(setup, processes)
     with outputs.opened():
         training_run = prepare(
             setup, processes, open_training_data(setup), TrainingModule
         )
         outputs.begin(training_run)
-        log = StepLog(outputs.folder, setup.extensions, is_main=True)
+        log = MetricsLogger(outputs.folder, setup.extensions, is_main=True)
         with (
             log.opened(training_run.step),
             Progress("train", training_run.total_steps) as progress,
@@ -82,7 +82,7 @@ def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
                     logged_step,
                     outputs.watched(steps(training_run)),
                     log,
-                    Tally(),
+                    RunStatistics(),
                     progress,
                 ),
             )
@@ -90,14 +90,14 @@ def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
 
 def logged_step(
     numbers: Iterator[Mapping[str, float]],
-    log: StepLog,
-    tally: Tally,
+    log: MetricsLogger,
+    totals: RunStatistics,
     progress: Progress,
 ) -> None:
     """What `dstrain.runs.loop.run_steps` does at every step but those that save."""
     made = next(numbers)
     log.add(made)
-    tally.add(made)
+    totals.add(made)
     progress.step(
         f"loss {made['loss']:.4f} lr {made['learning_rate']:.2e} {made['samples_per_second']:.2f} samples/s"
     )

@@ -5,8 +5,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 
 SECONDS_PER_LINE = 60.0
@@ -63,6 +64,52 @@ def logging_to_stderr() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.handlers[:] = handlers
+
+
+class LogFile(logging.FileHandler):
+    """A log file that is given up, silently, where the disk takes no more."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Do nothing: a run does not fail for want of its log."""
+
+
+@contextmanager
+def logging_to_file() -> Iterator[Callable[[Path], None]]:
+    """Yield a function that opens a log file, to which earlier lines are written too.
+
+    An error that ends the block is logged there; showing it is for the caller.
+    """
+    from logging.handlers import MemoryHandler  # slow, and --help needs none of it
+
+    logger = logging.getLogger("dstrain")
+    # Lines wait in memory until the file may be opened.
+    buffer = MemoryHandler(sys.maxsize, flushLevel=sys.maxsize)
+    added: list[logging.Handler] = [buffer]
+    if not logger.hasHandlers() and logging.lastResort is not None:
+        # A script without handlers of its own keeps seeing warnings.
+        added.append(logging.lastResort)
+
+    def open_file(path: Path) -> None:
+        file = LogFile(path, encoding="utf-8", errors="backslashreplace")
+        file.setFormatter(logging.Formatter(TIME_FORMAT))
+        buffer.setTarget(file)
+        buffer.flushLevel = logging.NOTSET
+        buffer.flush()
+
+    for handler in added:
+        logger.addHandler(handler)
+    try:
+        yield open_file
+    except BaseException as error:
+        text = redacted(str(error) or type(error).__name__)
+        buffer.handle(logging.LogRecord(__name__, logging.ERROR, "", 0, text, (), None))
+        raise
+    finally:
+        for handler in added:
+            logger.removeHandler(handler)
+        if buffer.target is not None:
+            buffer.target.close()
+        buffer.close()
 
 
 logger = get_logger(__name__)

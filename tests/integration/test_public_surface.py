@@ -53,7 +53,7 @@ FLAGS = {
     GenerateConfig: """
         dataset family_options guidance_scale height hub input left_out lora
         mixed_precision model model_id_with_origin_paths model_paths negative_prompt
-        num_frames num_inference_steps output prompt seed toy variant width
+        num_frames num_inference_steps output prompt run seed toy variant width
     """,
 }
 HOOKS = "dstrain_commands dstrain_step_end dstrain_tasks"

@@ -44,7 +44,7 @@ def small(step: int, digest: str = "old") -> TrainingState:
 
 def saved(folder: Path, *steps: int) -> None:
     for step in steps:
-        save_state(folder / f"state-{step}", small(step))
+        save_state(folder / f"states/step-{step}", small(step))
 
 
 def check_saved(folder: Path, step: int) -> str:
@@ -54,21 +54,24 @@ def check_saved(folder: Path, step: int) -> str:
     state = load_state(newest_state(folder))
     assert (state.step, state.config_digest) in {(1, "old"), (step, "new")}
     assert torch.equal(state.trainable["w"], torch.full((3,), float(state.step)))
-    remove_leftovers(folder)
-    save_state(folder / f"state-{step}", small(step, "new"))
+    remove_leftovers(folder / "states")
+    save_state(folder / f"states/step-{step}", small(step, "new"))
     assert load_state(newest_state(folder)).config_digest == "new"
-    assert {path.name for path in folder.iterdir()} == {"state-1", f"state-{step}"}
+    assert {path.name for path in (folder / "states").iterdir()} == {
+        "step-1",
+        f"step-{step}",
+    }
     return state.config_digest
 
 
 def pruned(folder: Path, keep: int) -> None:
-    prune_states(folder, keep, frozenset([folder / "state-3"]))
+    prune_states(folder, keep, frozenset([folder / "states/step-3"]))
 
 
 def check_pruned(folder: Path, keep: int) -> str:
     """Every state that is left is whole, and the newest is there."""
     assert all(damage(state) == "" for state in states(folder))
-    assert newest_state(folder).name == "state-3"
+    assert newest_state(folder).name == "step-3"
     return "old" if len(states(folder)) > keep else "new"
 
 
@@ -119,12 +122,12 @@ class Operation:
 OPERATIONS = {
     "a state beside another": Operation(
         lambda folder: saved(folder, 1),
-        lambda folder: save_state(folder / "state-2", small(2, "new")),
+        lambda folder: save_state(folder / "states/step-2", small(2, "new")),
         partial(check_saved, step=2),
     ),
     "a state in the place of another": Operation(
         lambda folder: saved(folder, 1),
-        lambda folder: save_state(folder / "state-1", small(1, "new")),
+        lambda folder: save_state(folder / "states/step-1", small(1, "new")),
         partial(check_saved, step=1),
     ),
     "pruning to one": Operation(
@@ -225,7 +228,7 @@ def test_every_crash_point_of_overwriting_leaves_all_of_the_old_run_or_nothing_o
     shutil.copytree(first, out)
     total = events(body, out)
     old, wanted = tree(first), everything(out)
-    old.pop("weights.json")
+    old.pop("run.json")
     count = trials(total)
     found = set()
     for trial in range(count):
@@ -235,7 +238,7 @@ def test_every_crash_point_of_overwriting_leaves_all_of_the_old_run_or_nothing_o
         assert killed_at(event, body, out, torn=bool(event % 2))
         put_back(out)
         left = tree(out)
-        left.pop("weights.json", None)  # of both runs it is the same
+        left.pop("run.json", None)  # of both runs it is the same
         assert left == old or not set(left.values()) & set(old.values()), event
         found.add(left == old)
         check_weights(out)

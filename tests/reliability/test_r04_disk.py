@@ -33,7 +33,7 @@ PARTS = (0.0, 0.4, 0.8)
 FILES = {
     "train": (
         "trainable.safetensors", "optimizer.safetensors", "state.json", "record.json",
-        "step-2.dit.safetensors", "step-2.text_encoder.safetensors", "weights.json", "config.json", "loss.csv",
+        "step-2.dit.safetensors", "step-2.text_encoder.safetensors", "run.json", "config.json", "loss.csv",
     ),
     "stage 1": ("store.json", "digests.json", "*.safetensors", "*.jsonl"),
     "generate": ("a.png",),
@@ -214,7 +214,7 @@ def test_a_file_that_does_not_fit_is_named_and_nothing_is_lost(
         before = {
             path: data
             for path, data in tree(begun).items()
-            if path.startswith(("state-1", "step-1"))
+            if path.startswith(("states/step-1", "step-1"))
         }
         assert before.items() <= tree(out).items()
     check_goes_on(here, command, out, whole)

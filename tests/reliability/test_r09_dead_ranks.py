@@ -146,10 +146,10 @@ CASES = (
         TRAIN, "dstrain.runs.checkpoints.state.commit_folder", 0, call=2, launched=False
     ),
     Case(TRAIN, "dstrain.runs.checkpoints.outputs.save_state", 0, "a defect", call=2),
-    Case(TRAIN, "dstrain.runs.checkpoints.outputs.Outputs.save", 1, call=2),
+    Case(TRAIN, "dstrain.runs.checkpoints.outputs.RunDirectory.save", 1, call=2),
     Case(
         TRAIN,
-        "dstrain.runs.checkpoints.outputs.Outputs.save",
+        "dstrain.runs.checkpoints.outputs.RunDirectory.save",
         1,
         "a bad sample",
         call=2,
@@ -332,7 +332,9 @@ ASKED = (
         call=5,
         again=True,
     ),
-    Asked(TRAIN, "dstrain.runs.checkpoints.outputs.Outputs.save", call=2, again=True),
+    Asked(
+        TRAIN, "dstrain.runs.checkpoints.outputs.RunDirectory.save", call=2, again=True
+    ),
     Asked(TRAIN, "dstrain.pipeline.pipeline.load_components"),
     Asked(
         TRAIN, "dstrain.pipeline.pipeline.load_components", signal.SIGINT, again=True

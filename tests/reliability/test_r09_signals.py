@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
-from dstrain.runs.checkpoints.directory import LOG, WEIGHTS, traces
+from dstrain.runs.checkpoints.directory import LOSS_CSV, run_in
 from dstrain.runs.checkpoints.state import damage, newest_state, states
+from dstrain.storage.run_files import RUN
 
 from tests.support.crashes import everything
 from tests.support.family import weights_of
@@ -199,16 +200,14 @@ def check_same(out: Path, wanted: dict[str, Any], stopped: int) -> None:
     Beside it, it has the weights that it saved there; which older states are kept
     depends on where it was.
     """
-    ended, newest = everything(out), f"{states(out)[0].name}/"
+    ended, newest = everything(out), f"states/{states(out)[0].name}/"
     older = {
         name
         for name in wanted | ended
-        if name.startswith("state-") and not name.startswith(newest)
+        if name.startswith("states/") and not name.startswith(newest)
     }
     same = {
-        name
-        for name in wanted
-        if name != WEIGHTS and (name in ended or name not in older)
+        name for name in wanted if name != RUN and (name in ended or name not in older)
     }
     assert {name: ended.get(name) for name in same} == {
         name: wanted[name] for name in same
@@ -233,12 +232,12 @@ def test_a_signalled_run_is_saved_within_one_step_and_goes_on_bit_for_bit(
     check_told(said)
     assert not list(out.rglob(".tmp-*"))
     assert all(not damage(state) for state in states(out))
-    stopped = int(log(out)[-1]["step"]) if (out / LOG).exists() and log(out) else 0
+    stopped = int(log(out)[-1]["step"]) if (out / LOSS_CSV).exists() and log(out) else 0
     if stopped:
-        assert newest_state(out).name == f"state-{stopped}"
+        assert newest_state(out).name == f"step-{stopped}"
         assert "run the same command with --resume" in said
     counted("interrupted", 1)
-    begun = ["--resume"] if states(out) else ["--overwrite"] if traces(out) else []
+    begun = ["--resume"] if states(out) else ["--overwrite"] if run_in(out) else []
     undisturbed([*line, *begun], told)
     check_same(out, wanted, stopped)
 

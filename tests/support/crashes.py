@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dstrain.runs.checkpoints.directory import traces
+from dstrain.runs.checkpoints.directory import run_in
 from dstrain.runs.checkpoints.state import states
 
 from tests.support.runs import log, train
@@ -26,7 +26,7 @@ WRITES = (
     "shutil.",
 )
 CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-NOT_COMPARED = (".lock", "config.json", "loss.csv", "loss.jsonl")
+NOT_COMPARED = (".lock", "config.json", "loss.csv", "loss.jsonl", "dstrain.log")
 """config.json holds --resume; loss.csv is compared without what depends on the clock.
 """
 
@@ -113,7 +113,7 @@ def again(project: Path, out: Path, flags: dict[str, Any]) -> Path:
         {"resume": "auto"}
         if states(out)
         else {"overwrite": True}
-        if traces(out)
+        if run_in(out)
         else {}
     )
     return train(project, output_path=out, **flags, **begun)

@@ -96,9 +96,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 def log(folder: Path) -> list[dict[str, float]]:
-    """loss.csv, without what depends on the clock."""
+    """logs/loss.csv, without what depends on the clock."""
     header, *rows = [
-        line.split(",") for line in (folder / "loss.csv").read_text().splitlines()
+        line.split(",") for line in (folder / "logs/loss.csv").read_text().splitlines()
     ]
     told = [dict(zip(header, map(float, row), strict=True)) for row in rows]
     return [
@@ -115,7 +115,11 @@ def outcome(folder: Path) -> dict[str, Any]:
     the data set differs by stage.
     """
     state = replace(load_state(states(folder)[0]), content={})
-    left = sorted(path.name for path in folder.iterdir() if path.name != "config.json")
+    left = sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.name not in ("config.json", "dstrain.log")
+    )
     return {
         "files": files(folder),
         "log": log(folder),

@@ -17,6 +17,7 @@ from dstrain.cli.options import (
 )
 from dstrain.config.fields import check_choice, parse_alpha
 from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError
 
@@ -56,10 +57,11 @@ def generate(config: GenerateConfig) -> None:
     from dstrain.distributed.signals import interrupt_on_signals
 
     with interrupt_on_signals("interrupted", "run the same command again"):
+        config = with_run_options(config)
         validate(config)
-        from dstrain.generation.run import generate as run
+        from dstrain.generation.run import start
 
-        run(config)
+        start(config)
 
 
 def toy(

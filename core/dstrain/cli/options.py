@@ -21,6 +21,7 @@ from dstrain.config.fields import (
     parse_lora,
 )
 from dstrain.config.schema import ModelChoice, TrainConfig
+from dstrain.config.serialize import read_resolved
 from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option
 
@@ -208,14 +209,17 @@ class FamilyCommand(click.Command):
         ).params
         file = first["config"]
         values = read_file(file) if file is not None else {}
+        if first.get("run") is not None:
+            values.setdefault("model", read_resolved(first["run"])["model"])
         model = first["model"] if first["model"] is not None else values.get("model")
         if model is None:
             return  # click says that it is required
         disabled = [name.removeprefix("no:") for name in values.get("p", ())]
         ctx.meta[FAMILY] = load_family(model, first["left_out"] or disabled)
-        if file is not None:
-            ctx.meta[CONFIG_FILE] = file
-            ctx.default_map = default_map(file, values, self._file_options(ctx))
+        if values:
+            path = first["run"] if file is None else file
+            ctx.meta[CONFIG_FILE] = path
+            ctx.default_map = default_map(path, values, self._file_options(ctx))
 
     def _file_options(self, ctx: click.Context) -> dict[str, click.Option]:
         """Return the options that a file may give: all that a written one has."""

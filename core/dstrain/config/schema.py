@@ -494,6 +494,12 @@ class GenerateConfig(ModelChoice):
         group="generation",
         affects=NOTHING,
     )
+    run: Path | None = option(
+        None,
+        "Output directory of a training run: use its model files and options, and its newest weights.",
+        group="model",
+        affects=NOTHING,
+    )
     lora: tuple[LoraFile, ...] = option(
         (),
         "LoRA file to apply, with an optional scale. Can be repeated.",

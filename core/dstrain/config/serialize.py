@@ -2,13 +2,23 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from dstrain.config.fields import LoraFile, NamedInput, flags
-from dstrain.config.schema import ModelChoice, options_affecting
+from dstrain.config.fields import LoraFile, NamedInput, flags, split_commas
+from dstrain.config.schema import (
+    GenerateConfig,
+    ModelChoice,
+    TrainConfig,
+    options_affecting,
+)
 from dstrain.console import redacted
+from dstrain.errors import StateError, UsageError
 from dstrain.storage.files import write_file
+
+CONFIG = "logs/config.json"
+"""Where a run writes its configuration, below its output folder."""
 
 
 def as_flags(config: ModelChoice) -> dict[str, Any]:
@@ -38,6 +48,54 @@ def write_resolved(
     text = json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True)
     # A lone surrogate stands for a byte of a path that is not UTF-8; JSON can escape it.
     write_file(path, (text + "\n").encode(errors="backslashreplace"))
+
+
+def read_resolved(output: Path) -> dict[str, Any]:
+    """Read the configuration that a run wrote; raises StateError if there is none."""
+    try:
+        recorded = json.loads((output / CONFIG).read_bytes())
+        _ = recorded["model"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        what = f"is not the output directory of a run: no configuration in {CONFIG}"
+        raise StateError(str(output), what) from error
+    return cast("dict[str, Any]", recorded)
+
+
+def with_run_options(config: GenerateConfig) -> GenerateConfig:
+    """Fill in what the run of --run used, where the configuration does not say it.
+
+    Raises StateError for a directory without a run, UsageError for another family.
+    """
+    if config.run is None:
+        return config
+    recorded = read_resolved(config.run)
+    if recorded["model"] != config.model:
+        what = f"is {config.model}, but {config.run} trained {recorded['model']}"
+        raise UsageError("--model", what)
+    names = ["mixed_precision"]
+    if not (config.model_paths or config.model_id_with_origin_paths or config.toy):
+        names += ["model_paths", "model_id_with_origin_paths", "toy", "hub"]
+    values: dict[str, Any] = {
+        name: recorded.get(name) for name in names if not getattr(config, name)
+    }
+    if "hub" in names:
+        values["hub"] = recorded.get("hub", config.hub)
+    known = {flag.name for flag in flags(TrainConfig)} | {"p", "versions"}
+    options = {
+        name: str(value)
+        for name, value in recorded.items()
+        if name not in known and value not in (None, False)
+    }
+    values["family_options"] = {**options, **config.family_options}
+    preset = recorded.get("preset_lora_path")
+    full = [
+        name.partition(".")[0] for name in split_commas(recorded["trainable_models"])
+    ]
+    merged_into = recorded["preset_lora_model"] or (full[0] if full else None)
+    # Weights that were trained in full have the preset in them.
+    if preset and merged_into not in full:
+        values["lora"] = (LoraFile(Path(preset)), *config.lora)
+    return replace(config, **values)
 
 
 def _plain(value: Any) -> Any:

@@ -34,7 +34,6 @@ from dstrain.generation.source import (
 )
 from dstrain.graph.inputs import FILE_KINDS, Column, Constant, as_column
 from dstrain.models.locate import component_digests
-from dstrain.pipeline.loading import find_for_inference
 from dstrain.pipeline.sampling import Sampling, plan_inference
 from dstrain.storage.files import lock, remove_leftovers, write_file, write_json
 from dstrain.storage.hashing import Digests, hash_json
@@ -200,7 +199,7 @@ def _row_files(table: Table, columns: Mapping[str, Column]) -> dict[str, Path]:
 def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     """Return what decides the generated files and all rows share, as flat JSON data."""
     config, spec = source.config, source.spec
-    found = find_for_inference(source.family, spec, source.models)
+    found = source.find()
     fields = set(Sampling.__dataclass_fields__) - {"seed"}
     settings: dict[str, Any] = {"family": spec.family, "variant": spec.variant}
     for name, digest in component_digests(found, digests).items():

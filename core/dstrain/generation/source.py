@@ -1,22 +1,25 @@
 """Open the pipeline of a generation, and read its sampling options."""
 
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dstrain.config.fields import LoraFile
 from dstrain.config.schema import GenerateConfig
-from dstrain.errors import UsageError
+from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
+from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
-from dstrain.models.locate import ModelConfig, model_configs
+from dstrain.models.locate import Found, ModelConfig, model_configs
 from dstrain.models.toy import write_toy
+from dstrain.pipeline.loading import find_for_inference
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.variants import (
     Hints,
@@ -26,6 +29,8 @@ from dstrain.pipeline.variants import (
 )
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
+from dstrain.storage.run_files import RunFiles
+from dstrain.storage.safetensors import verify_file
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,17 @@ class PipelineSource:
     spec: PipelineSpec
     models: tuple[ModelConfig, ...]
     """The files of its components."""
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    """Components that the run of --run trained in full, by name."""
+
+    def find(self) -> Found:
+        """Find the files of every component that inference loads."""
+        found = find_for_inference(self.family, self.spec, self.models)
+        files = {
+            name: Files((self.weights[name],)) if name in self.weights else own
+            for name, own in found.files.items()
+        }
+        return replace(found, files=files)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -45,9 +61,10 @@ class PipelineSource:
 
     def load(self) -> Pipeline:
         """Load the pipeline and add the LoRAs."""
-        pipeline = Pipeline.from_files(
-            self.family, self.spec, self.models, default_device(), self.dtype
+        pipeline = Pipeline.from_found(
+            self.family, self.spec, self.find(), default_device(), self.dtype
         )
+        pipeline.autocast = None if self.dtype == torch.float32 else self.dtype
         for lora in self.config.lora:
             pipeline.load_lora(lora.path, lora.scale)
         return pipeline
@@ -69,13 +86,37 @@ def open_source(
             raise UsageError("--lora", what, f"want a number: {path}:0.8")
         check_lora_file(lora.path)
     family = load_family(config.model, config.left_out)
+    config, weights = _with_weights(config)
     models = model_configs(config, family)
     hints = Hints(models, score_inputs(inputs), take_first=config.toy)
     variant = choose_variant(family, config.variant, hints)
     spec = with_overrides(family.spec(variant), family, config)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(family, spec.variant, Path(folder)) if config.toy else ()
-        yield PipelineSource(config, family, spec, (*toy, *models))
+        yield PipelineSource(config, family, spec, (*toy, *models), weights)
+
+
+def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Path]]:
+    """Add the newest weights of --run: LoRA files to --lora, others by component."""
+    run = config.run
+    if run is None:
+        return config, {}
+    saved = RunFiles.read(run).weights()
+    if not saved:
+        raise StateError(str(run), "the run there has not saved any weights")
+    newest = list(saved.values())[-1]
+    loras = []
+    full = {}
+    for name, step in saved.items():
+        path = run / name
+        if step == newest:
+            header = verify_file(path)
+            config = replace(config, variant=config.variant or header["variant"])
+            if "base" in header:  # what a LoRA was trained on
+                loras.append(LoraFile(path))
+            else:
+                full[header["component"]] = path
+    return replace(config, lora=(*loras, *config.lora)), full
 
 
 def check_used(

@@ -17,7 +17,7 @@ from dstrain.lora.reader import check_lora_file
 from dstrain.models.checkpointing import enable_checkpointing
 from dstrain.models.locate import Found
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.checkpoints.initial_weights import start_weights
+from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import check_configs, open_plan
 from dstrain.runs.job import TrainingData, TrainingRun
 from dstrain.runs.setup import Setup
@@ -123,12 +123,12 @@ def _load_module(
 ) -> TrainingModule:
     """Load the pipeline, and put what is trained into training mode."""
     config = setup.config
-    initial = start_weights(setup, found)
+    initial = initial_weights(setup, found)
     check_lora_file(config.lora_checkpoint)
     pipeline = Pipeline.from_found(
         setup.family,
         setup.spec,
-        initial.in_place(found),
+        initial.replacing_files(found),
         setup.device,
         setup.dtype,
         _full_precision(setup, plans),

@@ -13,11 +13,11 @@ from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory
 from dstrain.runs.build import open_training_data, prepare
-from dstrain.runs.checkpoints.outputs import Outputs
+from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.job import TrainingRun, name_row
-from dstrain.runs.reports.metrics import StepLog
+from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
-from dstrain.runs.reports.summary import Tally
+from dstrain.runs.reports.summary import RunStatistics
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
@@ -43,51 +43,51 @@ def train(
     """Train and save; every number that is logged is the mean over a whole optimizer
     step and all processes.
     """
-    outputs = Outputs(setup, processes)
-    outputs.refuse_unfit()
+    directory = RunDirectory(setup, processes)
+    directory.check_available()
     if setup.stage != "train":
         read_samples(setup, processes)
     log_warnings(setup)
-    with outputs.opened():
+    with directory.opened():
         samples = open_training_data(setup)
         previews = open_previews(setup, samples)
         with oom_as_error("loading", *LOAD_ADVICE):
             run = prepare(setup, processes, samples, module_class)
             previews.load(run)
-        outputs.begin(run)
-        run_steps(run, outputs, previews)
-        outputs.end(run)
+        directory.resume_or_start(run)
+        run_steps(run, directory, previews)
+        directory.finish(run)
 
 
-def run_steps(run: TrainingRun, outputs: Outputs, previews: Previews) -> None:
+def run_steps(run: TrainingRun, directory: RunDirectory, previews: Previews) -> None:
     """The training loop: from where the job stands, which may lack previews, to its
     last step.
     """
-    bar, tally = (
+    bar, statistics = (
         Progress(
             "train",
             run.total_steps,
             run.step,
             run.processes.is_main,
         ),
-        Tally(),
+        RunStatistics(),
     )
-    log = StepLog(outputs.folder, run.setup.extensions, run.processes.is_main)
+    log = MetricsLogger(directory.folder, run.setup.extensions, run.processes.is_main)
     with log.opened(run.step), bar as progress, catch_stop_signals() as asked:
         previews.make_if_due(run, True, asked)
-        for numbers in outputs.watched(steps(run)):
+        for numbers in directory.with_last_checkpoint(steps(run)):
             log.add(numbers)
-            tally.add(numbers)
+            statistics.add(numbers)
             # Short, so that a terminal of 80 columns has room for the bar.
             progress.step(
                 f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}"
             )
-            saved = outputs.save_if_due(run, int(numbers["epoch"]))
+            saved = directory.save_if_due(run, int(numbers["epoch"]))
             previews.make_if_due(run, saved, asked)
             if run.processes.any(asked()) and run.step < run.total_steps:
-                outputs.stop(run, saved)
-    if tally.steps:
-        logger.info(tally.told(peak_memory()))
+                directory.stop(run, saved)
+    if statistics.steps:
+        logger.info(statistics.summary(peak_memory()))
 
 
 def steps(run: TrainingRun) -> Iterator[dict[str, float]]:

@@ -290,8 +290,9 @@ class Setup:
 
     @property
     def list_folder(self) -> Path:
-        """The folder of bad_samples.jsonl: --output_path, else the feature store's."""
-        return self.config.output_path or self.cache_path
+        """The folder of bad_samples.jsonl: the run's logs, or in stage 1 its output."""
+        output = self.config.output_path or self.cache_path
+        return output if self.stage == "data_process" else output / "logs"
 
     def plan(self, inputs: frozenset[str]) -> Plan:
         """The plan for rows with these inputs, made once for each set of inputs."""

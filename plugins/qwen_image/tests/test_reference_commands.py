@@ -97,7 +97,7 @@ def test_the_commands_of_the_documents_run_and_save_once_per_epoch(
     for name in ("Qwen-Image_lora", "Qwen-Image-LoRA-splited"):
         saved = sorted(path.name for path in (reference / name).glob("*.safetensors"))
         assert saved == [f"epoch-{epoch}.safetensors" for epoch in range(5)]
-        steps = (reference / name / "loss.csv").read_text().splitlines()[1:]
+        steps = (reference / name / "logs/loss.csv").read_text().splitlines()[1:]
         assert len(steps) == 2 * 50 * 5
         assert {float(row.split(",")[3]) for row in steps} == {1e-4}
 

@@ -126,7 +126,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def log(folder: Path) -> list[tuple[str, ...]]:
-    with (folder / "loss.csv").open() as file:
+    with (folder / "logs/loss.csv").open() as file:
         return [tuple(row[name] for name in LOGGED) for row in csv.DictReader(file)]
 
 

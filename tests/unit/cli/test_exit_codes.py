@@ -157,7 +157,8 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (2, "no data set", Way((*SHORT, "--dataset_base_path", "dat"), "--dataset_base_path: dat is not a folder")),
     (3, "output in use by a run", Way(SHORT, "out: holds a run already", first=(SHORT,))),
     *((3, f"the user's {name}", Way(words, f"out: holds {name}, which no run", prepare=written(f"out/{name}", "mine")))
-      for name, words in (("config.json", SHORT), ("loss.csv", SHORT), ("weights.json", (*SHORT, "--overwrite")))),
+      for name, words in (("logs/config.json", SHORT), ("logs/loss.csv", SHORT),
+                          ("run.json", (*SHORT, "--overwrite")))),
     (3, "no state to go on from", Way((*SHORT, "--resume"), "out: ")),
     (3, "another run's state", Way((*LONGER, "--seed", "9"), "--resume: ", first=(SHORT,))),
     (3, "damaged states", Way(LONGER, "out", first=(SHORT,),
@@ -204,7 +205,7 @@ def here(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "config.yaml",
         "model.safetensors",
         "previews/cat.png",
-        "state-of-mind/record.json",
+        "states/of-mind/record.json",
     ):
         (tmp_path / "here/out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "here/out" / name).write_text("mine")
@@ -280,7 +281,7 @@ def test_a_signal_from_outside_ends_a_run_where_it_can_go_on(
     child = start(
         here, tiny, *TRAIN, "--num_epochs", "100000", "--save_steps", "1000000"
     )
-    log = here / "out/loss.csv"
+    log = here / "out/logs/loss.csv"
     while child.poll() is None and not (
         log.exists() and log.read_text().count("\n") > 2
     ):

@@ -27,7 +27,7 @@ use_gradient_checkpointing use_gradient_checkpointing_offload variant weight_dec
 """
 PUBLIC_GENERATE_FLAGS = """
 dataset guidance_scale height hub input lora mixed_precision model model_id_with_origin_paths model_paths
-negative_prompt num_frames num_inference_steps output prompt seed toy variant width
+negative_prompt num_frames num_inference_steps output prompt run seed toy variant width
 """
 DEFAULTS = {
     "task": "sft",

@@ -268,7 +268,7 @@ def test_secrets_of_urls_are_in_no_message_and_no_written_byte(
     for secret in SECRETS:
         assert secret not in said.err + said.out
         assert not any(secret.encode() in content for content in written)
-    listed = (tmp_path / "out/bad_samples.jsonl").read_text()
+    listed = (tmp_path / "out/logs/bad_samples.jsonl").read_text()
     assert (
         f"'http://***@{host}/none.png?***' cannot be fetched: 404 Not Found" in listed
     )

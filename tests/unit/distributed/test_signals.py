@@ -159,11 +159,11 @@ def test_a_run_that_is_interrupted_says_how_it_goes_on(
     assert told.help_lines == ("run the same command again with --overwrite",)
     run(config(here, output_path=tmp_path, max_steps=1, overwrite=True))
     told = interrupted_at(training, here, tmp_path, monkeypatch, resume="auto")
-    assert told.what == "interrupted; the newest checkpoint is state-1"
+    assert told.what == "interrupted; the newest checkpoint is step-1"
     assert told.help_lines == ("run the same command with --resume",)
     told = interrupted_at(loading, here, tmp_path, monkeypatch, overwrite=True)
     assert told.help_lines == ("run the same command again",)
-    assert (tmp_path / "state-1").is_dir()
+    assert (tmp_path / "states/step-1").is_dir()
     with monkeypatch.context() as patched:
         signal_at(2, patched)
         with pytest.raises(
@@ -332,4 +332,4 @@ def test_the_command_said_at_the_end_makes_an_image(
         )
         == 0
     )
-    assert (tmp_path / "picture.png").exists()
+    assert (tmp_path / "image.png").exists()

@@ -224,7 +224,7 @@ def test_what_is_made_is_a_data_set_for_distillation(
         "output_path": tmp_path / "out",
     }
     train(tmp_path, task=DIRECT_DISTILL.name, max_steps=2, **given)
-    assert (tmp_path / "out/loss.csv").is_file()
+    assert (tmp_path / "out/logs/loss.csv").is_file()
 
 
 @pytest.mark.parametrize(

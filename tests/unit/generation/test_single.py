@@ -2,30 +2,22 @@
 how trained weights are tried.
 """
 
-import json
 import os
-import shlex
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.cli.main import main
 from dstrain.config.fields import LoraFile, NamedInput
 from dstrain.config.schema import GenerateConfig
 from dstrain.data.output import save_image_or_video
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.generation.run import generate
 from dstrain.generation.source import PipelineSource
-from dstrain.graph.spec import ExpertSchedule
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from PIL import Image
 
-from tests.support import family
 from tests.support.family import weights_of, write
 from tests.support.runs import project, train
 
@@ -213,162 +205,3 @@ def test_what_would_be_ignored_is_refused_before_loading(
     with pytest.raises(UsageError, match="has no effect: " + what) as refused:
         generate(wanted(model, tmp_path / "x.png", variant="base", **flags))
     assert refused.value.where == where
-
-
-def said(captured: pytest.CaptureFixture[str]) -> tuple[list[str], list[Any], str]:
-    """The words of the command said at a run's end, its model files, and the advice
-    after it.
-    """
-    line = next(
-        line
-        for line in captured.readouterr().err.splitlines()
-        if line.startswith("try them: ")
-    )
-    command, _, advice = line.removeprefix("try them: ").partition(" (")
-    words = shlex.split(command)
-    paths = (
-        json.loads(words[words.index("--model_paths") + 1])
-        if "--model_paths" in words
-        else []
-    )
-    return words, paths, advice
-
-
-ADVICE = "add the model files of the other components: "
-
-
-def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the family have `dit` for the noisier half of the timesteps, and its twin
-    `dit2`.
-    """
-
-    spec = replace(
-        family.BASE,
-        components=("dit", "dit2", "text_encoder", "vae", "tokenizer"),
-        experts=ExpertSchedule("dit", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)}),
-    )
-    (dit,) = (component for component in family.COMPONENTS if component.name == "dit")
-    twin = replace(dit, name="dit2", folder="transformer_2")
-    monkeypatch.setattr(family, "COMPONENTS", (dit, twin, *family.COMPONENTS[1:]))
-    monkeypatch.setattr(family, "PIPELINES", {"base": spec, "other": spec})
-
-
-def denoiser(model: Path, place: Path) -> list[str]:
-    """A copy of a model's denoiser in a folder of this name."""
-    shutil.copytree(model / "transformer", place)
-    return sorted(map(str, place.glob("*.safetensors")))
-
-
-@pytest.mark.parametrize(
-    ("places", "trained", "order"),
-    [
-        (("a", "b"), ("dit",), ("trained dit", "b")),
-        (("a", "b"), ("dit2",), ("a", "trained dit2")),
-        (("a", "b"), ("dit", "dit2"), ("trained dit", "trained dit2")),
-        (("transformer_2", "a"), ("dit2",), ("a", "trained dit2")),
-        (
-            ("transformer_2", "transformer"),
-            ("dit", "dit2"),
-            ("trained dit", "trained dit2"),
-        ),
-    ],
-)
-def test_a_trained_expert_stands_where_its_order_tells_which_it_is(
-    places: Sequence[str],
-    trained: Sequence[str],
-    order: Sequence[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    two_experts(monkeypatch)
-    here = project(tmp_path)
-    files: dict[str, Any] = {
-        place: denoiser(here / "model", here / place) for place in places
-    }
-    others = [weights_of(here / "model")[name] for name in ("text_encoder", "vae")]
-    given = json.dumps([*files.values(), *others])
-    tokenizer = {"tokenizer_path": str(here / "model/tokenizer")}
-    train(
-        here,
-        trainable_models=",".join(trained),
-        max_steps=1,
-        model_paths=given,
-        family_options=tokenizer,
-    )
-    words, paths, advice = said(capsys)
-    suffix = {name: f".{name}" if len(trained) > 1 else "" for name in trained}
-    files |= {
-        f"trained {name}": f"{here}/out/step-1{suffix[name]}.safetensors"
-        for name in trained
-    }
-    assert paths == [*(files[name] for name in order), *(path for (path,) in others)]
-    assert not advice
-    monkeypatch.chdir(tmp_path)
-    assert main([*words[1:], "--num_inference_steps", "2"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "lacking"),
-    [
-        ({}, "text_encoder, vae"),
-        ({"trainable_models": "dit"}, "text_encoder, vae"),
-        ({"model_id_with_origin_paths": "Tiny/Tiny:vae/*.safetensors"}, "text_encoder"),
-    ],
-)
-def test_the_command_names_components_that_stage_2_was_not_given(
-    flags: Mapping[str, Any],
-    lacking: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    here = project(tmp_path)
-    train(here, task="sft:data_process", feature_cache=here / "cache", **flags)
-    only = json.dumps([weights_of(here / "model")["dit"]])
-    train(
-        here,
-        task="sft:train",
-        feature_cache=here / "cache",
-        model_paths=only,
-        max_steps=1,
-        **flags,
-    )
-    assert said(capsys)[2] == f"{ADVICE}{lacking})"
-
-
-def test_the_command_names_the_expert_that_was_not_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    two_experts(monkeypatch)
-    here = project(tmp_path)
-    given = {
-        **weights_of(here / "model"),
-        "dit": denoiser(here / "model", here / "transformer_2"),
-    }
-    tokenizer = {"tokenizer_path": str(here / "model/tokenizer")}
-    files = json.dumps(list(given.values()))
-    for name, flags in (("lora", {}), ("full", {"trainable_models": "dit2"})):
-        train(
-            here,
-            max_steps=1,
-            model_paths=files,
-            family_options=tokenizer,
-            output_path=here / name,
-            **flags,
-        )
-        assert said(capsys)[2] == f"{ADVICE}dit)"
-
-
-@pytest.mark.parametrize(
-    ("flags", "advice"),
-    [({}, ""), ({"trainable_models": "dit"}, f"{ADVICE}text_encoder, vae)")],
-)
-def test_the_command_of_a_toy_names_what_its_trained_weights_lack(
-    flags: Mapping[str, Any],
-    advice: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    here = project(tmp_path)
-    train(here, toy=True, max_steps=1, **flags)
-    assert said(capsys)[2] == advice

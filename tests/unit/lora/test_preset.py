@@ -47,7 +47,7 @@ def preset_for(here: Path, component: str, folder: Path) -> Path:
 def losses(folder: Path) -> list[str]:
     return [
         line.split(",")[2]
-        for line in (folder / "loss.csv").read_text().splitlines()[1:]
+        for line in (folder / "logs/loss.csv").read_text().splitlines()[1:]
     ]
 
 
@@ -233,7 +233,7 @@ def test_what_cannot_be_merged_is_refused(
     }
     with pytest.raises(DstrainError, match=match):
         train(here, **given)
-    assert not (here / "out/loss.csv").exists()
+    assert not (here / "out/logs/loss.csv").exists()
 
 
 @pytest.mark.parametrize("stage", ["", ":data_process", ":train"])

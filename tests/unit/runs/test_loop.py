@@ -312,7 +312,9 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_changes_no_weight(
     with pytest.raises(Diverged) as caught:
         train(here, Diverging, output_path=tmp_path, max_steps=6, save_steps=2)
     assert sorted(files(tmp_path)) == ["step-2.safetensors", "step-4.safetensors"]
-    assert caught.value.help_lines[0] == f"last good checkpoint: {tmp_path}/state-4"
+    assert (
+        caught.value.help_lines[0] == f"last good checkpoint: {tmp_path}/states/step-4"
+    )
     assert re.search(
         r"look at the samples of this step: metadata\.json:[1-6]$",
         caught.value.help_lines[1],

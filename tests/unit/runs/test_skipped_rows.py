@@ -61,15 +61,19 @@ def test_bad_rows_are_left_out_whole_and_listed_with_their_places(
     (folder / "data/metadata.jsonl").write_text("\n".join(rows))
     hurt(folder / "data/4.png")
     out = train(folder, **SKIP)
-    found = [(line["file"], line["row"], line["column"]) for line in listed(out)]
+    found = [
+        (line["file"], line["row"], line["column"]) for line in listed(out / "logs")
+    ]
     places = [(2, ""), (3, "prompt"), (3, "image"), (6, "image"), (8, "image")]
     assert sorted(found) == sorted(("metadata.jsonl", *place) for place in places)
-    reasons = {(line["row"], line["column"]): line["reason"] for line in listed(out)}
+    reasons = {
+        (line["row"], line["column"]): line["reason"] for line in listed(out / "logs")
+    }
     assert reasons[3, "image"] == "no such file 'none.png'"
     assert reasons[6, "image"].startswith("'4.png' cannot be read")
     assert reasons[8, "image"] == "is blank"
     said = capfd.readouterr().err
-    assert f"4 of 8 rows are left out, listed in {out / LIST}" in said
+    assert f"4 of 8 rows are left out, listed in {out / 'logs' / LIST}" in said
     assert "4 rows x 1" in said
 
 
@@ -106,7 +110,7 @@ def test_a_split_run_leaves_out_the_same_rows_as_one_in_a_piece(tmp_path: Path) 
     train(folder, **SKIP, task="sft:data_process", output_path=folder / "store")
     assert (
         [line["row"] for line in listed(folder / "store")]
-        == [line["row"] for line in listed(whole)]
+        == [line["row"] for line in listed(whole / "logs")]
         == [2, 6]
     )
     split = train(
@@ -122,7 +126,7 @@ def test_a_split_run_leaves_out_the_same_rows_as_one_in_a_piece(tmp_path: Path) 
         for n, part in files(whole).items()
         for k, a in part.items()
     )
-    assert not (split / LIST).exists()
+    assert not (split / "logs" / LIST).exists()
 
 
 def test_the_result_depends_on_no_worker(tmp_path: Path) -> None:
@@ -130,7 +134,7 @@ def test_the_result_depends_on_no_worker(tmp_path: Path) -> None:
     hurt(folder / "data/3.png")
     one = train(folder, **SKIP)
     two = train(folder, **SKIP, dataset_num_workers=2, output_path=folder / "two")
-    assert log(one) == log(two) and listed(one) == listed(two)
+    assert log(one) == log(two) and listed(one / "logs") == listed(two / "logs")
 
 
 def test_a_rerun_decodes_only_what_changed_or_was_bad(
@@ -138,7 +142,7 @@ def test_a_rerun_decodes_only_what_changed_or_was_bad(
 ) -> None:
     monkeypatch.setattr(hashing, "SETTLED", 0)
     folder = project(tmp_path)
-    (folder / "out").mkdir()
+    (folder / "out/logs").mkdir(parents=True)
     decoded: list[str] = []
 
     def load(cell: Cell) -> Any:
@@ -153,7 +157,7 @@ def test_a_rerun_decodes_only_what_changed_or_was_bad(
     (folder / "data/4.png").write_bytes((folder / "data/2.png").read_bytes())
     training_run(config(folder, **SKIP))
     assert sorted(decoded) == ["1.png", "4.png"]
-    (folder / "out" / MEMORY).write_text("no json")
+    (folder / "out/logs" / MEMORY).write_text("no json")
     decoded.clear()
     training_run(config(folder, **SKIP))
     assert len(decoded) == 6
@@ -161,9 +165,9 @@ def test_a_rerun_decodes_only_what_changed_or_was_bad(
 
 def test_a_file_changed_just_before_is_not_remembered(tmp_path: Path) -> None:
     folder = project(tmp_path)
-    (folder / "out").mkdir()
+    (folder / "out/logs").mkdir(parents=True)
     training_run(config(folder, **SKIP))
-    assert json.loads((folder / "out" / MEMORY).read_text()) == {}
+    assert json.loads((folder / "out/logs" / MEMORY).read_text()) == {}
 
 
 @pytest.mark.parametrize("choice", ["skip", "error"])
@@ -246,11 +250,11 @@ def test_the_command_line_says_and_does_the_same(
         in capfd.readouterr().err
     )
     assert main([*words, str(folder / "skip"), "--on_bad_sample", "skip"]) == 0
-    assert [line["row"] for line in listed(folder / "skip")] == [4]
+    assert [line["row"] for line in listed(folder / "skip/logs")] == [4]
 
 
 def test_the_folder_in_use_by_another_run_is_named(tmp_path: Path) -> None:
     folder = project(tmp_path)
     with lock(folder / "out"), pytest.raises(StateError, match="is in use"):
         run(config(folder, **SKIP))
-    assert not (folder / "out" / MEMORY).exists()  # nothing was decoded before
+    assert not (folder / "out/logs" / MEMORY).exists()  # nothing was decoded before

@@ -1,243 +1,109 @@
-"""The files of a run in its output folder: which are its own, how many are kept, and
-how all of them give way at once.
+"""The output folder of a run: where its files are, and the list of those it wrote."""
 
-weights.json     the names of the weights files that the run wrote, with their steps;
-written before each file is .overwritten/    what --overwrite is taking away; put back
-unless all of it was taken
-"""
-
-import json
-import re
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
+from dstrain.config.serialize import CONFIG
 from dstrain.errors import StateError, SystemFault
-from dstrain.runs.checkpoints.state import states
+from dstrain.runs.checkpoints.state import FILES, RECORD, STATES, states
 from dstrain.runs.skipped_rows import LIST
-from dstrain.storage.files import temporary, write_json
+from dstrain.storage.files import temporary
+from dstrain.storage.run_files import RUN, RunFiles, not_listed, remove_empty
 
-WEIGHTS = "weights.json"
-LOG = "loss.csv"
-SAME_LOG = "loss.jsonl"
-CONFIG = "config.json"
+LOSS_CSV = "logs/loss.csv"
+LOSS_JSONL = "logs/loss.jsonl"
+LOG = "logs/dstrain.log"
+SKIPPED_ROWS = f"logs/{LIST}"
 PREVIEWS = "previews"
-PROMPTS = "prompts.json"
+PROMPTS = "previews/prompts.json"
 SET_ASIDE = ".overwritten"
-NAMED = re.compile(r"(epoch|step)-\d+(\.\w+)?\.safetensors")
-"""Names of weights files: nothing else is ever removed by a record."""
-HEADS = MappingProxyType(
-    {LOG: b"step,epoch,loss,", SAME_LOG: b'{"step": ', LIST: b'{"file": '}
+"""Folder of the files that --overwrite is removing."""
+WRITTEN = (
+    *(RUN, CONFIG, LOSS_CSV, LOSS_JSONL, LOG, SKIPPED_ROWS, PROMPTS),
+    *("epoch-*.safetensors", "step-*.safetensors", f"{PREVIEWS}/step-*-*.*"),
+    *(f"{STATES}/step-*/{name}" for name in (RECORD, *FILES)),
 )
-"""How a run's records that are no single JSON value begin."""
-PREVIEW = re.compile(rf"step-\d+-\d+\.(png|mp4)|{re.escape(PROMPTS)}")
-"""Names of what `previews` puts into its folder."""
+"""Patterns of what a run may write."""
 
 
-@dataclass
-class WeightsFiles:
-    """The weights files that a run wrote to its folder: name -> step, in the order they
-    were written.
+def run_in(folder: Path) -> list[Path]:
+    """Return what says that a folder holds a run: states, newest first, weights, a log.
+
+    A log counts from its first step on; without one the run ended before it began.
     """
-
-    folder: Path
-    steps: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, folder: Path) -> "WeightsFiles":
-        """Read the folder's record; what is no such record lists nothing, so that
-        nothing is taken for the run's.
-        """
-        try:
-            entries = json.loads((folder / WEIGHTS).read_bytes())
-            steps = {name: int(step) for name, step in entries if NAMED.fullmatch(name)}
-        except (OSError, ValueError, TypeError):
-            steps = {}
-        return cls(folder, steps)
-
-    def add(self, names: Iterable[str], step: int) -> None:
-        """Record files that are about to be written: what a crash leaves of them is
-        then known to be the run's.
-        """
-        for name in names:
-            self.steps.pop(name, None)
-            self.steps[name] = step
-        self._write()
-
-    def prune(self, keep: int) -> None:
-        """Remove all but the files of the `keep` steps written last. Raises
-        SystemFault.
-        """
-        kept = list(dict.fromkeys(reversed(self.steps.values())))[:keep]
-        doomed = [name for name, step in self.steps.items() if step not in kept]
-        for name in doomed:
-            try:
-                (self.folder / name).unlink(missing_ok=True)
-            except OSError as error:
-                raise SystemFault(
-                    str(self.folder / name), f"cannot be removed: {error.strerror}"
-                ) from error
-            del self.steps[name]
-        if doomed:
-            self._write()
-
-    def _write(self) -> None:
-        write_json(
-            self.folder / WEIGHTS, [[name, step] for name, step in self.steps.items()]
-        )
+    files = RunFiles.read(folder)
+    paths = [folder / path for path in files.weights()]
+    log = folder / LOSS_CSV
+    if LOSS_CSV in files.steps and log.is_file() and log.read_bytes().count(b"\n") > 1:
+        paths.append(log)
+    return [*states(folder), *(path for path in paths if path.exists())]
 
 
-def traces(folder: Path) -> list[Path]:
-    """What says that a folder holds a run: states, newest first, weights files, a log
-    with a step in it.
-    """
-    places = (folder, folder / SET_ASIDE)
-    weights = [
-        path
-        for place in places
-        for path in sorted(place.glob("*.safetensors"))
-        if NAMED.fullmatch(path.name)
-    ]
-    logs = [
-        path
-        for place in places
-        if (path := place / LOG).is_file() and path.read_bytes().count(b"\n") > 1
-    ]
-    return [*(state for place in places for state in states(place)), *weights, *logs]
+def refuse_run(folder: Path) -> None:
+    """Raise StateError if the folder holds a run, naming the ways to resume or replace it."""
+    found = run_in(folder)
+    if not found:
+        return
+    names = ", ".join(str(path.relative_to(folder)) for path in found[:3])
+    more = ", ..." if len(found) > 3 else ""
+    resume = "resume it with --resume, " if states(folder) else ""
+    raise StateError(
+        str(folder),
+        f"holds a run already: {names}{more}",
+        f"{resume}start over with --overwrite, or give another --output_path",
+    )
 
 
-def refuse_occupied(folder: Path) -> None:
-    """Raise StateError if the folder holds a run; whoever wants it to go on or to be
-    removed says so.
-    """
-    found = traces(folder)
-    if found:
-        named = ", ".join(path.name for path in found[:3]) + ", ..." * (len(found) > 3)
-        go_on = (
-            ("go on with --resume, ",) if any(path.is_dir() for path in found) else ()
-        )
-        advice = "".join(
-            (*go_on, "begin anew with --overwrite, or give another --output_path")
-        )
-        raise StateError(str(folder), f"holds a run already: {named}", advice)
-
-
-def own(folder: Path) -> list[Path]:
-    """Everything in the folder that a run of ours wrote, and nothing else.
-
-    The memory of decoded files stays: it is of files, true for every run, and the run
-    that overwrites has just used it.
-    """
-    weights = [folder / name for name in WeightsFiles.of(folder).steps]
-    records = [folder / name for name in (LOG, SAME_LOG, CONFIG, WEIGHTS, LIST)]
-    previews = [
-        path
-        for path in sorted(folder.glob(f"{PREVIEWS}/*"))
-        if PREVIEW.fullmatch(path.name)
-    ]
-    return [
-        *states(folder),
-        *(path for path in (*weights, *previews, *records) if path.is_file()),
-    ]
-
-
-def refuse_strangers(folder: Path, overwrite: bool) -> None:
-    """Raise StateError for a file named as one that a run writes, but which none wrote:
-    it is the user's.
-
-    Of weights files only if they would be overwritten: then it would not be known whose
-    they are.
-    """
-    records = (folder / name for name in (CONFIG, WEIGHTS, *HEADS))
-    reasons = [
-        f"{path.name}, which no run wrote"
-        for path in records
-        if path.exists() and not _is_record(path)
-    ]
-    if overwrite:
-        listed = {
-            name
-            for place in (folder, folder / SET_ASIDE)
-            for name in WeightsFiles.of(place).steps
-        }
-        found = [
-            path.name
-            for path in sorted(folder.glob("*.safetensors"))
-            if NAMED.fullmatch(path.name)
-        ]
-        unknown = [name for name in found if name not in listed]
-        reasons += [
-            f"{name}, which {WEIGHTS} does not list as written by the run there"
-            for name in unknown
-        ]
-    if reasons:
-        raise StateError(
-            str(folder),
-            f"holds {reasons[0]}",
-            "move it away, or give another --output_path",
-        )
-
-
-def _is_record(path: Path) -> bool:
-    """Whether a file named as a run's record is one; the beginning of one, which a
-    crash may leave, is too.
-    """
-    try:
-        data = path.read_bytes()
-        if path.name in HEADS:
-            return HEADS[path.name].startswith(data[: len(HEADS[path.name])])
-        content = json.loads(data)
-        if path.name == CONFIG:
-            return {"versions", "output_path"} <= set(content)
-        return all(
-            isinstance(name, str) and isinstance(step, int) for name, step in content
-        )
-    except (OSError, ValueError, TypeError):
-        return False
+def refuse_unlisted(folder: Path) -> None:
+    """Raise StateError for a file that is in the way of the run's and is not listed."""
+    listed = RunFiles.read(folder).steps
+    for pattern in WRITTEN:
+        for path in sorted(folder.glob(pattern)):
+            name = str(path.relative_to(folder))
+            if name not in listed:
+                raise not_listed(folder, name)
 
 
 def take_away(folder: Path) -> None:
-    """Remove the run that the folder holds: all of it, or if this is cut off before the
-    end, nothing.
+    """Remove the run that the folder holds: all of it, or, if interrupted, nothing.
 
-    Its files are moved aside one by one, and only when all are there does their folder
-    get the name of a temporary, which `remove_leftovers` removes. Raises SystemFault.
+    The files are moved aside one by one. The run is gone once their folder gets the
+    name of a temporary, which `remove_leftovers` removes. Raises SystemFault.
     """
     aside = folder / SET_ASIDE
     try:
         aside.mkdir()
-        for path in own(folder):
-            place = aside / path.relative_to(folder)
-            place.parent.mkdir(exist_ok=True)
-            path.rename(place)
+        for name in RunFiles.read(folder).steps:
+            path = folder / name
+            if path.is_file():
+                (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                path.rename(aside / name)
+                remove_empty(path.parent, folder)
         doomed = temporary(folder / "overwritten")
         shutil.rmtree(doomed, ignore_errors=True)
         aside.rename(doomed)
     except BaseException as error:
         put_back(folder)
         if isinstance(error, OSError):
-            raise SystemFault(
-                str(folder), f"the run there cannot be removed: {error.strerror}"
-            ) from error
+            what = f"the run there cannot be removed: {error.strerror}"
+            raise SystemFault(str(folder), what) from error
         raise
 
 
 def put_back(folder: Path) -> None:
-    """Undo a `take_away` that was cut off; the caller holds the folder's lock. Raises
-    SystemFault.
+    """Undo a `take_away` that was interrupted; the caller holds the folder's lock.
+
+    Raises SystemFault.
     """
     aside = folder / SET_ASIDE
     try:
+        for path in sorted(aside.rglob("*")):
+            if path.is_file():
+                place = folder / path.relative_to(aside)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(place)
         if aside.is_dir():
-            for path in (
-                *aside.glob(f"{PREVIEWS}/*"),
-                *(path for path in aside.iterdir() if path.name != PREVIEWS),
-            ):
-                path.rename(folder / path.relative_to(aside))
             shutil.rmtree(aside)
     except OSError as error:
-        raise SystemFault(
-            str(aside), f"cannot be put back: {error.strerror}"
-        ) from error
+        what = f"cannot be put back: {error.strerror}"
+        raise SystemFault(str(aside), what) from error

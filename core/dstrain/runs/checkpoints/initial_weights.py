@@ -20,13 +20,13 @@ FLAG = "--resume_from_checkpoint"
 
 
 @dataclass(frozen=True)
-class StartWeights:
+class InitialWeights:
     """Files by component: `full` hold all its weights, `lora` its LoRA layers."""
 
     full: Mapping[str, Path]
     lora: Mapping[str, Path]
 
-    def in_place(self, found: Found) -> Found:
+    def replacing_files(self, found: Found) -> Found:
         """What was found, with the weights to start from in the place of the published
         ones.
         """
@@ -39,7 +39,7 @@ class StartWeights:
         )
 
 
-def start_weights(setup: Setup, found: Found) -> StartWeights:
+def initial_weights(setup: Setup, found: Found) -> InitialWeights:
     """Check the files that the flag names, one per component, before any model is
     loaded.
 
@@ -67,7 +67,7 @@ def start_weights(setup: Setup, found: Found) -> StartWeights:
                 f"fills the same LoRA layers as {FLAG} {path}; give one of them",
             )
         kind[component] = path
-    return StartWeights(full, lora)
+    return InitialWeights(full, lora)
 
 
 def _paths(given: Path | None) -> list[Path]:

@@ -2,16 +2,16 @@
 resume from.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dstrain.config.fields import split_commas
 from dstrain.config.schema import ENDING_AT_LAST_STEP, options_affecting
-from dstrain.config.serialize import write_resolved
-from dstrain.console import get_logger
+from dstrain.config.serialize import CONFIG, write_resolved
+from dstrain.console import get_logger, logging_to_file
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, Interrupted, StateError, UsageError
 from dstrain.lora.export import save_lora_for
@@ -19,21 +19,27 @@ from dstrain.lora.header import base_weights
 from dstrain.lora.layers import save_lora
 from dstrain.models.components import Files
 from dstrain.runs.checkpoints.directory import (
-    CONFIG,
-    WeightsFiles,
+    LOG,
+    LOSS_CSV,
+    LOSS_JSONL,
+    SET_ASIDE,
+    SKIPPED_ROWS,
     put_back,
-    refuse_occupied,
-    refuse_strangers,
+    refuse_run,
+    refuse_unlisted,
+    run_in,
     take_away,
-    traces,
 )
 from dstrain.runs.checkpoints.resume import (
     check_state_named,
-    content_of,
-    restore,
-    state_of,
+    data_fingerprint,
+    load_training_state,
+    training_state,
 )
 from dstrain.runs.checkpoints.state import (
+    FILES,
+    RECORD,
+    STATES,
     damage,
     load_state,
     newest_state,
@@ -43,11 +49,12 @@ from dstrain.runs.checkpoints.state import (
     state_folder,
     states,
 )
-from dstrain.runs.reports.summary import announce, conclude
+from dstrain.runs.reports.summary import log_end, log_start
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.storage.files import lock, probe, remove_leftovers
 from dstrain.storage.hashing import hash_json
+from dstrain.storage.run_files import RunFiles
 
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingRun
@@ -75,32 +82,37 @@ KEPT_STATES = 2
 
 
 @dataclass
-class Outputs:
+class RunDirectory:
     """The output folder of one run; only the main process writes."""
 
     setup: Setup
     processes: ProcessGroup
     folder: Path = field(init=False)
     weights: list[Path] = field(default_factory=list)
-    content: Mapping[str, str] = field(default_factory=dict)
+    """The weights files saved last."""
+    data_digests: Mapping[str, str] = field(default_factory=dict)
     begun: bool = False
-    whole: frozenset[Path] = frozenset()
+    """Whether the run has changed anything in the folder."""
+    verified: frozenset[Path] = frozenset()
+    """States that are known to be whole."""
+    _open_log: Callable[[Path], None] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.setup.config.output_path is None:
-            raise UsageError(
-                "--output_path", "is required: the directory for checkpoints and logs"
-            )
+            what = "is required: the directory for checkpoints and logs"
+            raise UsageError("--output_path", what)
         self.folder = Path(self.setup.config.output_path)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Make the folder, hold its lock, and refuse one that cannot be written.
+        """Create the folder, hold its lock, and refuse one that cannot be written.
 
-        A KeyboardInterrupt within becomes Interrupted, which says how to go on.
+        A KeyboardInterrupt within becomes Interrupted, which says how to resume.
         """
-        with lock(self.folder) if self.processes.is_main else nullcontext():
+        with ExitStack() as stack:
             if self.processes.is_main:
+                stack.enter_context(lock(self.folder))
+                self._open_log = stack.enter_context(logging_to_file())
                 put_back(self.folder)
                 remove_leftovers(self.folder)
                 probe(self.folder)
@@ -109,69 +121,76 @@ class Outputs:
             except KeyboardInterrupt as error:
                 raise self._interrupted("interrupted") from error
 
-    def refuse_unfit(self) -> None:
-        """Refuse, before any work, a folder with files of the user's in the way, with a
-        run that is neither to go on nor to be removed, or with nothing to go on
-        from; raises StateError.
+    def check_available(self) -> None:
+        """Refuse, before any work, a folder that this run cannot use.
+
+        Raises StateError for files in the way that no run wrote, for a run that is
+        neither to be resumed nor overwritten, and for nothing to resume from.
         """
         config = self.setup.config
         if self.processes.is_main:
-            refuse_strangers(self.folder, config.overwrite)
+            if (self.folder / SET_ASIDE).exists():
+                with lock(self.folder):
+                    put_back(self.folder)
+            refuse_unlisted(self.folder)
         if config.resume is None:
             if not config.overwrite:
-                refuse_occupied(self.folder)
+                refuse_run(self.folder)
         elif config.resume != "auto":
             check_state_named(Path(config.resume))
-        elif not any(path.is_dir() for path in traces(self.folder)):
-            ended = (
-                "the run there ended before its first save: "
-                if traces(self.folder)
-                else ""
-            )
-            advice = (
-                "begin anew with --overwrite in the place of --resume"
-                if ended
-                else "leave out --resume to begin"
-            )
-            raise StateError(
-                str(self.folder),
-                "holds no checkpoint to resume from",
-                f"{ended}{advice}",
-            )
+        elif not states(self.folder):
+            advice = "leave out --resume to begin"
+            if run_in(self.folder):
+                advice = (
+                    "the run there ended before its first save: start over with "
+                    "--overwrite instead of --resume"
+                )
+            what = "holds no checkpoint to resume from"
+            raise StateError(str(self.folder), what, advice)
 
-    def begin(self, run: "TrainingRun") -> None:
-        """Take up the state to resume from, or remove the run to overwrite, if asked;
-        say what will happen.
-        """
-        config = self.setup.config
-        self.content = content_of(run)
-        if config.resume is not None:
-            path = (
-                newest_state(self.folder)
-                if config.resume == "auto"
-                else Path(config.resume)
-            )
-            state = load_state(path)
-            self._refuse_other_states(path)
-            restore(run, state, self.fingerprint(run), self.content)
-            self.whole = frozenset(
-                one for one in states(self.folder) if one.samefile(path)
-            )
-            logger.info(f"resumed at step {run.step} from {path}")
-        announce(run, self.folder)
+    def resume_or_start(self, run: "TrainingRun") -> None:
+        """Load the state to resume from, or remove the run to overwrite, and log what follows."""
+        self.data_digests = data_fingerprint(run)
+        if self.setup.config.resume is not None:
+            self._resume(run, self.setup.config.resume)
+        log_start(run, self.folder)
         self.processes.wait()
-        if self.processes.is_main and config.overwrite:
+        if not self.processes.is_main:
+            self.begun = True
+            return
+        if self.setup.config.overwrite:
             take_away(self.folder)
         self.begun = True
-        if self.processes.is_main:
-            remove_leftovers(self.folder)
-            self._prune()
-            write_list(self.setup)
-            write_resolved(self.folder / CONFIG, config, self.setup.versions)
+        self._write_records()
+
+    def _resume(self, run: "TrainingRun", state: str) -> None:
+        path = newest_state(self.folder) if state == "auto" else Path(state)
+        saved = load_state(path)
+        self._refuse_other_states(path)
+        load_training_state(run, saved, self.fingerprint(run), self.data_digests)
+        self.verified = frozenset(
+            one for one in states(self.folder) if one.samefile(path)
+        )
+        logger.info(f"resumed at step {run.step} from {path}")
+
+    def _write_records(self) -> None:
+        """Write what is there from the first step on: the configuration and the logs."""
+        remove_leftovers(self.folder)
+        remove_leftovers(self.folder / STATES)
+        self._prune()
+        records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL, SKIPPED_ROWS]
+        RunFiles.read(self.folder).add(records)
+        for name in records:
+            (self.folder / name).parent.mkdir(exist_ok=True)
+        write_list(self.setup)
+        config, versions = self.setup.config, self.setup.versions
+        write_resolved(self.folder / CONFIG, config, versions)
+        self._open_log(self.folder / LOG)
 
     def _refuse_other_states(self, path: Path) -> None:
-        """Refuse to go on from a state while the folder holds others that would later
-        be taken for newer ones.
+        """Refuse to resume from a state while the folder holds newer ones.
+
+        They would later be taken for states of this run.
         """
         kept = [state.resolve() for state in states(self.folder)]
         newer = kept[: kept.index(path.resolve())] if path.resolve() in kept else kept
@@ -221,7 +240,9 @@ class Outputs:
         numbers += [[preset.component, preset.digest]] if preset is not None else []
         return hash_json("run", [self.setup.task.name, trainables, order, numbers])
 
-    def watched(self, steps: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
+    def with_last_checkpoint(
+        self, steps: Iterator[dict[str, float]]
+    ) -> Iterator[dict[str, float]]:
         """Pass steps on; when one raises Diverged, name the last good checkpoint in it."""
         try:
             yield from steps
@@ -259,9 +280,7 @@ class Outputs:
         )
 
     def _interrupted(self, what: str) -> Interrupted:
-        """What a run says that was interrupted: how it goes on depends on whether it
-        has begun, and on a save.
-        """
+        """Return the error of an interrupted run, with the way to resume it."""
         config, saved = self.setup.config, states(self.folder)
         again = "run the same command again"
         if not self.begun:
@@ -273,7 +292,7 @@ class Outputs:
         if not saved:
             advice = (
                 again
-                if config.overwrite or not traces(self.folder)
+                if config.overwrite or not run_in(self.folder)
                 else f"{again} with --overwrite"
             )
             return Interrupted(
@@ -284,7 +303,7 @@ class Outputs:
             for name in ("overwrite", "resume_from_checkpoint")
             if getattr(config, name)
         ]
-        swap = f", in the place of {instead[0]}" if instead else ""
+        swap = f" instead of {instead[0]}" if instead else ""
         named = "" if "saved" in what else f"; the newest checkpoint is {saved[0].name}"
         return Interrupted(
             str(self.folder),
@@ -293,36 +312,42 @@ class Outputs:
         )
 
     def save(self, run: "TrainingRun", name: str) -> None:
-        """Write one weights file per trained component, then the state to resume from;
-        then remove what is too old.
+        """Save weights and a state to resume from, then remove older ones.
+
+        There is one weights file for each trained component.
         """
         if self.processes.is_main:
             components = run.module.trained.components
-            paths = [
-                self.folder / f"{name}{f'.{part}' * (len(components) > 1)}.safetensors"
-                for part in components
-            ]
-            WeightsFiles.of(self.folder).add([path.name for path in paths], run.step)
+            paths = []
+            for component in components:
+                part = f".{component}" if len(components) > 1 else ""
+                paths.append(self.folder / f"{name}{part}.safetensors")
+            state = state_folder(self.folder, run.step)
+            state_files = [state / file for file in (RECORD, *FILES)]
+            RunFiles.read(self.folder).add(
+                [str(path.relative_to(self.folder)) for path in (*paths, *state_files)],
+                run.step,
+            )
             for component, path in zip(components, paths, strict=True):
                 self._save_component(run, path, component)
             self.weights = paths
-            state = state_folder(self.folder, run.step)
-            save_state(
-                state,
-                state_of(run, self.fingerprint(run), self.content),
-            )
-            self.whole |= {state}
+            fingerprint = self.fingerprint(run)
+            save_state(state, training_state(run, fingerprint, self.data_digests))
+            self.verified |= {state}
             self._prune()
         self.processes.wait()
 
     def _prune(self) -> None:
-        """Remove states beyond --keep_checkpoints, or beyond two; weights files only if
-        that flag is given.
+        """Remove states beyond --keep_checkpoints, or beyond two.
+
+        Weights are removed only if that flag is given.
         """
         keep = self.setup.config.keep_checkpoints
-        self.whole = prune_states(self.folder, keep or KEPT_STATES, self.whole)
+        self.verified = prune_states(self.folder, keep or KEPT_STATES, self.verified)
+        files = RunFiles.read(self.folder)
+        files.forget_missing()
         if keep:
-            WeightsFiles.of(self.folder).prune(keep)
+            files.prune_weights(keep)
 
     def _save_component(self, run: "TrainingRun", path: Path, component: str) -> None:
         trained = run.module.trained
@@ -364,6 +389,6 @@ class Outputs:
         else:
             save_full(path, network, dict(run.found.configs[component]), about)
 
-    def end(self, run: "TrainingRun") -> None:
-        """Say where the weights are and how to try them."""
-        conclude(run, self.folder, self.weights)
+    def finish(self, run: "TrainingRun") -> None:
+        """Log where the weights are and how to try them."""
+        log_end(run, self.folder, self.weights)

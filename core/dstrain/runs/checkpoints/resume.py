@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from dstrain.config.schema import ENDING_AT_LAST_STEP, options_affecting
+from dstrain.config.serialize import CONFIG
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.directory import CONFIG
 from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
 from dstrain.storage.hashing import hash_json, sha256
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dstrain.runs.job import TrainingRun
 
 
-def content_of(run: "TrainingRun") -> dict[str, str]:
+def data_fingerprint(run: "TrainingRun") -> dict[str, str]:
     """Digests of what the run reads: the metadata's bytes, and the sizes of the files
     that its rows name.
 
@@ -57,7 +57,7 @@ def check_state_named(path: Path) -> None:
         raise StateError(
             str(path),
             what,
-            "--resume takes auto, or a folder state-STEP of an earlier run",
+            "--resume takes auto, or a folder states/step-STEP of an earlier run",
         )
     if not (path / RECORD).exists() and (inside := states(path)):
         raise StateError(
@@ -67,7 +67,7 @@ def check_state_named(path: Path) -> None:
         )
 
 
-def state_of(
+def training_state(
     run: "TrainingRun", fingerprint: str, content: Mapping[str, str]
 ) -> TrainingState:
     """Everything a run needs to go on exactly: no generator state, since every draw is
@@ -90,7 +90,7 @@ def state_of(
 
 
 @torch.no_grad()
-def restore(
+def load_training_state(
     run: "TrainingRun",
     state: TrainingState,
     fingerprint: str,
@@ -155,7 +155,7 @@ def _differing(run: "TrainingRun") -> list[str]:
     folder = (
         config["output_path"]
         if config["resume"] == "auto"
-        else Path(config["resume"]).resolve().parent
+        else Path(config["resume"]).resolve().parent.parent
     )
     try:
         saved = json.loads((folder / CONFIG).read_bytes())

@@ -1,8 +1,8 @@
 """Checkpoints: whole components to use elsewhere, and the training state from which a
 run goes on bit for bit.
 
-    OUTPUT/state-STEP/trainable.safetensors, optimizer.safetensors, state.json    the state
-    OUTPUT/state-STEP/record.json     sha256 of each of these, written last: the commit point
+    OUTPUT/states/step-STEP/trainable.safetensors, optimizer.safetensors, state.json
+    OUTPUT/states/step-STEP/record.json  sha256 of each, written last: the commit point
 
 A state is built under a temporary name and renamed whole. Nothing is pickled.
 """
@@ -24,7 +24,6 @@ from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import (
     UNTOUCHED,
     commit_folder,
-    remove_folder,
     temporary,
     write_json,
 )
@@ -37,6 +36,7 @@ logger = get_logger(__name__)
 FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
 FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
 RECORD = "record.json"
+STATES = "states"
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def save_full(
 
 
 def state_folder(output: Path, step: int) -> Path:
-    """Where the state of this step is kept below the output folder."""
-    return output / f"state-{step}"
+    """Return the folder of the state of this step."""
+    return output / STATES / f"step-{step}"
 
 
 def save_state(folder: Path, state: TrainingState) -> None:
@@ -155,12 +155,12 @@ def damage(folder: Path) -> str:
 
 
 def states(output: Path) -> tuple[Path, ...]:
-    """The state folders below the output folder, newest first, whole or not."""
-    found = [
-        (re.fullmatch(r"state-(\d+)(\.old)?", path.name), path)
-        for path in output.glob("state-*")
-    ]
-    ranked = [(int(match[1]), match[2] is None, path) for match, path in found if match]
+    """Return the state folders of an output folder, newest first, whole or not."""
+    ranked = []
+    for path in output.glob(f"{STATES}/step-*"):
+        match = re.fullmatch(r"step-(\d+)(\.old)?", path.name)
+        if match:
+            ranked.append((int(match[1]), match[2] is None, path))
     return tuple(path for _, _, path in sorted(ranked, reverse=True))
 
 
@@ -179,8 +179,8 @@ def newest_state(output: Path) -> Path:
         passed.append(f"{folder}: {reason}")
     raise StateError(
         str(output),
-        "has no whole state to go on from",
-        *(passed or ["no folder state-STEP is there"]),
+        "has no whole state to resume from",
+        *(passed or [f"no folder {STATES}/step-STEP is there"]),
     )
 
 
@@ -198,13 +198,24 @@ def prune_states(output: Path, keep: int, whole: frozenset[Path]) -> frozenset[P
             if folder in whole or (kept and not damage(folder)):
                 kept.append(folder)
             continue
-        try:
-            remove_folder(folder)
-        except OSError as error:
-            raise SystemFault(
-                str(folder), f"cannot be removed: {error.strerror}"
-            ) from error
+        remove_state(folder)
     return frozenset(kept)
+
+
+def remove_state(folder: Path) -> None:
+    """Remove a state's files, and its folder unless other files are in it.
+
+    Its record goes first, so that what an interruption leaves is not whole. Raises
+    SystemFault.
+    """
+    try:
+        for name in (RECORD, *FILES):
+            (folder / name).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    except OSError as error:
+        what = f"cannot be removed: {error.strerror}"
+        raise SystemFault(str(folder), what) from error
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:

@@ -15,7 +15,7 @@ from dstrain.console import redacted
 from dstrain.data.dataset import find_metadata
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.directory import refuse_occupied, refuse_strangers
+from dstrain.runs.checkpoints.directory import refuse_run, refuse_unlisted
 from dstrain.runs.checkpoints.resume import check_state_named
 from dstrain.runs.setup import Setup
 
@@ -102,11 +102,11 @@ def _refused(setup: Setup) -> Iterator[str]:
         checks.append(lambda: setup.preset)
     writes = config.output_path if setup.stage != "data_process" else None
     if writes is not None:
-        checks.append(partial(refuse_strangers, writes, config.overwrite))
+        checks.append(partial(refuse_unlisted, writes))
     if config.resume is not None and config.resume != "auto":
         checks.append(partial(check_state_named, Path(config.resume)))
     elif writes is not None and not (config.resume or config.overwrite):
-        checks.append(partial(refuse_occupied, writes))
+        checks.append(partial(refuse_run, writes))
     for check in checks:
         try:
             check()

@@ -11,7 +11,7 @@ from typing import TextIO
 from dstrain.console import get_logger
 from dstrain.errors import SystemFault
 from dstrain.registry.hooks import Extensions
-from dstrain.runs.checkpoints.directory import LOG, SAME_LOG
+from dstrain.runs.checkpoints.directory import LOSS_CSV, LOSS_JSONL
 from dstrain.storage.files import write_file
 from dstrain.training.memory import peak_memory
 
@@ -32,7 +32,7 @@ GO_ON = "make room, and go on with --resume from the newest checkpoint"
 
 
 @dataclass
-class StepLog:
+class MetricsLogger:
     """The log of one run in its output folder; `extensions` are shown every row. Only
     the main process writes.
     """
@@ -50,7 +50,8 @@ class StepLog:
         if not self.is_main:
             yield
             return
-        table, lines = self.folder / LOG, self.folder / SAME_LOG
+        table, lines = self.folder / LOSS_CSV, self.folder / LOSS_JSONL
+        table.parent.mkdir(exist_ok=True)
         kept = [row for row in _rows(table) if int(row[0]) <= step]
         write_file(table, "".join(map(_csv, [COLUMNS, *kept])).encode())
         write_file(

@@ -21,7 +21,7 @@ from dstrain.data.output import save_image_or_video
 from dstrain.errors import DstrainError
 from dstrain.models.locate import Found
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.checkpoints.directory import PREVIEW, PREVIEWS, PROMPTS
+from dstrain.runs.checkpoints.directory import PREVIEWS, PROMPTS
 from dstrain.runs.reports.preview_plans import (
     RECORDED,
     PreviewPlan,
@@ -31,6 +31,7 @@ from dstrain.runs.reports.preview_plans import (
 )
 from dstrain.runs.setup import Setup
 from dstrain.storage.files import remove_leftovers, write_json
+from dstrain.storage.run_files import RunFiles
 from dstrain.training.batch import to_device
 from dstrain.training.loader import CachedSamples, DecodedSamples
 
@@ -64,9 +65,14 @@ class Previews:
     noted: bool = False
 
     @property
+    def output(self) -> Path:
+        """The output folder of the run."""
+        return Path(self.setup.config.output_path or "")
+
+    @property
     def folder(self) -> Path:
-        """Where they are written."""
-        return Path(self.setup.config.output_path or "") / PREVIEWS
+        """The folder of previews."""
+        return self.output / PREVIEWS
 
     def path(self, step: int, number: int) -> Path:
         """The file of one prompt's preview after a step."""
@@ -141,24 +147,26 @@ class Previews:
             self._told(plan, values)
             for plan, values in zip(self.plans, self.values, strict=True)
         ]
-        family = self.folder / PROMPTS
+        record = self.output / PROMPTS
+        files = RunFiles.read(self.output)
         try:
             before = {
                 int(first): prompts
-                for first, prompts in json.loads(family.read_bytes()).items()
+                for first, prompts in json.loads(record.read_bytes()).items()
             }
         except (OSError, ValueError, AttributeError):
             before = {}
         kept = {first: prompts for first, prompts in before.items() if first <= step}
         same = bool(kept) and kept[max(kept)] == told
         if not same or kept != before:
-            for path in self.folder.glob("step-*") if before else ():
-                if (
-                    PREVIEW.fullmatch(path.name)
-                    and int(path.name.split("-")[1]) >= step
-                ):
-                    path.unlink()
-            write_json(family, kept if same else {**kept, step: told})
+            outdated = [
+                path
+                for path, made_at in files.steps.items()
+                if path.startswith(f"{PREVIEWS}/step-") and made_at >= step
+            ]
+            files.remove(outdated)
+            files.add([PROMPTS])
+            write_json(record, kept if same else {**kept, step: told})
         self.noted = True
 
     def _told(
@@ -181,13 +189,10 @@ class Previews:
         try:
             if not self.noted:
                 self._note(run.step)
+            missing = self._list_missing(run.step)
         except (OSError, DstrainError) as error:
             logger.warning(f"no previews in {self.folder}: {_reason(error)}")
             return
-        paths = {
-            number: self.path(run.step, number) for number in range(len(self.plans))
-        }
-        missing = {number: path for number, path in paths.items() if not path.exists()}
         steps = sum(
             self.plans[number].sampling.num_inference_steps for number in missing
         )
@@ -208,6 +213,14 @@ class Previews:
                     logger.warning(f"no preview {path}: {_reason(error)}")
         if self.setup.device.type == "cuda":
             torch.cuda.empty_cache()  # other shapes than a training step's
+
+    def _list_missing(self, step: int) -> dict[int, Path]:
+        """Return the previews after this step that are not there, listed as the run's."""
+        paths = {number: self.path(step, number) for number in range(len(self.plans))}
+        missing = {number: path for number, path in paths.items() if not path.exists()}
+        names = [str(path.relative_to(self.output)) for path in missing.values()]
+        RunFiles.read(self.output).add(names, step)
+        return missing
 
     def _made(self, number: int, progress: Progress, asked: Asked) -> Any:
         def on_step(index: int, latents: torch.Tensor) -> None:

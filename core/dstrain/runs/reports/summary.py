@@ -1,24 +1,17 @@
 """What a run prints at its start and at its end."""
 
-import json
 import shlex
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import chain
-from operator import itemgetter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dstrain.console import clock, get_logger
-from dstrain.errors import DstrainError, StateError
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
-from dstrain.models.components import Component
-from dstrain.models.locate import Found, ModelConfig, assign, place_of
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.checkpoints.directory import PREVIEWS
 from dstrain.runs.setup import Setup
@@ -39,7 +32,7 @@ not texts.
 """
 
 
-def announce(run: "TrainingRun", folder: Path) -> None:
+def log_start(run: "TrainingRun", folder: Path) -> None:
     """Say what is trained on what, for how long, and where it goes."""
     module, setup, config = run.module, run.setup, run.setup.config
     count = sum(parameter.numel() for parameter in module.trained_parameters)
@@ -150,7 +143,7 @@ def _sizes(run: "TrainingRun", sample: int) -> Iterator[str]:
 
 
 @dataclass
-class Tally:
+class RunStatistics:
     """What a run's end says of its steps: how many, in what time, with which losses."""
 
     start: float = field(default_factory=time.monotonic)
@@ -164,7 +157,7 @@ class Tally:
         self.seconds_per_sample += 1 / numbers["samples_per_second"]
         self.losses.append(numbers["loss"])
 
-    def told(self, memory: float) -> str:
+    def summary(self, memory: float) -> str:
         """One line; memory: the most that was in use, in GiB. samples/s is that of the
         steps, without what is saved.
         """
@@ -178,149 +171,35 @@ class Tally:
         )
 
 
-def conclude(run: "TrainingRun", folder: Path, weights: Sequence[Path]) -> None:
-    """Say where the weights are and how to try them."""
-    if not weights:
+def log_end(run: "TrainingRun", folder: Path, weights: Sequence[Path]) -> None:
+    """Log where the weights are and the command that tries them."""
+    if weights:
+        logger.info("weights: " + ", ".join(map(str, weights)))
+        logger.info(f"try them: {generate_command(run.setup, folder)}")
+    else:
         logger.info(
             f"nothing left to do: {folder} is at step {run.step} of {run.total_steps}"
         )
-        return
-    logger.info("weights: " + ", ".join(str(path) for path in weights))
-    by_component = dict(zip(run.module.trained.components, weights, strict=True))
-    loras = {
-        name: path
-        for name, path in by_component.items()
-        if name in run.module.trained.lora
-    }
-    full = {name: path for name, path in by_component.items() if name not in loras}
-    preset = run.setup.preset
-    if (
-        preset is not None and preset.component not in full
-    ):  # trained in full, the weights have it in them
-        loras = {"preset": preset.path, **loras}
-    logger.info("try them: " + generate_command(run.setup, run.found, full, loras))
 
 
-def files_needed(spec: PipelineSpec) -> tuple[str, ...]:
-    """The inputs of inference that are pictures or videos."""
-    used = make_plan(
-        spec, frozenset(spec.inputs), generate_task(spec, guided=False)
-    ).used_inputs
-    files = (
+def generate_command(setup: Setup, folder: Path) -> str:
+    """Return the command that generates with the run's newest weights."""
+    words = ["dstrain", "generate", "--run", str(folder)]
+    if setup.task.runs_sampler:
+        # A number of steps without guidance is what was trained.
+        words += ["--num_inference_steps", "...", "--guidance_scale", "1"]
+    for name in input_files(setup.spec):
+        words += ["--input", f"{name}=FILE"]
+    output = "video.mp4" if setup.spec.makes_video else "image.png"
+    return shlex.join([*words, "--prompt", "...", "--output", output])
+
+
+def input_files(spec: PipelineSpec) -> list[str]:
+    """Return the inputs of inference that are images or videos."""
+    task = generate_task(spec, guided=False)
+    used = make_plan(spec, frozenset(spec.inputs), task).used_inputs
+    return [
         name
         for name, source in spec.inputs.items()
-        if isinstance(source, Column) and source.is_file
-    )
-    return tuple(name for name in files if name in used)
-
-
-def generate_command(
-    setup: Setup, found: Found, full: Mapping[str, Path], loras: Mapping[str, Path]
-) -> str:
-    """The command that tries trained weights: those of `full` in the place of the files
-    they were loaded from.
-    """
-    toy = setup.config.toy
-    replaced = {path for name in full for path in found.files[name].paths}
-    others = (
-        []
-        if toy
-        else [config for config in setup.models if not replaced & set(_paths(config))]
-    )
-    held = _held(others, setup, found)
-    # Where only their order tells two experts apart, it is that of the components.
-    order = [component.name for component in setup.family.load("components")]
-    paths: list[tuple[int, Any]] = [
-        (order.index(name), str(path)) for name, path in full.items()
+        if isinstance(source, Column) and source.is_file and name in used
     ]
-    for config, names in zip(others, held, strict=True):
-        if config.path and not config.component:
-            path = (
-                config.path
-                if isinstance(config.path, str) or len(config.path) > 1
-                else config.path[0]
-            )
-            paths.append((min(map(order.index, names), default=len(order)), path))
-    words = [
-        "dstrain",
-        "generate",
-        "--model",
-        setup.spec.family,
-        "--variant",
-        setup.spec.variant,
-    ]
-    given = [path for _, path in sorted(paths, key=itemgetter(0))]
-    words += ["--model_paths", json.dumps(given)] if given else ["--toy"] if toy else []
-    ids = [
-        f"{config.source.named}:{config.pattern}" for config in others if config.source
-    ]
-    words += ["--model_id_with_origin_paths", ",".join(ids)] if ids else []
-    words += (
-        ["--hub", setup.config.hub] if ids and setup.config.hub != "modelscope" else []
-    )
-    bare = {option.name for option in setup.family.options if option.is_flag}
-    saving = {option.name for option in setup.family.options if option.saves}
-    for name, value in (
-        (n, v) for n, v in setup.config.family_options.items() if n not in saving
-    ):
-        words += [f"--{name}"] if name in bare else [f"--{name}", value]
-    for lora in loras.values():
-        words += ["--lora", str(lora)]
-    if (
-        setup.task.runs_sampler
-    ):  # what was trained is a number of steps, without guidance
-        words += ["--num_inference_steps", "...", "--guidance_scale", "1"]
-    for name in files_needed(setup.spec):
-        words += ["--input", f"{name}=FILE"]
-    output = "video.mp4" if setup.spec.makes_video else "picture.png"
-    lacking = _lacking(setup, {*full, *chain(*held)}) if given or not toy else ()
-    advice = (
-        f" (add the model files of the other components: {', '.join(lacking)})"
-        if lacking
-        else ""
-    )
-    return shlex.join([*words, "--prompt", "...", "--output", output]) + advice
-
-
-def _held(
-    configs: Sequence[ModelConfig], setup: Setup, found: Found
-) -> list[tuple[str, ...]]:
-    """The components in each of these sets of files; of files that are not here, what
-    their place says.
-    """
-    known: Sequence[Component] = setup.family.load("components")
-    files = dict(found.files)
-    here = [replace(config, hub=None) for config in setup.models if _paths(config)]
-    with suppress(
-        DstrainError
-    ):  # files that the run had no use for, and that do not fit: inference will say so
-        files = {
-            **assign(here, known, [component.name for component in known]),
-            **files,
-        }
-    held = []
-    for config in configs:
-        paths = set(_paths(config))
-        place = place_of(config, known)
-        names = tuple(name for name, own in files.items() if paths & set(own.paths))
-        held.append(names or ((place,) if place and not paths else ()))
-    return held
-
-
-def _lacking(setup: Setup, held: Collection[str]) -> tuple[str, ...]:
-    """The components with weights that inference loads and that are not held."""
-    known: Sequence[Component] = setup.family.load("components")
-    loaded = make_plan(
-        setup.spec,
-        frozenset(setup.spec.inputs),
-        generate_task(setup.spec, guided=True),
-    ).components[""]
-    weights = {component.name for component in known if not component.is_folder}
-    return tuple(name for name in loaded if name in weights - set(held))
-
-
-def _paths(config: ModelConfig) -> tuple[Path, ...]:
-    try:
-        return config.files().paths
-    except StateError:
-        return ()

@@ -9,24 +9,23 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from dstrain.config.serialize import CONFIG
 from dstrain.config.validation import validate
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
 from dstrain.runs.checkpoints.directory import (
-    CONFIG,
     LOG,
-    SAME_LOG,
+    LOSS_CSV,
+    LOSS_JSONL,
+    PROMPTS,
     SET_ASIDE,
-    WEIGHTS,
-    WeightsFiles,
-    own,
-    put_back,
+    SKIPPED_ROWS,
+    run_in,
     take_away,
-    traces,
 )
 from dstrain.runs.checkpoints.state import newest_state, states
 from dstrain.runs.runner import run
-from dstrain.runs.skipped_rows import LIST
 from dstrain.storage.files import remove_leftovers
+from dstrain.storage.run_files import RUN, RunFiles
 
 from tests.support.runs import config, log, project, train
 
@@ -49,12 +48,9 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def left(folder: Path) -> list[str]:
-    """The names of weights files and states in an output folder."""
-    return sorted(
-        path.name
-        for path in folder.iterdir()
-        if path.name.startswith(("state-", "step-", "epoch-"))
-    )
+    """The weights files and states in an output folder."""
+    paths = [*folder.glob("states/*"), *folder.glob("*.safetensors")]
+    return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 @pytest.mark.parametrize(
@@ -63,25 +59,25 @@ def left(folder: Path) -> list[str]:
         (
             None,
             [
-                "state-5",
-                "state-6",
+                "states/step-5",
+                "states/step-6",
                 *(f"step-{step}.safetensors" for step in range(1, 7)),
             ],
         ),
-        (1, ["state-6", "step-6.safetensors"]),
+        (1, ["states/step-6", "step-6.safetensors"]),
         (
             3,
             [
-                "state-4",
-                "state-5",
-                "state-6",
+                "states/step-4",
+                "states/step-5",
+                "states/step-6",
                 *(f"step-{step}.safetensors" for step in (4, 5, 6)),
             ],
         ),
         (
             9,
             [
-                *(f"state-{step}" for step in range(1, 7)),
+                *(f"states/step-{step}" for step in range(1, 7)),
                 *(f"step-{step}.safetensors" for step in range(1, 7)),
             ],
         ),
@@ -92,9 +88,10 @@ def test_so_many_checkpoints_are_kept(
 ) -> None:
     train(here, output_path=tmp_path, max_steps=6, save_steps=1, keep_checkpoints=keep)
     assert left(tmp_path) == kept
-    assert [f"{name}" for name in WeightsFiles.of(tmp_path).steps] == [
-        name for name in kept if "safe" in name
-    ]
+    files = RunFiles.read(tmp_path)
+    assert list(files.weights()) == [name for name in kept if "safe" in name]
+    on_disk = {name for name in tree(tmp_path) if name != ".lock"}
+    assert on_disk <= set(files.steps)
 
 
 def test_all_components_of_a_step_are_one_checkpoint(
@@ -111,14 +108,15 @@ def test_all_components_of_a_step_are_one_checkpoint(
         for step in (2, 3)
         for part in ("dit", "text_encoder")
     ]
-    assert left(tmp_path) == ["state-2", "state-3", *names]
+    assert left(tmp_path) == ["states/step-2", "states/step-3", *names]
 
 
 def test_a_weights_file_that_the_run_did_not_write_is_never_pruned(
     here: Path, tmp_path: Path
 ) -> None:
     train(here, output_path=tmp_path, max_steps=2, save_steps=1, keep_checkpoints=1)
-    for name in ("step-1.safetensors", "epoch-7.safetensors", "mine.safetensors"):
+    users = ("mine.safetensors", "logs/notes.txt", "states/step-2/notes.txt")
+    for name in users:
         (tmp_path / name).write_bytes(b"mine")
     train(
         here,
@@ -128,10 +126,7 @@ def test_a_weights_file_that_the_run_did_not_write_is_never_pruned(
         keep_checkpoints=1,
         resume="auto",
     )
-    assert [
-        (tmp_path / name).read_bytes()
-        for name in ("step-1.safetensors", "epoch-7.safetensors")
-    ] == [b"mine"] * 2
+    assert [(tmp_path / name).read_bytes() for name in users] == [b"mine"] * 3
     assert "step-4.safetensors" in left(tmp_path)
     assert "step-3.safetensors" not in left(tmp_path)
 
@@ -149,8 +144,8 @@ def test_a_resumed_run_prunes_what_the_first_part_kept(
         resume="auto",
     )
     assert left(tmp_path) == [
-        "state-3",
-        "state-4",
+        "states/step-3",
+        "states/step-4",
         "step-3.safetensors",
         "step-4.safetensors",
     ]
@@ -161,37 +156,13 @@ def test_a_damaged_state_never_takes_the_place_of_the_one_a_run_goes_on_from(
     keep: int | None, here: Path, tmp_path: Path
 ) -> None:
     train(here, output_path=tmp_path, max_steps=6, save_steps=2)
-    damaged = tmp_path / "state-6/trainable.safetensors"
+    damaged = tmp_path / "states/step-6/trainable.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     train(here, output_path=tmp_path, max_steps=4, keep_checkpoints=keep, resume="auto")
-    assert newest_state(tmp_path).name == "state-4"
+    assert newest_state(tmp_path).name == "step-4"
     train(here, output_path=tmp_path, max_steps=5, keep_checkpoints=keep, resume="auto")
-    assert newest_state(tmp_path).name == "state-5"
-    assert ("state-4" in left(tmp_path)) == (keep != 1)
-
-
-@pytest.mark.parametrize(
-    "record",
-    ["", "{", '{"a": 1}', "[1]", '[["../data/0.safetensors", 1]]', '[["x", "y"]]'],
-)
-def test_a_record_that_is_none_lists_nothing(record: str, tmp_path: Path) -> None:
-    (tmp_path / WEIGHTS).write_text(record)
-    assert WeightsFiles.of(tmp_path).steps == {}
-
-
-def test_the_file_written_last_is_never_pruned_whatever_its_step(
-    tmp_path: Path,
-) -> None:
-    record = WeightsFiles.of(tmp_path)
-    for name, step in (
-        ("step-2.safetensors", 2),
-        ("step-9.safetensors", 9),
-        ("step-5.safetensors", 5),
-    ):
-        record.add([name], step)
-        (tmp_path / name).write_bytes(b"")
-    WeightsFiles.of(tmp_path).prune(1)
-    assert left(tmp_path) == ["step-5.safetensors"]
+    assert newest_state(tmp_path).name == "step-5"
+    assert ("states/step-4" in left(tmp_path)) == (keep != 1)
 
 
 def test_overwriting_removes_the_run_and_nothing_else(
@@ -199,12 +170,13 @@ def test_overwriting_removes_the_run_and_nothing_else(
 ) -> None:
     out = train(here, output_path=tmp_path / "out", max_steps=4, save_steps=1)
     users = {
-        "notes.txt": b"mine", "best.safetensors": b"mine", "previews/cat.png": b"mine", "state-of-mind/x": b"mine",
-        "step-2.bak.txt": b"mine",
+        "notes.txt": b"mine", "best.safetensors": b"mine", "previews/cat.png": b"mine", "states/of-mind/x": b"mine",
+        "step-2.bak.txt": b"mine", "states/step-4/mine": b"mine", "config.json": b"mine", "weights.json": b"mine",
     }  # fmt: skip
     for name, content in users.items():
-        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_bytes(content)
+    RunFiles.read(out).add(["previews/step-000002-0.png"], 2)
     (out / "previews/step-000002-0.png").write_bytes(b"ours")
     train(here, output_path=out, max_steps=2, seed=7, overwrite=True)
     fresh = train(here, output_path=tmp_path / "fresh", max_steps=2, seed=7)
@@ -212,8 +184,7 @@ def test_overwriting_removes_the_run_and_nothing_else(
     assert {name: ours.pop(name, None) for name in users} == users
     for files in (ours, wanted):
         assert {
-            files.pop(name) is not None
-            for name in ("config.json", "loss.csv", "loss.jsonl")
+            files.pop(name) is not None for name in (CONFIG, LOG, LOSS_CSV, LOSS_JSONL)
         } == {True}
     assert ours == wanted
     assert [row["step"] for row in log(out)] == [1, 2]
@@ -226,7 +197,8 @@ def test_overwriting_removes_the_list_of_rows_that_the_run_left_out(
     image = (folder / "data/1.png").read_bytes()
     (folder / "data/1.png").write_bytes(b"no picture")
     out = train(folder, max_steps=1, on_bad_sample="skip")
-    assert out / LIST in own(out)
+    assert SKIPPED_ROWS in RunFiles.read(out).steps
+    assert (out / SKIPPED_ROWS).exists()
     (folder / "data/1.png").write_bytes(image)
     run(
         config(
@@ -243,7 +215,7 @@ def test_overwriting_removes_the_list_of_rows_that_the_run_left_out(
         feature_cache=folder / "cache",
         overwrite=True,
     )
-    assert not (out / LIST).exists()
+    assert not (out / SKIPPED_ROWS).exists()
 
 
 @pytest.mark.parametrize(
@@ -276,7 +248,7 @@ def test_weights_of_unknown_origin_are_not_overwritten(
     assert (tmp_path / "step-1.safetensors").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("gone", ["state-*", "step-*", "loss.csv"])
+@pytest.mark.parametrize("gone", ["states/*", "step-*", "logs/loss.csv"])
 def test_what_is_left_of_a_run_is_not_overwritten_by_accident(
     gone: str, here: Path, tmp_path: Path
 ) -> None:
@@ -294,44 +266,50 @@ def test_a_run_that_is_taken_away_halfway_is_put_back(
     train(here, output_path=tmp_path, max_steps=2, save_steps=1)
     before = tree(tmp_path)
     (tmp_path / SET_ASIDE).mkdir()
-    for path in own(tmp_path)[:3]:
-        path.rename(tmp_path / SET_ASIDE / path.name)
-    assert traces(tmp_path)
+    for name in list(RunFiles.read(tmp_path).steps)[:4]:
+        place = tmp_path / SET_ASIDE / name
+        place.parent.mkdir(exist_ok=True)
+        (tmp_path / name).rename(place)
     with pytest.raises(StateError, match="holds a run already"):
         train(here, output_path=tmp_path, max_steps=2)
-    put_back(tmp_path)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == before  # before it is refused
     take_away(tmp_path)
     remove_leftovers(tmp_path)
     assert tree(tmp_path) == {}
-    assert traces(tmp_path) == []
+    assert run_in(tmp_path) == []
 
 
-USERS = {
-    "a model's": (CONFIG, '{"_class_name": "X", "_diffusers_version": "0.1"}'), "no JSON": (CONFIG, "mine"),
-    "log": (LOG, "epoch,loss\n0,1\n1,2\n"), "lines": (SAME_LOG, '{"loss": 1}\n'), "list": (LIST, "[]"),
-    "weights": (WEIGHTS, '{"dit": 0.5}'), "damaged": (WEIGHTS, '[["step-1'),
-}  # fmt: skip
+USERS = (RUN, CONFIG, LOG, LOSS_CSV, LOSS_JSONL, SKIPPED_ROWS, PROMPTS)
 
 
-@pytest.mark.parametrize("kind", USERS)
+@pytest.mark.parametrize("name", USERS)
 def test_a_file_of_the_users_that_has_the_name_of_a_record_is_never_replaced(
-    kind: str, here: Path, tmp_path: Path
+    name: str, here: Path, tmp_path: Path
 ) -> None:
-    name, text = USERS[kind]
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / name).write_text(text)
+    place = tmp_path / "out" / name
+    place.parent.mkdir(parents=True)
+    place.write_text("mine")
     for flags in ({}, {"overwrite": True}):
         with pytest.raises(
             StateError, match=f"holds {name}, which no run wrote"
         ) as caught:
             train(here, output_path=tmp_path / "out", max_steps=1, **flags)
         assert "another --output_path" in caught.value.help_lines[0]
-        assert tree(tmp_path / "out") == {name: text.encode()}
-    train(here, output_path=tmp_path / "run", max_steps=1)
-    (tmp_path / "run" / name).write_text(text)
-    with pytest.raises(StateError, match=f"holds {name}, which no run wrote"):
-        train(here, output_path=tmp_path / "run", max_steps=2, resume="auto")
+        assert tree(tmp_path / "out") == {name: b"mine"}
+
+
+def test_a_file_in_the_place_of_one_to_be_written_is_never_replaced_by_a_resumed_run(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    for name in ("step-2.safetensors", "states/step-2/state.json", PROMPTS):
+        place = tmp_path / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("mine")
+        with pytest.raises(StateError, match=f"holds {name}, which no run wrote"):
+            train(here, output_path=tmp_path, max_steps=2, resume="auto")
+        assert place.read_text() == "mine"
+        place.unlink()
 
 
 def test_a_folder_in_the_way_is_refused_before_any_file_is_decoded(
@@ -380,7 +358,7 @@ def test_ctrl_c_while_a_run_is_taken_away_changes_nothing_and_after_it_says_so(
             Mock(side_effect=KeyboardInterrupt),
         )
         train(here, output_path=tmp_path, max_steps=1, overwrite=True)
-    assert tree(tmp_path) == {}
+    assert set(tree(tmp_path)) == {RUN}  # of the new run, which has no other file
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from dstrain.cli.main import main
 from dstrain.config.serialize import as_flags
 from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.runs.checkpoints.outputs import Outputs, made_by
+from dstrain.runs.checkpoints.outputs import RunDirectory, made_by
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.reports.metrics import COLUMNS
 from dstrain.storage.files import lock
@@ -43,7 +43,7 @@ def names(folder: Path) -> list[str]:
     )
 
 
-RUN_FILES = ["config.json", "loss.csv", "loss.jsonl", "weights.json"]
+RUN_FILES = ["logs", "run.json", "states"]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,8 @@ def test_weights_are_named_by_epoch_or_step_and_the_last_step_is_always_saved(
 ) -> None:
     train(here, output_path=tmp_path, **flags)
     weights = sorted(f"{name}.safetensors" for name in saved)
-    assert names(tmp_path) == sorted(
-        [*RUN_FILES, *weights, *(f"state-{step}" for step in kept)]
-    )
+    assert names(tmp_path) == sorted([*RUN_FILES, *weights])
+    assert names(tmp_path / "states") == sorted(f"step-{step}" for step in kept)
     assert load_state(states(tmp_path)[0]).step == kept[-1]
 
 
@@ -111,7 +110,7 @@ def test_the_trackers_columns_are_there_for_every_step(
     here: Path, tmp_path: Path
 ) -> None:
     train(here, output_path=tmp_path, num_epochs=2, batch_size=2)
-    header, *rows = (tmp_path / "loss.csv").read_text().splitlines()
+    header, *rows = (tmp_path / "logs/loss.csv").read_text().splitlines()
     assert tuple(header.split(",")) == COLUMNS
     assert [row.split(",")[:2] for row in rows] == [
         [str(step + 1), str(step // 4)] for step in range(8)
@@ -126,7 +125,7 @@ def test_the_configuration_is_written_as_it_was_given(
     here: Path, tmp_path: Path
 ) -> None:
     train(here, output_path=tmp_path, max_steps=1, seed=9)
-    told = json.loads((tmp_path / "config.json").read_text())
+    told = json.loads((tmp_path / "logs/config.json").read_text())
     assert told.pop("versions")["torch"] == torch.__version__
     wanted = as_flags(config(here, output_path=tmp_path, max_steps=1, seed=9))
     assert told == {
@@ -149,7 +148,7 @@ def test_a_written_configuration_repeats_the_run_and_neither_removes_it_nor_goes
         for path in (tmp_path / "out").rglob("*")
         if path.is_file()
     }
-    told = ["--config", str(tmp_path / "out/config.json")]
+    told = ["--config", str(tmp_path / "out/logs/config.json")]
     assert main([*told, "--learning_rate", "1e-3"]) == 3
     assert before == {
         path: path.read_bytes()
@@ -178,8 +177,7 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
         "no loss reaches them: 2 parameters",
         "6 rows x 1, 4 steps an epoch; runs to step 8",
         f"weights: {tmp_path}/epoch-1.safetensors",
-        "try them: dstrain generate --model tiny --variant base --model_paths ",
-        f"--lora {tmp_path}/epoch-1.safetensors --prompt",
+        f"try them: dstrain generate --run {tmp_path} --prompt ... --output image.png",
     ):
         assert words in told, words
     train(
@@ -204,7 +202,7 @@ def test_a_folder_that_holds_a_run_is_refused_without_resume_and_left_alone(
     }
     with pytest.raises(
         StateError,
-        match=r"holds a run already: state-2, step-2\.safetensors, loss\.csv\n",
+        match=r"holds a run already: states/step-2, step-2\.safetensors, logs/loss\.csv\n",
     ) as caught:
         train(here, output_path=tmp_path, max_steps=2)
     assert all(
@@ -233,7 +231,7 @@ def test_a_log_cut_off_anywhere_goes_on_without_gaps_or_doubles(
     train(here, output_path=tmp_path / "whole", **flags)
     with pytest.raises(PowerCut):
         train(here, stop_at(6), output_path=tmp_path / "cut", **flags)
-    path = tmp_path / "cut/loss.csv"
+    path = tmp_path / "cut/logs/loss.csv"
     path.write_text(path.read_text() + torn)
     train(here, output_path=tmp_path / "cut", resume="auto", **flags)
     assert same(log(tmp_path / "whole"), log(tmp_path / "cut"))
@@ -244,7 +242,7 @@ def test_a_log_that_is_gone_or_was_cut_off_at_its_start_begins_again(
 ) -> None:
     train(here, output_path=tmp_path, max_steps=2)
     for steps, content in ((3, ""), (4, "step,epo")):
-        (tmp_path / "loss.csv").write_text(content)
+        (tmp_path / "logs/loss.csv").write_text(content)
         train(here, output_path=tmp_path, max_steps=steps, resume="auto")
         assert [row["step"] for row in log(tmp_path)] == [steps]
 
@@ -319,7 +317,7 @@ def test_what_a_header_and_a_state_record_of_the_options_does_not_change(
             data_file_keys="image",
         )
     )
-    fingerprint = Outputs(run.setup, run.processes).fingerprint(run)
+    fingerprint = RunDirectory(run.setup, run.processes).fingerprint(run)
     assert fingerprint == "f5bec383d329fda39defbea5391ce7dc4e3ee312"
     header = made_by(run.setup, run.found.files["dit"], {}, 4)
     assert json.dumps(header["recipe"], sort_keys=True) == (

@@ -58,7 +58,7 @@ def test_a_run_that_ended_before_its_first_save_is_not_resumed_and_the_way_on_is
     for flags in ({"resume": "auto"}, {}):
         with pytest.raises(StateError) as caught:
             train(here, output_path=tmp_path, max_steps=4, **flags)
-        assert "begin anew with --overwrite" in caught.value.help_lines[0]
+        assert "start over with --overwrite" in caught.value.help_lines[0]
     train(here, output_path=tmp_path, max_steps=4, overwrite=True)
     assert [row["step"] for row in log(tmp_path)] == [1, 2, 3, 4]
 
@@ -69,7 +69,7 @@ def test_a_run_that_ended_before_its_first_save_is_not_resumed_and_the_way_on_is
         ("nothing", "nothing: no such folder"),
         (
             "out",
-            "out: is no state, but holds some\n  the newest is --resume {0}/out/state-2",
+            "out: is no state, but holds some\n  the newest is --resume {0}/out/states/step-2",
         ),
         ("out/step-2.safetensors", "is a file, and a state is a folder"),
         ("empty", "is not whole: record.json is missing"),
@@ -95,7 +95,7 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(
     train(here, output_path=tmp_path / "whole", **flags)
     with pytest.raises(PowerCut):
         train(here, stop_at(5), output_path=tmp_path / "cut", **flags)
-    damaged = tmp_path / "cut/state-4/optimizer.safetensors"
+    damaged = tmp_path / "cut/states/step-4/optimizer.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x01")
     train(here, output_path=tmp_path / "cut", resume="auto", **flags)
     assert same(outcome(tmp_path / "whole"), outcome(tmp_path / "cut"))
@@ -110,11 +110,11 @@ def test_a_state_can_be_named_and_what_came_after_it_is_done_again(
     flags = {"max_steps": 6, "save_steps": 2}
     out = train(here, output_path=tmp_path / "out", **flags)
     before = outcome(out)
-    with pytest.raises(StateError, match="holds state-6, which does not come from"):
-        train(here, output_path=out, resume=str(out / "state-4"), **flags)
+    with pytest.raises(StateError, match="holds step-6, which does not come from"):
+        train(here, output_path=out, resume=str(out / "states/step-4"), **flags)
     assert same(before, outcome(out))
-    (out / "state-6").rename(tmp_path / "later")
-    train(here, output_path=out, resume=str(out / "state-4"), **flags)
+    (out / "states/step-6").rename(tmp_path / "later")
+    train(here, output_path=out, resume=str(out / "states/step-4"), **flags)
     assert same(before, outcome(out))
 
 
@@ -123,18 +123,18 @@ def test_a_state_of_another_folder_is_not_mixed_into_a_run(
 ) -> None:
     first = train(here, output_path=tmp_path / "first", max_steps=2, save_steps=1)
     other = train(here, output_path=tmp_path / "other", max_steps=3, save_steps=3)
-    with pytest.raises(StateError, match="holds state-3"):
+    with pytest.raises(StateError, match="holds step-3"):
         train(
             here,
             output_path=other,
-            resume=str(first / "state-1"),
+            resume=str(first / "states/step-1"),
             max_steps=4,
             save_steps=1,
         )
     train(
         here,
         output_path=tmp_path / "new",
-        resume=str(first / "state-1"),
+        resume=str(first / "states/step-1"),
         max_steps=2,
         save_steps=1,
     )

@@ -240,51 +240,47 @@ def test_the_newest_whole_state_is_found_and_those_passed_over_are_named(
 ) -> None:
     for step in (9, 10, 100):
         save_state(state_folder(tmp_path, step), small(step))
-    assert newest_state(tmp_path) == tmp_path / "state-100"
+    assert newest_state(tmp_path) == tmp_path / "states/step-100"
     assert capsys.readouterr().err == ""
-    (tmp_path / "state-100" / "state.json").write_text("{}")
-    (tmp_path / "state-2000").mkdir()
-    (tmp_path / "state-of-mind").mkdir()
-    assert newest_state(tmp_path) == tmp_path / "state-10"
+    (tmp_path / "states/step-100" / "state.json").write_text("{}")
+    (tmp_path / "states/step-2000").mkdir()
+    (tmp_path / "states/of-mind").mkdir()
+    assert newest_state(tmp_path) == tmp_path / "states/step-10"
     said = capsys.readouterr().err
     assert [line.split(": ")[:4] for line in said.splitlines()] == [
-        ["dstrain", "warning", "passed over", str(tmp_path / f"state-{step}")]
+        ["dstrain", "warning", "passed over", str(tmp_path / f"states/step-{step}")]
         for step in (2000, 100)
     ]
     assert "state.json" in said
 
 
 def test_no_whole_state_is_an_error_never_a_new_run(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="no folder state-STEP"):
+    with pytest.raises(StateError, match="no folder states/step-STEP"):
         newest_state(tmp_path)
-    save_state(tmp_path / "state-1", small(1))
-    (tmp_path / "state-1" / "record.json").unlink()
+    save_state(tmp_path / "states/step-1", small(1))
+    (tmp_path / "states/step-1" / "record.json").unlink()
     with pytest.raises(
-        StateError, match=r"state-1: is not whole: record\.json is missing"
+        StateError, match=r"step-1: is not whole: record\.json is missing"
     ):
         newest_state(tmp_path)
 
 
 def test_a_state_of_the_same_step_is_replaced(tmp_path: Path) -> None:
-    save_state(tmp_path / "state-1", small(1))
-    save_state(tmp_path / "state-1", replace(small(1), config_digest="other"))
-    assert load_state(tmp_path / "state-1").config_digest == "other"
-    assert [path.name for path in tmp_path.iterdir()] == ["state-1"]
+    save_state(tmp_path / "states/step-1", small(1))
+    save_state(tmp_path / "states/step-1", replace(small(1), config_digest="other"))
+    assert load_state(tmp_path / "states/step-1").config_digest == "other"
+    assert [path.name for path in (tmp_path / "states").iterdir()] == ["step-1"]
 
 
 def test_pruning_keeps_the_newest_whole_states(tmp_path: Path) -> None:
     for step in range(1, 6):
         save_state(state_folder(tmp_path, step), small(step))
-    (tmp_path / "state-4" / "record.json").unlink()
-    (tmp_path / "state-notes").mkdir()
-    kept = prune_states(tmp_path, 2, frozenset([tmp_path / "state-5"]))
-    assert kept == {tmp_path / "state-3", tmp_path / "state-5"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "state-3",
-        "state-4",
-        "state-5",
-        "state-notes",
-    ]
+    (tmp_path / "states/step-4" / "record.json").unlink()
+    (tmp_path / "states/notes").mkdir()
+    kept = prune_states(tmp_path, 2, frozenset([tmp_path / "states/step-5"]))
+    assert kept == {tmp_path / "states/step-3", tmp_path / "states/step-5"}
+    left = sorted(path.name for path in (tmp_path / "states").iterdir())
+    assert left == ["notes", "step-3", "step-4", "step-5"]
 
 
 @pytest.mark.parametrize(
@@ -296,25 +292,37 @@ def test_pruning_counts_no_damaged_state_and_begins_at_the_newest_known_to_be_wh
     for step in range(1, 7):
         save_state(state_folder(tmp_path, step), small(step))
     for step in (3, 5, 6):
-        path = tmp_path / f"state-{step}/trainable.safetensors"
+        path = tmp_path / f"states/step-{step}/trainable.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"x")
-    prune_states(tmp_path, keep, frozenset([tmp_path / "state-4"]))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"state-{step}" for step in left
+    prune_states(tmp_path, keep, frozenset([tmp_path / "states/step-4"]))
+    assert sorted(path.name for path in (tmp_path / "states").iterdir()) == [
+        f"step-{step}" for step in left
     ]
 
 
+def test_a_file_that_is_not_a_states_stays_when_the_state_is_pruned(
+    tmp_path: Path,
+) -> None:
+    for step in (1, 2):
+        save_state(state_folder(tmp_path, step), small(step))
+    (tmp_path / "states/step-1/notes.txt").write_text("mine")
+    prune_states(tmp_path, 1, frozenset([tmp_path / "states/step-2"]))
+    (left,) = (tmp_path / "states/step-1").iterdir()
+    assert left.read_text() == "mine"
+    assert newest_state(tmp_path) == tmp_path / "states/step-2"
+
+
 def test_without_a_state_known_to_be_whole_nothing_is_pruned(tmp_path: Path) -> None:
-    save_state(tmp_path / "state-1", small(1))
-    save_state(tmp_path / "state-2", small(2))
+    save_state(tmp_path / "states/step-1", small(1))
+    save_state(tmp_path / "states/step-2", small(2))
     assert prune_states(tmp_path, 1, frozenset()) == frozenset()
-    assert states(tmp_path) == (tmp_path / "state-2", tmp_path / "state-1")
+    assert states(tmp_path) == (tmp_path / "states/step-2", tmp_path / "states/step-1")
 
 
 def test_a_full_disk_leaves_the_earlier_state_and_no_temporary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_state(tmp_path / "state-1", small(1))
+    save_state(tmp_path / "states/step-1", small(1))
     for failing in range(1, 40):
         left = [failing]
         sync = os.fsync
@@ -330,17 +338,17 @@ def test_a_full_disk_leaves_the_earlier_state_and_no_temporary(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             try:
-                save_state(tmp_path / "state-2", small(2))
+                save_state(tmp_path / "states/step-2", small(2))
             except SystemFault as error:
                 assert "No space left" in str(error)
             else:
                 break
         newest = newest_state(tmp_path)
         assert same_state(
-            load_state(newest), small(int(newest.name.removeprefix("state-")))
+            load_state(newest), small(int(newest.name.removeprefix("step-")))
         )
         assert not list(tmp_path.glob(".tmp-*"))
-        shutil.rmtree(tmp_path / "state-2", ignore_errors=True)
+        shutil.rmtree(tmp_path / "states/step-2", ignore_errors=True)
     assert failing > 8
 
 

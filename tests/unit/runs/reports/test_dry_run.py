@@ -95,8 +95,11 @@ def test_the_summary_says_rows_steps_and_flags(
 def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
     bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (bare / "out/state-4").mkdir(parents=True)
-    (bare / "out/state-4/record.json").write_text("{}")
+    (bare / "out/states/step-4").mkdir(parents=True)
+    (bare / "out/states/step-4/record.json").write_text("{}")
+    (bare / "out/run.json").write_text(
+        '{"files": [["run.json", 0], ["states/step-4/record.json", 4]]}'
+    )
     flags = {
         "model_paths": '["no.safetensors", "metadata.csv"]', "lora_checkpoint": "lora", "preset_lora_path": "preset",
         "resume_from_checkpoint": "a,metadata.csv,b", "output_path": "out",
@@ -114,20 +117,22 @@ def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
         "    --resume_from_checkpoint: a does not exist",
         "    --resume_from_checkpoint: b does not exist",
         "    no.safetensors: does not exist",
-        "    out: holds a run already: state-4",
-        "      go on with --resume, begin anew with --overwrite, or give another --output_path",
+        "    out: holds a run already: states/step-4",
+        "      resume it with --resume, start over with --overwrite, or give another --output_path",
     ]
     for more in (["--overwrite"], ["--resume"], ["--task", "sft:data_process"]):
         assert (
             main(["--model", "tiny", "--dry_run", "--output_path", "out", *more]) == 0
         )
         assert "not ready" not in capsys.readouterr().out
-    (bare / "out/config.json").write_text("mine")
+    (bare / "out/logs").mkdir()
+    (bare / "out/logs/config.json").write_text("mine")
     assert (
         main(["--model", "tiny", "--dry_run", "--output_path", "out", "--overwrite"])
         == 0
     )
-    assert "    out: holds config.json, which no run wrote\n" in capsys.readouterr().out
+    what = "holds logs/config.json, which no run wrote: run.json does not list it"
+    assert f"    out: {what}\n" in capsys.readouterr().out
     assert main(["--model", "tiny", "--dry_run", "--resume", "nowhere"]) == 0
     assert "    nowhere: no such folder\n" in capsys.readouterr().out
 

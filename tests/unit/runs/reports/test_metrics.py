@@ -1,4 +1,4 @@
-"""The step log: the same rows in loss.csv and loss.jsonl, shown to plugins, without
+"""The step log: the same rows in logs/loss.csv and logs/loss.jsonl, shown to plugins, without
 rows that were overtaken.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from dstrain.errors import SystemFault
-from dstrain.runs.reports.metrics import COLUMNS, StepLog
+from dstrain.runs.reports.metrics import COLUMNS, MetricsLogger
 
 NUMBERS = {
     "step": 1, "epoch": 0, "loss": 1 / 3, "learning_rate": 1e-5, "grad_norm": 12345678.9,
@@ -20,7 +20,7 @@ NUMBERS = {
 
 def log_in(
     folder: Path, is_main: bool = True, shown: list[Any] | None = None
-) -> StepLog:
+) -> MetricsLogger:
     """A log whose plugins note what they are shown."""
 
     def step_end(step: int, numbers: Any) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def log_in(
         return ()
 
     extensions: Any = SimpleNamespace(step_end=step_end)
-    return StepLog(folder, extensions, is_main)
+    return MetricsLogger(folder, extensions, is_main)
 
 
 def write(folder: Path, steps: range, after: int = 0) -> None:
@@ -40,14 +40,15 @@ def write(folder: Path, steps: range, after: int = 0) -> None:
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
-    """The rows of loss.csv, which are those of loss.jsonl."""
-    with (folder / "loss.csv").open() as file:
+    """The rows of logs/loss.csv, which are those of logs/loss.jsonl."""
+    with (folder / "logs/loss.csv").open() as file:
         table = [
             {name: float(text) for name, text in row.items()}
             for row in csv.DictReader(file)
         ]
     lines = [
-        json.loads(line) for line in (folder / "loss.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (folder / "logs/loss.jsonl").read_text().splitlines()
     ]
     assert table == lines
     assert all(list(line) == list(COLUMNS) for line in lines)
@@ -69,7 +70,7 @@ def test_both_files_have_a_row_for_each_step_and_plugins_see_it(tmp_path: Path) 
     assert shown == [
         (1, {**NUMBERS, "memory_gib": pytest.approx(row["memory_gib"], rel=1e-5)})
     ]
-    line = (tmp_path / "loss.jsonl").read_text()
+    line = (tmp_path / "logs/loss.jsonl").read_text()
     assert line.startswith(
         '{"step": 1, "epoch": 0, "loss": 0.333333, "learning_rate": 1e-05, '
     )
@@ -80,7 +81,7 @@ def test_a_continuation_goes_on_in_both_files_after_its_step(
     torn: str, tmp_path: Path
 ) -> None:
     write(tmp_path, range(1, 4))
-    for name in ("loss.csv", "loss.jsonl"):
+    for name in ("logs/loss.csv", "logs/loss.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write(torn)
     write(tmp_path, range(3, 6), after=2)
@@ -89,7 +90,7 @@ def test_a_continuation_goes_on_in_both_files_after_its_step(
 
 def test_a_log_in_json_that_is_missing_is_made_from_the_table(tmp_path: Path) -> None:
     write(tmp_path, range(1, 4))
-    (tmp_path / "loss.jsonl").unlink()
+    (tmp_path / "logs/loss.jsonl").unlink()
     write(tmp_path, range(4, 5), after=3)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
 
@@ -105,7 +106,7 @@ def test_a_row_that_cannot_be_written_is_an_error_that_names_the_file(
     tmp_path: Path,
 ) -> None:
     class Full:
-        name = "out/loss.jsonl"
+        name = "out/logs/loss.jsonl"
 
         def write(self, line: str) -> None:
             raise OSError(28, "No space left on device")
@@ -119,6 +120,6 @@ def test_a_row_that_cannot_be_written_is_an_error_that_names_the_file(
         log._files = (log._files[0], full)
         with pytest.raises(
             SystemFault,
-            match=r"out/loss.jsonl: row 1 cannot be written: No space left on device",
+            match=r"out/logs/loss.jsonl: row 1 cannot be written: No space left on device",
         ):
             log.add(NUMBERS)

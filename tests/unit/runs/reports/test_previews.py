@@ -73,7 +73,8 @@ def split(here: Path, place: Path, **changes: Any) -> Path:
 
 def without_previews(folder: Path) -> dict[str, Any]:
     told = outcome(folder)
-    return {**told, "names": [name for name in told["names"] if name != "previews"]}
+    names = [name for name in told["names"] if not name.startswith("previews")]
+    return {**told, "names": names}
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,7 @@ def test_prompts_are_noted_by_the_step_from_which_they_hold_and_no_file_is_of_ot
         ("4", ["cat"]),
     ]
     assert made(tmp_path / "out") == mixed
-    for name in ("state-4", "state-6", "state-8"):
+    for name in ("states/step-4", "states/step-6", "states/step-8"):
         shutil.rmtree(tmp_path / "out" / name)
     assert (
         go("out", 2, "dog", resume="auto") == dog
@@ -334,7 +335,9 @@ def test_the_prompts_and_what_decides_a_preview_are_noted_by_number(
     }  # fmt: skip
     assert second["prompt"] == "cat"
     assert pixels(tmp_path / "previews/step-000001-0.png").shape == (24, 16, 3)
-    assert json.loads((tmp_path / "config.json").read_text())["preview_prompt"] == [
+    assert json.loads((tmp_path / "logs/config.json").read_text())[
+        "preview_prompt"
+    ] == [
         "a red dog",
         "cat",
     ]

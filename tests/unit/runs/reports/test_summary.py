@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from dstrain.runs.reports import summary
-from dstrain.runs.reports.summary import Tally
+from dstrain.runs.reports.summary import RunStatistics
 
 from tests.support.runs import log, project, train
 
@@ -129,7 +129,7 @@ def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
     assert told.index(found[0]) < told.index(
         f"weights: {tmp_path}/epoch-0.safetensors\n"
     )
-    assert "try them: dstrain generate --model tiny " in told
+    assert f"try them: dstrain generate --run {tmp_path} " in told
 
 
 def test_a_run_with_nothing_left_to_do_tells_no_rate(
@@ -144,10 +144,10 @@ def test_a_run_with_nothing_left_to_do_tells_no_rate(
 
 
 def test_samples_a_second_are_those_of_all_steps_together() -> None:
-    tally = Tally()
+    statistics = RunStatistics()
     for rate in (1.0, 4.0):  # as many samples, the second time in a quarter of the time
-        tally.add({"samples_per_second": rate, "loss": 2.0})
+        statistics.add({"samples_per_second": rate, "loss": 2.0})
     assert (
-        tally.told(0.5)
+        statistics.summary(0.5)
         == "2 steps in 0:00, 1.60 samples/s, loss 2 (mean of the last 2 steps), peak memory 0.50 GiB"
     )

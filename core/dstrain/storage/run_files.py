@@ -1,0 +1,105 @@
+"""The list of the files that a run wrote to its output folder: run.json."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from dstrain.errors import StateError, SystemFault
+from dstrain.storage.files import write_json
+
+RUN = "run.json"
+
+
+@dataclass
+class RunFiles:
+    """The files that a run wrote to its folder, as run.json lists them.
+
+    Nothing else in the folder is ever removed, truncated or replaced.
+    """
+
+    folder: Path
+    steps: dict[str, int] = field(default_factory=dict)
+    """Path below the folder -> step it was written for, in the order of writing."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunFiles":
+        """Read run.json; a file that is no such list lists nothing."""
+        try:
+            entries = json.loads((folder / RUN).read_bytes())["files"]
+            steps = {str(path): int(step) for path, step in entries}
+        except (OSError, ValueError, TypeError, KeyError):
+            steps = {}
+        if any(_leaves_folder(path) for path in steps):
+            steps = {}
+        return cls(folder, steps)
+
+    def add(self, paths: Iterable[str], step: int = 0) -> None:
+        """List files that are about to be written, so that a crash leaves none unknown.
+
+        Raises StateError for a file that is there and not listed.
+        """
+        for path in paths:
+            if path not in self.steps and (self.folder / path).exists():
+                raise not_listed(self.folder, path)
+            if step:
+                self.steps.pop(path, None)  # the order is that of writing
+            self.steps[path] = step
+        self._write()
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove listed files, and folders that this leaves empty; raises SystemFault."""
+        for name in paths:
+            path = self.folder / name
+            try:
+                path.unlink(missing_ok=True)
+                remove_empty(path.parent, self.folder)
+            except OSError as error:
+                raise SystemFault(
+                    str(path), f"cannot be removed: {error.strerror}"
+                ) from error
+            del self.steps[name]
+        self._write()
+
+    def forget_missing(self) -> None:
+        """Drop files that are gone, so that others of their names are not taken for them."""
+        paths = [path for path in self.steps if (self.folder / path).exists()]
+        self.steps = {path: self.steps[path] for path in paths}
+        self._write()
+
+    def weights(self) -> dict[str, int]:
+        """Return the weights files listed, which lie in the folder itself, by step."""
+        return {
+            path: step
+            for path, step in self.steps.items()
+            if path.endswith(".safetensors") and "/" not in path
+        }
+
+    def prune_weights(self, keep: int) -> None:
+        """Remove all weights but those of the `keep` steps written last."""
+        weights = self.weights()
+        kept = list(dict.fromkeys(reversed(weights.values())))[:keep]
+        self.remove([path for path, step in weights.items() if step not in kept])
+
+    def _write(self) -> None:
+        self.steps[RUN] = 0
+        write_json(self.folder / RUN, {"files": list(map(list, self.steps.items()))})
+
+
+def not_listed(folder: Path, name: str) -> StateError:
+    """Return the error of a file that is in the way, and that no run wrote."""
+    what = f"holds {name}, which no run wrote: {RUN} does not list it"
+    return StateError(str(folder), what, "move it away, or give another --output_path")
+
+
+def remove_empty(folder: Path, output: Path) -> None:
+    """Remove a folder below `output` if it is empty, and then those above it."""
+    while folder != output and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def _leaves_folder(path: str) -> bool:
+    """Return whether a listed path is outside the folder: such a list is not ours."""
+    parts = PurePosixPath(path)
+    return parts.is_absolute() or ".." in parts.parts
