@@ -289,10 +289,14 @@ class Setup:
         return {name: version(name) for name in names} | {"device": self.device.type}
 
     @property
+    def output(self) -> Path:
+        """The folder that the run locks: --output_path, or the feature cache."""
+        return self.config.output_path or self.cache_path
+
+    @property
     def list_folder(self) -> Path:
         """The folder of bad_samples.jsonl: the run's logs, or in stage 1 its output."""
-        output = self.config.output_path or self.cache_path
-        return output if self.stage == "data_process" else output / "logs"
+        return self.output if self.stage == "data_process" else self.output / "logs"
 
     def plan(self, inputs: frozenset[str]) -> Plan:
         """The plan for rows with these inputs, made once for each set of inputs."""

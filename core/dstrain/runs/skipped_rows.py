@@ -30,7 +30,9 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
     alone = skips or setup.config.url_cache is not None
     start = time.monotonic()
     if processes.is_main and alone:
-        with lock(setup.list_folder) if skips else nullcontext():
+        with lock(setup.output) if skips else nullcontext():
+            if skips:
+                setup.list_folder.mkdir(exist_ok=True)
             _ = setup.dataset
     if alone:
         processes.wait()
