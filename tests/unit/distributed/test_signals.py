@@ -167,7 +167,7 @@ def test_a_run_that_is_interrupted_says_how_it_goes_on(
     with monkeypatch.context() as patched:
         signal_at(2, patched)
         with pytest.raises(
-            Interrupted, match="with --resume, in the place of --overwrite"
+            Interrupted, match="with --resume instead of --overwrite"
         ):
             run(config(here, output_path=tmp_path, max_steps=4, overwrite=True))
 
