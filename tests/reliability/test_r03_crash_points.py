@@ -181,7 +181,9 @@ def tree(folder: Path) -> dict[str, bytes]:
         path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()
     ]
     whole = [
-        path for path in paths if path.name != ".lock" and ".tmp-" not in str(path)
+        path
+        for path in paths
+        if not path.name.startswith(".lock") and ".tmp-" not in str(path)
     ]
     return {str(path): (folder / path).read_bytes() for path in whole}
 

@@ -3,6 +3,7 @@ what is on the disk then.
 """
 
 import hashlib
+import json
 import os
 import signal
 import sys
@@ -26,7 +27,14 @@ WRITES = (
     "shutil.",
 )
 CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-NOT_COMPARED = (".lock", "config.json", "loss.csv", "loss.jsonl", "dstrain.log")
+NOT_COMPARED = (
+    ".lock",
+    ".lock.pid",
+    "config.json",
+    "loss.csv",
+    "loss.jsonl",
+    "dstrain.log",
+)
 """config.json holds --resume; loss.csv is compared without what depends on the clock.
 """
 
@@ -127,7 +135,9 @@ def everything(folder: Path) -> dict[str, Any]:
         if path.is_file() and path.name not in NOT_COMPARED
     )
     digests = {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(folder)): sorted(json.loads(path.read_bytes())["files"])
+        if path.name == "run.json"  # whatever the order
+        else hashlib.sha256(path.read_bytes()).hexdigest()
         for path in paths
     }
     return digests | {"log": log(folder)}

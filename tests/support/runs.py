@@ -118,7 +118,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     left = sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.name not in ("config.json", "dstrain.log")
+        if path.name not in ("config.json", "dstrain.log", ".lock", ".lock.pid")
     )
     return {
         "files": files(folder),

@@ -65,7 +65,11 @@ class Way:
 
 
 def written(name: str, text: str) -> Prepare:
-    return lambda here, patch: (here / name).write_text(text) and None
+    def prepare(here: Path, patch: pytest.MonkeyPatch) -> None:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(text)
+
+    return prepare
 
 
 def gone(name: str) -> Prepare:

@@ -166,9 +166,7 @@ def test_a_run_that_is_interrupted_says_how_it_goes_on(
     assert (tmp_path / "states/step-1").is_dir()
     with monkeypatch.context() as patched:
         signal_at(2, patched)
-        with pytest.raises(
-            Interrupted, match="with --resume instead of --overwrite"
-        ):
+        with pytest.raises(Interrupted, match="with --resume instead of --overwrite"):
             run(config(here, output_path=tmp_path, max_steps=4, overwrite=True))
 
 

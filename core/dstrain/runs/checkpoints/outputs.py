@@ -175,10 +175,12 @@ class RunDirectory:
 
     def _write_records(self) -> None:
         """Write what is there from the first step on: the configuration and the logs."""
-        remove_leftovers(self.folder)
-        remove_leftovers(self.folder / STATES)
+        for folder in (self.folder, self.folder / STATES, self.folder / "logs"):
+            remove_leftovers(folder)
         self._prune()
-        records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL, SKIPPED_ROWS]
+        records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL]
+        if self.setup.stage != "train" and self.setup.dataset.skipped:
+            records.append(SKIPPED_ROWS)
         RunFiles.read(self.folder).add(records)
         for name in records:
             (self.folder / name).parent.mkdir(exist_ok=True)
