@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -108,7 +108,8 @@ def logging_to_file() -> Iterator[Callable[[Path], None]]:
         for handler in added:
             logger.removeHandler(handler)
         if buffer.target is not None:
-            buffer.target.close()
+            with suppress(OSError):  # the disk may be full
+                buffer.target.close()
         buffer.close()
 
 

@@ -168,19 +168,6 @@ def test_a_continuation_has_the_same_preset(here: Path, tmp_path: Path) -> None:
         train(here, max_steps=3, resume="auto")
 
 
-def test_the_printed_command_includes_it(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = preset_for(here, "dit", tmp_path / "first")
-    capsys.readouterr()
-    train(here, preset_lora_path=path, max_steps=1)
-    words = capsys.readouterr().err
-    assert f"--lora {path} --lora {here / 'out/step-1.safetensors'}" in words
-    full = {"trainable_models": "dit", "output_path": tmp_path / "full", "max_steps": 1}
-    train(here, preset_lora_path=path, **full)
-    assert "--lora" not in capsys.readouterr().err  # in the saved weights already
-
-
 def test_the_recipe_of_what_is_trained_names_it(here: Path, tmp_path: Path) -> None:
     from dstrain.storage.hashing import sha256
     from dstrain.storage.safetensors import read_tensors
