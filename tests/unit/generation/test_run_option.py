@@ -15,10 +15,10 @@ from dstrain.config.serialize import with_run_options
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.run import generate
 from dstrain.generation.source import open_source
-from dstrain.graph.spec import ExpertSchedule, PipelineSpec
+from dstrain.graph.spec import ExpertSchedule
 
 from tests.support import family
-from tests.support.family import build, weights_of
+from tests.support.family import weights_of
 from tests.support.runs import project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
