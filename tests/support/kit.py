@@ -67,7 +67,7 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
             ("pipeline.py", "}\n", f"}}\n{WITH_THE_FIRST}"),
         ),
         "equal_arguments_write_equal_toys": (
-            ("toy.py", "torch.manual_seed(seed)", "torch.seed()"),
+            ("toy.py", "sizes, seed)", "sizes, __import__('time').time_ns())"),
         ),
         "the_files_of_every_network_are_recognised": (
             ("components.py", '"layer.weight"', '"layers.weight"'),

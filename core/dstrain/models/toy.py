@@ -1,12 +1,17 @@
-"""--toy: the family at toy sizes with random weights, written to a temporary folder and
-read like any model.
-"""
+"""Write models of toy sizes with random weights, which are read like any model."""
 
+import json
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from dstrain.errors import SystemFault
+from dstrain.models.components import Component
+from dstrain.models.formats import same_config, to_checkpoint
 from dstrain.models.locate import ModelConfig
 from dstrain.registry.family import ModelFamily
 
@@ -45,3 +50,79 @@ def fill_folder(
         raise SystemFault(
             str(folder), f"a toy model cannot be written: {error}", advice
         ) from error
+
+
+def write_model(
+    folder: Path,
+    components: Iterable[Component],
+    sizes: Mapping[str, Mapping[str, Any]],
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    seed: int = 0,
+    sharded: Collection[str] = (),
+) -> None:
+    """Write networks with random weights in the published layout. Equal arguments write
+    equal files, and torch's generator is left as it was.
+
+    Args:
+        folder: The folder of the model.
+        components: Those of the family.
+        sizes: Component -> content of its config.json, as far as it is not the default;
+            other components are not written.
+        changes: Component -> entries that replace those of `sizes`.
+        seed: Of the weights.
+        sharded: Components whose weights are written to two files.
+    """
+    written: list[Component] = []
+    with torch.random.fork_rng(devices=[]):
+        for component in components:
+            if component.name not in sizes or component.builder is None:
+                continue
+            # Experts are one network twice; their weights must differ.
+            twins = sum(component.same_keys_as(other) for other in written)
+            written.append(component)
+            changed = (changes or {}).get(component.name, {})
+            config = {**sizes[component.name], **changed}
+            torch.manual_seed(seed + 1000 * twins)
+            network = component.builder(component.configure(config))
+            place = folder / component.folder
+            place.mkdir(parents=True, exist_ok=True)
+            _write_config(network, config, place)
+            _write_weights(network, component, place, component.name in sharded)
+
+
+def _write_config(network: nn.Module, config: Mapping[str, Any], place: Path) -> None:
+    """Write config.json as the network's library does."""
+    library: Any = network
+    if hasattr(library, "save_config"):
+        library.save_config(place)
+    elif hasattr(library, "config"):
+        library.config.architectures = [type(library).__name__]
+        library.config.save_pretrained(place)
+    else:
+        text = json.dumps(dict(config), indent=2)
+        (place / "config.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _write_weights(
+    network: nn.Module, component: Component, place: Path, sharded: bool
+) -> None:
+    # The networks' own save_pretrained writes in one process of several only.
+    from huggingface_hub import save_torch_state_dict
+
+    tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
+    weights: dict[str, Tensor] = {
+        name: weight
+        for name, weight in network.state_dict().items()
+        if name not in tied
+    }
+    for checkpoint_format in component.formats:
+        if checkpoint_format.configuration is same_config:
+            weights = to_checkpoint(checkpoint_format, weights)
+    stem = "diffusion_pytorch_model" if hasattr(network, "save_config") else "model"
+    size = sum(weight.nbytes for weight in weights.values())
+    save_torch_state_dict(
+        weights,
+        place,
+        filename_pattern=f"{stem}{{suffix}}.safetensors",
+        max_shard_size=int(0.6 * size) if sharded else 2 * size,
+    )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dstrain.models.networks import DiffusersNetwork as DiffusersNetwork
     from dstrain.models.networks import Tokenizer as Tokenizer
     from dstrain.models.networks import TransformersNetwork as TransformersNetwork
+    from dstrain.models.toy import write_model as write_model
     from dstrain.registry.family import ModelFamily as ModelFamily
     from dstrain.registry.family import Option as Option
     from dstrain.registry.hooks import hookimpl as hookimpl
@@ -62,6 +63,7 @@ _MODULES = {
     "hookimpl": "registry.hooks",
     "nth_of": "models.formats",
     "same_config": "models.formats",
+    "write_model": "models.toy",
 }
 __all__ = tuple(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -2,8 +2,6 @@
 torch.
 """
 
-from types import MappingProxyType
-
 from dstrain.plugin import ModelFamily, Option
 
 JOINT, SINGLE = "transformer_blocks.*", "single_transformer_blocks.*"
@@ -30,29 +28,26 @@ DIT_LORA_TARGETS = (
 
 # The reference documents' names are those of FLUX's original layers, some of which hold
 # several of diffusers' in one.
-LORA_ALIASES = MappingProxyType(
-    {
-        "a_to_qkv": tuple(f"{JOINT}.attn.{name}" for name in ("to_q", "to_k", "to_v")),
-        "b_to_qkv": tuple(
-            f"{JOINT}.attn.{name}"
-            for name in ("add_q_proj", "add_k_proj", "add_v_proj")
-        ),
-        "ff_a.0": (f"{JOINT}.ff.net.0.proj",),
-        "ff_a.2": (f"{JOINT}.ff.net.2",),
-        "ff_b.0": (f"{JOINT}.ff_context.net.0.proj",),
-        "ff_b.2": (f"{JOINT}.ff_context.net.2",),
-        "a_to_out": (f"{JOINT}.attn.to_out.0",),
-        "b_to_out": (f"{JOINT}.attn.to_add_out",),
-        "proj_out": (f"{SINGLE}.proj_out",),
-        "norm.linear": (f"{SINGLE}.norm.linear",),
-        "norm1_a.linear": (f"{JOINT}.norm1.linear",),
-        "norm1_b.linear": (f"{JOINT}.norm1_context.linear",),
-        "to_qkv_mlp": tuple(
-            f"{SINGLE}.{name}"
-            for name in ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
-        ),
-    }
-)
+LORA_ALIASES = {
+    "a_to_qkv": tuple(f"{JOINT}.attn.{name}" for name in ("to_q", "to_k", "to_v")),
+    "b_to_qkv": tuple(
+        f"{JOINT}.attn.{name}" for name in ("add_q_proj", "add_k_proj", "add_v_proj")
+    ),
+    "ff_a.0": (f"{JOINT}.ff.net.0.proj",),
+    "ff_a.2": (f"{JOINT}.ff.net.2",),
+    "ff_b.0": (f"{JOINT}.ff_context.net.0.proj",),
+    "ff_b.2": (f"{JOINT}.ff_context.net.2",),
+    "a_to_out": (f"{JOINT}.attn.to_out.0",),
+    "b_to_out": (f"{JOINT}.attn.to_add_out",),
+    "proj_out": (f"{SINGLE}.proj_out",),
+    "norm.linear": (f"{SINGLE}.norm.linear",),
+    "norm1_a.linear": (f"{JOINT}.norm1.linear",),
+    "norm1_b.linear": (f"{JOINT}.norm1_context.linear",),
+    "to_qkv_mlp": tuple(
+        f"{SINGLE}.{name}"
+        for name in ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
+    ),
+}
 
 MODEL = ModelFamily(
     name="flux",
@@ -61,33 +56,25 @@ MODEL = ModelFamily(
     toy="dstrain_flux.toy:write",
     variants=("dev", "kontext"),
     default_trainable="dit",
-    lora_targets=MappingProxyType(
-        {
-            "dit": DIT_LORA_TARGETS,
-            "text_encoder_1": ("q_proj", "k_proj", "v_proj", "out_proj"),
-            "text_encoder_2": ("q", "k", "v", "o"),
-        }
-    ),
-    lora_prefixes=MappingProxyType(
-        {
-            "dit": "transformer",
-            "text_encoder_1": "text_encoder",
-            "text_encoder_2": "text_encoder_2",
-        }
-    ),
+    lora_targets={
+        "dit": DIT_LORA_TARGETS,
+        "text_encoder_1": ("q_proj", "k_proj", "v_proj", "out_proj"),
+        "text_encoder_2": ("q", "k", "v", "o"),
+    },
+    lora_prefixes={
+        "dit": "transformer",
+        "text_encoder_1": "text_encoder",
+        "text_encoder_2": "text_encoder_2",
+    },
     lora_aliases=LORA_ALIASES,
-    model_ids=MappingProxyType(
-        {
-            "dev": ("*/FLUX.1-dev", "*/FLUX.1-Krea-dev", "*/FLUX.1-schnell"),
-            "kontext": ("*/FLUX.1-Kontext-dev",),
-        }
-    ),
-    default_ids=MappingProxyType(
-        {
-            "tokenizer_1": "black-forest-labs/FLUX.1-dev:tokenizer/",
-            "tokenizer_2": "black-forest-labs/FLUX.1-dev:tokenizer_2/",
-        }
-    ),
+    model_ids={
+        "dev": ("*/FLUX.1-dev", "*/FLUX.1-Krea-dev", "*/FLUX.1-schnell"),
+        "kontext": ("*/FLUX.1-Kontext-dev",),
+    },
+    default_ids={
+        "tokenizer_1": "black-forest-labs/FLUX.1-dev:tokenizer/",
+        "tokenizer_2": "black-forest-labs/FLUX.1-dev:tokenizer_2/",
+    },
     options=(
         Option(
             "tokenizer_1_path",

@@ -2,8 +2,6 @@
 no torch.
 """
 
-from types import MappingProxyType
-
 from dstrain.plugin import ModelFamily, Option
 
 DIT_LORA_TARGETS = (
@@ -27,31 +25,23 @@ MODEL = ModelFamily(
     components="dstrain_qwen_image.components:COMPONENTS",
     toy="dstrain_qwen_image.toy:write",
     variants=("base", "edit", "edit-2509", "edit-2511"),
-    model_ids=MappingProxyType(
-        {
-            "base": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
-            "edit": ("Qwen/Qwen-Image-Edit",),
-            "edit-2509": ("Qwen/Qwen-Image-Edit-2509",),
-            "edit-2511": ("Qwen/Qwen-Image-Edit-2511",),
-        }
-    ),
+    model_ids={
+        "base": ("Qwen/Qwen-Image", "Qwen/Qwen-Image-2512"),
+        "edit": ("Qwen/Qwen-Image-Edit",),
+        "edit-2509": ("Qwen/Qwen-Image-Edit-2509",),
+        "edit-2511": ("Qwen/Qwen-Image-Edit-2511",),
+    },
     variants_for="dstrain_qwen_image.pipeline:variants_for",
     default_trainable="dit",
-    lora_targets=MappingProxyType(
-        {
-            "dit": DIT_LORA_TARGETS,
-            "text_encoder": ("q_proj", "k_proj", "v_proj", "o_proj"),
-        }
-    ),
-    lora_prefixes=MappingProxyType(
-        {"dit": "transformer", "text_encoder": "text_encoder"}
-    ),
-    default_ids=MappingProxyType(
-        {
-            "tokenizer": "Qwen/Qwen-Image:tokenizer/",
-            "processor": "Qwen/Qwen-Image-Edit:processor/",
-        }
-    ),
+    lora_targets={
+        "dit": DIT_LORA_TARGETS,
+        "text_encoder": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    },
+    lora_prefixes={"dit": "transformer", "text_encoder": "text_encoder"},
+    default_ids={
+        "tokenizer": "Qwen/Qwen-Image:tokenizer/",
+        "processor": "Qwen/Qwen-Image-Edit:processor/",
+    },
     options=(
         Option(
             "tokenizer_path",

@@ -5,13 +5,12 @@ out.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
+from dstrain.plugin import write_model
 from tokenizers import pre_tokenizers, trainers
 
+from dstrain_qwen_image.components import COMPONENTS
 from dstrain_qwen_image.units import (
     EDIT_PREFIX,
     EDIT_PREFIX_TOKENS,
@@ -44,123 +43,107 @@ SPECIAL_TOKENS = tuple(
     )
 )
 
-DIT = MappingProxyType(
-    {
-        "patch_size": 2,
-        "in_channels": 64,
-        "out_channels": 16,
-        "num_layers": 2,
-        "attention_head_dim": 16,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 32,
-        "guidance_embeds": False,
-        "axes_dims_rope": (4, 6, 6),
-    }
-)
-VAE = MappingProxyType(
-    {
-        "base_dim": 8,
-        "z_dim": 16,
-        "dim_mult": [1, 2, 4, 4],
-        "num_res_blocks": 1,
-        "attn_scales": [],
-        "temperal_downsample": [False, True, True],
-    }
-)
+DIT = {
+    "patch_size": 2,
+    "in_channels": 64,
+    "out_channels": 16,
+    "num_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 32,
+    "guidance_embeds": False,
+    "axes_dims_rope": (4, 6, 6),
+}
+VAE = {
+    "base_dim": 8,
+    "z_dim": 16,
+    "dim_mult": [1, 2, 4, 4],
+    "num_res_blocks": 1,
+    "attn_scales": [],
+    "temperal_downsample": [False, True, True],
+}
 # Dropout, so that an encoder left in training mode is noticed; an initial range that
 # makes prompts differ clearly.
-TEXT = MappingProxyType(
-    {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 8192,
-        "attention_dropout": 0.1,
-        "initializer_range": 0.06,
-        "rope_scaling": {
-            "mrope_section": [2, 3, 3],
-            "rope_type": "default",
-            "type": "default",
-        },
-        "rope_theta": 1000000.0,
-    }
-)
-VISION = MappingProxyType(
-    {
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 32,
-        "window_size": 112,
-        "fullatt_block_indexes": [1],
-        "initializer_range": 0.06,
-    }
-)
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 8192,
+    "attention_dropout": 0.1,
+    "initializer_range": 0.06,
+    "rope_scaling": {
+        "mrope_section": [2, 3, 3],
+        "rope_type": "default",
+        "type": "default",
+    },
+    "rope_theta": 1000000.0,
+}
+VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "window_size": 112,
+    "fullatt_block_indexes": [1],
+    "initializer_range": 0.06,
+}
 # scheduler_config.json as published.
-SCHEDULER = MappingProxyType(
-    {
-        "_class_name": "FlowMatchEulerDiscreteScheduler",
-        "base_image_seq_len": 256,
-        "base_shift": 0.5,
-        "invert_sigmas": False,
-        "max_image_seq_len": 8192,
-        "max_shift": 0.9,
-        "num_train_timesteps": 1000,
-        "shift": 1.0,
-        "shift_terminal": 0.02,
-        "stochastic_sampling": False,
-        "time_shift_type": "exponential",
-        "use_dynamic_shifting": True,
-    }
-)
+SCHEDULER = {
+    "_class_name": "FlowMatchEulerDiscreteScheduler",
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "invert_sigmas": False,
+    "max_image_seq_len": 8192,
+    "max_shift": 0.9,
+    "num_train_timesteps": 1000,
+    "shift": 1.0,
+    "shift_terminal": 0.02,
+    "stochastic_sampling": False,
+    "time_shift_type": "exponential",
+    "use_dynamic_shifting": True,
+}
 # processor/preprocessor_config.json as published: patches of 14x14 pixels, merged 2x2,
 # and at least 56x56 pixels.
-PREPROCESSOR = MappingProxyType(
-    {
-        "do_convert_rgb": True,
-        "do_normalize": True,
-        "do_rescale": True,
-        "do_resize": True,
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "image_std": [0.26862954, 0.26130258, 0.27577711],
-        "max_pixels": 12845056,
-        "merge_size": 2,
-        "min_pixels": 3136,
-        "patch_size": 14,
-        "processor_class": "Qwen2VLProcessor",
-        "resample": 3,
-        "rescale_factor": 0.00392156862745098,
-        "temporal_patch_size": 2,
-    }
-)
-MODEL_INDEX = MappingProxyType(
-    {
-        "_class_name": "QwenImagePipeline",
-        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-        "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
-        "tokenizer": ["transformers", "Qwen2Tokenizer"],
-        "transformer": ["diffusers", "QwenImageTransformer2DModel"],
-        "vae": ["diffusers", "AutoencoderKLQwenImage"],
-    }
-)
+PREPROCESSOR = {
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "max_pixels": 12845056,
+    "merge_size": 2,
+    "min_pixels": 3136,
+    "patch_size": 14,
+    "processor_class": "Qwen2VLProcessor",
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "temporal_patch_size": 2,
+}
+MODEL_INDEX = {
+    "_class_name": "QwenImagePipeline",
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
+    "tokenizer": ["transformers", "Qwen2Tokenizer"],
+    "transformer": ["diffusers", "QwenImageTransformer2DModel"],
+    "vae": ["diffusers", "AutoencoderKLQwenImage"],
+}
 PROCESSOR = ("transformers", "Qwen2VLProcessor")
-EDITS = MappingProxyType(
-    {
-        "edit": {"_class_name": "QwenImageEditPipeline", "processor": PROCESSOR},
-        "edit-2509": {
-            "_class_name": "QwenImageEditPlusPipeline",
-            "processor": PROCESSOR,
-        },
-        "edit-2511": {
-            "_class_name": "QwenImageEditPlusPipeline",
-            "processor": PROCESSOR,
-        },
-    }
-)
+EDITS = {
+    "edit": {"_class_name": "QwenImageEditPipeline", "processor": PROCESSOR},
+    "edit-2509": {
+        "_class_name": "QwenImageEditPlusPipeline",
+        "processor": PROCESSOR,
+    },
+    "edit-2511": {
+        "_class_name": "QwenImageEditPlusPipeline",
+        "processor": PROCESSOR,
+    },
+}
 """Variants that edit pictures -> what their model_index.json has of its own."""
 
 
@@ -172,42 +155,48 @@ def write(
 ) -> None:
     """Write a toy of `variant` to `folder`; equal arguments write equal files.
 
-    sizes: component -> arguments of its class's constructor that replace the toy's own.
+    sizes: component -> entries of its config.json that replace the toy's own.
     """
-    from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
-
-    sizes = sizes or {}
     folder = Path(folder)
     edits = variant in EDITS
-    index = {**MODEL_INDEX, **EDITS.get(variant, {})}
-    for name, data in (
-        ("model_index.json", index),
-        ("scheduler/scheduler_config.json", dict(SCHEDULER)),
-    ):
-        _write_json(folder / name, data)
-    tokenizer = make_tokenizer(
-        *((EDIT_PREFIX, EDIT_PREFIX_TOKENS) if edits else (PREFIX, PREFIX_TOKENS))
-    )
+    _write_json(folder / "model_index.json", {**MODEL_INDEX, **EDITS.get(variant, {})})
+    _write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
+    prefix = (EDIT_PREFIX, EDIT_PREFIX_TOKENS) if edits else (PREFIX, PREFIX_TOKENS)
+    tokenizer = make_tokenizer(*prefix)
     tokenizer.save_pretrained(folder / "tokenizer")
     if edits:
         tokenizer.save_pretrained(folder / "processor")
-        _write_json(folder / "processor/preprocessor_config.json", dict(PREPROCESSOR))
+        _write_json(folder / "processor/preprocessor_config.json", PREPROCESSOR)
     own = {"zero_cond_t": True} if variant == "edit-2511" else {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        dit = QwenImageTransformer2DModel(**{**DIT, **own, **sizes.get("dit", {})})
-        # Two shards, as the published transformer has several.
-        dit.save_pretrained(
-            folder / "transformer", max_shard_size=int(0.6 * dit.get_memory_footprint())
-        )
-        torch.manual_seed(seed)
-        AutoencoderKLQwenImage(**{**VAE, **sizes.get("vae", {})}).save_pretrained(
-            folder / "vae"
-        )
-        torch.manual_seed(seed)
-        _write_text_encoder(
-            folder / "text_encoder", tokenizer, sizes.get("text_encoder", {})
-        )
+    networks = {
+        "dit": {**DIT, **own},
+        "vae": VAE,
+        "text_encoder": text_encoder_sizes(tokenizer),
+    }
+    # Two shards, as the published transformer has several.
+    write_model(folder, COMPONENTS, networks, sizes, seed, sharded=("dit",))
+
+
+def text_encoder_sizes(tokenizer: Any) -> Mapping[str, Any]:
+    """Return the text encoder's config.json for the words of a tokenizer."""
+
+    def token(name: str) -> Any:
+        return tokenizer.convert_tokens_to_ids(f"<|{name}|>")
+
+    return {
+        "text_config": {
+            **TEXT,
+            "vocab_size": len(tokenizer),
+            "bos_token_id": token("endoftext"),
+            "eos_token_id": token("im_end"),
+        },
+        "vision_config": VISION,
+        "image_token_id": token("image_pad"),
+        "video_token_id": token("video_pad"),
+        "vision_start_token_id": token("vision_start"),
+        "vision_end_token_id": token("vision_end"),
+        "tie_word_embeddings": False,
+    }
 
 
 def make_tokenizer(prefix: str, tokens: int) -> Any:
@@ -246,43 +235,3 @@ def make_tokenizer(prefix: str, tokens: int) -> Any:
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-
-
-def _write_text_encoder(folder: Path, tokenizer: Any, sizes: Mapping[str, Any]) -> None:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    ids = {
-        token: tokenizer.convert_tokens_to_ids(f"<|{token}|>")
-        for token in ("endoftext", "im_end")
-    }
-    text = {
-        **TEXT,
-        "vocab_size": len(tokenizer),
-        "bos_token_id": ids["endoftext"],
-        "eos_token_id": ids["im_end"],
-    }
-    arguments = {
-        "text_config": text,
-        "vision_config": dict(VISION),
-        "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
-        "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
-        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-        "tie_word_embeddings": False,
-    }
-    module = Qwen2_5_VLForConditionalGeneration(
-        Qwen2_5_VLConfig(**{**arguments, **sizes})
-    )
-    module.config.save_pretrained(folder)
-    weights = {
-        published_name(name): weight.contiguous()
-        for name, weight in module.state_dict().items()
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def published_name(name: str) -> str:
-    """Name of a text encoder's weight in the module -> its name in the published files."""
-    return name.replace("model.language_model.", "model.", 1).replace(
-        "model.visual.", "visual.", 1
-    )

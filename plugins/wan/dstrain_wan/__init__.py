@@ -2,8 +2,6 @@
 imports no torch.
 """
 
-from types import MappingProxyType
-
 from dstrain.plugin import ModelFamily, Option
 
 DIT_LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
@@ -15,43 +13,37 @@ MODEL = ModelFamily(
     toy="dstrain_wan.toy:write",
     variants=("t2v", "i2v", "t2v-a14b", "i2v-a14b", "ti2v-5b"),
     variants_for="dstrain_wan.pipeline:variants_for",
-    model_ids=MappingProxyType(
-        {
-            "t2v": ("Wan-AI/Wan2.1-T2V-*",),
-            "i2v": ("Wan-AI/Wan2.1-I2V-*",),
-            "t2v-a14b": ("Wan-AI/Wan2.2-T2V-A14B*",),
-            "i2v-a14b": ("Wan-AI/Wan2.2-I2V-A14B*",),
-            "ti2v-5b": ("Wan-AI/Wan2.2-TI2V-5B*",),
-        }
-    ),
+    model_ids={
+        "t2v": ("Wan-AI/Wan2.1-T2V-*",),
+        "i2v": ("Wan-AI/Wan2.1-I2V-*",),
+        "t2v-a14b": ("Wan-AI/Wan2.2-T2V-A14B*",),
+        "i2v-a14b": ("Wan-AI/Wan2.2-I2V-A14B*",),
+        "ti2v-5b": ("Wan-AI/Wan2.2-TI2V-5B*",),
+    },
     default_trainable="dit",
-    lora_targets=MappingProxyType(
-        {
-            "dit": DIT_LORA_TARGETS,
-            "dit2": DIT_LORA_TARGETS,
-            "text_encoder": tuple(f"SelfAttention.{name}" for name in "qkvo"),
-        }
-    ),
+    lora_targets={
+        "dit": DIT_LORA_TARGETS,
+        "dit2": DIT_LORA_TARGETS,
+        "text_encoder": tuple(f"SelfAttention.{name}" for name in "qkvo"),
+    },
     # Names of the same layers in the published code, which other trainers' commands
     # use.
-    lora_aliases=MappingProxyType(
-        {
-            "q": ("to_q",),
-            "k": ("to_k",),
-            "v": ("to_v",),
-            "o": ("to_out.0",),
-            "ffn.0": ("ffn.net.0.proj",),
-            "ffn.2": ("ffn.net.2",),
-        }
-    ),
+    lora_aliases={
+        "q": ("to_q",),
+        "k": ("to_k",),
+        "v": ("to_v",),
+        "o": ("to_out.0",),
+        "ffn.0": ("ffn.net.0.proj",),
+        "ffn.2": ("ffn.net.2",),
+    },
     # diffusers loads the file of either expert under the name "transformer":
     # load_into_transformer_2 says which.
-    lora_prefixes=MappingProxyType(
-        {"dit": "transformer", "dit2": "transformer", "text_encoder": "text_encoder"}
-    ),
-    default_ids=MappingProxyType(
-        {"tokenizer": "Wan-AI/Wan2.1-T2V-1.3B:google/umt5-xxl/"}
-    ),
+    lora_prefixes={
+        "dit": "transformer",
+        "dit2": "transformer",
+        "text_encoder": "text_encoder",
+    },
+    default_ids={"tokenizer": "Wan-AI/Wan2.1-T2V-1.3B:google/umt5-xxl/"},
     options=(
         Option(
             "tokenizer_path",

@@ -1,16 +1,20 @@
 """Toy models are written as files of each component."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from dstrain.errors import SystemFault
-from dstrain.models.toy import write_toy
+from dstrain.models.toy import write_model, write_toy
 from dstrain.registry.family import ModelFamily
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from tests.support.family import MODEL, weights_of
+from tests.support.family import COMPONENTS, MODEL, weights_of
 
 
 def test_a_toy_for_which_the_disk_has_no_room_is_a_fault_of_the_system(
@@ -37,3 +41,53 @@ def test_toy_files_are_one_entry_per_component(tmp_path: Path) -> None:
     assert {tuple(model.path or ()) for model in made} == {
         tuple(paths) for paths in weights_of(tmp_path).values()
     }
+
+
+SIZES = {"dit": {"width": 8, "depth": 2}, "vae": {"branch": 8}}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_equal_arguments_write_equal_models_and_leave_the_generator_alone(
+    tmp_path: Path,
+) -> None:
+    before = torch.random.get_rng_state()
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        write_model(tmp_path / name, COMPONENTS, SIZES, seed=seed)
+    assert torch.equal(before, torch.random.get_rng_state())
+    one, same, other = (contents(tmp_path / name) for name in ("one", "same", "other"))
+    assert one == same
+    assert set(one) == {
+        "transformer/config.json",
+        "transformer/model.safetensors",
+        "vae/config.json",
+        "vae/model.safetensors",
+    }
+    assert {name for name in one if one[name] != other[name]} == {
+        "transformer/model.safetensors",
+        "vae/model.safetensors",
+    }
+
+
+def test_sizes_may_be_changed_and_weights_sharded(tmp_path: Path) -> None:
+    changes = {"dit": {"width": 16}}
+    write_model(tmp_path, COMPONENTS, SIZES, changes, sharded=("dit",))
+    config = json.loads((tmp_path / "transformer/config.json").read_text())
+    assert config == {"width": 16, "depth": 2}
+    index = (tmp_path / "transformer/model.safetensors.index.json").read_text()
+    assert len(set(json.loads(index)["weight_map"].values())) == 2
+
+
+def test_experts_of_one_network_have_different_weights(tmp_path: Path) -> None:
+    twin = replace(COMPONENTS[0], name="dit2", folder="transformer_2")
+    sizes = {"dit": SIZES["dit"], "dit2": SIZES["dit"]}
+    write_model(tmp_path, (COMPONENTS[0], twin), sizes)
+    one, other = (
+        load_file(tmp_path / folder / "model.safetensors")
+        for folder in ("transformer", "transformer_2")
+    )
+    assert one.keys() == other.keys()
+    assert not torch.equal(one["proj_in.weight"], other["proj_in.weight"])
