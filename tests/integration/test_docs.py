@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -306,3 +307,17 @@ def test_a_block_with_its_output_is_read_as_one() -> None:
         None,
     )
     assert list(commands(first.body)) == [["dstrain", "--toy"]]
+
+
+@pytest.mark.parametrize(
+    "module", ("dstrain.plugin", "dstrain.plugin.functional", "dstrain.testing")
+)
+def test_the_page_of_the_interface_lists_every_public_name(module: str) -> None:
+    page = (ROOT / "docs/plugins/api.md").read_text()
+    section = page.partition(f"\n## `{module}`\n")[2].partition("\n## ")[0]
+    listed = [
+        name
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+    assert sorted(listed) == sorted(import_module(module).__all__)

@@ -1,9 +1,11 @@
-"""The family of docs/plugins/writing-a-plugin.md keeps the contract, and its page
-names every test of the kit.
+"""The families of the tutorials keep the contract, and the first page names every test
+of the kit.
 """
 
 import re
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,32 @@ from dstrain.testing.__main__ import write as write_golden
 
 from tests.support import ROOT
 
-PAGE = ROOT / "docs/plugins/writing-a-plugin.md"
 FILE = re.compile(r"^```python file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Tutorial:
+    """A page that makes a family."""
+
+    page: Path
+    family: str
+    arguments: tuple[str, ...]
+    """Those of `dstrain generate`."""
+
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        """The files that the page shows: path and text."""
+        return FILE.findall(self.page.read_text())
+
+
+FIRST = Tutorial(
+    ROOT / "docs/plugins/writing-a-plugin.md", "auraflow", ("--output", "x.png")
+)
+VIDEO = Tutorial(
+    ROOT / "docs/plugins/video-family.md",
+    "ltx_video",
+    ("--num_frames", "9", "--input", "fps=8", "--output", "x.mp4"),
+)
 
 
 class Outcomes:
@@ -28,50 +54,57 @@ class Outcomes:
             self.count[report.outcome] += 1
 
 
+@pytest.fixture(params=(FIRST, VIDEO), ids=lambda tutorial: tutorial.family)
+def tutorial(request: pytest.FixtureRequest) -> Tutorial:
+    found: Tutorial = request.param
+    return found
+
+
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(
+    tutorial: Tutorial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """The page's package, as installed: written by `dstrain plugins new`, its files
     replaced by the page's.
     """
+    name = tutorial.family
     monkeypatch.chdir(tmp_path)
-    assert main(["plugins", "new", "auraflow"]) == 0
-    folder = tmp_path / "auraflow"
-    (folder / "dstrain_auraflow/networks.py").unlink()
+    assert main(["plugins", "new", name]) == 0
+    folder = tmp_path / name
+    (folder / f"dstrain_{name}/networks.py").unlink()
     (folder / "tests/digests.json").unlink()
-    for place, text in FILE.findall(PAGE.read_text()):
+    for place, text in tutorial.files:
         (tmp_path / place).write_text(text)
-    info = folder / "plugin_auraflow-0.1.0.dist-info"
+    distribution = "plugin-" + name.replace("_", "-")
+    info = folder / f"{distribution.replace('-', '_')}-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: plugin-auraflow\nVersion: 0.1.0\n"
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.1.0\n"
     )
     (info / "entry_points.txt").write_text(
-        "[dstrain.models]\nauraflow = dstrain_auraflow:MODEL\n"
+        f"[dstrain.models]\n{name} = dstrain_{name}:MODEL\n"
     )
     monkeypatch.syspath_prepend(folder)
-    return folder
+    yield folder
+    for module, loaded in tuple(sys.modules.items()):
+        # Also its tests, whose module has the same name in every package.
+        if str(getattr(loaded, "__file__", None)).startswith(str(folder)):
+            del sys.modules[module]
 
 
 @pytest.mark.slow
-def test_the_family_of_the_page_passes_the_kit_and_generates(package: Path) -> None:
-    write_golden("auraflow", package / "tests")
+def test_the_family_of_the_page_passes_the_kit_and_generates(
+    tutorial: Tutorial, package: Path
+) -> None:
+    write_golden(tutorial.family, package / "tests")
     outcomes = Outcomes()
-    pytest.main(
-        [
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--import-mode=importlib",
-            str(package / "tests"),
-        ],
-        plugins=[outcomes],
-    )
+    arguments = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    pytest.main([*arguments, str(package / "tests")], plugins=[outcomes])
     assert outcomes.count["failed"] == outcomes.count["skipped"] == 0
     assert outcomes.count["passed"] > 30
     words = [
+        "generate",
         "--toy",
-        "--prompt",
-        "a dog",
         "--height",
         "32",
         "--width",
@@ -79,15 +112,13 @@ def test_the_family_of_the_page_passes_the_kit_and_generates(package: Path) -> N
         "--num_inference_steps",
         "2",
     ]
-    assert main(["generate", "--model", "auraflow", *words, "--output", "x.png"]) == 0
-    for name in tuple(sys.modules):
-        if name.startswith("dstrain_auraflow"):
-            del sys.modules[name]
+    words += ["--model", tutorial.family, "--prompt", "a dog", *tutorial.arguments]
+    assert main(words) == 0
 
 
 def test_every_test_of_the_kit_is_on_the_page_and_no_other() -> None:
     table = (
-        PAGE.read_text()
+        FIRST.page.read_text()
         .partition("| test | holds the family to |")[2]
         .partition("\n\n")[0]
     )
@@ -100,8 +131,24 @@ def test_every_test_of_the_kit_is_on_the_page_and_no_other() -> None:
 
 
 def test_every_module_of_the_template_is_on_the_page_or_left_out_by_it(
+    tutorial: Tutorial,
     package: Path,
 ) -> None:
-    shown = {Path(place).name for place, _ in FILE.findall(PAGE.read_text())}
+    shown = {Path(place).name for place, _ in tutorial.files}
     modules = {path.name for path in package.rglob("*.py")}
     assert shown == modules
+
+
+def test_families_import_the_public_modules_alone(tutorial: Tutorial) -> None:
+    imported = {
+        name
+        for _, text in tutorial.files
+        for name in re.findall(r"^from (dstrain[\w.]*) import", text, re.MULTILINE)
+        if not name.startswith(f"dstrain_{tutorial.family}")
+    }
+    assert imported <= {
+        "dstrain",
+        "dstrain.plugin",
+        "dstrain.plugin.functional",
+        "dstrain.testing",
+    }
