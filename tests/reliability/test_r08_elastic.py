@@ -113,7 +113,7 @@ def noting(line: list[str], folder: Path) -> Callable[[int], int]:
             values: Any,
             noisy_latents: Tensor,
             timestep: Tensor,
-            side: str,
+            branch: str = "positive",
         ) -> Tensor:
             noted[-1] += [
                 [
@@ -122,7 +122,7 @@ def noting(line: list[str], folder: Path) -> Callable[[int], int]:
                 ],
                 timestep.tolist(),
             ]
-            return predict(self, values, noisy_latents, timestep, side)
+            return predict(self, values, noisy_latents, timestep, branch)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(TrainingModule, "forward", noting_forward)
