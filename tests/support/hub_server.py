@@ -1,5 +1,4 @@
-"""A hub on this machine that speaks to both real clients, and fails where it is told
-to.
+"""A hub on this machine that answers both real clients, and fails on request.
 
 It serves models from memory: id -> revision -> path -> bytes. As on the real hubs,
 files of weights are listed with their sha256, on Hugging Face small ones with the
@@ -120,9 +119,7 @@ def blob(data: bytes) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers what `modelscope_hub` and `huggingface_hub` ask when they list and fetch
-    a model.
-    """
+    """Answers the requests of `modelscope` and `huggingface_hub` for lists and files."""
 
     protocol_version = "HTTP/1.1"
     hub: Hub

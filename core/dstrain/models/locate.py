@@ -7,7 +7,7 @@ from pathlib import Path
 from dstrain.config.fields import parse_model_paths, parse_origins
 from dstrain.config.schema import Hub, ModelChoice, TrainConfig
 from dstrain.errors import StateError, SystemFault, UsageError
-from dstrain.models.components import Component, Files
+from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import Config
 from dstrain.models.hub import ModelSource, fetch, find_local, missing_error
@@ -334,8 +334,8 @@ def find(
         among: The components of the variant; no file is taken for a twin of one of
             these that the variant lacks.
     """
-    known: Sequence[Component] = family.load("components")
-    by_name = {component.name: component for component in known}
+    by_name = components_of(family)
+    known = tuple(by_name.values())
     wanted = tuple(components)
     files = assign(configs, _without_foreign_twins(known, among), wanted)
     published = [config for config in configs if config.source is not None]
@@ -405,11 +405,11 @@ def denoiser_config(family: ModelFamily, configs: Sequence[ModelConfig]) -> Conf
 
     Raises what `find` raises for the former if neither is found.
     """
-    known: Sequence[Component] = family.load("components")
-    (default,) = (c for c in known if c.name == family.default_trainable)
+    by_name = components_of(family)
+    default = by_name[family.default_trainable]
     offline = [replace(config, hub=None) for config in configs]
     errors: list[StateError] = []
-    for twin in (default, *filter(default.same_keys_as, known)):
+    for twin in (default, *filter(default.same_keys_as, by_name.values())):
         # The weights of this machine tell more; without them config.json is fetched.
         for places, files, config_only in (
             (offline, (twin.name,), ()),
