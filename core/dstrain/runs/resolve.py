@@ -313,7 +313,7 @@ def log_warnings(setup: Setup) -> None:
         return
     if not setup.stage and setup.config.feature_cache is not None:
         logger.warning(
-            f"--feature_cache is not used in one piece; it is by --task {setup.task.name}:train"
+            f"--feature_cache has no effect in a single run; it is used by --task {setup.task.name}:train"
         )
     shown = [
         cell.frames

@@ -38,7 +38,7 @@ def setup_of(stage: str, **changes: Any) -> Any:
         (
             "",
             [
-                "--feature_cache is not used in one piece; it is by --task sft:train",
+                "--feature_cache has no effect in a single run; it is used by --task sft:train",
                 "1 of 2 clips",
                 "column 'mood'",
             ],
