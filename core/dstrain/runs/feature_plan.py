@@ -1,4 +1,4 @@
-"""The plan files of a feature store: which plan they were made for, and the rows stage
+"""The plan files of a feature cache: which plan they were made for, and the rows stage
 2 trains on.
 """
 
@@ -174,7 +174,7 @@ def check_configs(info: CacheInfo, found: Found) -> None:
         if differing:
             raise StateError(
                 name,
-                f"is not the one the feature store was made with: {', '.join(differing)} differ",
+                f"is not the one the feature cache was made with: {', '.join(differing)} differ",
             )
 
 
@@ -191,7 +191,7 @@ def _choose(
             plan for plan in fitting if plan[1]["about"]["data set"]["sha256"] == digest
         ]
         if not same:
-            what = f"is not what the feature store {store.folder} was filled from, or has changed"
+            what = f"is not what the feature cache {store.folder} was filled from, or has changed"
             raise StateError(
                 str(metadata), what, f"run --task {setup.task.name}:data_process again"
             )
@@ -276,7 +276,7 @@ def _differences(
             for key in {**wanted, **have}
         )
         return [
-            f"{key}: store {there}, this run {here}"
+            f"{key}: cache {there}, this run {here}"
             for key, there, here in both
             if there != here
         ]

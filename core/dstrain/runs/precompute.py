@@ -1,5 +1,5 @@
 """Stage 1: run the frozen units once per different input and put what crosses into the
-feature store.
+feature cache.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,9 +111,10 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
 def _fill(setup: Setup, processes: ProcessGroup, keyed: Keyed) -> None:
     store = FeatureCache.open(setup.cache_path)
     work = list(missing_work(keyed.all_rows, store))
-    more = f" and {len(keyed.previews)} previews" if keyed.previews else ""
+    samples = len(keyed.all_rows)
+    more = ", previews included," if keyed.previews else ""
     logger.info(
-        f"{len(keyed.rows)} rows{more}, {len(work)} to compute; feature store {setup.cache_path}"
+        f"Precomputing {len(work)} of {samples} samples{more} into {setup.cache_path}"
     )
     processes.wait()  # before anyone adds to the store, so that all list, and divide, the same work
     if work:

@@ -256,7 +256,7 @@ class Setup:
 
     @property
     def cache_path(self) -> Path:
-        """The feature store's folder: --feature_cache, else where the reference
+        """The feature cache's folder: --feature_cache, else where the reference
         documents put it for this stage.
         """
         c = self.config

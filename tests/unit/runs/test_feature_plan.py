@@ -74,15 +74,15 @@ def test_a_store_that_was_never_finished_is_refused(
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"variant": "other"}, "variant: store base, this run other"),
+        ({"variant": "other"}, "variant: cache base, this run other"),
         (
             {"height": 16, "width": 16},
-            "--height: store None, this run 16; --width: store None, this run 16",
+            "--height: cache None, this run 16; --width: cache None, this run 16",
         ),
-        ({"max_pixels": 4096}, "--max_pixels: store 1048576, this run 4096"),
-        ({"mixed_precision": "bf16"}, "dtype: store float32, this run bfloat16"),
-        ({"data_file_keys": "image"}, "--data_file_keys: store None, this run image"),
-        ({"task": GUIDED}, "task: store sft, this run guided"),
+        ({"max_pixels": 4096}, "--max_pixels: cache 1048576, this run 4096"),
+        ({"mixed_precision": "bf16"}, "dtype: cache float32, this run bfloat16"),
+        ({"data_file_keys": "image"}, "--data_file_keys: cache None, this run image"),
+        ({"task": GUIDED}, "task: cache sft, this run guided"),
     ],
 )
 def test_a_store_of_another_plan_is_refused_in_words(
@@ -100,7 +100,7 @@ def test_other_values_stored_are_named(
     assert len(place.stored().rows) == 4  # a unit nobody needs makes no difference
     cached_values = set(plan_identity(place.setup())["values stored"])
     task = Task.of("sft", needs_less)
-    assert "values stored: store ['facts'," in refusal(place, task)
+    assert "values stored: cache ['facts'," in refusal(place, task)
     assert "input_latents" in cached_values
 
 
@@ -170,7 +170,7 @@ def test_metadata_that_changed_since_is_refused(place: Place, named: bool) -> No
     write_rows(place.data, place.rows)
     words = refusal(place, **metadata)
     assert (
-        f"{place.data / 'metadata.csv'}: is not what the feature store {place.cache} was filled from, or has changed"
+        f"{place.data / 'metadata.csv'}: is not what the feature cache {place.cache} was filled from, or has changed"
         in words
     )
     place.fill()
@@ -302,7 +302,7 @@ def test_a_denoiser_of_another_configuration_is_refused_naming_what_differs() ->
     )  # stage 1 did not read this one
     with pytest.raises(
         StateError,
-        match="dit: is not the one the feature store was made with: depth, extra differ",
+        match="dit: is not the one the feature cache was made with: depth, extra differ",
     ):
         check_configs(about, found(depth=4, axes=[1, 2], extra=1))
 

@@ -86,7 +86,7 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
         raise StateError(
             str(path),
             f"{what}; {FLAG} takes weights files that a run saved",
-            *([f"to go on from a state: --resume {path}"] if is_state else []),
+            *([f"to resume from a state: --resume {path}"] if is_state else []),
         )
     header = verify_file(path)
     if "component" not in header:

@@ -1,6 +1,4 @@
-"""Going on exactly: what a state holds, what a continuation must have in common, and
-how it is put back.
-"""
+"""Resume exactly: what a state holds, and what a resumed run must have in common."""
 
 import json
 import os
@@ -26,7 +24,7 @@ def data_fingerprint(run: "TrainingRun") -> dict[str, str]:
     """Digests of what the run reads: the metadata's bytes, and the sizes of the files
     that its rows name.
 
-    Sizes, because reading every picture would cost more than it saves. Stage 2 has no
+    Sizes, because reading every image would cost more than it saves. Stage 2 has no
     files, and compares values of its store by their keys.
     """
     if run.cache_info is not None:
@@ -70,8 +68,9 @@ def check_state_named(path: Path) -> None:
 def training_state(
     run: "TrainingRun", fingerprint: str, content: Mapping[str, str]
 ) -> TrainingState:
-    """Everything a run needs to go on exactly: no generator state, since every draw is
-    keyed by its place.
+    """Return what a run needs to resume exactly.
+
+    There is no generator state, since every draw is keyed by its place.
     """
     tensors = {
         name: parameter.detach()

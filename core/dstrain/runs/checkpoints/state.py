@@ -1,5 +1,5 @@
 """Checkpoints: whole components to use elsewhere, and the training state from which a
-run goes on bit for bit.
+run resumes bit for bit.
 
     OUTPUT/states/step-STEP/trainable.safetensors, optimizer.safetensors, state.json
     OUTPUT/states/step-STEP/record.json  sha256 of each, written last: the commit point
@@ -41,7 +41,7 @@ STATES = "states"
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All that a run needs to go on, at an optimizer-step boundary.
+    """All that a run needs to resume, at an optimizer-step boundary.
 
     Where the run is in its data follows from the step. trainable: parameter name ->
     tensor. optimizer, scheduler: what their `state_dict()` gave: tensors, plain values,

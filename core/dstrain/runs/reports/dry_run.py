@@ -21,7 +21,7 @@ from dstrain.runs.setup import Setup
 
 
 def as_summary(setup: Setup) -> str:
-    """A page of text; needs the metadata, but neither pictures nor model files, and no
+    """A page of text; needs the metadata, but neither images nor model files, and no
     data set in stage 2.
 
     Raises UsageError for rows of the metadata that a run would refuse, and for a preset

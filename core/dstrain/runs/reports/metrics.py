@@ -28,7 +28,7 @@ COLUMNS = (
     "data_wait_seconds",
     "memory_gib",
 )
-GO_ON = "make room, and go on with --resume from the newest checkpoint"
+GO_ON = "make room, then use --resume to resume from the newest checkpoint"
 
 
 @dataclass

@@ -25,7 +25,7 @@ PIXELS = 512 * 512
 look, not a result.
 """
 RECORDED = ("num_inference_steps", "guidance_scale", "rand_device")
-"""Fields of `Sampling` that a feature store keeps with a preview; its seed is that of
+"""Fields of `Sampling` that a feature cache keeps with a preview; its seed is that of
 the run that makes it.
 """
 
@@ -50,7 +50,7 @@ class PreviewPlan(Preview):
 
 @dataclass(frozen=True)
 class StoredPreview(Preview):
-    """A preview with the values that cross, read from a feature store."""
+    """A preview with the values that cross, read from a feature cache."""
 
     values: Mapping[str, Any]
 
@@ -76,7 +76,7 @@ def plan_previews(setup: Setup) -> tuple[PreviewPlan, ...]:
 
 
 def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str, Any]:
-    """How a feature store records a preview: as a row, with what inference needs beside
+    """How a feature cache records a preview: as a row, with what inference needs beside
     it.
     """
     literals = [name for name in preview.plan.cached_values if name not in addresses]
@@ -159,7 +159,7 @@ def _cell(name: str, value: Any, setup: Setup) -> Cell:
 
 def _arguments(setup: Setup) -> dict[str, Any]:
     """What all previews have in common: sizes, and what only a row can give, such as a
-    picture to be edited.
+    image to be edited.
     """
     spec, task = setup.spec, setup.task
     given = setup.all_inputs() | (set(spec.defaults) & set(spec.inputs))
@@ -196,7 +196,7 @@ def _arguments(setup: Setup) -> dict[str, Any]:
 
 
 def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
-    """The first sample that has most of these inputs, its pictures as small as previews
+    """The first sample that has most of these inputs, its images as small as previews
     are.
     """
     dataset = setup.dataset

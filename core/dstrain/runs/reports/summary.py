@@ -126,7 +126,7 @@ def groups_told(run: "TrainingRun") -> list[tuple[str, int]]:
 
 
 def _sizes(run: "TrainingRun", sample: int) -> Iterator[str]:
-    """The sizes of a sample's pictures and videos, or of its stored latents."""
+    """The sizes of a sample's images and videos, or of its stored latents."""
     source: Any = run.source
     if isinstance(source, DecodedSamples):
         for name, cell in source.rows[sample].items():
