@@ -1,12 +1,12 @@
-"""Distillation of the demo's model: how far pictures of two steps end from those of
+"""Distillation of the demo's model: how far images of two steps end from those of
 thirty, before and after.
 
-A LoRA learns in two stages from pictures that `dstrain generate --dataset` makes in
+A LoRA learns in two stages from images that `dstrain generate --dataset` makes in
 thirty steps; every command is printed and can be typed by hand. Measured on seeds that
 are not among these: the mean square distance, per number of the latents, to what the
-model makes of the same noise in thirty steps. `right` is the share of pictures that the
+model makes of the same noise in thirty steps. `right` is the share of images that the
 demo's judge reads as the digit asked for. Needs what `make demo` leaves in demo_output;
-the pictures made are kept for the next run.
+the images made are kept for the next run.
 """
 
 import csv
@@ -68,12 +68,12 @@ def write_prompts(path: Path) -> None:
 
 
 def prompt(seed: int) -> str:
-    """What a seed's picture shows."""
+    """What a seed's image shows."""
     return f"a picture of the number {NAMES[seed % 10]}"
 
 
 def commands() -> list[list[str]]:
-    """Make the teacher's pictures, then train the student on them in two stages."""
+    """Make the teacher's images, then train the student on them in two stages."""
     model = [
         "--model",
         "qwen_image",
@@ -134,7 +134,7 @@ def commands() -> list[list[str]]:
 
 def draw(pipe: Pipeline, steps: int) -> tuple[Tensor, list[Image.Image]]:
     """The held-out seeds' final latents, (seeds, 16, 1, height / 8, width / 8), and
-    their pictures.
+    their images.
     """
     seen: list[Tensor] = []
     settings = {

@@ -23,7 +23,7 @@ EMBEDDING = (1, 8, 32)
 
 
 class Latents(TypedDict):
-    """What stands for a picture."""
+    """What stands for an image."""
 
     input_latents: Tensor
 

@@ -1,7 +1,7 @@
 """What a training step costs beside the denoiser: milliseconds a step with a denoiser
 of one number.
 
-The workload `empty` is a real run of stage 2: samples read from a feature store, the
+The workload `empty` is a real run of stage 2: samples read from a feature cache, the
 order, noise and timesteps by counter, collation, loss, clipping, AdamW, schedule and
 loss.csv. Its floor is a bare PyTorch loop on the same denoiser.
 """
@@ -23,7 +23,7 @@ ROWS = 500
 
 
 def empty_run(folder: Path) -> TrainConfig:
-    """A data set of captions, the denoiser's file, and the run that trains it in full."""
+    """A dataset of captions, the denoiser's file, and the run that trains it in full."""
     captions = "".join(f"caption number {row}\n" for row in range(ROWS))
     (folder / "metadata.csv").write_text(f"prompt\n{captions}")
     return TrainConfig(

@@ -2,8 +2,8 @@
 a step and more.
 
 `full`: a Qwen-Image transformer of 7.7 million parameters, trained in full. `lora`: the
-same with LoRA of rank 8 on the family's targets. Batches of 8 pictures of 128x128
-pixels, read from a feature store that toy encoders filled.
+same with LoRA of rank 8 on the family's targets. Batches of 8 images of 128x128
+pixels, read from a feature cache that toy encoders filled.
 """
 
 import json
@@ -38,7 +38,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 
 def write_inputs(folder: Path) -> list[list[str]]:
-    """Write pictures with captions, and a toy model with a larger transformer; returns
+    """Write images with captions, and a toy model with a larger transformer; returns
     the model's files.
     """
     captions = []

@@ -59,7 +59,7 @@ HEAD = (
 
 @contextmanager
 def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
-    """Fill the feature store, make the run ready, and yield it with a function that
+    """Fill the feature cache, make the run ready, and yield it with a function that
     makes its next step, logged.
     """
     processes = ProcessGroup(Accelerator(mixed_precision="no", cpu=True))

@@ -1,10 +1,10 @@
-"""The demo's pictures and its judge: scikit-learn's handwritten digits as a data set,
+"""The demo's images and its judge: scikit-learn's handwritten digits as a dataset,
 and a classifier that reads them.
 
 The commands:
     python demo/digits.py data FOLDER                  the digits in black ink on white paper, with captions
     python demo/digits.py look FOLDER                  a few hundred of them in the new look
-    python demo/digits.py judge GRID.png FOLDER ...    read the pictures 7-00.png, 7-01.png, ... of each folder
+    python demo/digits.py judge GRID.png FOLDER ...    read the images 7-00.png, 7-01.png, ... of each folder
 """
 
 import csv
@@ -27,7 +27,7 @@ to test the judge.
 """
 LOOK_IMAGES = 300
 GAP = 4
-"""Pixels between the pictures of a grid."""
+"""Pixels between the images of a grid."""
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -46,7 +46,7 @@ LOOK = Style(ink=(150, 15, 25), paper=(250, 220, 90), words=", red ink on yellow
 
 
 def caption(digit: int, style: Style = PLAIN) -> str:
-    """Say what a picture of `digit` in `style` shows."""
+    """Say what an image of `digit` in `style` shows."""
     return f"a picture of the number {NAMES[digit]}{style.words}"
 
 
@@ -74,7 +74,7 @@ def paint(stroke: NDArray[np.float32], style: Style = PLAIN) -> Image.Image:
 
 
 def write(folder: Path, style: Style = PLAIN, count: int = TRAIN) -> None:
-    """Write the first `count` digits as a data set: pictures, and metadata.csv with the
+    """Write the first `count` digits as a dataset: images, and metadata.csv with the
     columns image and prompt.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def write(folder: Path, style: Style = PLAIN, count: int = TRAIN) -> None:
 
 
 def restyle(folder: Path) -> None:
-    """Write a few hundred digits in the new look, as a data set."""
+    """Write a few hundred digits in the new look, as a dataset."""
     write(folder, LOOK, LOOK_IMAGES)
 
 
@@ -120,7 +120,7 @@ def in_look(image: Image.Image, style: Style) -> bool:
 
 class Judge:
     """A support vector classifier trained on real digits in black ink, which reads
-    pictures in any two colours.
+    images in any two colours.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Judge:
         )
 
     def read(self, images: Sequence[Image.Image]) -> NDArray[np.int64]:
-        """Say which digit each picture shows."""
+        """Say which digit each image shows."""
         read: NDArray[np.int64] = self.classifier.predict(
             [features(image) for image in images]
         )
@@ -140,7 +140,7 @@ class Judge:
     def accuracy(
         self, images: Sequence[Image.Image], digits: Sequence[int] | NDArray[np.int64]
     ) -> float:
-        """Give the share of pictures, 0..1, that are read as the digits they should
+        """Give the share of images, 0..1, that are read as the digits they should
         show.
         """
         return float((self.read(images) == np.asarray(digits)).mean())
@@ -153,7 +153,7 @@ class Judge:
 def write_grid(
     path: Path, images: Sequence[Image.Image], digits: Sequence[int]
 ) -> None:
-    """Write all pictures as one, a row for each digit 0..9, in the order given."""
+    """Write all images as one, a row for each digit 0..9, in the order given."""
     rows = [
         [p for p, digit in zip(images, digits, strict=True) if digit == row]
         for row in range(10)
@@ -168,7 +168,7 @@ def write_grid(
 
 @click.group()
 def main() -> None:
-    """Write the demo's data sets, and judge its pictures."""
+    """Write the demo's datasets, and judge its images."""
 
 
 @main.command("data")
@@ -199,7 +199,7 @@ def look_command(folder: Path) -> None:
     help="Fail if a smaller share of the first folder shows the digit asked for.",
 )
 def judge_command(grid: Path, folders: tuple[Path, ...], least: float) -> None:
-    """Read the pictures of each of FOLDERS, whose names begin with their digit, and
+    """Read the images of each of FOLDERS, whose names begin with their digit, and
     write them all to GRID.
     """
     judge = Judge()
@@ -209,7 +209,7 @@ def judge_command(grid: Path, folders: tuple[Path, ...], least: float) -> None:
     for folder in folders:
         paths = sorted(folder.glob("[0-9]-*.png"))
         if not paths:
-            raise click.UsageError(f"{folder}: no pictures named like 7-00.png")
+            raise click.UsageError(f"{folder}: no images named like 7-00.png")
         images, digits = (
             [Image.open(path).convert("RGB") for path in paths],
             [int(path.name[0]) for path in paths],
@@ -218,7 +218,7 @@ def judge_command(grid: Path, folders: tuple[Path, ...], least: float) -> None:
         right = judge.accuracy(images, digits)
         shares.append(right)
         click.echo(
-            f"{folder}: {right:.2f} of {len(paths)} pictures show the digit asked for"
+            f"{folder}: {right:.2f} of {len(paths)} images show the digit asked for"
         )
         click.echo(f"{folder}: {share:.2f} of them are on yellow paper")
         all_images += images

@@ -106,7 +106,7 @@ def commands() -> list[list[str]]:
         "--output_path",
         str(OUT / "lora"),
     ]
-    images = ["python", "demo/pictures.py", str(MODEL), str(full)]
+    images = ["python", "demo/images.py", str(MODEL), str(full)]
     return [
         ["python", "demo/digits.py", "data", str(OUT / "digits")],
         ["python", "demo/digits.py", "look", str(OUT / "look")],

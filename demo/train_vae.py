@@ -1,4 +1,4 @@
-"""Train the small picture VAE that the demo uses: `python demo/train_vae.py [FOLDER]`,
+"""Train the small image VAE that the demo uses: `python demo/train_vae.py [FOLDER]`,
 about 4 minutes on one core.
 
 It has the architecture of Qwen-Image's VAE at base_dim 8 (668 thousand parameters, 1.35
@@ -44,8 +44,8 @@ def convolve_frame(
 
 
 def initialise(vae: AutoencoderKLQwenImage) -> None:
-    """Draw weights for pictures: in the usual ones, drawn for videos, the biases drown
-    the colours of a picture.
+    """Draw weights for images: in the usual ones, drawn for videos, the biases drown
+    the colours of an image.
     """
     for layer in vae.modules():
         if isinstance(layer, QwenImageCausalConv3d):
@@ -76,7 +76,7 @@ def colour(stroke: torch.Tensor) -> torch.Tensor:
 
 
 def loss(vae: AutoencoderKLQwenImage, image: torch.Tensor) -> torch.Tensor:
-    """Give the error of pictures, (batch, 3, 1, height, width), after encoding and
+    """Give the error of images, (batch, 3, 1, height, width), after encoding and
     decoding.
     """
     latents = vae.encode(image).latent_dist
@@ -88,7 +88,7 @@ def loss(vae: AutoencoderKLQwenImage, image: torch.Tensor) -> torch.Tensor:
 
 
 def train(vae: AutoencoderKLQwenImage, stroke: torch.Tensor, steps: int) -> None:
-    """Train `vae` on digits in colour: on parts of pictures, and for the last quarter
+    """Train `vae` on digits in colour: on parts of images, and for the last quarter
     of `steps` on whole ones.
     """
     optimizer = torch.optim.AdamW(

@@ -1,7 +1,7 @@
-"""Pictures by the demo's model: every digit several times, with the pipeline that
+"""Images by the demo's model: every digit several times, with the pipeline that
 trained it.
 
-python demo/pictures.py MODEL_FOLDER DIT.safetensors OUTPUT [--lora FILE] [--words ",
+python demo/images.py MODEL_FOLDER DIT.safetensors OUTPUT [--lora FILE] [--words ",
 red ink on yellow paper"]
 """
 
@@ -20,7 +20,7 @@ from dstrain import ModelConfig, Pipeline
     "--lora", type=click.Path(path_type=Path, exists=True), help="LoRA file to add."
 )
 @click.option("--words", default="", help="End of every prompt.")
-@click.option("--each", default=10, help="Pictures of each digit.")
+@click.option("--each", default=10, help="Images of each digit.")
 @click.option("--steps", default=20, help="Denoising steps.")
 def main(
     model: Path,
