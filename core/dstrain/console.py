@@ -231,8 +231,9 @@ SHAPES = (
 
 
 def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text with '***' in place of every secret in it: values of variables named
-    like one, and the known shapes.
+    """Return the text with '***' in place of every secret in it.
+
+    Secrets are the values of variables named like one, and texts of known forms.
     """
     for value in _values(os.environ if environment is None else environment):
         text = text.replace(value, HIDDEN)
@@ -242,7 +243,7 @@ def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def _values(environment: Mapping[str, str]) -> Iterator[str]:
-    """The secrets of the environment, the longest first, so that none is left in part."""
+    """Yield the secrets of the environment, the longest first, so that none is left in part."""
     found = {
         value
         for name, value in environment.items()
@@ -255,17 +256,17 @@ _URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def shown(name: str) -> str:
-    """A name as it may be shown and logged: a URL without what can hold a secret, any
-    other name as it is.
+    """Return a name as it may be logged: of a URL, only what cannot hold a secret.
 
     User and password, query and fragment of a URL are replaced by '***'.
     """
     found = _URL.match(name)
     if found is None:
         return name
-    head, mark, tail = (*re.split(r"([?#])", name[found.end() :], maxsplit=1), "", "")[
-        :3
-    ]
+    address = name[found.end() :]
+    query = re.search(r"[?#]", address)
+    end = query.start() if query else len(address)
+    head, mark, tail = address[:end], address[end : end + 1], address[end + 1 :]
     if "@" in head:
         head = f"{HIDDEN}@" + head.rpartition("@")[2]
     elif "@" in tail and "/" not in head:  # a password with a ? or # in it

@@ -60,8 +60,8 @@ def train(
 
 
 def run_steps(run: TrainingRun, directory: RunDirectory, previews: Previews) -> None:
-    """The training loop: from where the job stands, which may lack previews, to its
-    last step.
+    """Make optimizer steps from where the run is to its last, with logs, saves and
+    previews.
     """
     bar, statistics = (
         Progress(
@@ -120,8 +120,8 @@ def steps(run: TrainingRun) -> Iterator[dict[str, float]]:
 
 
 def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
-    """What did not fit: the shapes of the largest micro-batch's first sample, the peak,
-    and the flags that lower it.
+    """Return the error of a step that did not fit, with shapes, peak and what lowers
+    it.
     """
     largest = max(batches, key=lambda batch: len(batch.samples))
     values = largest.samples[0].values
@@ -141,8 +141,9 @@ def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
 
 
 def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
-    """One optimizer step over a global batch; returns its mean loss and the norm of its
-    gradient before clipping.
+    """Make one optimizer step over a global batch.
+
+    Returns its mean loss and the norm of its gradient before clipping.
     """
     accelerator = run.processes.accelerator
     losses = []
@@ -176,8 +177,8 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
 def diverged(
     run: TrainingRun, batches: Sequence[Batch], loss: float, norm: float
 ) -> Diverged:
-    """What is said of a step whose loss or gradient is no finite number: its samples
-    may be why, or the settings.
+    """Return the error of a step whose loss or gradient is not finite, naming its
+    samples.
     """
     keys = (
         key

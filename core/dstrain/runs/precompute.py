@@ -181,7 +181,7 @@ def key_rows(setup: Setup) -> Keyed:
 
 
 def find_components(setup: Setup, others: Sequence[Plan] = ()) -> Found:
-    """The files stage 1 needs: the union over the rows' plans, and others."""
+    """Find the files stage 1 needs: the union over the rows' plans, and others."""
     rows = [
         setup.plan(inputs)
         for inputs in dict.fromkeys(frozenset(cells) for cells in setup.dataset.rows)
@@ -199,7 +199,7 @@ def find_components(setup: Setup, others: Sequence[Plan] = ()) -> Found:
 def row_keys(
     setup: Setup, components: Mapping[str, str], digests: Digests
 ) -> list[RowKeys]:
-    """The keys of every row, known before anything is decoded."""
+    """Return the keys of every row, known before anything is decoded."""
     plan_of = cache(setup.plan)
     return [
         keys_of(plan_of(frozenset(cells)), cells, components, digests, setup)
@@ -214,7 +214,7 @@ def keys_of(
     digests: Digests,
     setup: Setup,
 ) -> RowKeys:
-    """The keys of one sample with these inputs."""
+    """Return the keys of one sample with these inputs."""
     inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
     keys = value_keys(plan, inputs, components, str(setup.dtype))
     stored = [
@@ -224,8 +224,9 @@ def keys_of(
 
 
 def missing_work(rows: Sequence[RowKeys], store: FeatureCache) -> Iterator[Work]:
-    """The samples to compute: each value of the data set is asked for once, by the
-    first sample that needs it.
+    """Yield the samples to compute.
+
+    Each value of the dataset is computed once, for the first sample that needs it.
     """
     claimed: set[str] = set()
     for sample, keys in enumerate(rows):
@@ -326,7 +327,7 @@ def plan_lines(
 
 
 def shapes(form: Any) -> Any:
-    """The shapes of a stored value's tensors, from how it is stored."""
+    """Return the shapes of a stored value's tensors, from how it is stored."""
     if "shape" in form:
         return form["shape"]
     return [

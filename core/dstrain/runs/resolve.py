@@ -57,8 +57,8 @@ def check_preset(setup: Setup) -> None:
 
 
 def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> Hints:
-    """What of a command line tells the variant: model files, and the data set's columns
-    or the store's plans.
+    """Return what tells the variant: model files, and the dataset's columns or cached
+    plans.
     """
     either = config.toy or not models
     if config.dataset_base_path is not None and config.stage != "train":
@@ -117,8 +117,8 @@ def resolve_experts(
     family: ModelFamily,
     models: Sequence[ModelConfig],
 ) -> Trainables:
-    """What is trained where the role of experts is asked for and the files given are
-    those of another of its parts.
+    """Train the expert whose files are given where the denoiser as a whole is asked
+    for.
     """
     experts = spec.experts
     if experts is None or experts.denoiser not in trainables.components:
@@ -194,9 +194,7 @@ def check_saved_names(setup: Setup) -> None:
 
 
 def plan_of(config: TrainConfig) -> tuple[Plan, PipelineSpec, Task]:
-    """The plan of a command line: for the columns of its metadata, or without a data
-    set for every column.
-    """
+    """Plan a command line: for the columns of its metadata, or else for every column."""
     setup = resolve(replace(config, dry_run=True))
     return setup.plan(_inputs(setup)), setup.spec, setup.task
 
@@ -281,9 +279,7 @@ def known_tasks(extensions: Extensions) -> tuple[Mapping[str, Task], tuple[str, 
 
 
 def trainables_of(config: TrainConfig, family: ModelFamily) -> Trainables:
-    """What the flags ask to train; neither kind asked for: LoRA on the family's default
-    component.
-    """
+    """Return what the flags ask to train; by default LoRA on the family's component."""
     full = config.trainables
     base = config.lora_base_model or ("" if full else family.default_trainable)
     if not base:

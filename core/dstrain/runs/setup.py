@@ -70,8 +70,8 @@ def preset_of(
 
 
 def advice_on_lists(path: Path, family: ModelFamily, spec: PipelineSpec) -> list[str]:
-    """Of a data set with lists in columns that the variant reads one file from: the
-    variants that read several.
+    """Name the variants that read several files, for each column of lists that this one
+    reads a single file from.
     """
     table, advice = read_metadata(path), []
     for column in spec.inputs.values():
@@ -299,7 +299,7 @@ class Setup:
         return self.output if self.stage == "data_process" else self.output / "logs"
 
     def plan(self, inputs: frozenset[str]) -> Plan:
-        """The plan for rows with these inputs, made once for each set of inputs."""
+        """Return the plan for rows with these inputs, made once for each set of inputs."""
         # Called for every row of a data set, of which most have the same inputs.
         if inputs not in self._plans:
             self._plans[inputs] = make_plan(
@@ -315,8 +315,8 @@ class Setup:
         )
 
     def all_inputs(self) -> frozenset[str]:
-        """Every input a data set of this variant can give, of the extra ones those that
-        were asked for.
+        """Return every input that a dataset of this variant can have, optional ones if
+        asked for.
         """
         asked = split_commas(self.config.extra_inputs)
         sources = self.spec.inputs.items()

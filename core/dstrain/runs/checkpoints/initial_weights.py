@@ -27,9 +27,7 @@ class InitialWeights:
     lora: Mapping[str, Path]
 
     def replacing_files(self, found: Found) -> Found:
-        """What was found, with the weights to start from in the place of the published
-        ones.
-        """
+        """Return what was found, with these weights in place of the published ones."""
         return replace(
             found,
             files={

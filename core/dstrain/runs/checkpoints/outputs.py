@@ -65,8 +65,8 @@ logger = get_logger(__name__)
 def made_by(
     setup: Setup, files: Files, content: Mapping[str, Any], steps: int
 ) -> dict[str, Any]:
-    """What a run says in its LoRA's header: `base` (see `base_of`), its configuration,
-    and the flags that decide.
+    """Describe the run in the header of a LoRA file: its base, configuration and
+    recipe.
     """
     recipe = options_affecting("recipe", "training")
     told = {name: getattr(setup.config, name) for name in recipe}
@@ -204,8 +204,10 @@ class RunDirectory:
             )
 
     def fingerprint(self, run: "TrainingRun") -> str:
-        """A digest of all that decides the numbers of a run; the split, the world and
-        where files lie are not in it.
+        """Return a digest of all that decides the numbers of a run.
+
+        The split into stages, the number of processes and the place of files are not in
+        it.
         """
         config = asdict(self.setup.config)
         trainables = asdict(self.setup.trainables)

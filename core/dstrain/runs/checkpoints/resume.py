@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def data_fingerprint(run: "TrainingRun") -> dict[str, str]:
-    """Digests of what the run reads: the metadata's bytes, and the sizes of the files
-    that its rows name.
+    """Return digests of the data: the metadata's bytes, and the sizes of the files it
+    names.
 
     Sizes, because reading every image would cost more than it saves. Stage 2 has no
-    files, and compares values of its store by their keys.
+    files, and compares values of its cache by their keys.
     """
     if run.cache_info is not None:
         return {"metadata": run.cache_info.metadata_sha256}

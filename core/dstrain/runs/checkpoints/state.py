@@ -165,7 +165,8 @@ def states(output: Path) -> tuple[Path, ...]:
 
 
 def newest_state(output: Path) -> Path:
-    """The newest state that is whole; those passed over are named in a warning.
+    """Return the newest state that is whole, with a warning for each that is passed
+    over.
 
     Raises StateError when there is none, naming each that is damaged.
     """

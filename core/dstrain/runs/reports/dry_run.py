@@ -21,8 +21,8 @@ from dstrain.runs.setup import Setup
 
 
 def as_summary(setup: Setup) -> str:
-    """A page of text; needs the metadata, but neither images nor model files, and no
-    data set in stage 2.
+    """Describe the run on a page of text; needs the metadata, but no images or model
+    files.
 
     Raises UsageError for rows of the metadata that a run would refuse, and for a preset
     LoRA that does not fit.

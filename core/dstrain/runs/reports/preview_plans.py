@@ -76,8 +76,8 @@ def plan_previews(setup: Setup) -> tuple[PreviewPlan, ...]:
 
 
 def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str, Any]:
-    """How a feature cache records a preview: as a row, with what inference needs beside
-    it.
+    """Return the record of a preview in a feature cache: a row, with its sampling
+    options.
     """
     literals = [name for name in preview.plan.cached_values if name not in addresses]
     return {
@@ -95,8 +95,9 @@ def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str
 def stored_previews(
     setup: Setup, store: FeatureCache, recorded: Sequence[Mapping[str, Any]]
 ) -> tuple[StoredPreview, ...]:
-    """What a store holds of the prompts asked for; raises StateError naming those that
-    it lacks.
+    """Return the previews asked for, with their cached values.
+
+    Raises StateError naming those that the cache lacks.
     """
     known = {line["prompt"]: line for line in recorded}
     found = [

@@ -75,15 +75,16 @@ class Previews:
         return self.output / PREVIEWS
 
     def path(self, step: int, number: int) -> Path:
-        """The file of one prompt's preview after a step."""
+        """Return the file of one prompt's preview after a step."""
         return (
             self.folder
             / f"step-{step:06}-{number}.{'mp4' if self.setup.spec.makes_video else 'png'}"
         )
 
     def due(self, step: int, saved: bool) -> bool:
-        """Whether there are previews after this step: every --preview_steps, else where
-        the run saves.
+        """Return whether there are previews after this step.
+
+        They come every --preview_steps, else with each save.
         """
         every = self.setup.config.preview_steps
         return bool(self.plans) and (step % every == 0 if every else saved)
@@ -264,9 +265,7 @@ def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
 
 @contextmanager
 def undisturbed(pipeline: Pipeline) -> Iterator[None]:
-    """Without gradients and dropout; afterwards, every module's mode and the global
-    generators are as they were.
-    """
+    """Switch gradients and dropout off; afterwards restore modes and global generators."""
     networks = [
         module
         for module in pipeline.components.values()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-GROUPS_TOLD = 3
-LOSSES_TOLD = 20
+SIZES_SHOWN = 3
+LOSSES_AVERAGED = 20
 LATENT_AXES = 4
 """Of stored values, those with so many axes or more have a size worth telling: latents,
 not texts.
@@ -61,10 +61,10 @@ def log_start(run: "TrainingRun", folder: Path) -> None:
         else ""
     )
     logger.info(
-        f"{samples_told(run)} x {run.order.repeat}, {run.order.steps_per_epoch} steps an epoch; "
+        f"{describe_samples(run)} x {run.order.repeat}, {run.order.steps_per_epoch} steps an epoch; "
         f"runs to step {run.total_steps}, {run.total_steps / run.order.steps_per_epoch:.4g} epochs{limit}"
     )
-    sizes = ", ".join(f"{number} of {size}" for size, number in groups_told(run))
+    sizes = ", ".join(f"{number} of {size}" for size, number in frequent_sizes(run))
     if sizes:
         logger.info(f"sizes: {sizes}")
     warmup = (
@@ -91,10 +91,8 @@ def log_start(run: "TrainingRun", folder: Path) -> None:
     logger.info(f"writes {folder}")
 
 
-def samples_told(run: "TrainingRun") -> str:
-    """How many rows are drawn from, and how many samples these give where it is not one
-    each.
-    """
+def describe_samples(run: "TrainingRun") -> str:
+    """Say how many rows there are, and how many samples if it is not one each."""
     places = (
         zip(run.order.groups, run.order.sample_ids, strict=True)
         if run.order.sample_ids
@@ -111,9 +109,9 @@ def samples_told(run: "TrainingRun") -> str:
     )
 
 
-def groups_told(run: "TrainingRun") -> list[tuple[str, int]]:
-    """The sizes that most samples have, each with how many have it; those of what is
-    stored, in stage 2.
+def frequent_sizes(run: "TrainingRun") -> list[tuple[str, int]]:
+    """Return the most frequent sizes of samples with their counts; in stage 2 of
+    latents.
     """
     groups = [group for group in run.order.groups if group != EXCLUDED]
     first = {
@@ -122,7 +120,7 @@ def groups_told(run: "TrainingRun") -> list[tuple[str, int]]:
     told: Counter[str] = Counter()
     for group, number in Counter(groups).items():
         told[", ".join(_sizes(run, first[group]))] += number
-    return [(size, number) for size, number in told.most_common(GROUPS_TOLD) if size]
+    return [(size, number) for size, number in told.most_common(SIZES_SHOWN) if size]
 
 
 def _sizes(run: "TrainingRun", sample: int) -> Iterator[str]:
@@ -149,7 +147,7 @@ class RunStatistics:
     start: float = field(default_factory=time.monotonic)
     steps: int = 0
     seconds_per_sample: float = 0.0
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_TOLD))
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_AVERAGED))
 
     def add(self, numbers: Mapping[str, float]) -> None:
         """Count one optimizer step, by its numbers as they are logged."""
@@ -158,8 +156,9 @@ class RunStatistics:
         self.losses.append(numbers["loss"])
 
     def summary(self, memory: float) -> str:
-        """One line; memory: the most that was in use, in GiB. samples/s is that of the
-        steps, without what is saved.
+        """Summarize the steps in one line.
+
+        `memory` is the peak in GiB. samples/s is that of the steps, without saves.
         """
         took = clock(time.monotonic() - self.start)
         rate = self.steps / self.seconds_per_sample

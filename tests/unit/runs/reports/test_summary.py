@@ -96,7 +96,7 @@ def test_the_three_largest_sizes_are_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(summary, "GROUPS_TOLD", 1)
+    monkeypatch.setattr(summary, "SIZES_SHOWN", 1)
     rows = [
         {"image": "0.png", "prompt": "a"},
         {"image": "1.png", "prompt": "a"},
@@ -116,7 +116,7 @@ def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(summary, "LOSSES_TOLD", 2)
+    monkeypatch.setattr(summary, "LOSSES_AVERAGED", 2)
     train(here, output_path=tmp_path)
     told = said(capsys)
     losses = [row["loss"] for row in log(tmp_path)]
