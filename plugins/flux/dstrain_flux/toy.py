@@ -8,80 +8,20 @@ from typing import Any
 from dstrain.plugin import write_model
 from tokenizers import pre_tokenizers
 
-from dstrain_flux.components import COMPONENTS
+from dstrain_flux.components import COMPONENTS, CONFIGS
 from dstrain_flux.units import CLIP_TOKENS, T5_TOKENS
 
-DIT = {
-    "patch_size": 1,
-    "in_channels": 64,
-    "num_layers": 1,
-    "num_single_layers": 2,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 32,
-    "pooled_projection_dim": 32,
-    "guidance_embeds": True,
-    "axes_dims_rope": (4, 6, 6),
-}
-VAE = {
-    "in_channels": 3,
-    "out_channels": 3,
-    "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "block_out_channels": [8, 8, 16, 16],
-    "layers_per_block": 1,
-    "latent_channels": 16,
-    "norm_num_groups": 4,
-    "sample_size": 64,
-    "scaling_factor": 0.3611,
-    "shift_factor": 0.1159,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-}
-# Dropout in both, so that an encoder left in training mode is noticed; initial ranges
-# that make prompts differ clearly.
-CLIP = {
-    "hidden_size": 32,
-    "intermediate_size": 37,
-    "projection_dim": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": CLIP_TOKENS,
-    "attention_dropout": 0.1,
-    "initializer_factor": 4.0,
-}
-T5 = {
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 37,
-    "num_layers": 2,
-    "num_heads": 4,
-    "feed_forward_proj": "gated-gelu",
-    "dropout_rate": 0.1,
-}
-# scheduler_config.json as published.
-SCHEDULER = {
-    "_class_name": "FlowMatchEulerDiscreteScheduler",
-    "base_image_seq_len": 256,
-    "base_shift": 0.5,
-    "max_image_seq_len": 4096,
-    "max_shift": 1.15,
-    "num_train_timesteps": 1000,
-    "shift": 3.0,
-    "use_dynamic_shifting": True,
-}
+# Sizes of the networks, and what the published folders have beside weights. Encoders
+# have dropout, so that one left in training mode is noticed, and initial ranges that
+# make prompts differ clearly.
+TOY: Mapping[str, Any] = json.loads((CONFIGS / "toy.json").read_bytes())
+DIT = TOY["dit"]
+VAE = TOY["vae"]
+CLIP = TOY["text_encoder_1"]
+T5 = TOY["text_encoder_2"]
+SCHEDULER = TOY["scheduler"]
+MODEL_INDEX = TOY["model_index"]
 PIPELINES = {"dev": "FluxPipeline", "kontext": "FluxKontextPipeline"}
-MODEL_INDEX = {
-    "feature_extractor": [None, None],
-    "image_encoder": [None, None],
-    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-    "text_encoder": ["transformers", "CLIPTextModel"],
-    "text_encoder_2": ["transformers", "T5EncoderModel"],
-    "tokenizer": ["transformers", "CLIPTokenizer"],
-    "tokenizer_2": ["transformers", "T5TokenizerFast"],
-    "transformer": ["diffusers", "FluxTransformer2DModel"],
-    "vae": ["diffusers", "AutoencoderKL"],
-}
 CLIP_SPECIAL_TOKENS = ("<|startoftext|>", "<|endoftext|>")
 CLIP_MERGES = (
     ("a", "n"),

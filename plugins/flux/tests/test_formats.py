@@ -329,7 +329,7 @@ def test_the_configuration_of_an_original_transformer_follows_from_its_shapes(
         "dit",
         attention_head_dim=128,
         num_attention_heads=1,
-        axes_dims_rope=(16, 56, 56),
+        axes_dims_rope=[16, 56, 56],
         guidance_embeds=guided,
     )
     (tmp_path / "config.json").write_text(

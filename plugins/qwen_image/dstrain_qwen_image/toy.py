@@ -10,7 +10,7 @@ from typing import Any
 from dstrain.plugin import write_model
 from tokenizers import pre_tokenizers, trainers
 
-from dstrain_qwen_image.components import COMPONENTS
+from dstrain_qwen_image.components import COMPONENTS, CONFIGS
 from dstrain_qwen_image.units import (
     EDIT_PREFIX,
     EDIT_PREFIX_TOKENS,
@@ -19,131 +19,19 @@ from dstrain_qwen_image.units import (
     SUFFIX,
 )
 
-SPECIAL_TOKENS = tuple(
-    f"<|{name}|>"
-    for name in (
-        *(
-            "endoftext",
-            "im_start",
-            "im_end",
-            "object_ref_start",
-            "object_ref_end",
-            "box_start",
-            "box_end",
-        ),
-        *(
-            "quad_start",
-            "quad_end",
-            "vision_start",
-            "vision_end",
-            "vision_pad",
-            "image_pad",
-            "video_pad",
-        ),
-    )
-)
-
-DIT = {
-    "patch_size": 2,
-    "in_channels": 64,
-    "out_channels": 16,
-    "num_layers": 2,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 32,
-    "guidance_embeds": False,
-    "axes_dims_rope": (4, 6, 6),
-}
-VAE = {
-    "base_dim": 8,
-    "z_dim": 16,
-    "dim_mult": [1, 2, 4, 4],
-    "num_res_blocks": 1,
-    "attn_scales": [],
-    "temperal_downsample": [False, True, True],
-}
-# Dropout, so that an encoder left in training mode is noticed; an initial range that
-# makes prompts differ clearly.
-TEXT = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 8192,
-    "attention_dropout": 0.1,
-    "initializer_range": 0.06,
-    "rope_scaling": {
-        "mrope_section": [2, 3, 3],
-        "rope_type": "default",
-        "type": "default",
-    },
-    "rope_theta": 1000000.0,
-}
-VISION = {
-    "depth": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_heads": 2,
-    "out_hidden_size": 32,
-    "window_size": 112,
-    "fullatt_block_indexes": [1],
-    "initializer_range": 0.06,
-}
-# scheduler_config.json as published.
-SCHEDULER = {
-    "_class_name": "FlowMatchEulerDiscreteScheduler",
-    "base_image_seq_len": 256,
-    "base_shift": 0.5,
-    "invert_sigmas": False,
-    "max_image_seq_len": 8192,
-    "max_shift": 0.9,
-    "num_train_timesteps": 1000,
-    "shift": 1.0,
-    "shift_terminal": 0.02,
-    "stochastic_sampling": False,
-    "time_shift_type": "exponential",
-    "use_dynamic_shifting": True,
-}
-# processor/preprocessor_config.json as published: patches of 14x14 pixels, merged 2x2,
-# and at least 56x56 pixels.
-PREPROCESSOR = {
-    "do_convert_rgb": True,
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "max_pixels": 12845056,
-    "merge_size": 2,
-    "min_pixels": 3136,
-    "patch_size": 14,
-    "processor_class": "Qwen2VLProcessor",
-    "resample": 3,
-    "rescale_factor": 0.00392156862745098,
-    "temporal_patch_size": 2,
-}
-MODEL_INDEX = {
-    "_class_name": "QwenImagePipeline",
-    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-    "text_encoder": ["transformers", "Qwen2_5_VLForConditionalGeneration"],
-    "tokenizer": ["transformers", "Qwen2Tokenizer"],
-    "transformer": ["diffusers", "QwenImageTransformer2DModel"],
-    "vae": ["diffusers", "AutoencoderKLQwenImage"],
-}
-PROCESSOR = ("transformers", "Qwen2VLProcessor")
-EDITS = {
-    "edit": {"_class_name": "QwenImageEditPipeline", "processor": PROCESSOR},
-    "edit-2509": {
-        "_class_name": "QwenImageEditPlusPipeline",
-        "processor": PROCESSOR,
-    },
-    "edit-2511": {
-        "_class_name": "QwenImageEditPlusPipeline",
-        "processor": PROCESSOR,
-    },
-}
+# Sizes of the networks, and what the published folders have beside weights. Encoders
+# have dropout, so that one left in training mode is noticed, and initial ranges that
+# make prompts differ clearly.
+TOY: Mapping[str, Any] = json.loads((CONFIGS / "toy.json").read_bytes())
+DIT = TOY["dit"]
+VAE = TOY["vae"]
+TEXT = TOY["text"]
+VISION = TOY["vision"]
+SCHEDULER = TOY["scheduler"]
+PREPROCESSOR = TOY["preprocessor"]
+MODEL_INDEX = TOY["model_index"]
+SPECIAL_TOKENS = TOY["special_tokens"]
+EDITS = TOY["edits"]
 """Variants that edit pictures -> what their model_index.json has of its own."""
 
 

@@ -8,76 +8,20 @@ from typing import Any
 
 from dstrain.plugin import write_model
 
-from dstrain_wan.components import COMPONENTS
+from dstrain_wan.components import COMPONENTS, CONFIGS
 
-DIT = {
-    "patch_size": (1, 2, 2),
-    "num_attention_heads": 2,
-    "attention_head_dim": 12,
-    "in_channels": 16,
-    "out_channels": 16,
-    "text_dim": 32,
-    "freq_dim": 256,
-    "ffn_dim": 64,
-    "num_layers": 2,
-    "cross_attn_norm": True,
-    "qk_norm": "rms_norm_across_heads",
-    "rope_max_seq_len": 1024,
-}
-# What a variant's transformer has of its own.
-DITS = {
-    "i2v": {"in_channels": 36, "image_dim": 16, "added_kv_proj_dim": 24},
-    "i2v-a14b": {"in_channels": 36},
-    "ti2v-5b": {"in_channels": 48, "out_channels": 48},
-}
-VAE = {
-    "base_dim": 8,
-    "z_dim": 16,
-    "dim_mult": [1, 2, 4, 4],
-    "num_res_blocks": 1,
-    "temperal_downsample": [False, True, True],
-}
-VAE_5B = {
-    "decoder_base_dim": 8,
-    "z_dim": 48,
-    "is_residual": True,
-    "in_channels": 12,
-    "out_channels": 12,
-    "patch_size": 2,
-    "scale_factor_spatial": 16,
-    "scale_factor_temporal": 4,
-    "latents_mean": [0.0] * 48,
-    "latents_std": [1.0] * 48,
-}
-# Dropout, so that an encoder left in training mode is noticed.
-TEXT = {
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 37,
-    "num_layers": 2,
-    "num_heads": 4,
-    "feed_forward_proj": "gated-gelu",
-    "dropout_rate": 0.1,
-}
-IMAGE = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-    "hidden_act": "gelu",
-}
-SCHEDULER = {
-    "_class_name": "FlowMatchEulerDiscreteScheduler",
-    "num_train_timesteps": 1000,
-    "shift": 5.0,
-}
-IMAGE_PROCESSOR = {
-    "image_processor_type": "CLIPImageProcessor",
-    "crop_size": {"height": IMAGE["image_size"], "width": IMAGE["image_size"]},
-    "size": {"shortest_edge": IMAGE["image_size"]},
-}
+# Sizes of the networks, and what the published folders have beside weights. Encoders
+# have dropout, so that one left in training mode is noticed, and initial ranges that
+# make prompts differ clearly.
+TOY: Mapping[str, Any] = json.loads((CONFIGS / "toy.json").read_bytes())
+DIT = TOY["dit"]
+DITS = TOY["dit_changes"]
+VAE = TOY["vae"]
+VAE_5B = TOY["vae_5b"]
+TEXT = TOY["text_encoder"]
+IMAGE = TOY["image_encoder"]
+SCHEDULER = TOY["scheduler"]
+IMAGE_PROCESSOR = TOY["image_processor"]
 WORDS = (
     "a",
     "an",
