@@ -78,22 +78,22 @@ MODEL = ModelFamily(
     options=(
         Option(
             "tokenizer_1_path",
-            "Folder of CLIP's tokenizer; by default that of FLUX.1-dev.",
+            "Directory of CLIP's tokenizer. Defaults to that of FLUX.1-dev.",
             "tokenizer_1",
         ),
         Option(
             "tokenizer_2_path",
-            "Folder of T5's tokenizer; by default that of FLUX.1-dev.",
+            "Directory of T5's tokenizer. Defaults to that of FLUX.1-dev.",
             "tokenizer_2",
         ),
         Option(
             "align_to_opensource_format",
-            "Save the LoRA of the transformer in kohya's names in the place of diffusers'; ComfyUI reads these.",
+            "Save the transformer's LoRA with kohya's key names, which ComfyUI reads, instead of diffusers'.",
             saves="kohya",
         ),
         Option(
             "kontext_pixels",
-            "Area, in pixels, to which Kontext's pictures to edit are resized; default 1048576.",
+            "Area in pixels that Kontext's images to edit are resized to. Defaults to 1048576.",
         ),
     ),
 )

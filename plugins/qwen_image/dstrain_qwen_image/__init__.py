@@ -45,22 +45,22 @@ MODEL = ModelFamily(
     options=(
         Option(
             "tokenizer_path",
-            "Folder of the tokenizer; by default that of Qwen/Qwen-Image.",
+            "Directory of the tokenizer. Defaults to that of Qwen/Qwen-Image.",
             "tokenizer",
         ),
         Option(
             "processor_path",
-            "Folder of the processor; by default that of Qwen/Qwen-Image-Edit.",
+            "Directory of the processor. Defaults to that of Qwen/Qwen-Image-Edit.",
             "processor",
         ),
-        Option("edit_pixels", "Pixels to which each picture to be edited is resized."),
+        Option("edit_pixels", "Area in pixels that images to edit are resized to."),
         Option(
             "edit_text_pixels",
-            "Pixels to which each is resized for the text encoder (edit-2509, edit-2511).",
+            "Area in pixels that images to edit are resized to for the text encoder.",
         ),
         Option(
             "zero_cond_t",
-            "Edit-2511: pictures to be edited are at timestep 0, where the denoiser's config.json does not say so.",
+            "Keep images to edit at timestep 0 (Edit-2511), if the denoiser's config.json does not say so.",
             "dit",
             "zero_cond_t",
             ("edit", "edit-2509", "edit-2511"),
