@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dstrain.console import (
     StderrHandler,
     clock,
     get_logger,
+    logging_to_file,
     logging_to_stderr,
 )
 from dstrain.generation.run import generate
@@ -212,3 +214,45 @@ def test_every_module_that_logs_uses_a_redacting_logger() -> None:
         if "logging.getLogger(__name__)" in path.read_text()
     ]
     assert plain == []
+
+
+def test_a_log_file_has_earlier_lines_times_and_the_error_that_ended_the_run(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "dstrain.log"
+    logger = get_logger("dstrain.runs.loop")
+    with pytest.raises(ZeroDivisionError), logging_to_file() as open_file:
+        logger.info("before")
+        open_file(path)
+        logger.warning("no hf_AbCdEfGhIjKlMnOpQrStUv")
+        assert "before" in path.read_text()  # a line is there as soon as it is logged
+        raise ZeroDivisionError("the end")
+    lines = path.read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == [
+        "INFO dstrain.runs.loop: before",
+        "WARNING dstrain.runs.loop: no ***",
+        "ERROR dstrain.console: the end",
+    ]
+    assert all(
+        re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", line) for line in lines
+    )
+
+
+def test_a_log_that_is_never_opened_leaves_no_file(tmp_path: Path) -> None:
+    with logging_to_file():
+        get_logger("dstrain.runs").info("a line")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_with_a_log_file_still_sees_warnings(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from dstrain.console import get_logger, logging_to_file\n"
+        "with logging_to_file() as open_file:\n"
+        "    open_file(Path(sys.argv[1]))\n"
+        "    get_logger('dstrain.runs').warning('look')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a.log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "look\n"
+    assert "WARNING dstrain.runs: look" in (tmp_path / "a.log").read_text()
