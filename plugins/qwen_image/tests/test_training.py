@@ -100,7 +100,7 @@ def training_run(
     config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
 ) -> TrainingRun:
     setup, processes = resolve(config), ProcessGroup(Accelerator(cpu=True))
-    return prepare(setup, processes, open_training_data(setup, processes), module_class)
+    return prepare(setup, processes, open_training_data(setup), module_class)
 
 
 def first_gradients(config: TrainConfig) -> tuple[Tensor, dict[str, Tensor | None]]:
