@@ -321,3 +321,11 @@ def test_the_page_of_the_interface_lists_every_public_name(module: str) -> None:
         for name in re.findall(r"`(\w+)`", row)
     ]
     assert sorted(listed) == sorted(import_module(module).__all__)
+
+
+@every(PAGES)
+def test_pages_use_one_word_for_one_thing(page: Path) -> None:
+    """dataset, image, feature cache, resume: as docs/development/terms.md has it."""
+    other = r"data sets?|pictures?|feature stores?|goes on|in one piece|with commas"
+    prose = FENCE.sub("", page.read_text())
+    assert re.findall(rf"\b(?:{other})\b", prose) == []
