@@ -5,6 +5,7 @@ These are the names for users' scripts; those for authors of a family are in
 """
 
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,33 +37,35 @@ if TYPE_CHECKING:
     from dstrain.training.losses import flow_match as flow_match
     from dstrain.training.module import TrainingModule as TrainingModule
 
-_MODULES = {
-    "DIRECT_DISTILL": "training.distill",
-    "Diverged": "errors",
-    "DstrainError": "errors",
-    "GenerateConfig": "config.schema",
-    "InputError": "errors",
-    "Interrupted": "errors",
-    "LoraConfig": "lora.layers",
-    "ModelConfig": "models.locate",
-    "OutOfMemory": "errors",
-    "Pipeline": "pipeline.pipeline",
-    "SFT": "training.losses",
-    "Sample": "training.batch",
-    "SampleKey": "randomness",
-    "StateError": "errors",
-    "SystemFault": "errors",
-    "Task": "graph.task",
-    "TrainConfig": "config.schema",
-    "Trainables": "lora.layers",
-    "TrainingModule": "training.module",
-    "UsageError": "errors",
-    "flow_match": "training.losses",
-    "generate": "generation.run",
-    "gradient_checkpoint_forward": "models.checkpointing",
-    "run": "runs.runner",
-    "save_lora": "lora.layers",
-}
+_MODULES = MappingProxyType(
+    {
+        "DIRECT_DISTILL": "training.distill",
+        "Diverged": "errors",
+        "DstrainError": "errors",
+        "GenerateConfig": "config.schema",
+        "InputError": "errors",
+        "Interrupted": "errors",
+        "LoraConfig": "lora.layers",
+        "ModelConfig": "models.locate",
+        "OutOfMemory": "errors",
+        "Pipeline": "pipeline.pipeline",
+        "SFT": "training.losses",
+        "Sample": "training.batch",
+        "SampleKey": "randomness",
+        "StateError": "errors",
+        "SystemFault": "errors",
+        "Task": "graph.task",
+        "TrainConfig": "config.schema",
+        "Trainables": "lora.layers",
+        "TrainingModule": "training.module",
+        "UsageError": "errors",
+        "flow_match": "training.losses",
+        "generate": "generation.run",
+        "gradient_checkpoint_forward": "models.checkpointing",
+        "run": "runs.runner",
+        "save_lora": "lora.layers",
+    }
+)
 __all__ = tuple(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 # Hidden from type checkers, so that a misspelt name is an error to them.

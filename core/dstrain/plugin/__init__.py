@@ -5,6 +5,7 @@ loads on first use, so that a family's record imports no torch.
 """
 
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,35 +37,37 @@ if TYPE_CHECKING:
     from dstrain.registry.family import Option as Option
     from dstrain.registry.hooks import hookimpl as hookimpl
 
-_MODULES = {
-    "CheckpointFormat": "models.formats",
-    "Column": "graph.inputs",
-    "Component": "models.components",
-    "Constant": "graph.inputs",
-    "DiffusersNetwork": "models.networks",
-    "ExpertSchedule": "graph.spec",
-    "Files": "models.components",
-    "FlowMatchSchedule": "graph.schedule",
-    "Frames": "graph.values",
-    "InferenceOnly": "graph.inputs",
-    "InputError": "errors",
-    "KeyMap": "models.formats",
-    "LatentConstraint": "graph.schedule",
-    "LoraKeyFormat": "models.formats",
-    "Measured": "graph.inputs",
-    "ModelFamily": "registry.family",
-    "Option": "registry.family",
-    "PipelineSpec": "graph.spec",
-    "Shapes": "models.formats",
-    "Tokenizer": "models.networks",
-    "TransformersNetwork": "models.networks",
-    "Unit": "graph.unit",
-    "at_least": "graph.inputs",
-    "hookimpl": "registry.hooks",
-    "nth_of": "models.formats",
-    "same_config": "models.formats",
-    "write_model": "models.toy",
-}
+_MODULES = MappingProxyType(
+    {
+        "CheckpointFormat": "models.formats",
+        "Column": "graph.inputs",
+        "Component": "models.components",
+        "Constant": "graph.inputs",
+        "DiffusersNetwork": "models.networks",
+        "ExpertSchedule": "graph.spec",
+        "Files": "models.components",
+        "FlowMatchSchedule": "graph.schedule",
+        "Frames": "graph.values",
+        "InferenceOnly": "graph.inputs",
+        "InputError": "errors",
+        "KeyMap": "models.formats",
+        "LatentConstraint": "graph.schedule",
+        "LoraKeyFormat": "models.formats",
+        "Measured": "graph.inputs",
+        "ModelFamily": "registry.family",
+        "Option": "registry.family",
+        "PipelineSpec": "graph.spec",
+        "Shapes": "models.formats",
+        "Tokenizer": "models.networks",
+        "TransformersNetwork": "models.networks",
+        "Unit": "graph.unit",
+        "at_least": "graph.inputs",
+        "hookimpl": "registry.hooks",
+        "nth_of": "models.formats",
+        "same_config": "models.formats",
+        "write_model": "models.toy",
+    }
+)
 __all__ = tuple(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 # Hidden from type checkers, so that a misspelt name is an error to them.
