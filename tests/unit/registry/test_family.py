@@ -17,7 +17,7 @@ def test_the_spec_of_a_variant_has_the_names_of_family_and_variant() -> None:
 
 def test_a_variant_without_a_spec_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "PIPELINES", {"base": family.BASE})
-    with pytest.raises(UsageError, match="plugin tiny: its pipelines, .* no 'other'"):
+    with pytest.raises(UsageError, match=r"plugin tiny: its pipelines, .* no 'other'"):
         MODEL.spec("other")
     monkeypatch.setattr(family, "PIPELINES", SimpleNamespace())
     with pytest.raises(UsageError, match="want a dict of PipelineSpec by variant"):
