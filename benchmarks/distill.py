@@ -37,7 +37,7 @@ TRAINING_STEPS, BATCH = 120, 16
 
 
 def model_files() -> list[str]:
-    """The demo's trained denoiser and its encoders."""
+    """Return the demo's trained denoiser and its encoders."""
     trained = sorted(
         DEMO.glob("full/step-*.safetensors"),
         key=lambda path: int(path.stem.partition("-")[2]),
@@ -68,7 +68,7 @@ def write_prompts(path: Path) -> None:
 
 
 def prompt(seed: int) -> str:
-    """What a seed's image shows."""
+    """Return the prompt of a seed's image."""
     return f"a picture of the number {NAMES[seed % 10]}"
 
 
@@ -133,8 +133,8 @@ def commands() -> list[list[str]]:
 
 
 def draw(pipe: Pipeline, steps: int) -> tuple[Tensor, list[Image.Image]]:
-    """The held-out seeds' final latents, (seeds, 16, 1, height / 8, width / 8), and
-    their images.
+    """Return the held-out seeds' final latents, (seeds, 16, 1, height / 8, width / 8),
+    and their images.
     """
     seen: list[Tensor] = []
     settings = {

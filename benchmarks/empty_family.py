@@ -70,7 +70,7 @@ def decode(latents: Tensor) -> Latents:
 
 
 def latent_shape() -> tuple[int, ...]:
-    """Always the same."""
+    """Return the same shape always."""
     return LATENTS
 
 

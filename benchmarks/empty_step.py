@@ -23,7 +23,9 @@ ROWS = 500
 
 
 def empty_run(folder: Path) -> TrainConfig:
-    """A dataset of captions, the denoiser's file, and the run that trains it in full."""
+    """Write a dataset of captions, the denoiser's file, and the run that trains it in
+    full.
+    """
     captions = "".join(f"caption number {row}\n" for row in range(ROWS))
     (folder / "metadata.csv").write_text(f"prompt\n{captions}")
     return TrainConfig(

@@ -45,7 +45,7 @@ class Timing:
     ratio: float
 
     def cells(self) -> tuple[str, str, str]:
-        """The numbers for a table."""
+        """Return the numbers for a table."""
         return f"{_pair(self.ours)}", f"{_pair(self.bare)}", f"{self.ratio:.3f}"
 
 
@@ -94,7 +94,7 @@ def logged_step(
     totals: RunStatistics,
     progress: Progress,
 ) -> None:
-    """What `dstrain.runs.loop.run_steps` does at every step but those that save."""
+    """Do what `dstrain.runs.loop.run_steps` does at every step but those that save."""
     made = next(numbers)
     log.add(made)
     totals.add(made)

@@ -44,7 +44,7 @@ def executable(name: str) -> str:
 
 
 def commands() -> list[list[str]]:
-    """The commands of the demo, in order."""
+    """Return the commands of the demo, in order."""
     encoders = [
         str(MODEL / "text_encoder/model.safetensors"),
         str(MODEL / "vae/diffusion_pytorch_model.safetensors"),

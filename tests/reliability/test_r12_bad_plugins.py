@@ -237,7 +237,7 @@ def test_one_that_fails_as_it_looks_on_is_asked_no_more_and_the_run_goes_on(
     ]
     assert (
         told.err.count(
-            "plugin extra-bad 1.0: dstrain_step_end failed, and is asked no more: "
+            "plugin extra-bad 1.0 disabled: its dstrain_step_end hook raised "
         )
         == 1
     )

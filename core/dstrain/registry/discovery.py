@@ -114,8 +114,8 @@ def load_family(name: str, left_out: Collection[str] = ()) -> ModelFamily:
 
 
 def variant_of(family: ModelFamily, name: str | None) -> str:
-    """The variant named, or the record's first; raises UsageError for one it does not
-    have.
+    """Return the variant named, or the family's first; raise UsageError for one it does
+    not have.
     """
     if name is None:
         return family.variants[0]

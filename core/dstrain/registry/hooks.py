@@ -91,14 +91,14 @@ class Extensions:
             except (Exception, SystemExit) as error:
                 self.manager.unregister(name=name)
                 reasons.append(
-                    f"{plugin.where}: dstrain_step_end failed, and is asked no more: {_said(error)}"
+                    f"{plugin.where} disabled: its dstrain_step_end hook raised {_said(error)}"
                 )
         return tuple(reasons)
 
     def _answer(
         self, plugin: Installed, hook: str, kind: type
     ) -> tuple[tuple[Any, ...], str]:
-        """What one plugin offers, and why nothing where that cannot be used."""
+        """Return what one plugin offers, or why that cannot be used."""
         try:
             items = tuple(
                 item for answer in self._only(plugin.name, hook)() for item in answer
@@ -114,7 +114,7 @@ class Extensions:
         return items, ""
 
     def _only(self, name: str, hook: str) -> pluggy.HookCaller:
-        """The hook as the one plugin answers it."""
+        """Return the hook as this plugin alone answers it."""
         others = [
             plugin for other, plugin in self.manager.list_name_plugin() if other != name
         ]

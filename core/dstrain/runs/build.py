@@ -28,7 +28,7 @@ from dstrain.training.trainables import start_from_lora
 
 
 def open_training_data(setup: Setup) -> TrainingData:
-    """Open the samples: the rows of the data set, or in stage 2 of the feature cache."""
+    """Open the samples: the rows of the dataset, or in stage 2 of the feature cache."""
     if setup.stage == "train":
         return _cached_rows(setup)
     dataset = setup.dataset
@@ -180,7 +180,8 @@ def checkpoint_networks(module: TrainingModule, offload: bool) -> None:
 
 
 def total_steps(config: TrainConfig, per_epoch: int) -> int:
-    """Return the optimizer steps of the run: the smaller of --num_epochs and --max_steps.
+    """Return the optimizer steps of the run: the smaller of --num_epochs and
+    --max_steps.
 
     Without either flag it is one epoch.
     """

@@ -101,7 +101,9 @@ def _cache_flags(setup: Setup) -> dict[str, Any]:
 
 
 def _preset(setup: Setup) -> dict[str, Any]:
-    """The LoRA merged into a component that stage 1 uses: what is stored depends on it."""
+    """Return the LoRA merged into a component that stage 1 uses: what is stored depends
+    on it.
+    """
     preset = setup.preset
     if (
         preset is None
@@ -119,7 +121,7 @@ def cache_info(
     presence: Sequence[frozenset[str]],
     previews: Sequence[Mapping[str, Any]] = (),
 ) -> CacheInfo:
-    """Describe the run that fills the cache: its data set, components and versions."""
+    """Describe the run that fills the cache: its dataset, components and versions."""
     table = setup.dataset.table
     return CacheInfo(
         metadata_path=str(table.path.resolve()),
@@ -181,7 +183,7 @@ def check_configs(info: CacheInfo, found: Found) -> None:
 def _choose(
     setup: Setup, store: FeatureCache, fitting: list[tuple[Path, dict[str, Any]]]
 ) -> tuple[Path, dict[str, Any]]:
-    """Among plans of one identity: those of the data set at hand, else all if they are
+    """Among plans of one identity: those of the dataset at hand, else all if they are
     of one; of these the newest.
     """
     metadata = _metadata(setup)
@@ -203,14 +205,14 @@ def _choose(
     if len(places) > 1:
         raise StateError(
             str(store.folder),
-            f"holds this plan for {len(places)} data sets: {', '.join(places)}",
+            f"holds this plan for {len(places)} datasets: {', '.join(places)}",
             "name one with --dataset_metadata_path",
         )
     return max(fitting, key=lambda plan: int(plan[1]["sequence"]))
 
 
 def _metadata(setup: Setup) -> Path | None:
-    """The data set's metadata if it is here; stage 2 does without."""
+    """Return the metadata of the dataset if it is here; stage 2 does without."""
     named, base = setup.config.dataset_metadata_path, setup.config.dataset_base_path
     if named is None and base is not None:
         named = next(

@@ -56,7 +56,7 @@ class TrainingRun:
 
 
 def name_row(run: TrainingRun, row: int) -> str:
-    """Name a row of the data set in messages; stage 2 has no table to name a line of."""
+    """Name a row of the dataset in messages; stage 2 has no table to name a line of."""
     if run.setup.stage:
         return f"row {row} (from 0)"
     return run.setup.dataset.table.where(row)

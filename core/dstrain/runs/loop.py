@@ -233,7 +233,7 @@ def optimizer_steps(run: TrainingRun) -> Iterator[tuple[int, list[Batch]]]:
 
 
 def micro_batches(run: TrainingRun, epoch: int, done: int) -> Iterable[MicroBatch]:
-    """This process's micro-batches of an epoch, without the steps already done or
+    """Yield this process's micro-batches of an epoch, without the steps already done or
     beyond the last.
     """
     left = run.total_steps - run.step

@@ -286,8 +286,8 @@ def compute(
 def _samples(
     setup: Setup, previews: Sequence[PreviewPlan]
 ) -> tuple[list[Mapping[str, Cell]], list[tuple[int, int]]]:
-    """The cells and the places of all samples: those of previews come last, in rows of
-    their own.
+    """Return the cells and the ids of all samples: those of previews come last, in rows
+    of their own.
     """
     rows, places = setup.dataset.rows, setup.dataset.sample_ids
     behind = len(setup.dataset.table.rows)

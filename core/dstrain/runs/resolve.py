@@ -252,8 +252,8 @@ def resolve(config: TrainConfig) -> Setup:
 def _task(
     config: TrainConfig, tasks: Mapping[str, Task], broken: Sequence[str]
 ) -> Task:
-    """The task named; raises UsageError if there is none, or for an option that its
-    loss does not use.
+    """Return the task named; raises UsageError if there is none, or for an option that
+    its loss does not use.
     """
     if config.task_name not in tasks:
         known = ", ".join(tasks)

@@ -34,8 +34,8 @@ from dstrain.storage.safetensors import read_tensors
 def preset_of(
     config: TrainConfig, family: ModelFamily, spec: PipelineSpec
 ) -> Preset | None:
-    """The preset that the flags name: for --preset_lora_model, else the component its
-    header or its keys name.
+    """Return the preset that the flags name: for --preset_lora_model, else the
+    component its header or its keys name.
 
     Raises UsageError if neither says one that the variant has, StateError for a file
     that cannot be read.
@@ -300,7 +300,7 @@ class Setup:
 
     def plan(self, inputs: frozenset[str]) -> Plan:
         """Return the plan for rows with these inputs, made once for each set of inputs."""
-        # Called for every row of a data set, of which most have the same inputs.
+        # Called for every row of a dataset, of which most have the same inputs.
         if inputs not in self._plans:
             self._plans[inputs] = make_plan(
                 self.spec, inputs, self.task, self.trainables.components

@@ -20,7 +20,7 @@ LIST = "bad_samples.jsonl"
 
 
 def read_samples(setup: Setup, processes: ProcessGroup) -> None:
-    """Read the data set; where files are decoded or fetched, one process does it, and
+    """Read the dataset; where files are decoded or fetched, one process does it, and
     the others find what it left.
 
     With --on_bad_sample skip, say how many rows are left out; raises SystemFault if the
@@ -55,8 +55,8 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
 
 
 def _number(rows: list[int]) -> torch.Tensor:
-    """A number that tells lists of rows apart, small enough that the sum over many
-    processes is exact.
+    """Return a number that tells lists of rows apart, small enough that the sum over
+    many processes is exact.
     """
     return torch.tensor(int(hash_json("left out", rows)[:10], 16), dtype=torch.float64)
 
@@ -67,7 +67,7 @@ def write_list(setup: Setup) -> None:
 
     A row has a line for each thing that is wrong with it; its number is that of
     messages. Without any, a list of an earlier run is removed. Stage 2, which reads no
-    data set, leaves it.
+    dataset, leaves it.
     """
     if setup.stage == "train":
         return

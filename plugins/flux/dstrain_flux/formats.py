@@ -36,8 +36,8 @@ def _rows_of(
 
 
 def _qkv_and_mlp(file: str, embedder: str) -> tuple[KeyMap, ...]:
-    """The first linear layers of a block for both, whose weights the file has as one:
-    three of the width, one wider.
+    """Map the first linear layers of a block for both, whose weights the file has as
+    one: three of the width, one wider.
 
     embedder: the weight in the file whose rows are as many as the width.
     """
@@ -69,8 +69,8 @@ def _stream(
     out: str,
     ff: str,
 ) -> list[KeyMap]:
-    """The rows of the half for pictures (`img`) or text (`txt`) of a block that has
-    both.
+    """Return the rows of the half for images (`img`) or text (`txt`) of a block that
+    has both.
     """
     own, old = "transformer_blocks.*.", f"double_blocks.*.{file}_"
     return [
@@ -130,7 +130,9 @@ ORIGINAL_DIT = CheckpointFormat(
 def _reference_stream(
     file: str, norm: str, qkv: tuple[str, str, str], out: str, ff: str
 ) -> list[KeyMap]:
-    """The rows of the half for pictures (`a`) or text (`b`) of a block that has both."""
+    """Return the rows of the half for images (`a`) or text (`b`) of a block that has
+    both.
+    """
     own, old, norms = "transformer_blocks.*.", "blocks.*.", ("norm_q", "norm_k")
     mine = norms if file == "a" else ("norm_added_q", "norm_added_k")
     return [
@@ -187,8 +189,8 @@ REFERENCE_DIT = CheckpointFormat(
 
 
 def autoencoder_rows(shapes: Shapes) -> tuple[KeyMap, ...]:
-    """The table of an autoencoder of any depth: the original counts the decoder's
-    levels from the picture up.
+    """Return the table of an autoencoder of any depth: the original counts the
+    decoder's levels from the picture up.
     """
     levels = {
         int(name.split(".")[2]) for name in shapes if name.startswith("decoder.up.")

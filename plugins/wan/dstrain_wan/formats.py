@@ -121,8 +121,8 @@ def _residual(own: str, file: str) -> tuple[KeyMap, ...]:
 
 
 def vae_rows(shapes: Shapes) -> tuple[KeyMap, ...]:
-    """The table of an autoencoder of 2.1, whose levels are one flat list in the file,
-    or of 2.2, where they nest.
+    """Return the table of an autoencoder of 2.1, whose levels are one flat list in the
+    file, or of 2.2, where they nest.
     """
     rows = [KeyMap("quant_conv", "conv1"), KeyMap("post_quant_conv", "conv2")]
     for half in ("encoder", "decoder"):

@@ -141,7 +141,7 @@ PIPELINES = {
 
 
 def variants_for(configuration: Mapping[str, Any]) -> tuple[str, ...]:
-    """The variants that a transformer of this configuration can be, told by its
+    """Return the variants that a transformer of this configuration can be, told by its
     channels and its image embedding.
     """
     channels = configuration.get("in_channels", 16)

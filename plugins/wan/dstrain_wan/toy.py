@@ -68,8 +68,8 @@ def write(
 
 
 def make_tokenizer() -> Any:
-    """A unigram tokenizer of the umT5 kind that knows ASCII's letters, digits and
-    marks, and a few words.
+    """Return a unigram tokenizer of the umT5 kind that knows ASCII's letters, digits
+    and marks, and a few words.
     """
     from transformers import T5TokenizerFast
 

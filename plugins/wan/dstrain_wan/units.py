@@ -187,7 +187,7 @@ def _encode(frames: Tensor, vae: Any) -> Tensor:
 
 
 def _resized(image: Image.Image, height: int, width: int) -> Image.Image:
-    """The picture at this size, its aspect ratio not kept (VideoProcessor.preprocess of
-    diffusers).
+    """Resize an image to this size, its aspect ratio not kept
+    (VideoProcessor.preprocess of diffusers).
     """
     return convert_image(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from dstrain.cli.inspection import inspect_all
@@ -18,7 +17,6 @@ from dstrain.registry.discovery import (
     refuse_unknown,
     variant_of,
 )
-from dstrain.registry.hooks import load_extensions
 
 Install = Callable[..., Path]
 Source = Callable[..., str]
@@ -113,74 +111,6 @@ def test_a_variant_is_the_first_or_the_one_named(
         match="faky has no variant 'edti'; variants: base, edit; did you mean 'edit'",
     ):
         variant_of(family, "edti")
-
-
-HOOKS = """
-from types import SimpleNamespace
-from dstrain.registry.hooks import hookimpl
-SEEN = []
-@hookimpl
-def dstrain_tasks():
-    return (SimpleNamespace(name="a task"),)
-@hookimpl
-def dstrain_step_end(step, numbers):
-    SEEN.append((step, numbers["loss"]))
-"""
-
-
-def test_hooks_are_answered_and_a_broken_plugin_is_told_of(
-    fake_plugin: Install,
-) -> None:
-    wrong = "from dstrain.registry.hooks import hookimpl\n@hookimpl\ndef dstrain_tusks(): return ()"
-    more = "from dstrain.registry.hooks import hookimpl\n@hookimpl\ndef dstrain_step_end(step, nonsense): pass"
-    for name, source in {
-        "good": HOOKS,
-        "gone": "import not_there_at_all",
-        "wrong": wrong,
-        "more": more,
-    }.items():
-        fake_plugin(
-            f"extra-{name}",
-            {name: f"extra_{name}"},
-            {f"extra_{name}": source},
-            group="dstrain",
-        )
-    extensions = load_extensions()
-    assert dict(extensions.offered("dstrain_tasks", SimpleNamespace, ()).items) == {
-        "a task": SimpleNamespace(name="a task")
-    }
-    assert extensions.step_end(3, {"loss": 0.5}) == ()
-    assert sys.modules["extra_good"].SEEN == [(3, 0.5)]
-    told = sorted(reason for reason in extensions.broken if "extra-" in reason)
-    assert [reason.split(":")[0] for reason in told] == [
-        f"plugin extra-{n} 1.0" for n in ("gone", "more", "wrong")
-    ]
-    assert (
-        "dstrain_tusks" in told[2]
-        and "nonsense" in told[1]
-        and "not_there_at_all" in told[0]
-    )
-    assert (
-        not load_extensions(("good",))
-        .offered("dstrain_tasks", SimpleNamespace, ())
-        .items
-    )
-
-
-def test_a_hook_plugin_name_offered_twice_is_refused(fake_plugin: Install) -> None:
-    for name in ("one", "two"):
-        fake_plugin(
-            f"extra-{name}",
-            {"twice": f"extra_{name}"},
-            {f"extra_{name}": HOOKS},
-            group="dstrain",
-        )
-    extensions = load_extensions()
-    assert not extensions.offered("dstrain_tasks", SimpleNamespace, ()).items
-    assert all(
-        "offered by extra-one 1.0 and by extra-two 1.0" in reason
-        for reason in extensions.broken
-    )
 
 
 def test_finding_plugins_needs_no_torch() -> None:

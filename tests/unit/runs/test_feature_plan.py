@@ -203,10 +203,10 @@ def test_two_data_sets_of_one_plan_must_be_told_apart(
     nowhere = {"dataset_base_path": None}
     words = refusal(place, **nowhere)
     assert (
-        f"holds this plan for 2 data sets: {place.data / 'metadata.csv'}, {second / 'metadata.csv'}"
+        f"holds this plan for 2 datasets: {place.data / 'metadata.csv'}, {second / 'metadata.csv'}"
         in words
         or (
-            f"holds this plan for 2 data sets: {second / 'metadata.csv'}, {place.data / 'metadata.csv'}"
+            f"holds this plan for 2 datasets: {second / 'metadata.csv'}, {place.data / 'metadata.csv'}"
             in words
         )
     )

@@ -69,8 +69,8 @@ def initial_weights(setup: Setup, found: Found) -> InitialWeights:
 
 
 def _paths(given: Path | None) -> list[Path]:
-    """The files named, with commas between several; a file whose name has a comma is
-    one file.
+    """Return the files named, comma-separated if several; a file whose name has a comma
+    is one file.
     """
     if given is None or given.exists():
         return [] if given is None else [given]

@@ -96,7 +96,7 @@ def load_training_state(
     content: Mapping[str, str],
 ) -> None:
     """Put a saved state back, bit for bit; raises StateError if it is of another run,
-    or of another data set.
+    or of another dataset.
     """
     if state.config_digest != fingerprint:
         decisive = ", ".join(f"--{name}" for name in options_affecting("training"))
@@ -114,7 +114,7 @@ def load_training_state(
         if state.content.get(name, content[name]) != content[name]
     ]
     if changed:
-        what = f"the data set is not what the saved run read: its {' and its '.join(changed)} changed since"
+        what = f"the dataset is not what the saved run read: its {' and its '.join(changed)} changed since"
         raise StateError(
             "--resume",
             what,
@@ -149,7 +149,9 @@ def load_training_state(
 
 
 def _differing(run: "TrainingRun") -> list[str]:
-    """The flags that differ from those of the run whose state is resumed, in one line."""
+    """Return the flags that differ from those of the run whose state is resumed, in one
+    line.
+    """
     config = asdict(run.setup.config)
     folder = (
         config["output_path"]

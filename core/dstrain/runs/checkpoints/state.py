@@ -46,7 +46,7 @@ class TrainingState:
     Where the run is in its data follows from the step. trainable: parameter name ->
     tensor. optimizer, scheduler: what their `state_dict()` gave: tensors, plain values,
     and lists, tuples and dictionaries of these. versions: by library. content: digests
-    of the data set, by what they are of.
+    of the dataset, by what they are of.
     """
 
     step: int
@@ -265,7 +265,7 @@ def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _published(module: nn.Module) -> dict[str, Tensor]:
-    """The module's weights by the names of its published files.
+    """Return the module's weights by the names of its published files.
 
     transformers names the layers of some models otherwise in memory, and leaves out
     weights tied to another.

@@ -84,7 +84,7 @@ class MetricsLogger:
 
 
 def _rows(table: Path) -> list[list[str]]:
-    """The whole rows of a loss.csv, without its header."""
+    """Return the whole rows of a loss.csv, without its header."""
     lines = table.read_text().splitlines()[1:] if table.exists() else []
     rows = (line.split(",") for line in lines)
     return [row for row in rows if len(row) == len(COLUMNS)]

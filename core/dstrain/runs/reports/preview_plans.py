@@ -150,7 +150,7 @@ def _plan_preview(setup: Setup, shared: Mapping[str, Any], prompt: str) -> Previ
 
 
 def _cell(name: str, value: Any, setup: Setup) -> Cell:
-    """An input as a data set would give it, so that both have one key."""
+    """Return an input as a dataset would give it, so that both have one key."""
     return (
         value
         if isinstance(value, Cell)
@@ -159,8 +159,8 @@ def _cell(name: str, value: Any, setup: Setup) -> Cell:
 
 
 def _arguments(setup: Setup) -> dict[str, Any]:
-    """What all previews have in common: sizes, and what only a row can give, such as a
-    image to be edited.
+    """Return what all previews have in common: sizes, and what only a row can give,
+    such as a image to be edited.
     """
     spec, task = setup.spec, setup.task
     given = setup.all_inputs() | (set(spec.defaults) & set(spec.inputs))
@@ -197,8 +197,8 @@ def _arguments(setup: Setup) -> dict[str, Any]:
 
 
 def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
-    """The first sample that has most of these inputs, its images as small as previews
-    are.
+    """Return the first sample that has most of these inputs, its images as small as
+    previews are.
     """
     dataset = setup.dataset
     sample = max(

@@ -288,7 +288,7 @@ def undisturbed(pipeline: Pipeline) -> Iterator[None]:
 def _crossing(
     pipeline: Pipeline, preview: PreviewPlan | StoredPreview
 ) -> dict[str, Any]:
-    """The values that cross: what a store had, or what the frozen units make of the
+    """Return the cached values: what the cache had, or what cached steps compute of the
     inputs, as stage 1 would.
     """
     if isinstance(preview, StoredPreview):
@@ -300,7 +300,7 @@ def _crossing(
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in one line, with its kind."""
+    """Return what went wrong, in one line, with its kind."""
     if isinstance(error, DstrainError):
         return f"{error.where}: {error.what}"
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

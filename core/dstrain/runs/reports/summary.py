@@ -124,7 +124,7 @@ def frequent_sizes(run: "TrainingRun") -> list[tuple[str, int]]:
 
 
 def _sizes(run: "TrainingRun", sample: int) -> Iterator[str]:
-    """The sizes of a sample's images and videos, or of its stored latents."""
+    """Yield the sizes of a sample's images and videos, or of its stored latents."""
     source: Any = run.source
     if isinstance(source, DecodedSamples):
         for name, cell in source.rows[sample].items():

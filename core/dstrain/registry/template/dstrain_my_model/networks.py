@@ -1,4 +1,6 @@
-"""The networks: a denoiser, a text encoder that reads bytes, and a VAE, each as small as can be."""
+"""The networks: a denoiser, a text encoder that reads bytes, and a VAE, each as small
+as can be.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +13,9 @@ BYTES = 256
 
 
 class Block(nn.Module):
-    """One block of the denoiser: tokens of the picture look at the text and at each other."""
+    """One block of the denoiser: tokens of the image look at the text and at each
+    other.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -22,7 +26,9 @@ class Block(nn.Module):
         self.to_out = nn.Linear(width, width)
 
     def forward(self, tokens: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-        """tokens: (batch, positions, width). text: (batch, bytes, width). mask: (batch, bytes), bool."""
+        """tokens: (batch, positions, width). text: (batch, bytes, width). mask: (batch,
+        bytes), bool.
+        """
         hidden = self.norm(tokens)
         seen = torch.cat([text, hidden], dim=1)
         visible = nn.functional.pad(mask, (0, hidden.shape[1]), value=True)
@@ -57,7 +63,9 @@ class Denoiser(nn.Module):
     def forward(
         self, latents: Tensor, timestep: Tensor, text: Tensor, mask: Tensor
     ) -> Tensor:
-        """latents: (batch, channels, height, width). timestep: (batch,), 0 to 1. text: (batch, bytes, text_width)."""
+        """latents: (batch, channels, height, width). timestep: (batch,), 0 to 1. text:
+        (batch, bytes, text_width).
+        """
         angle = timestep[:, None] * 3
         time = self.time(torch.cat([angle.sin(), angle.cos()], dim=1))
         tokens = self.proj_in(latents.flatten(2).transpose(1, 2)) + time[:, None]

@@ -1,4 +1,4 @@
-"""The units: prompt and picture -> what the denoiser reads, and latents -> picture."""
+"""The units: prompt and image to the denoiser's inputs, and latents to an image."""
 
 from typing import Any, TypedDict
 
@@ -18,14 +18,14 @@ class Prompt(TypedDict):
 
 
 class Latents(TypedDict):
-    """A picture in the VAE's latent space."""
+    """An image in the VAE's latent space."""
 
     input_latents: Tensor
     """(1, channels, height / 8, width / 8), fp32."""
 
 
 class DecodedImage(TypedDict):
-    """A generated picture."""
+    """A generated image."""
 
     image: Image.Image
 
@@ -42,7 +42,7 @@ def encode_prompt(prompt: str, *, text_encoder: Any, device: torch.device) -> Pr
 def encode_image(
     input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Latents:
-    """RGB picture, its sides multiples of 8 -> latents."""
+    """RGB image, its sides multiples of 8 -> latents."""
     return {
         "input_latents": vae.encoder(
             images_to_tensor([input_image]).to(device, dtype)
@@ -51,5 +51,5 @@ def encode_image(
 
 
 def decode(latents: Tensor, *, vae: Any, dtype: torch.dtype) -> DecodedImage:
-    """Latents, (1, channels, height / 8, width / 8) -> RGB picture."""
+    """Latents, (1, channels, height / 8, width / 8) -> RGB image."""
     return {"image": tensor_to_image(vae.decoder(latents.to(dtype)))}

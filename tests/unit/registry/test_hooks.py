@@ -1,0 +1,122 @@
+"""Hooks of extensions are answered one plugin at a time, and a broken plugin harms no
+other.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from dstrain.registry.hooks import load_extensions
+
+Install = Callable[..., Path]
+HOOKS = """
+from types import SimpleNamespace
+from dstrain.registry.hooks import hookimpl
+SEEN = []
+@hookimpl
+def dstrain_tasks():
+    return (SimpleNamespace(name="a task"),)
+@hookimpl
+def dstrain_step_end(step, numbers):
+    SEEN.append((step, numbers["loss"]))
+"""
+
+
+def test_hooks_are_answered_and_a_broken_plugin_is_told_of(
+    fake_plugin: Install,
+) -> None:
+    wrong = "from dstrain.registry.hooks import hookimpl\n@hookimpl\ndef dstrain_tusks(): return ()"
+    more = "from dstrain.registry.hooks import hookimpl\n@hookimpl\ndef dstrain_step_end(step, nonsense): pass"
+    for name, source in {
+        "good": HOOKS,
+        "gone": "import not_there_at_all",
+        "wrong": wrong,
+        "more": more,
+    }.items():
+        fake_plugin(
+            f"extra-{name}",
+            {name: f"extra_{name}"},
+            {f"extra_{name}": source},
+            group="dstrain",
+        )
+    extensions = load_extensions()
+    assert dict(extensions.offered("dstrain_tasks", SimpleNamespace, ()).items) == {
+        "a task": SimpleNamespace(name="a task")
+    }
+    assert extensions.step_end(3, {"loss": 0.5}) == ()
+    assert sys.modules["extra_good"].SEEN == [(3, 0.5)]
+    told = sorted(reason for reason in extensions.broken if "extra-" in reason)
+    assert [reason.split(":")[0] for reason in told] == [
+        f"plugin extra-{n} 1.0" for n in ("gone", "more", "wrong")
+    ]
+    assert (
+        "dstrain_tusks" in told[2]
+        and "nonsense" in told[1]
+        and "not_there_at_all" in told[0]
+    )
+    assert (
+        not load_extensions(("good",))
+        .offered("dstrain_tasks", SimpleNamespace, ())
+        .items
+    )
+
+
+def test_a_hook_plugin_name_offered_twice_is_refused(fake_plugin: Install) -> None:
+    for name in ("one", "two"):
+        fake_plugin(
+            f"extra-{name}",
+            {"twice": f"extra_{name}"},
+            {f"extra_{name}": HOOKS},
+            group="dstrain",
+        )
+    extensions = load_extensions()
+    assert not extensions.offered("dstrain_tasks", SimpleNamespace, ()).items
+    assert all(
+        "offered by extra-one 1.0 and by extra-two 1.0" in reason
+        for reason in extensions.broken
+    )
+
+
+def test_a_hook_that_raises_is_left_out_from_then_on(fake_plugin: Install) -> None:
+    raises = HOOKS.replace("SEEN.append(", "raise ValueError(")
+    for name, source in {"good": HOOKS, "bad": raises}.items():
+        fake_plugin(
+            f"extra-{name}",
+            {name: f"looks_{name}"},
+            {f"looks_{name}": source},
+            group="dstrain",
+        )
+    extensions = load_extensions()
+    (reason,) = extensions.step_end(1, {"loss": 0.5})
+    assert reason.startswith(
+        "plugin extra-bad 1.0 disabled: its dstrain_step_end hook raised ValueError"
+    )
+    assert extensions.step_end(2, {"loss": 0.25}) == ()
+    assert sys.modules["looks_good"].SEEN == [(1, 0.5), (2, 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("return ('text',)", "dstrain_tasks returned a str, not a SimpleNamespace"),
+        ("raise KeyError('x')", "dstrain_tasks failed: KeyError"),
+    ],
+)
+def test_what_cannot_be_used_is_said(
+    answer: str, reason: str, fake_plugin: Install
+) -> None:
+    source = HOOKS.replace('return (SimpleNamespace(name="a task"),)', answer)
+    fake_plugin("extra-odd", {"odd": "odd"}, {"odd": source}, group="dstrain")
+    offers = load_extensions().offered("dstrain_tasks", SimpleNamespace, ())
+    assert not offers.items
+    (said,) = offers.broken
+    assert said.startswith(f"plugin extra-odd 1.0: {reason}")
+
+
+def test_a_name_of_dstrains_own_is_refused(fake_plugin: Install) -> None:
+    fake_plugin("extra-good", {"good": "own"}, {"own": HOOKS}, group="dstrain")
+    offers = load_extensions().offered("dstrain_tasks", SimpleNamespace, ("a task",))
+    assert not offers.items
+    assert "has the name of one of dstrain's own" in offers.broken[0]
