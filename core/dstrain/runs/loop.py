@@ -17,7 +17,7 @@ from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.job import TrainingRun, name_row
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
-from dstrain.runs.reports.summary import RunStatistics
+from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
@@ -54,9 +54,11 @@ def train(
         with oom_as_error("loading", *LOAD_ADVICE):
             run = prepare(setup, processes, samples, module_class)
             previews.load(run)
-        directory.resume_or_start(run)
+        directory.load_state(run)
+        log_start(run, directory.folder)
+        directory.start()
         run_steps(run, directory, previews)
-        directory.finish(run)
+        log_end(run, directory.folder, directory.weights)
 
 
 def run_steps(run: TrainingRun, directory: RunDirectory, previews: Previews) -> None:

@@ -64,7 +64,7 @@ def test_graph_prints_the_plan_of_a_training_command_line(
 @pytest.mark.usefixtures("faky")
 def test_generate_hands_on_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[GenerateConfig] = []
-    stub(monkeypatch, "dstrain.generation.run", generate=asked.append)
+    stub(monkeypatch, "dstrain.generation.run", start=asked.append)
     words = ["generate", "--model", "faky", "--toy", "--prompt", "-a cat", "--lora", "a.safetensors", "--lora",
              "b.safetensors:0.5", "--num-inference-steps", "4", "--output", "x.png"]  # fmt: skip
     assert main(words) == 0

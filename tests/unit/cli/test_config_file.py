@@ -391,7 +391,7 @@ def test_generate_and_graph_read_a_file_too(
 ) -> None:
     asked: list[GenerateConfig] = []
     module = types.ModuleType("dstrain.generation.run")
-    module.__dict__["generate"] = asked.append
+    module.__dict__["start"] = asked.append
     monkeypatch.setitem(sys.modules, "dstrain.generation.run", module)
     (here / "a.yaml").write_text(
         "model: faky\ntoy: true\nprompt: no\noutput: x.png\nlora: ['a.s:0.5', b.s]\ninput: [edit-image=a.png]\n"

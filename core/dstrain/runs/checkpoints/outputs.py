@@ -49,7 +49,6 @@ from dstrain.runs.checkpoints.state import (
     state_folder,
     states,
 )
-from dstrain.runs.reports.summary import log_end, log_start
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.storage.files import lock, probe, remove_leftovers
@@ -148,12 +147,14 @@ class RunDirectory:
             what = "holds no checkpoint to resume from"
             raise StateError(str(self.folder), what, advice)
 
-    def resume_or_start(self, run: "TrainingRun") -> None:
-        """Load the state to resume from, or remove the run to overwrite, and log what follows."""
+    def load_state(self, run: "TrainingRun") -> None:
+        """Load the state to resume from, if --resume asks for one."""
         self.data_digests = data_fingerprint(run)
         if self.setup.config.resume is not None:
             self._resume(run, self.setup.config.resume)
-        log_start(run, self.folder)
+
+    def start(self) -> None:
+        """Remove the run to overwrite, and write the first records."""
         self.processes.wait()
         if not self.processes.is_main:
             self.begun = True
@@ -392,7 +393,3 @@ class RunDirectory:
                 save_lora(path, network, lora_config, prefix, about | made)
         else:
             save_full(path, network, dict(run.found.configs[component]), about)
-
-    def finish(self, run: "TrainingRun") -> None:
-        """Log where the weights are and how to try them."""
-        log_end(run, self.folder, self.weights)
