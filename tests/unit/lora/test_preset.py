@@ -153,7 +153,7 @@ def test_a_store_made_with_another_preset_in_an_encoder_is_told_apart(
     with pytest.raises(StateError) as caught:
         train(here, task="sft:train", feature_cache=other)
     assert caught.value.help_lines == (
-        f"--preset_lora_path: store {sha256(path)} in text_encoder, this run nothing",
+        f"--preset_lora_path: cache {sha256(path)} in text_encoder, this run nothing",
         "give the flags it was filled with, or fill it: the same command with --task sft:data_process",
     )
 

@@ -2,6 +2,7 @@
 recorded, and asked for once.
 """
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -85,9 +86,9 @@ def test_each_stage_fetches_what_it_needs_and_nothing_else(
         == 0
     )
     assert set(server.fetched) == set(SHARDS)
-    assert ("--hub huggingface" in "".join(capsys.readouterr())) == (
-        hub == "huggingface"
-    )  # the command that tries it
+    assert "dstrain generate --run out" in capsys.readouterr().err
+    recorded = json.loads(Path("out/logs/config.json").read_text())
+    assert recorded["hub"] == hub  # what that command reads
     server.forget()
     command = (
         "generate",
