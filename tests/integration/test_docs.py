@@ -209,7 +209,9 @@ def test_every_command_and_snippet_runs_and_prints_what_is_shown(
         kind, _, note = block.info.partition(" ")
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if note.startswith("file="):
-            (project / note.removeprefix("file=")).write_text(shortened(block.body))
+            path = project / note.removeprefix("file=")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(shortened(block.body))
         elif kind == "python":
             snippet = project / f"line_{block.line}.py"
             snippet.write_text(shortened(block.body))

@@ -61,7 +61,7 @@ class InOrder(TrainingModule):
         for table, key in zip(tables, keys, strict=True):
             self.pipeline.run(steps, table, Rng([key]))
         in_step = [{name: table[name] for name in plan.loss_inputs} for table in tables]
-        return self._loss(collate(in_step, spec.padded), keys)
+        return self._task_losses(collate(in_step, spec.padded), keys)
 
 
 @dataclass(frozen=True)
