@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,8 +90,10 @@ def killed_at(event: int, work: Callable[[], None]) -> bool:
             if opened or name in ("os.rename", "os.remove", "os.mkdir"):
                 left[0] -= 1
                 if left[0] == 0:
-                    if opened:
-                        os.close(os.open(arguments[0], arguments[2], 0o666))
+                    # An exclusive open of a file that is there fails, in the run as here.
+                    with suppress(OSError):
+                        if opened:
+                            os.close(os.open(arguments[0], arguments[2], 0o666))
                     os.kill(os.getpid(), signal.SIGKILL)
 
         torch.set_num_threads(1)

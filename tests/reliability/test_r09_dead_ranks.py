@@ -20,7 +20,7 @@ from dstrain.errors import UsageError
 from dstrain.runs.checkpoints.state import damage, states
 
 from tests.support.family import weights_of
-from tests.support.processes import LIMIT, SavedRun, commands, in_world, words
+from tests.support.processes import LIMIT, Ended, commands, in_world, words
 from tests.support.runs import log, outcome, project, same
 from tests.support.stored_place import plain
 
@@ -231,7 +231,7 @@ def values(folder: Path) -> list[Any]:
     ]
 
 
-def check_end(ended: SavedRun, case: Case) -> None:
+def check_end(ended: Ended, case: Case) -> None:
     """Everybody ended in time, with one line each: the process of the case its own, the
     others that it ended.
     """

@@ -25,7 +25,7 @@ LIMIT = 60.0
 
 
 @dataclass(frozen=True)
-class SavedRun:
+class Ended:
     """How the processes of a world ended: exit codes by rank (-9 for kill -9), and what
     each wrote to its stderr.
     """
@@ -61,7 +61,7 @@ def in_world(
     folder: Path,
     launched: bool = True,
     poke: Callable[[Sequence[int]], None] = lambda pids: None,
-) -> SavedRun:
+) -> Ended:
     """Work in so many processes, each given its rank; what one returns, if a number, is
     its exit code.
 
@@ -96,7 +96,7 @@ def in_world(
                     os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.01)
     del store
-    return SavedRun(
+    return Ended(
         tuple(codes[rank] for rank in range(size)),
         tuple(file.read_text() for file in files),
         time.monotonic() - start,
