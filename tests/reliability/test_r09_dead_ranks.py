@@ -102,7 +102,7 @@ CASES = (
     Case(STAGE_1, "dstrain.cache.store.ShardWriter.flush", 1, call=1, launched=False),
     Case(STAGE_1, "dstrain.cache.store.FeatureCache.write_plan", 0),
     # Training: while it is set up, in a step, while the first process saves.
-    Case(TRAIN, "dstrain.runs.build.feed", 1),
+    Case(TRAIN, "dstrain.runs.loop.open_training_data", 1),
     Case(TRAIN, "dstrain.pipeline.pipeline.load_components", 0, "a bad sample"),
     Case(TRAIN, "dstrain.pipeline.pipeline.load_components", 1, launched=False),
     Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 1, call=1),
