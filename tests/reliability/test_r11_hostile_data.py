@@ -164,9 +164,9 @@ TRICKS = (
     Trick("another case", "GOOD.PNG", "no such file"),
     Trick("a name of 20,000 letters", "../" * 5000 + "secret/secret.png", "'../../"),
     Trick("a link in a folder of frames", "frames", "1.png points outside", frames, "clip"),
-    Trick("a play list", "list.mp4", "is no video of a kind",
+    Trick("a play list", "list.mp4", "is not a video in a supported format",
           lambda data: (data / "list.mp4").write_text("#EXTM3U\n#EXTINF:1,\n../secret/secret.png\n"), "clip"),
-    Trick("a concatenation", "list.mp4", "is no video of a kind",
+    Trick("a concatenation", "list.mp4", "is not a video in a supported format",
           lambda data: (data / "list.mp4").write_text("ffconcat version 1.0\nfile ../secret/secret.png\n"), "clip"),
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import (
     UNTOUCHED,
     commit_folder,
+    remove_folder,
     temporary,
     write_json,
 )
@@ -206,14 +207,16 @@ def prune_states(output: Path, keep: int, whole: frozenset[Path]) -> frozenset[P
 def remove_state(folder: Path) -> None:
     """Remove a state's files, and its folder unless other files are in it.
 
-    Its record goes first, so that what an interruption leaves is not whole. Raises
-    SystemFault.
+    Without other files the folder loses its name first, so that no half of a state is
+    ever seen. Raises SystemFault.
     """
+    own = (RECORD, *FILES)
     try:
-        for name in (RECORD, *FILES):
+        if {path.name for path in folder.iterdir()} <= set(own):
+            remove_folder(folder)
+            return
+        for name in own:
             (folder / name).unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            folder.rmdir()
     except OSError as error:
         what = f"cannot be removed: {error.strerror}"
         raise SystemFault(str(folder), what) from error
