@@ -80,18 +80,6 @@ def test_the_hooks_are_these() -> None:
     assert hooks == set(HOOKS.split())
 
 
-@pytest.mark.parametrize("module", LAZY)
-def test_a_type_checker_sees_the_names_that_load_on_first_use(module: str) -> None:
-    path = importlib.import_module(module).__file__
-    assert path is not None
-    places = {}
-    for node in ast.walk(ast.parse(Path(path).read_text())):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("dstrain."):
-            places |= {alias.asname: node.module for alias in node.names}
-    loaded = importlib.import_module(module)._MODULES
-    assert places == {name: f"dstrain.{place}" for name, place in loaded.items()}
-
-
 def test_a_name_that_is_not_public_is_no_attribute() -> None:
     for module in LAZY:
         with pytest.raises(AttributeError, match="Pipelin'"):
