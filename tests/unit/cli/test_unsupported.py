@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.cli.unsupported import ADVICE, advice_for, no_such
+from dstrain.cli.unsupported import advice, no_such
 from dstrain.config.fields import flags
 from dstrain.config.schema import GenerateConfig, TrainConfig
 
@@ -17,7 +17,7 @@ Source = Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("flag", "advice"),
+    ("flag", "line"),
     [
         ("--network_dim", "use --lora_rank"),
         ("--max_train_steps", "use --max_steps"),
@@ -30,12 +30,12 @@ Source = Callable[..., str]
 )
 @pytest.mark.usefixtures("runs")
 def test_a_flag_of_another_trainer_is_told_what_is_wanted_instead(
-    flag: str, advice: str, capsys: pytest.CaptureFixture[str]
+    flag: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*BASE, flag, "3"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"dstrain: error: {flag}: no such option",
-        f"  {advice}",
+        f"  {line}",
     ]
 
 
@@ -43,19 +43,16 @@ def test_no_advice_is_for_a_flag_that_exists_or_names_one_that_does_not() -> Non
     known = {
         flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config)
     } | {"config", "debug"}
-    others = [name for _, names in ADVICE for name in names.split()]
+    others = [name for names in advice().values() for name in names]
     assert len(others) == len(set(others)) and not known & set(others)
-    text = " ".join(advice for advice, _ in ADVICE)
+    text = " ".join(advice())
     assert set(re.findall(r"--(\w+)", text)) <= known | {"config_file"}
 
 
 def test_advice_is_for_the_flag_itself_however_it_is_written() -> None:
-    assert advice_for("rank") == advice_for("network_dim") == "use --lora_rank"
-    assert advice_for("ran") is None
-    assert no_such("--network-dim", ["--lora_rank"]) == (
-        "no such option",
-        "use --lora_rank",
-    )
+    for written in ("rank", "network_dim", "--network-dim"):
+        assert no_such(written, []) == ("no such option", "use --lora_rank")
+    assert no_such("ran", []) == ("no such option",)
     assert no_such("--lora_rnak", ["--lora_rank"]) == (
         "no such option; did you mean '--lora_rank'?",
     )
