@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Required, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from dstrain.errors import UsageError, nearest
 
@@ -53,15 +53,10 @@ start: one start of a run, so it is not written to config.json.
 """
 
 
-NOTHING: Set[Effect] = frozenset()
-"""For an option that affects none of these."""
-
-
 class Details(TypedDict, total=False):
     """What an option says of itself beside its default and its help; see `Flag`."""
 
-    group: Required[Group]
-    affects: Required[Set[Effect]]
+    affects: Set[Effect]
     bare: str
     minimum: float
     above: float
@@ -106,7 +101,7 @@ class Flag:
     group: Group
     help: str
     default: Any
-    affects: Set[Effect]
+    affects: Set[Effect] = frozenset()
     required: bool = False
     many: bool = False
     """Whether it may be repeated."""
@@ -124,14 +119,15 @@ class Flag:
         return f"--{self.name}"
 
 
-def described(help: str, **details: Unpack[Details]) -> Mapping[str, Any]:
+def described(group: Group, help: str, **details: Unpack[Details]) -> Mapping[str, Any]:
     """Return the metadata that makes a dataclass field an option."""
-    return {"help": help, **details}
+    return {"group": group, "help": help, **details}
 
 
-def option(default: Any, help: str, **details: Unpack[Details]) -> Any:
+def option(group: Group, default: Any, help: str, **details: Unpack[Details]) -> Any:
     """Return a dataclass field that is an option with a default."""
-    return dataclasses.field(default=default, metadata=described(help, **details))
+    metadata = described(group, help, **details)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def flags(config: type) -> tuple[Flag, ...]:

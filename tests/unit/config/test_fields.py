@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 import pytest
 from dstrain.config.fields import (
-    NOTHING,
-    Details,
     Flag,
     LoraFile,
     NamedInput,
@@ -27,20 +25,18 @@ from dstrain.config.fields import (
 )
 from dstrain.errors import UsageError
 
-PLAIN: Details = {"group": "general", "affects": NOTHING}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Some:
     """A configuration with every kind of field."""
 
-    name: str = field(metadata=described("Needed.", group="model", affects={"cache"}))
-    rank: int | None = option(None, "A number.", minimum=1, maximum=8, **PLAIN)
-    rate: float = option(0.5, "Another.", above=0, **PLAIN)
-    mode: Literal["a", "bee"] = option("a", "One of two.", **PLAIN)
-    paths: tuple[Path, ...] = option((), "Several.", **PLAIN)
-    there: str | None = option(None, "Alone or not.", bare="auto", **PLAIN)
-    frames: int = option(2, "Video.", group="data", affects={"video", "cache"})
+    name: str = field(metadata=described("model", "Needed.", affects={"cache"}))
+    rank: int | None = option("general", None, "A number.", minimum=1, maximum=8)
+    rate: float = option("general", 0.5, "Another.", above=0)
+    mode: Literal["a", "bee"] = option("general", "a", "One of two.")
+    paths: tuple[Path, ...] = option("general", (), "Several.")
+    there: str | None = option("general", None, "Alone or not.", bare="auto")
+    frames: int = option("data", 2, "Video.", affects={"video", "cache"})
     plain: int = 3
 
 
