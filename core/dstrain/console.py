@@ -4,15 +4,21 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 SECONDS_PER_LINE = 60.0
+LINE = "{desc} {n}/{total}, {rate_noinv:.2f}/s, {remaining} left{postfix}"
+"""Format of progress where there is no terminal; the names are tqdm's."""
 TIME_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Format of lines in a file."""
+
+
+def is_main_process() -> bool:
+    """Return whether this process is the one of a run that reports."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -32,7 +38,7 @@ class RecordFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Redact the message; return False in every process but the main one."""
         record.msg, record.args = redacted(record.getMessage()), ()
-        return os.environ.get("RANK", "0") == "0"
+        return is_main_process()
 
 
 RECORD_FILTER = RecordFilter()
@@ -116,83 +122,36 @@ def logging_to_file() -> Iterator[Callable[[Path], None]]:
 logger = get_logger(__name__)
 
 
-class Progress:
-    """A count of work done: a bar on a terminal, elsewhere a line a minute.
+class LineLogger:
+    """A file that tqdm writes a bar to; it logs each state of the bar as a line."""
+
+    def write(self, text: str) -> None:
+        """Log the text, unless it only clears the bar."""
+        if text.strip():
+            logger.info(text.strip())
+
+
+def progress_bar(title: str, total: int, done: int = 0, brief: bool = False) -> Any:
+    """Return a tqdm bar; elsewhere than on a terminal it logs a line a minute.
 
     Args:
         title: What is counted.
         total: The number of things to do.
         done: How many of them were done before.
-        enabled: Whether to show anything; other processes than the main one do not.
-        brief: Whether it passes inside other work: its bar vanishes at the end, and
-            elsewhere than on a terminal no line says that it ended.
+        brief: Whether it passes inside other work: it leaves nothing at its end.
     """
+    from tqdm import tqdm
 
-    def __init__(
-        self,
-        title: str,
-        total: int,
-        done: int = 0,
-        enabled: bool = True,
-        brief: bool = False,
-    ) -> None:
-        self.title = title
-        self.total = total
-        self.done = done
-        self.first = done
-        self.brief = brief
-        self.terminal = sys.stderr.isatty()
-        self.enabled = enabled
-        from tqdm import tqdm
-
-        self.bar = tqdm(
-            total=total,
-            initial=done,
-            desc=title,
-            disable=not (enabled and self.terminal),
-            file=sys.stderr,
-            leave=not brief,
-            dynamic_ncols=True,
-        )
-        self.start = self.last_line = time.monotonic()
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.enabled and not self.terminal and not self.brief and kind is None:
-            self._log()
-        self.bar.close()
-
-    def step(self, note: str = "") -> None:
-        """Count one more, with a note such as the loss."""
-        self.done += 1
-        if self.terminal:
-            self.bar.set_postfix_str(note, refresh=False)
-            self.bar.update()
-        elif self.enabled and time.monotonic() - self.last_line >= SECONDS_PER_LINE:
-            self._log(note)
-
-    def _log(self, note: str = "") -> None:
-        now = time.monotonic()
-        rate = (self.done - self.first) / max(now - self.start, 1e-9)
-        words = f"{self.title} {self.done}/{self.total}, {rate:.2f}/s"
-        if rate and self.done < self.total:
-            words += f", {clock((self.total - self.done) / rate)} left"
-        logger.info(f"{words} {note}".rstrip())
-        self.last_line = now
-
-
-def clock(seconds: float) -> str:
-    """Return seconds as m:ss, or h:mm:ss from an hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    options: dict[str, Any] = {"initial": done, "leave": not brief}
+    if sys.stderr.isatty():
+        options["dynamic_ncols"] = True
+    else:
+        options["mininterval"] = options["delay"] = SECONDS_PER_LINE
+        options |= {"miniters": 1, "file": LineLogger(), "bar_format": LINE}
+    # Only where it must be, since tqdm itself reads TQDM_DISABLE.
+    if not is_main_process():
+        options["disable"] = True
+    return tqdm(desc=title, total=total, **options)
 
 
 HIDDEN = "***"
@@ -200,59 +159,49 @@ SHORTEST = 8
 """Letters a variable's value must have to be taken for a secret: 'no' and '1' stand
 everywhere.
 """
-WORDS = r"token(?!iz)|secret|passwor?d|api[_-]?key|access[_-]?key|credential|signature|authorization"
-NAMES = rf"[\w-]*(?:{WORDS})[\w-]*"
-NAMED = re.compile(rf"^(?:{NAMES})$", re.IGNORECASE)
-SHAPES = (
-    # A URL's user and password, or the token in their place.
-    (
-        re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]+:/{1,2})[^\s/@'\"]+@", re.IGNORECASE),
-        rf"\g<keep>{HIDDEN}@",
-    ),
-    # name=value in a query, and the like.
-    (
-        re.compile(rf"(?P<keep>[?&;]{NAMES}=)[^&;#\s'\"]+", re.IGNORECASE),
-        rf"\g<keep>{HIDDEN}",
-    ),
-    (
-        re.compile(r"(?P<keep>[?&;](?:sig|key|auth)=)[^&;#\s'\"]+", re.IGNORECASE),
-        rf"\g<keep>{HIDDEN}",
-    ),
-    (re.compile(r"(?P<keep>\bBearer )[\w.~+/=-]{8,}"), rf"\g<keep>{HIDDEN}"),
-    # Tokens of Hugging Face, ModelScope, GitHub, OpenAI and the like, Amazon, and JSON
-    # web tokens.
-    (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), HIDDEN),
-    (re.compile(r"\bms-[0-9a-f]{8}-[0-9a-f-]{20,}"), HIDDEN),
-    (re.compile(r"\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"), HIDDEN),
-    (re.compile(r"\bsk-[A-Za-z0-9_-]{20,}"), HIDDEN),
-    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), HIDDEN),
-    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"), HIDDEN),
+NAME = (
+    r"[\w-]*(?:token(?!iz)|secret|passwor?d|api[_-]?key|access[_-]?key|credential"
+    r"|signature|authorization)[\w-]*"
 )
+"""Pattern of a name whose value is a secret."""
+SECRET = re.compile(
+    rf"""
+    # A URL's user and password, or the token in their place.
+    (\b(?i:[a-z][a-z0-9+.-]+):/{{1,2}}) [^\s/@'"]+ (?=@)
+    # name=value in a query, and the like.
+    | ([?&;](?i:{NAME}|sig|key|auth)=) [^&;\#\s'"]+
+    | (\bBearer\ ) [\w.~+/=-]{{8,}}
+    # Tokens of Hugging Face, ModelScope, GitHub, OpenAI and the like, Amazon.
+    | \bhf_[A-Za-z0-9]{{16,}}
+    | \bms-[0-9a-f]{{8}}-[0-9a-f-]{{20,}}
+    | \bgh[pousr]_[A-Za-z0-9]{{20,}} | \bgithub_pat_\w{{20,}}
+    | \bsk-[A-Za-z0-9_-]{{20,}}
+    | \b(?:AKIA|ASIA)[A-Z0-9]{{16}}\b
+    # JSON web tokens.
+    | \beyJ[\w-]{{8,}}\.[\w-]{{8,}}\.[\w-]{{8,}}
+    """,
+    re.VERBOSE,
+)
+"""Texts that are secrets by their form; a group is what stays before one."""
 
 
-def redacted(text: str, environment: Mapping[str, str] | None = None) -> str:
+def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the text with '***' in place of every secret in it.
 
     Secrets are the values of variables named like one, and texts of known forms.
     """
-    for value in _values(os.environ if environment is None else environment):
-        text = text.replace(value, HIDDEN)
-    for shape, instead in SHAPES:
-        text = shape.sub(instead, text)
-    return text
-
-
-def _values(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the secrets of the environment, the longest first, so that none is left in part."""
-    found = {
+    values = {
         value
         for name, value in environment.items()
-        if NAMED.match(name) and len(value) >= SHORTEST
+        if len(value) >= SHORTEST and re.fullmatch(NAME, name, re.IGNORECASE)
     }
-    yield from sorted(found, key=len, reverse=True)
+    # The longest first, so that none is left in part.
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return SECRET.sub(rf"\1\2\3{HIDDEN}", text)
 
 
-_URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://")
+_URL = re.compile(r"(\s*[A-Za-z][A-Za-z0-9+.-]*://)([^?#]*)([?#]?)(.*)", re.DOTALL)
 
 
 def shown(name: str) -> str:
@@ -260,15 +209,12 @@ def shown(name: str) -> str:
 
     User and password, query and fragment of a URL are replaced by '***'.
     """
-    found = _URL.match(name)
+    found = _URL.fullmatch(name)
     if found is None:
         return name
-    address = name[found.end() :]
-    query = re.search(r"[?#]", address)
-    end = query.start() if query else len(address)
-    head, mark, tail = address[:end], address[end : end + 1], address[end + 1 :]
-    if "@" in head:
-        head = f"{HIDDEN}@" + head.rpartition("@")[2]
-    elif "@" in tail and "/" not in head:  # a password with a ? or # in it
-        head = f"{HIDDEN}@"
-    return f"{name[: found.end()]}{head}{mark and mark + HIDDEN}"
+    scheme, address, mark, rest = found.groups()
+    if "@" in address:
+        address = f"{HIDDEN}@" + address.rpartition("@")[2]
+    elif "@" in rest and "/" not in address:  # a password with a ? or # in it
+        address = f"{HIDDEN}@"
+    return scheme + address + (mark and mark + HIDDEN)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dstrain.console import Progress
+from dstrain.console import progress_bar
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.data.metadata import Fault
@@ -73,17 +73,15 @@ def _decode(cells: Mapping[str, Cell]) -> dict[str, UsageError | None]:
     """Decode each cell and forget it: key -> why it cannot be decoded."""
     if not cells:
         return {}
-    # One process has decoded nearly everything before the others start: it alone reports.
-    is_first = os.environ.get("RANK", "0") == "0"
     errors: dict[str, UsageError | None] = {}
     with (
         ThreadPoolExecutor(os.cpu_count() or 1) as threads,
-        Progress("check files", len(cells), enabled=is_first) as progress,
+        progress_bar("check files", len(cells)) as progress,
     ):
         results = threads.map(_decoding_error, cells.values())
         for key, error in zip(cells, results, strict=True):
             errors[key] = error
-            progress.step()
+            progress.update()
     return errors
 
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.schema import GenerateConfig
-from dstrain.console import Progress, get_logger
+from dstrain.console import get_logger, progress_bar
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
 from dstrain.data.dataset import DataConfig, check_rows
 from dstrain.data.images import Resolution
@@ -296,11 +296,11 @@ def generate_missing(
     """
     (folder / job.column).mkdir(exist_ok=True)
     remove_leftovers(folder / job.column)
-    with Progress("generate", total=len(missing)) as progress:
+    with progress_bar("generate", len(missing)) as progress:
         for name, row in missing.items():
             arguments = {key: load_cell(cell) for key, cell in job.rows[row].items()}
             save_image_or_video(inference(**arguments), folder / name)
-            progress.step()
+            progress.update()
 
 
 def _write_metadata(job: DatasetJob, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Generate one image or video."""
 
 from dstrain.config.schema import GenerateConfig
-from dstrain.console import Progress, redacted
+from dstrain.console import progress_bar, redacted
 from dstrain.data.output import check_output, save_image_or_video
 from dstrain.generation.inputs import input_names, parse_inputs
 from dstrain.generation.source import check_used, open_source, sampling_arguments
@@ -19,8 +19,8 @@ def generate_one(config: GenerateConfig) -> None:
         probe(config.output.parent)
         pipeline = source.load()
         steps = call.sampling.num_inference_steps
-        with Progress("generate", steps, brief=True) as progress:
-            arguments["on_step"] = lambda number, latents: progress.step()
+        with progress_bar("generate", steps, brief=True) as progress:
+            arguments["on_step"] = lambda number, latents: progress.update()
             output = pipeline(**arguments)
         save_image_or_video(output, config.output)
         print(redacted(f"wrote {config.output}"))

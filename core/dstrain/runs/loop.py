@@ -8,7 +8,7 @@ from itertools import islice
 
 import torch
 
-from dstrain.console import Progress, get_logger
+from dstrain.console import get_logger, progress_bar
 from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory
@@ -65,15 +65,8 @@ def run_steps(run: TrainingRun, directory: RunDirectory, previews: Previews) -> 
     """Make optimizer steps from where the run is to its last, with logs, saves and
     previews.
     """
-    bar, statistics = (
-        Progress(
-            "train",
-            run.total_steps,
-            run.step,
-            run.processes.is_main,
-        ),
-        RunStatistics(),
-    )
+    statistics = RunStatistics()
+    bar = progress_bar("train", run.total_steps, run.step)
     log = MetricsLogger(directory.folder, run.setup.extensions, run.processes.is_main)
     with log.opened(run.step), bar as progress, catch_stop_signals() as asked:
         previews.make_if_due(run, True, asked)
@@ -81,9 +74,11 @@ def run_steps(run: TrainingRun, directory: RunDirectory, previews: Previews) -> 
             log.add(numbers)
             statistics.add(numbers)
             # Short, so that a terminal of 80 columns has room for the bar.
-            progress.step(
-                f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}"
+            progress.set_postfix_str(
+                f"loss {numbers['loss']:.4f} lr {numbers['learning_rate']:.2e}",
+                refresh=False,
             )
+            progress.update()
             saved = directory.save_if_due(run, int(numbers["epoch"]))
             previews.make_if_due(run, saved, asked)
             if run.processes.any(asked()) and run.step < run.total_steps:

@@ -12,7 +12,7 @@ import torch
 
 from dstrain.cache.keys import value_keys
 from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.console import Progress, get_logger
+from dstrain.console import get_logger, progress_bar
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.plan import Plan, Step
@@ -127,20 +127,10 @@ def _fill(setup: Setup, processes: ProcessGroup, keyed: Keyed) -> None:
         )
         for files in keyed.found.files.values():
             keyed.digests.check_unchanged(files.paths)
-        progress = Progress(
-            "data_process",
-            len(work[processes.rank :: processes.size]),
-            enabled=processes.is_main,
-        )
+        part = work[processes.rank :: processes.size]
+        progress = progress_bar("data_process", len(part))
         writer = ShardWriter(store, setup.versions)
-        compute(
-            setup,
-            pipeline,
-            writer,
-            work[processes.rank :: processes.size],
-            keyed,
-            progress,
-        )
+        compute(setup, pipeline, writer, part, keyed, progress)
     processes.wait()
     if processes.is_main:
         store = FeatureCache.open(setup.cache_path)
@@ -254,7 +244,7 @@ def compute(
     writer: ShardWriter,
     part: Sequence[Work],
     keyed: Keyed,
-    progress: Progress,
+    progress: Any,
 ) -> None:
     """Compute one process's part of the work, row by row, and commit it shard by shard."""
     rows, places = _samples(setup, keyed.previews)
@@ -279,7 +269,7 @@ def compute(
                 pipeline.run(work.steps, values)
             for name in work.wanted:
                 writer.add(all_keys[work.sample].addresses[name], values[name])
-            progress.step()
+            progress.update()
         writer.flush()
 
 

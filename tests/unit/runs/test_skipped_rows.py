@@ -74,7 +74,7 @@ def test_bad_rows_are_left_out_whole_and_listed_with_their_places(
     assert reasons[8, "image"] == "is blank"
     said = capfd.readouterr().err
     assert f"4 of 8 rows are left out, listed in {out / 'logs' / LIST}" in said
-    assert "4 rows x 1" in said
+    assert "4 samples x 1" in said
 
 
 @pytest.mark.parametrize("bad", [0, 2, 5])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dstrain.console import Progress, get_logger
+from dstrain.console import get_logger, progress_bar
 from dstrain.data.output import save_image_or_video
 from dstrain.errors import DstrainError
 from dstrain.models.locate import Found
@@ -200,7 +200,7 @@ class Previews:
         assert self.pipeline is not None
         with (
             undisturbed(self.pipeline),
-            Progress("preview", steps, brief=True) as progress,
+            progress_bar("preview", steps, brief=True) as progress,
         ):
             for number, path in missing.items():
                 try:
@@ -223,9 +223,9 @@ class Previews:
         RunFiles.read(self.output).add(names, step)
         return missing
 
-    def _made(self, number: int, progress: Progress, asked: Asked) -> Any:
+    def _made(self, number: int, progress: Any, asked: Asked) -> Any:
         def on_step(index: int, latents: torch.Tensor) -> None:
-            progress.step()
+            progress.update()
             if asked():
                 raise Stopped
 

@@ -175,7 +175,7 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
         "trains dit: 96 parameters, ",
         "LoRA on dit: text x2, to_q x2",
         "no loss reaches them: 2 parameters",
-        "6 rows x 1, 4 steps an epoch; runs to step 8",
+        "6 samples x 1 in 2 shape(s), 4 steps an epoch; runs to step 8",
         f"weights: {tmp_path}/epoch-1.safetensors",
         f"try them: dstrain generate --run {tmp_path} --prompt ... --output image.png",
     ):
