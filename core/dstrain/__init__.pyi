@@ -20,8 +20,8 @@ from dstrain.models.locate import ModelConfig as ModelConfig
 from dstrain.pipeline.pipeline import Pipeline as Pipeline
 from dstrain.randomness import SampleKey as SampleKey
 from dstrain.runs.runner import run as run
-from dstrain.training.batch import Sample as Sample
 from dstrain.training.distill import DIRECT_DISTILL as DIRECT_DISTILL
+from dstrain.training.loader import Sample as Sample
 from dstrain.training.losses import SFT as SFT
 from dstrain.training.losses import flow_match as flow_match
 from dstrain.training.module import TrainingModule as TrainingModule

@@ -47,9 +47,7 @@ def held_out_loss(config: TrainConfig) -> float:
     training_run = prepare(setup, processes, open_training_data(setup), TrainingModule)
     losses = []
     with torch.no_grad():
-        for row, chunk in training_run.order.sample_ids or [
-            (row, 0) for row in range(len(training_run.order.groups))
-        ]:
+        for row, chunk in training_run.order.sample_ids:
             sample = training_run.source.sample(row, chunk)
             for draw in range(DRAWS):
                 losses.append(

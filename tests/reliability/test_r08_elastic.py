@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs import loop as train
-from dstrain.training.batch import Batch
+from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule
 from torch import Tensor
 

@@ -29,8 +29,8 @@ from dstrain.registry.hooks import load_extensions
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
-from dstrain.training.batch import Batch, Sample
 from dstrain.training.collate import collate
+from dstrain.training.loader import Batch, Sample
 from dstrain.training.module import TrainingModule
 from dstrain.training.order import split_across_ranks
 from PIL import Image

@@ -21,7 +21,7 @@ from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.job import TrainingRun
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run, toy_models
-from dstrain.training.batch import Batch
+from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule
 from safetensors.torch import load_file
 from torch import Tensor

@@ -128,7 +128,8 @@ class Place:
         setup = self.setup("train", task, variant, **config)
         store = FeatureCache.open(setup.cache_path)
         plan = open_plan(setup, store)
-        return CachedSamples(store, plan.rows, plan.presence)
+        sample_ids = [(line["row"], line["chunk"]) for line in plan.rows]
+        return CachedSamples(store, plan.rows, plan.presence, sample_ids)
 
     def values(
         self, task: Task = SFT, variant: str = "base", **config: Any

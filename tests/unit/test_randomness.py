@@ -53,12 +53,7 @@ def test_streams_count_their_own_draws() -> None:
 
 
 def test_fifty_repeats_of_a_row_get_fifty_noises() -> None:
-    drawn = [
-        key
-        for (key,) in Order((0,), repeat=50, samples_per_step=1, seed=0).global_batches(
-            epoch=0
-        )
-    ]
+    drawn = [key for (key,) in Order((0,), 50, 1, 0, [(0, 0)]).global_batches(epoch=0)]
     noises = Rng(drawn).normal("noise", (8,))
     assert len({tuple(noise) for noise in noises.tolist()}) == 50
     assert len(set(Rng(drawn).uniform("timestep").tolist())) == 50

@@ -64,7 +64,6 @@ class PipelineSource:
         pipeline = Pipeline.from_found(
             self.family, self.spec, self.find(), default_device(), self.dtype
         )
-        pipeline.autocast = None if self.dtype == torch.float32 else self.dtype
         for lora in self.config.lora:
             pipeline.load_lora(lora.path, lora.scale)
         return pipeline

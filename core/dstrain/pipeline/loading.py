@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,16 +21,6 @@ LONG = 2.0
 """Seconds from which on the loading of a component is logged."""
 
 
-@dataclass(frozen=True)
-class LoadedComponents:
-    """Components and configurations by the component's name."""
-
-    components: dict[str, Any]
-    """Modules and tokenizers."""
-    configs: dict[str, Any]
-    """Configurations, also of components that are not loaded."""
-
-
 def find_for_inference(
     family: ModelFamily, spec: PipelineSpec, models: Sequence[ModelConfig]
 ) -> Found:
@@ -48,8 +37,11 @@ def load_components(
     device: torch.device,
     dtype: torch.dtype,
     full_precision: Collection[str] = (),
-) -> LoadedComponents:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Load what was found, frozen and in eval mode, with preset LoRAs merged.
+
+    Returns the modules and tokenizers by name, and the configurations, also those of
+    components that are not loaded.
 
     Args:
         family: The family of the components.
@@ -77,4 +69,4 @@ def load_components(
         seconds = time.monotonic() - start
         if seconds >= LONG:
             logger.info(f"loaded {name} in {seconds:.0f} s")
-    return LoadedComponents(components, configs)
+    return components, configs

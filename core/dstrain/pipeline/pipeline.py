@@ -1,20 +1,21 @@
 """Fill a pipeline spec with components; training and inference run the same units."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils.operations import recursively_apply
 from torch import Tensor, nn
 
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
 from dstrain.graph.plan import POSITIVE, Plan, Step, value_key
 from dstrain.graph.schedule import ConstrainLatents, LatentConstraint
-from dstrain.graph.spec import PipelineSpec
+from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.lora.header import training_differences
 from dstrain.lora.layers import add_layers
@@ -51,9 +52,7 @@ class Pipeline:
     """Configurations, also of components that are not loaded, by name."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
-    """The dtype of components that are not trained."""
-    autocast: torch.dtype | None = None
-    """The dtype that model_fn computes in; None for that of its weights."""
+    """The dtype of components that are not trained, in which model_fn computes."""
     files: Mapping[str, Files] = field(default_factory=dict)
     """The files that components were loaded from."""
 
@@ -61,7 +60,7 @@ class Pipeline:
     def from_pretrained(
         cls,
         family: str,
-        model_configs: Sequence[Any],
+        model_configs: Sequence[ModelConfig],
         variant: str | None = None,
         device: torch.device | str | None = None,
         torch_dtype: torch.dtype = torch.float32,
@@ -81,26 +80,9 @@ class Pipeline:
         loaded = load_family(family)
         name = choose_variant(loaded, variant, Hints(model_configs))
         spec = loaded.spec(name)
-        return cls.from_files(loaded, spec, model_configs, device, torch_dtype)
-
-    @classmethod
-    def from_files(
-        cls,
-        family: ModelFamily,
-        spec: PipelineSpec,
-        model_configs: Sequence[ModelConfig],
-        device: torch.device | str | None = None,
-        torch_dtype: torch.dtype = torch.float32,
-    ) -> "Pipeline":
-        """Load everything that inference with any inputs uses; model_fn computes in
-        `torch_dtype`.
-        """
-        found = find_for_inference(family, spec, model_configs)
-        place = torch.device(device) if device is not None else default_device()
-        pipeline = cls.from_found(family, spec, found, place, torch_dtype)
-        if torch_dtype != torch.float32:
-            pipeline.autocast = torch_dtype
-        return pipeline
+        found = find_for_inference(loaded, spec, model_configs)
+        device = torch.device(device or default_device())
+        return cls.from_found(loaded, spec, found, device, torch_dtype)
 
     @classmethod
     def from_found(
@@ -113,16 +95,10 @@ class Pipeline:
         full_precision: Collection[str] = (),
     ) -> "Pipeline":
         """Load the files found; the arguments are those of `load_components`."""
-        loaded = load_components(family, spec, found, device, dtype, full_precision)
-        return cls(
-            spec=spec,
-            family=family,
-            components=loaded.components,
-            configs=loaded.configs,
-            device=device,
-            dtype=dtype,
-            files=found.files,
+        components, configs = load_components(
+            family, spec, found, device, dtype, full_precision
         )
+        return cls(spec, family, components, configs, device, dtype, found.files)
 
     def load_lora(self, path: Path, scale: float = 1.0) -> None:
         """Add the layers of a LoRA file, times `scale`, to the components it was trained
@@ -174,7 +150,6 @@ class Pipeline:
             context: Values that are not components ('rng', 'branch').
         """
         context |= {"device": self.device, "dtype": self.dtype}
-        expert = expert or self._only_expert()
         arguments = {}
         for name in function.components:
             if name in context:
@@ -222,7 +197,7 @@ class Pipeline:
                 expert,
                 noisy_latents[rows],
                 timestep[rows],
-                _select(conditions, rows),
+                recursively_apply(itemgetter(rows), conditions),
                 branch,
             )
             predictions.update(zip(rows, part, strict=True))
@@ -321,23 +296,20 @@ class Pipeline:
     ) -> Tensor:
         model_fn = self.spec.model_fn
         components = self.bind_components(model_fn, expert, branch=branch)
-        with (
-            torch.autocast(self.device.type, self.autocast)
-            if self.autocast is not None
-            else nullcontext()
-        ):
+        is_mixed = self.dtype != torch.float32
+        with torch.autocast(self.device.type, self.dtype, enabled=is_mixed):
             prediction: Tensor = model_fn.function(
                 noisy_latents, timestep, **conditions, **components
             )
         return prediction
 
     def _rows_by_expert(self, timestep: Tensor) -> dict[str, list[int]]:
-        """Return the expert for each row of a batch; one ('' without experts) if there
-        is no choice.
+        """Return the rows of a batch that each expert predicts; '' if there is no
+        choice.
         """
-        experts, only = self.spec.experts, self._only_expert()
-        if experts is None or only:
-            return {only: []}
+        experts = self.spec.experts
+        if experts is None or len(self._loaded(experts)) < 2:
+            return {"": []}
         # A sample may have a timestep for each token: the noisiest decides.
         noisiest = timestep.reshape(len(timestep), -1).amax(1)
         rows: dict[str, list[int]] = {}
@@ -345,42 +317,23 @@ class Pipeline:
             rows.setdefault(experts.choose(one), []).append(row)
         return rows
 
-    def _only_expert(self) -> str:
-        """Return the one expert that is loaded, else ''."""
-        if self.spec.experts is None:
-            return ""
-        loaded = [
-            name for name in self.spec.experts.components if name in self.components
-        ]
-        return loaded[0] if len(loaded) == 1 else ""
+    def _loaded(self, experts: ExpertSchedule) -> list[str]:
+        return [name for name in experts.components if name in self.components]
 
     def _component(self, name: str, expert: str, function: FunctionSpec) -> Any:
         experts = self.spec.experts
         if experts is not None and component_of(name) == experts.denoiser:
-            if name != experts.denoiser and not expert:
-                # A configuration: the experts differ in their weights alone.
-                known = (one for one in experts.components if one in self.configs)
-                expert = next(known, "")
-            name = (expert or experts.denoiser) + name.removeprefix(experts.denoiser)
-        if name in self.components:
-            return self.components[name]
-        config = name.removesuffix("_config")
-        if config != name and config in self.configs:
-            return self.configs[config]
-        loaded = ", ".join(self.components) or "none"
-        what = f"{name} is not loaded; loaded components: {loaded}"
-        raise UsageError(f"unit {function.name}", what)
-
-
-def _select(value: Any, rows: list[int]) -> Any:
-    """Return some samples of a collated value; what is not a tensor is the same for all."""
-    if isinstance(value, Tensor):
-        return value[rows]
-    if isinstance(value, list):
-        return [_select(item, rows) for item in value]
-    if isinstance(value, dict):
-        return {name: _select(item, rows) for name, item in value.items()}
-    return value
+            # Experts differ in their weights alone: any of them has the configuration.
+            known = [one for one in experts.components if one in self.configs]
+            default = [*self._loaded(experts), *known, experts.denoiser][0]
+            name = (expert or default) + name.removeprefix(experts.denoiser)
+        configs = {f"{one}_config": config for one, config in self.configs.items()}
+        available = configs | self.components
+        if name not in available:
+            loaded = ", ".join(self.components) or "none"
+            what = f"{name} is not loaded; loaded components: {loaded}"
+            raise UsageError(f"unit {function.name}", what)
+        return available[name]
 
 
 def _constrain_nothing(

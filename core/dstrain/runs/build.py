@@ -23,7 +23,7 @@ from dstrain.runs.job import TrainingData, TrainingRun
 from dstrain.runs.setup import Setup
 from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import Order, row_starts, with_excluded_rows
+from dstrain.training.order import Order, with_excluded_rows
 from dstrain.training.trainables import start_from_lora
 
 
@@ -32,20 +32,20 @@ def open_training_data(setup: Setup) -> TrainingData:
     if setup.stage == "train":
         return _cached_rows(setup)
     dataset = setup.dataset
-    used_inputs = {}
-    for inputs in {frozenset(cells) for cells in dataset.rows}:
-        used_inputs[inputs] = setup.plan(inputs).used_inputs
+    presence = frozenset(frozenset(cells) for cells in dataset.rows)
+    used_inputs = [setup.plan(frozenset(cells)).used_inputs for cells in dataset.rows]
     numbers: dict[Any, int] = {}
     groups = []
     for sample in range(len(dataset.rows)):
         signature = dataset.signature(sample)
         groups.append(numbers.setdefault(signature, len(numbers)))
-    starts = row_starts(dataset.sample_ids)
-    source = DecodedSamples(dataset.rows, used_inputs, starts, dataset.damage)
+    source = DecodedSamples(
+        dataset.rows, used_inputs, dataset.sample_ids, dataset.damage
+    )
     groups_of_all, sample_ids = with_excluded_rows(
         groups, dataset.sample_ids, len(dataset.table.rows)
     )
-    return TrainingData(source, groups_of_all, sample_ids, frozenset(used_inputs))
+    return TrainingData(source, groups_of_all, sample_ids, presence)
 
 
 def _cached_rows(setup: Setup) -> TrainingData:
@@ -53,7 +53,7 @@ def _cached_rows(setup: Setup) -> TrainingData:
     plan = open_plan(setup, store)
     groups = [int(line["group"]) for line in plan.rows]
     sample_ids = [(int(line["row"]), int(line["chunk"])) for line in plan.rows]
-    source = CachedSamples(store, plan.rows, plan.presence, row_starts(sample_ids))
+    source = CachedSamples(store, plan.rows, plan.presence, sample_ids)
     all_groups, all_sample_ids = with_excluded_rows(groups, sample_ids, plan.info.rows)
     return TrainingData(
         source, all_groups, all_sample_ids, frozenset(plan.presence), plan.info
@@ -133,7 +133,6 @@ def _load_module(
         setup.dtype,
         _full_precision(setup, plans),
     )
-    pipeline.autocast = setup.dtype if setup.mixed_precision != "no" else None
     module = module_class(pipeline, setup.task, setup.timestep_sampler, setup.stage)
     module.switch_to_training_mode(setup.trainables, config.seed)
     loras = list(initial.lora.values())

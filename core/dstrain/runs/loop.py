@@ -21,8 +21,7 @@ from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
-from dstrain.training.batch import Batch
-from dstrain.training.loader import load_batches
+from dstrain.training.loader import Batch, load_batches
 from dstrain.training.memory import (
     LOAD_ADVICE,
     is_out_of_memory,

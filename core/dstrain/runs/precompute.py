@@ -27,9 +27,8 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.storage.files import lock
 from dstrain.storage.hashing import Digests
-from dstrain.training.batch import Sample
 from dstrain.training.loader import DecodedSamples, load_batches
-from dstrain.training.order import MicroBatch, row_starts
+from dstrain.training.order import MicroBatch
 
 logger = get_logger(__name__)
 
@@ -73,20 +72,6 @@ class Work:
     steps: tuple[Step, ...]
     inputs: frozenset[str]
     wanted: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class WorkRows:
-    """A source of samples that decodes only what the missing values of each one need,
-    by row and chunk.
-    """
-
-    rows: DecodedSamples
-    needs: Mapping[tuple[int, int], frozenset[str]]
-
-    def sample(self, row: int, chunk: int = 0) -> Sample:
-        """Decode what one sample's work needs."""
-        return self.rows.decode(row, chunk, self.needs[row, chunk])
 
 
 def data_process(setup: Setup, processes: ProcessGroup) -> None:
@@ -247,14 +232,17 @@ def compute(
     progress: Any,
 ) -> None:
     """Compute one process's part of the work, row by row, and commit it shard by shard."""
-    rows, places = _samples(setup, keyed.previews)
+    rows, sample_ids = _samples(setup, keyed.previews)
     all_keys = keyed.all_rows
-    source = WorkRows(
-        DecodedSamples(rows, {}, row_starts(places), setup.dataset.damage),
-        {places[work.sample]: work.inputs for work in part},
+    ids_of_part = [sample_ids[work.sample] for work in part]
+    source = DecodedSamples(
+        [rows[work.sample] for work in part],
+        [work.inputs for work in part],
+        ids_of_part,
+        setup.dataset.damage,
     )
 
-    keys = (SampleKey(0, 0, 0, *places[work.sample]) for work in part)
+    keys = (SampleKey(0, 0, 0, *sample_id) for sample_id in ids_of_part)
     micro_batches = (MicroBatch((key,), (1.0,), 1, ends_step=True) for key in keys)
     batches = load_batches(source, micro_batches, setup.config.dataset_num_workers)
     with progress:
@@ -279,10 +267,10 @@ def _samples(
     """Return the cells and the ids of all samples: those of previews come last, in rows
     of their own.
     """
-    rows, places = setup.dataset.rows, setup.dataset.sample_ids
+    rows, sample_ids = setup.dataset.rows, setup.dataset.sample_ids
     behind = len(setup.dataset.table.rows)
     more = [(behind + number, 0) for number, _ in enumerate(previews)]
-    return [*rows, *(preview.cells for preview in previews)], [*places, *more]
+    return [*rows, *(preview.cells for preview in previews)], [*sample_ids, *more]
 
 
 def plan_lines(

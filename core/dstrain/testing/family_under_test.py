@@ -20,6 +20,7 @@ from dstrain.graph.plan import Plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.toy import write_toy
+from dstrain.pipeline.loading import find_for_inference
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.registry.family import ModelFamily
@@ -30,7 +31,7 @@ from dstrain.runs.setup import Setup
 from dstrain.testing.fingerprints import unit_values
 from dstrain.testing.rows import write_rows
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain.training.batch import Sample
+from dstrain.training.loader import Sample
 from dstrain.training.module import TrainingModule
 
 
@@ -194,8 +195,9 @@ class FamilyUnderTest:
         """Return the inference pipeline in fp32 on the CPU, from the toy's files or
         those given.
         """
-        return Pipeline.from_files(
-            self.family, self.spec, models or self.models, "cpu", torch.float32
+        found = find_for_inference(self.family, self.spec, models or self.models)
+        return Pipeline.from_found(
+            self.family, self.spec, found, torch.device("cpu"), torch.float32
         )
 
     @cached_property

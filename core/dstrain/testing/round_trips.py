@@ -18,7 +18,7 @@ from dstrain.runs.loop import train
 from dstrain.testing.family_under_test import FamilyUnderTest, processes
 from dstrain.testing.split_equivalence import stored
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain.training.batch import Sample
+from dstrain.training.loader import Sample
 from dstrain.training.module import TrainingModule
 
 STEPS = 2

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dstrain.errors import UsageError
 
@@ -38,30 +38,17 @@ def _join(name: str, values: list[Any], padded: Mapping[str, int]) -> Any:
     if isinstance(first, Tensor):
         # Values of the negative branch are named 'negative.NAME'.
         axis = padded.get(name.rpartition(".")[2])
-        return torch.cat(values if axis is None else _pad(values, axis))
+        if axis is None:
+            return torch.cat(values)
+        # pad_sequence pads the first axis, and adds that of the batch itself.
+        sequences = [value[0].movedim(axis - 1, 0) for value in values]
+        return pad_sequence(sequences, batch_first=True).movedim(1, axis)
     if isinstance(first, dict):
-        return {
-            key: _join(key, [value[key] for value in values], padded) for key in first
-        }
-    if isinstance(first, list):
-        lengths = [len(value) for value in values]
-        if len(set(lengths)) > 1:
-            what = f"lists of one batch have lengths {', '.join(map(str, lengths))}"
-            raise UsageError(f"batch, value {name}", what, "use --batch_size 1")
+        return collate(values, padded)
+    if isinstance(first, list) and all(len(value) == len(first) for value in values):
         items = zip(*values, strict=True)
         return [_join(name, list(item), padded) for item in items]
     if any(value != first for value in values[1:]):
-        what = f"samples of one batch differ ({first!r} and others)"
+        what = "samples of one batch differ in it, or in its length"
         raise UsageError(f"batch, value {name}", what, "use --batch_size 1")
     return first
-
-
-def _pad(values: Sequence[Tensor], axis: int) -> list[Tensor]:
-    longest = max(value.shape[axis] for value in values)
-    padded = []
-    for value in values:
-        missing = longest - value.shape[axis]
-        # F.pad counts axes from the last; each has a width before and one after.
-        widths = [0, 0] * (value.ndim - axis - 1) + [0, missing]
-        padded.append(F.pad(value, widths) if missing else value)
-    return padded

@@ -3,13 +3,12 @@ teacher's image is.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column
+from dstrain.graph.inputs import Column, at_least
 from dstrain.graph.task import Task
 from dstrain.pipeline.sampling import NOISE_DEVICE, seeded_noise
 from dstrain.training.losses import SFT, Sampler, mean_square
@@ -43,14 +42,6 @@ def direct_distill(
     return mean_square(final.latents - input_latents, final.mask)
 
 
-def _check_steps(steps: int) -> str:
-    return "" if steps >= 1 else f"want 1 step or more, got {steps}"
-
-
-def _check_seed(seed: int) -> str:
-    return "" if seed >= 0 else f"want a seed of 0 or more, got {seed}"
-
-
 def _check_device(device: str) -> str:
     try:
         seeded_noise((1,), 0, device)
@@ -65,12 +56,10 @@ def _check_scale(scale: float) -> str:
     return f"want 1 or a blank cell, got {scale:g}: the student runs without guidance"
 
 
-NOISE_COLUMNS: Mapping[str, Column] = MappingProxyType(
-    {
-        "seed": Column("seed", "integer", check=_check_seed),
-        "rand_device": Column("rand_device", check=_check_device),
-    }
-)
+NOISE_COLUMNS: Mapping[str, Column] = {
+    "seed": Column("seed", "integer", check=at_least(0)),
+    "rand_device": Column("rand_device", check=_check_device),
+}
 """Columns that decide a row's initial noise."""
 DIRECT_DISTILL = Task.of(
     "direct_distill",
@@ -78,12 +67,10 @@ DIRECT_DISTILL = Task.of(
     inputs={
         **NOISE_COLUMNS,
         "num_inference_steps": Column(
-            "num_inference_steps", "integer", same_in_batch=True, check=_check_steps
+            "num_inference_steps", "integer", same_in_batch=True, check=at_least(1)
         ),
         "cfg_scale": Column("cfg_scale", "number", check=_check_scale),
     },
 )
-OWN_TASKS: Mapping[str, Task] = MappingProxyType(
-    {task.name: task for task in (SFT, DIRECT_DISTILL)}
-)
+OWN_TASKS: Mapping[str, Task] = {"sft": SFT, "direct_distill": DIRECT_DISTILL}
 """The built-in tasks by name."""

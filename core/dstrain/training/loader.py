@@ -1,6 +1,6 @@
 """Load samples from a dataset or from the feature cache, in worker processes if asked."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,8 +12,25 @@ from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell, load_cell
 from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.values import deserialize
-from dstrain.training.batch import Batch, Sample
 from dstrain.training.order import MicroBatch, sample_index
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample."""
+
+    values: Mapping[str, Any]
+    """Its inputs, or in stage 2 its cached values."""
+    inputs: frozenset[str]
+    """The names of the inputs that are present."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of one forward pass."""
+
+    micro_batch: MicroBatch
+    samples: Sequence[Sample]
 
 
 class SampleSource(Protocol):
@@ -28,28 +45,23 @@ class DecodedSamples:
     """Samples decoded from a dataset."""
 
     rows: Sequence[Mapping[str, Cell]]
-    used_inputs: Mapping[frozenset[str], frozenset[str]]
-    """Inputs present in a row -> those of them that the run uses, and so decodes."""
-    row_starts: Sequence[int] = ()
-    """Row -> index of its first sample (`order.row_starts`); empty if each row has one."""
-    at_row: Callable[[int, str, UsageError], UsageError] | None = None
+    """The inputs of each sample."""
+    used_inputs: Sequence[Collection[str]]
+    """The inputs of each sample that the run uses, and so decodes."""
+    sample_ids: Sequence[tuple[int, int]]
+    """(row, chunk) of each sample, in order."""
+    at_row: Callable[[int, str, UsageError], UsageError]
     """Adds the place to an error in a cell: (row, input, error) -> error."""
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
-        """Decode those inputs of one sample that the run uses."""
-        cells = self.rows[sample_index(self.row_starts, row, chunk)]
-        return self.decode(row, chunk, self.used_inputs[frozenset(cells)])
-
-    def decode(self, row: int, chunk: int, names: Iterable[str]) -> Sample:
-        """Decode the named inputs of one sample; raises UsageError for a damaged file."""
-        cells = self.rows[sample_index(self.row_starts, row, chunk)]
+        """Decode the inputs used of one sample; raises UsageError for a damaged file."""
+        index = sample_index(self.sample_ids, row, chunk)
+        cells = self.rows[index]
         values = {}
-        for name in sorted(names):
+        for name in sorted(self.used_inputs[index]):
             try:
                 values[name] = load_cell(cells[name])
             except UsageError as error:
-                if self.at_row is None:
-                    raise
                 raise self.at_row(row, name, error) from error
         return Sample(values, frozenset(cells))
 
@@ -65,12 +77,12 @@ class CachedSamples:
     """
     presence: Sequence[frozenset[str]]
     """The sets of inputs that a line refers to by number."""
-    row_starts: Sequence[int] = ()
-    """As in `DecodedSamples`."""
+    sample_ids: Sequence[tuple[int, int]]
+    """(row, chunk) of each sample, in order."""
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
         """Read the values of one sample."""
-        line = self.rows[sample_index(self.row_starts, row, chunk)]
+        line = self.rows[sample_index(self.sample_ids, row, chunk)]
         values = {}
         for name, form in line["values"].items():
             if "at" in form:
@@ -97,27 +109,20 @@ class _Batches(TorchDataset[Any]):
 
 
 def load_batches(
-    source: SampleSource,
-    micro_batches: Iterable[MicroBatch],
-    workers: int,
+    source: SampleSource, micro_batches: Iterable[MicroBatch], workers: int
 ) -> Iterator[Batch]:
     """Yield the batches in order, loaded by `workers` processes, or by this one if that
     is 0.
     """
-    dataset = _Batches(source)
-    loaded: Iterable[Any]
-    if workers:
-        loaded = DataLoader(
-            dataset,
-            sampler=micro_batches,
-            batch_size=None,
-            num_workers=workers,
-            # Without one of its own, the loader draws from torch's global generator.
-            generator=torch.Generator(),
-        )
-    else:
-        loaded = map(dataset.__getitem__, micro_batches)
-    for batch in loaded:
+    batches = DataLoader(
+        _Batches(source),
+        sampler=micro_batches,
+        batch_size=None,
+        num_workers=workers,
+        # Without one of its own, the loader draws from torch's global generator.
+        generator=torch.Generator(),
+    )
+    for batch in batches:
         if isinstance(batch, DstrainError):
             raise batch
         yield batch

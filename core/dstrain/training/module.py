@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from dstrain.graph.plan import Plan, make_plan
@@ -14,8 +15,8 @@ from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import integrate
 from dstrain.randomness import Rng, SampleKey, seed_global
-from dstrain.training.batch import Batch, Sample, to_device
 from dstrain.training.collate import collate
+from dstrain.training.loader import Batch, Sample
 from dstrain.training.losses import SFT
 from dstrain.training.trainables import TrainableModules, prepare_trainables
 
@@ -98,7 +99,9 @@ class TrainingModule(nn.Module):
         seed_global(keys[0], "step")
         loss_inputs: list[dict[str, Any]] = []
         for table, key in zip(tables, keys, strict=True):
-            values = to_device(dict(table), self.pipeline.device)
+            values = send_to_device(
+                dict(table), self.pipeline.device, non_blocking=True
+            )
             self.pipeline.run(plan.train_steps, values, Rng([key]))
             loss_inputs.append({name: values[name] for name in plan.loss_inputs})
         batch = collate(loss_inputs, self.pipeline.spec.padded, self.task.listed)

@@ -5,6 +5,7 @@ exceed 10^9. Nothing here depends on the number of processes except the last ste
 gives each rank its part; so a run can resume on any number of them.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,8 +88,8 @@ class Order:
     """How often an epoch draws each sample."""
     samples_per_step: int
     seed: int
-    sample_ids: Sequence[tuple[int, int]] = ()
-    """(row, chunk) of each sample; empty if there is one sample of each row."""
+    sample_ids: Sequence[tuple[int, int]]
+    """(row, chunk) of each sample."""
 
     @property
     def draws(self) -> int:
@@ -119,9 +120,8 @@ class Order:
             group = self.groups[sample]
             if group == EXCLUDED:
                 continue
-            row, chunk = self.sample_ids[sample] if self.sample_ids else (sample, 0)
             queue = queues.setdefault(group, [])
-            queue.append(SampleKey(self.seed, epoch, repeat, row, chunk))
+            queue.append(SampleKey(self.seed, epoch, repeat, *self.sample_ids[sample]))
             if len(queue) == self.samples_per_step:
                 yield queues.pop(group)
         for group in sorted(queues):
@@ -139,17 +139,6 @@ class Order:
             yield from permutation.permute(positions).tolist()
 
 
-def row_starts(sample_ids: Sequence[tuple[int, int]]) -> Sequence[int]:
-    """Return the index of each row's first sample, -1 for a row without, from the (row,
-    chunk) of all samples in order.
-    """
-    starts = {row: index for index, (row, chunk) in enumerate(sample_ids) if not chunk}
-    found = tuple(starts.get(row, -1) for row in range(max(starts, default=-1) + 1))
-    every = range(len(sample_ids))
-    # One sample of each row is the usual case: a range takes no memory.
-    return every if found == tuple(every) else found
-
-
 def with_excluded_rows(
     groups: Sequence[int], sample_ids: Sequence[tuple[int, int]], rows: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
@@ -159,17 +148,16 @@ def with_excluded_rows(
     (row, chunk) of all samples.
     """
     present = {row for row, _ in sample_ids}
-    filled = list(zip(sample_ids, groups, strict=True))
-    filled += [((row, 0), EXCLUDED) for row in range(rows) if row not in present]
-    filled.sort()
-    return tuple(group for _, group in filled), tuple(key for key, _ in filled)
+    excluded = [(row, 0) for row in range(rows) if row not in present]
+    group_of = dict.fromkeys(excluded, EXCLUDED)
+    group_of.update(zip(sample_ids, groups, strict=True))
+    in_order = sorted(group_of)
+    return tuple(group_of[one] for one in in_order), tuple(in_order)
 
 
-def sample_index(row_starts: Sequence[int], row: int, chunk: int) -> int:
-    """Return the index of the sample of a row and chunk; `row_starts` is empty if each
-    row has one sample.
-    """
-    return (row_starts[row] if row_starts else row) + chunk
+def sample_index(sample_ids: Sequence[tuple[int, int]], row: int, chunk: int) -> int:
+    """Return the index of a sample among the (row, chunk) of all in order."""
+    return bisect_left(sample_ids, (row, chunk))
 
 
 def split_across_ranks(

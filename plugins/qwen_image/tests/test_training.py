@@ -27,7 +27,7 @@ from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import optimizer_steps, steps
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
-from dstrain.training.batch import Batch
+from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule
 from dstrain_qwen_image.model_fn import pack
 from dstrain_qwen_image.toy import write

@@ -79,9 +79,9 @@ def test_what_is_stored_is_what_an_unsplit_run_computes(place: Place) -> None:
     write_rows(place.data, place.rows)
     place.fill()
     setup = place.setup("")
+    dataset = setup.dataset
     rows = DecodedSamples(
-        setup.dataset.rows,
-        {frozenset(cells): frozenset(cells) for cells in setup.dataset.rows},
+        dataset.rows, dataset.rows, dataset.sample_ids, dataset.damage
     )
     module = unsplit(setup)
     for row, stored in enumerate(place.values()):

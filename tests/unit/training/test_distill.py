@@ -26,8 +26,8 @@ from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
-from dstrain.training.batch import Batch, Sample
 from dstrain.training.distill import DIRECT_DISTILL, direct_distill
+from dstrain.training.loader import Batch, Sample
 from dstrain.training.losses import SFT
 from dstrain.training.module import TrainingModule
 from dstrain.training.order import MicroBatch
@@ -309,8 +309,8 @@ def test_a_module_made_in_a_script_knows_the_tasks_inputs(here: Path) -> None:
             4,
             "want 1 or a blank cell, got 4: the student runs without guidance",
         ),
-        ("num_inference_steps", 0, "want 1 step or more, got 0"),
-        ("seed", -1, "want a seed of 0 or more, got -1"),
+        ("num_inference_steps", 0, "want 1 or more, got 0"),
+        ("seed", -1, "want 0 or more, got -1"),
         ("rand_device", "mps", "noise of device 'mps' cannot be drawn here"),
     ],
 )

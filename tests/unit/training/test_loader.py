@@ -20,8 +20,7 @@ from dstrain.runs.build import open_training_data
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
 from dstrain.training import loader as samples
-from dstrain.training.batch import Sample
-from dstrain.training.loader import DecodedSamples, SampleSource, load_batches
+from dstrain.training.loader import DecodedSamples, Sample, SampleSource, load_batches
 from dstrain.training.order import MicroBatch
 
 from tests.support import stored_family
@@ -62,8 +61,10 @@ ORDER = micro_batches((3, 0), (1,), (2, 2), (0,), (1, 3), (0, 1, 2, 3))
 
 
 def unsplit_rows(place: Place) -> DecodedSamples:
-    rows = place.setup("").dataset.rows
-    return DecodedSamples(rows, {frozenset(cells): frozenset(cells) for cells in rows})
+    dataset = place.setup("").dataset
+    return DecodedSamples(
+        dataset.rows, dataset.rows, dataset.sample_ids, dataset.damage
+    )
 
 
 def loaded(source: SampleSource, workers: int) -> list[Any]:
@@ -101,13 +102,11 @@ def test_only_the_inputs_that_a_run_reads_are_decoded(
 ) -> None:
     opened: list[Cell] = []
     monkeypatch.setattr(samples, "load_cell", lambda cell: opened.append(cell))
-    rows = unsplit_rows(filled).rows
-    present = frozenset(rows[0])
-    sample = DecodedSamples(rows, {present: frozenset({"prompt", "reference"})}).sample(
-        0
-    )
+    source = unsplit_rows(filled)
+    used = [{"prompt", "reference"}] * len(source.rows)
+    sample = replace(source, used_inputs=used).sample(0)
     assert set(sample.values) == {"prompt", "reference"}
-    assert sample.inputs == present
+    assert sample.inputs == set(source.rows[0])
     assert len(opened) == 2
 
 

@@ -15,7 +15,7 @@ from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.family import ModelFamily
-from dstrain.training.batch import Batch, Sample
+from dstrain.training.loader import Batch, Sample
 from dstrain.training.losses import SFT, flow_match
 from dstrain.training.module import TrainingModule
 from dstrain.training.order import Order, split_across_ranks
@@ -172,7 +172,9 @@ def gradient(count: int, batch_size: int, processes: int) -> tuple[float, list[T
         for own in numbers
     ]
     (keys,) = islice(
-        Order((0,) * count, repeat=1, samples_per_step=count, seed=0).global_batches(0),
+        Order(
+            (0,) * count, 1, count, 0, [(row, 0) for row in range(count)]
+        ).global_batches(0),
         1,
     )
     total = 0.0

@@ -12,7 +12,7 @@ from dstrain.randomness import SampleKey
 from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import steps
 from dstrain.runs.runner import run
-from dstrain.training.batch import Batch, Sample
+from dstrain.training.loader import Batch, Sample
 from dstrain.training.losses import SFT
 from dstrain.training.module import TrainingModule
 from dstrain.training.order import MicroBatch

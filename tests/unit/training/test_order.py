@@ -10,16 +10,26 @@ import numpy as np
 import pytest
 from dstrain.randomness import SampleKey
 from dstrain.training.order import (
+    EXCLUDED,
     Indices,
     MicroBatch,
     Order,
     Permutation,
-    row_starts,
     sample_index,
     split_across_ranks,
+    with_excluded_rows,
 )
 
-HUGE = Order(
+
+def one_of_each_row(
+    groups: tuple[int, ...], repeat: int, samples_per_step: int, seed: int
+) -> Order:
+    """The order of rows that have one sample each."""
+    sample_ids = [(row, 0) for row in range(len(groups))]
+    return Order(groups, repeat, samples_per_step, seed, sample_ids)
+
+
+HUGE = one_of_each_row(
     tuple(row % 3 for row in range(100_000)), repeat=20_000, samples_per_step=8, seed=0
 )
 
@@ -82,9 +92,9 @@ def test_an_epoch_draws_each_row_as_often_as_asked_and_each_draw_has_its_own_key
 ):
     drawn = list(
         chain(
-            *Order((0,) * 7, repeat=5, samples_per_step=4, seed=9).global_batches(
-                epoch=2
-            )
+            *one_of_each_row(
+                (0,) * 7, repeat=5, samples_per_step=4, seed=9
+            ).global_batches(epoch=2)
         )
     )
     assert sorted(drawn) == [
@@ -92,46 +102,54 @@ def test_an_epoch_draws_each_row_as_often_as_asked_and_each_draw_has_its_own_key
     ]
 
 
-PLACES = ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1))
+IDS = ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1))
 
 
 def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_many_rows() -> (
     None
 ):
     groups = (0, 1, 0, 1, 1, 0)
-    by_place, by_row = Order(groups, 3, 4, 1, PLACES), Order(groups, 3, 4, 1)
-    batches = list(by_place.global_batches(2))
+    by_sample, by_row = Order(groups, 3, 4, 1, IDS), one_of_each_row(groups, 3, 4, 1)
+    batches = list(by_sample.global_batches(2))
     drawn = [[(key.repeat, key.row, key.chunk) for key in batch] for batch in batches]
     assert sorted(chain(*drawn)) == [
-        (repeat, *place) for repeat in range(3) for place in PLACES
+        (repeat, *sample_id) for repeat in range(3) for sample_id in IDS
     ]
     assert drawn == [
-        [(key.repeat, *PLACES[key.row]) for key in batch]
+        [(key.repeat, *IDS[key.row]) for key in batch]
         for batch in by_row.global_batches(2)
     ]
-    group_of = dict(zip(PLACES, groups, strict=True))
+    group_of = dict(zip(IDS, groups, strict=True))
     assert all(
         len({group_of[key.row, key.chunk] for key in batch}) == 1 for batch in batches
     )
 
 
 def test_a_sample_is_found_by_its_row_and_chunk() -> None:
-    first = row_starts(PLACES)
-    assert [sample_index(first, row, chunk) for row, chunk in PLACES] == list(range(6))
-    assert row_starts([(0, 0), (1, 0)]) == range(2)
-    assert sample_index((), 5, 0) == 5
+    assert [sample_index(IDS, row, chunk) for row, chunk in IDS] == list(range(6))
+
+
+def test_rows_without_a_sample_keep_their_position_in_the_order() -> None:
+    groups, sample_ids = with_excluded_rows((4, 4, 5), ((1, 0), (1, 1), (3, 0)), 5)
+    assert sample_ids == ((0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (4, 0))
+    assert groups == (EXCLUDED, 4, 4, EXCLUDED, 5, EXCLUDED)
 
 
 def test_epochs_and_seeds_differ_in_their_order() -> None:
     orders = [
-        [key.row for key in chain(*Order((0,) * 50, 1, 4, seed).global_batches(epoch))]
+        [
+            key.row
+            for key in chain(
+                *one_of_each_row((0,) * 50, 1, 4, seed).global_batches(epoch)
+            )
+        ]
         for seed, epoch in ((0, 0), (0, 1), (1, 0))
     ]
     assert len({tuple(order) for order in orders}) == 3
 
 
 def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
-    order = Order((0, 1, 1, 2, 1, 0), repeat=5, samples_per_step=4, seed=1)
+    order = one_of_each_row((0, 1, 1, 2, 1, 0), repeat=5, samples_per_step=4, seed=1)
     batches = list(order.global_batches(0))
     assert sorted(chain(*batches)) == [
         SampleKey(1, 0, repeat, row) for repeat in range(5) for row in range(6)
@@ -142,7 +160,7 @@ def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
 
 
 def test_a_group_that_no_row_has_makes_no_step() -> None:
-    order = Order((3, 3), repeat=1, samples_per_step=2, seed=0)
+    order = one_of_each_row((3, 3), repeat=1, samples_per_step=2, seed=0)
     assert order.steps_per_epoch == len(list(order.global_batches(0))) == 1
 
 

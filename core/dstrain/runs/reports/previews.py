@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import send_to_device
 from torch import nn
 
 from dstrain.console import get_logger, progress_bar
+from dstrain.data.cells import load_cell
 from dstrain.data.output import save_image_or_video
 from dstrain.errors import DstrainError
 from dstrain.models.locate import Found
@@ -32,8 +34,7 @@ from dstrain.runs.reports.preview_plans import (
 from dstrain.runs.setup import Setup
 from dstrain.storage.files import remove_leftovers, write_json
 from dstrain.storage.run_files import RunFiles
-from dstrain.training.batch import to_device
-from dstrain.training.loader import CachedSamples, DecodedSamples
+from dstrain.training.loader import CachedSamples
 
 if TYPE_CHECKING:
     from dstrain.runs.job import TrainingData, TrainingRun
@@ -231,10 +232,7 @@ class Previews:
 
         preview, pipeline = self.plans[number], self.pipeline
         assert pipeline is not None
-        values = {
-            name: to_device(value, pipeline.device)
-            for name, value in self.values[number].items()
-        }
+        values = send_to_device(self.values[number], pipeline.device)
         sampling = replace(
             preview.sampling, seed=self.setup.config.seed, on_step=on_step
         )
@@ -293,8 +291,7 @@ def _crossing(
     """
     if isinstance(preview, StoredPreview):
         return dict(preview.values)
-    values = DecodedSamples((preview.cells,), {}).decode(0, 0, preview.cells).values
-    table = dict(values)
+    table = {name: load_cell(cell) for name, cell in preview.cells.items()}
     pipeline.run(preview.plan.cached_steps, table)
     return {name: table[name] for name in preview.plan.cached_values}
 
