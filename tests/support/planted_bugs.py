@@ -188,8 +188,8 @@ BUGS = (
         "repeats_share_their_noise",
         "P32: 50 repeats have 50 noises",
         f"{CORE}/training/order.py",
-        "SampleKey(self.seed, epoch, repeat, row, chunk)",
-        "SampleKey(self.seed, epoch, 0, row, chunk)",
+        "SampleKey(self.seed, epoch, repeat, *self.sample_ids[sample])",
+        "SampleKey(self.seed, epoch, 0, *self.sample_ids[sample])",
         ("tests/unit/training/test_order.py", "tests/unit/runs/test_loop.py"),
     ),
     Bug(
