@@ -9,10 +9,8 @@ import csv
 import io
 import json
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,21 +18,26 @@ from typing import Any
 from dstrain.config.schema import GenerateConfig
 from dstrain.console import get_logger, progress_bar
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
-from dstrain.data.dataset import DataConfig, check_rows
-from dstrain.data.images import Resolution
+from dstrain.data.dataset import check_rows
 from dstrain.data.metadata import Table, read_metadata
 from dstrain.data.output import save_image_or_video
 from dstrain.errors import StateError, UsageError
-from dstrain.generation.inputs import flag_for, flag_values, input_names, parse_inputs
+from dstrain.generation.inputs import (
+    data_config,
+    flag_for,
+    flag_values,
+    input_names,
+    parse_inputs,
+)
 from dstrain.generation.source import (
     PipelineSource,
     check_used,
     open_source,
     sampling_arguments,
 )
-from dstrain.graph.inputs import FILE_KINDS, Column, Constant, as_column
+from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.models.locate import component_digests
-from dstrain.pipeline.sampling import Sampling, plan_inference
+from dstrain.pipeline.sampling import plan_inference
 from dstrain.storage.files import lock, remove_leftovers, write_file, write_json
 from dstrain.storage.hashing import Digests, hash_json
 from dstrain.training.distill import DIRECT_DISTILL, NOISE_COLUMNS
@@ -87,16 +90,24 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         missing = {}
         for row, name in enumerate(job.files):
             if not (folder / name).is_file():
-                missing[name] = row
+                missing[name] = job.rows[row]
         count = len(job.files)
         logger.info(f"Generating {len(missing)} of {count} files into {folder}")
         digests.save()
-        _copy_row_files(job, folder)
-        pipeline = source.load() if missing else None
-        # Not before loading succeeds: a folder without files is bound to no settings.
-        write_json(folder / SETTINGS, settings)
-        if pipeline is not None:
-            generate_missing(job, missing, folder, partial(pipeline, **shared))
+        for name, path in job.row_files.items():
+            _copy(path, folder / name)
+        if missing:
+            pipeline = source.load()
+            (folder / job.column).mkdir(exist_ok=True)
+            remove_leftovers(folder / job.column)
+            with progress_bar("generate", len(missing)) as progress:
+                for name, cells in missing.items():
+                    inputs = {key: load_cell(cell) for key, cell in cells.items()}
+                    output = pipeline(**(shared | inputs))
+                    # Only now: a folder without files is bound to no settings.
+                    write_json(folder / SETTINGS, settings)
+                    save_image_or_video(output, folder / name)
+                    progress.update()
         _write_metadata(job, folder)
 
 
@@ -111,20 +122,17 @@ def prepare(
         shared: The arguments of inference that all rows share.
         digests: The digests of files known so far.
     """
-    where = str(table.path)
     column = "video" if source.spec.makes_video else "image"
     if column in table.columns:
         what = f"has a column {column!r}, which is the one generated"
-        raise UsageError(where, what, "remove it")
-    if "seed" not in table.columns:
-        raise UsageError(where, "has no column 'seed', which decides each row's noise")
+        raise UsageError(table.path, what, "remove it")
     columns = _columns(table, source, shared)
     rows = _rows(table, source, shared, columns)
     files = []
     for cells in rows:
         keys = {name: input_key(cell, digests) for name, cell in cells.items()}
-        name = hash_json("row", keys)[:NAME_LENGTH]
-        files.append(f"{column}/{name}{ENDINGS[column]}")
+        name = hash_json("row", keys)[:NAME_LENGTH] + ENDINGS[column]
+        files.append(f"{column}/{name}")
     return DatasetJob(table, rows, column, files, _row_files(table, columns))
 
 
@@ -160,19 +168,20 @@ def _rows(
     columns: Mapping[str, Column],
 ) -> Sequence[Mapping[str, Cell]]:
     """Return the cells of every row, after checking that each is enough for inference."""
-    size = Resolution(source.config.height, source.config.width, sys.maxsize)
-    data_config = DataConfig(table.path.parent, None, None, size)
-    rows = check_rows(table, data_config, columns).rows
-    blank = [index for index, cells in enumerate(rows) if "seed" not in cells]
-    if blank:
-        where = table.where(blank[0], "seed")
-        raise UsageError(where, f"is blank, in {len(blank)} rows")
-    used: set[str] = set()
-    for inputs in {frozenset(cells) - set(NOISE_COLUMNS) for cells in rows}:
-        arguments = {**shared, **dict.fromkeys(inputs, "")}
-        call = plan_inference(source.spec, arguments, table.columns)
-        used |= call.plan.used_inputs
-    check_used(source.config, source.spec, used)
+    spec = source.spec
+
+    def used_inputs(inputs: Iterable[str], _: tuple[str, ...]) -> frozenset[str]:
+        if "seed" not in inputs:
+            what = "has no column 'seed', which decides each row's noise"
+            raise UsageError(table.path, what)
+        values = dict.fromkeys(set(inputs) - set(NOISE_COLUMNS), "")
+        return plan_inference(
+            spec, {**shared, **values}, table.columns
+        ).plan.used_inputs
+
+    config = data_config(source.config, table.path.parent)
+    rows = check_rows(table, config, columns, used_inputs).rows
+    check_used(source.config, spec, used_inputs(columns, table.columns))
     return rows
 
 
@@ -188,10 +197,11 @@ def _row_files(table: Table, columns: Mapping[str, Column]) -> dict[str, Path]:
             for name in file_names(row[column.name], column):
                 place = os.path.normpath(name)
                 if os.path.isabs(place) or place.split(os.sep)[0] == os.pardir:
-                    where = table.where(index, column.name)
-                    what = f"{name!r} would not be found in the generated dataset"
-                    line = "give a path relative to the table's folder, and inside it"
-                    raise UsageError(where, what, line)
+                    raise UsageError(
+                        table.where(index, column.name),
+                        f"{name!r} would not be found in the generated dataset",
+                        "give a path relative to the table's folder, and inside it",
+                    )
                 found[place] = table.path.parent / name
     return found
 
@@ -199,31 +209,23 @@ def _row_files(table: Table, columns: Mapping[str, Column]) -> dict[str, Path]:
 def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     """Return what decides the generated files and all rows share, as flat JSON data."""
     config, spec = source.config, source.spec
-    found = source.find()
-    fields = set(Sampling.__dataclass_fields__) - {"seed"}
     settings: dict[str, Any] = {"family": spec.family, "variant": spec.variant}
-    for name, digest in component_digests(found, digests).items():
+    for name, digest in component_digests(source.find(), digests).items():
         settings[f"files of {name}"] = digest
     settings["LoRA"] = [[digests.of(lora.path), lora.scale] for lora in config.lora]
     settings["dtype"] = str(source.dtype).removeprefix("torch.")
     settings |= {name: constant.value for name, constant in spec.settings.items()}
-    for name, value in spec.defaults.items():
-        if name in fields or name in spec.inputs:
-            settings[name] = value
+    settings |= spec.defaults
     settings |= flag_values(config)
     texts: dict[str, list[str]] = {}
     for item in config.input:
-        column = as_column(item.name, spec.inputs[item.name])
-        is_file = column.kind in FILE_KINDS
-        text = digests.of_all([Path(item.text)]) if is_file else item.text
+        text = item.text
+        if as_column(item.name, spec.inputs[item.name]).is_file:
+            text = digests.of_all([Path(text)])
         texts.setdefault(item.name, []).append(text)
-    settings |= texts
-    for name, value in sampling_arguments(config).items():
-        if name in fields:
-            settings[name] = value
-    # As they are read back: with lists in place of tuples.
-    stored: dict[str, Any] = json.loads(json.dumps(settings))
-    return stored
+    sampling = sampling_arguments(config)
+    del sampling["seed"]  # each row has its own
+    return settings | texts | sampling
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -235,16 +237,8 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             what = "is of a dataset that was not generated here, and was not modified"
             raise UsageError(metadata, what, advice)
         return
-    patterns = (
-        f"{column}/{'[0-9a-f]' * NAME_LENGTH}{ending}"
-        for column, ending in ENDINGS.items()
-    )
-    if not any(any(folder.glob(pattern)) for pattern in patterns):
-        return
     try:
         before = json.loads(path.read_bytes())
-        if not isinstance(before, dict):
-            raise ValueError("it is not a JSON object")
     except ValueError as error:
         what = f"is damaged, so the settings of the files there are unknown: {error}"
         raise StateError(path, what, advice) from error
@@ -258,49 +252,18 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         raise StateError(folder, what, "; ".join(differences), advice)
 
 
-def _copy_row_files(job: DatasetJob, folder: Path) -> None:
-    """Copy the files that rows name to the same places in the folder, so that it is a
-    dataset by itself.
-    """
-    for place, path in sorted(job.row_files.items()):
-        if not path.is_dir():
-            _copy(path, folder / place)
-            continue
-        for frame in sorted(path.iterdir()):
-            if not frame.name.startswith("."):
-                _copy(frame, folder / place / frame.name)
-
-
 def _copy(path: Path, copy: Path) -> None:
-    if not copy.is_file():
+    """Copy a file, or a folder of frames, so that the folder is a dataset by itself."""
+    if path.is_dir():
+        for frame in path.iterdir():
+            if not frame.name.startswith("."):
+                _copy(frame, copy / frame.name)
+    elif not copy.is_file():
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_file(copy, path.read_bytes())
     elif copy.read_bytes() != path.read_bytes():
         what = f"differs from {path}, of which it should be a copy"
         raise StateError(copy, what, "remove one of them")
-
-
-def generate_missing(
-    job: DatasetJob,
-    missing: Mapping[str, int],
-    folder: Path,
-    inference: Callable[..., Any],
-) -> None:
-    """Generate each missing file, whole or not at all.
-
-    Args:
-        job: The dataset.
-        missing: Missing file -> its row.
-        folder: The folder of the dataset.
-        inference: The pipeline with the arguments that all rows share.
-    """
-    (folder / job.column).mkdir(exist_ok=True)
-    remove_leftovers(folder / job.column)
-    with progress_bar("generate", len(missing)) as progress:
-        for name, row in missing.items():
-            arguments = {key: load_cell(cell) for key, cell in job.rows[row].items()}
-            save_image_or_video(inference(**arguments), folder / name)
-            progress.update()
 
 
 def _write_metadata(job: DatasetJob, folder: Path) -> None:

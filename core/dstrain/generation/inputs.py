@@ -76,11 +76,12 @@ def _parse(
         texts = [os.path.abspath(text) for text in texts]
     value = list(texts) if is_list else texts[0]
     table = Table(Path("--input"), (name,), ({name: value},), (1,))
-    size = Resolution(config.height, config.width, sys.maxsize)
-    frames = FrameSampling()
-    if config.num_frames is not None:
-        frames = FrameSampling(config.num_frames)
-    root = Path(os.sep)
-    data_config = DataConfig(root, None, None, size, sampling=frames)
-    dataset = check_rows(table, data_config, {name: column})
+    dataset = check_rows(table, data_config(config, Path(os.sep)), {name: column})
     return load_cell(dataset.rows[0][name])
+
+
+def data_config(config: GenerateConfig, folder: Path) -> DataConfig:
+    """Return how the files of inputs are read: at their own size, from a folder."""
+    size = Resolution(config.height, config.width, sys.maxsize)
+    frames = FrameSampling(config.num_frames or FrameSampling.frames)
+    return DataConfig(folder, None, None, size, sampling=frames)

@@ -48,11 +48,8 @@ class PipelineSource:
     def find(self) -> Found:
         """Find the files of every component that inference loads."""
         found = find_for_inference(self.family, self.spec, self.models)
-        files = {
-            name: Files((self.weights[name],)) if name in self.weights else own
-            for name, own in found.files.items()
-        }
-        return replace(found, files=files)
+        trained = {name: Files((path,)) for name, path in self.weights.items()}
+        return replace(found, files={**found.files, **trained})
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,10 +76,6 @@ def open_source(
     Raises StateError for a LoRA file that does not exist.
     """
     for lora in config.lora:
-        path, _, scale = str(lora.path).rpartition(":")
-        if not lora.path.is_file() and Path(path).is_file():
-            what = f"{scale!r} after {path} is no scale"
-            raise UsageError("--lora", what, f"want a number: {path}:0.8")
         check_lora_file(lora.path)
     family = load_family(config.model, config.left_out)
     config, weights = _with_weights(config)

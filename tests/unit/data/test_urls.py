@@ -165,16 +165,10 @@ def test_without_the_flag_a_url_is_refused_and_nobody_is_asked(
 
 BAD = (
     ("/none.png", "cannot be fetched: 404 Not Found"),
-    ("/half/a.png", "bytes arrived"),
+    ("/half/a.png", "without sending complete message body"),
     ("/chunked/a.png", "cannot be fetched: "),
-    (
-        "/to/file:///etc/hostname",
-        "cannot be fetched: 302 Found, to an unsupported URL",
-    ),
-    (
-        "/to/ftp://127.0.0.1/a",
-        "cannot be fetched: it redirects to an unsupported kind of URL: ftp",
-    ),
+    ("/to/file:///etc/hostname", "unsupported protocol 'file://'"),
+    ("/to/ftp://127.0.0.1/a", "unsupported protocol 'ftp://'"),
     ("/text.png", "is not an image in a supported format"),
 )
 
@@ -207,7 +201,7 @@ def test_a_redirect_to_http_is_followed(site: Site, tmp_path: Path) -> None:
     "limits, path, words",
     [
         ({"total_timeout": 0.2}, "slow/a.png", "it took more than 0.2 seconds"),
-        ({"read_timeout": 0.02}, "slow/a.png", "the server did not answer in time"),
+        ({"read_timeout": 0.02}, "slow/a.png", "timed out"),
         ({"max_bytes": 100}, "a.png", "it has more than 100 bytes"),
     ],
 )
@@ -220,7 +214,7 @@ def test_a_server_that_is_too_slow_or_sends_too_much_is_given_up(
 
 
 def test_nobody_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be fetched: Connection refused"):
+    with pytest.raises(UsageError, match=r"cannot be fetched: .*Connection refused"):
         UrlCache(tmp_path).fetch("http://127.0.0.1:1/a.png")
 
 
@@ -228,7 +222,8 @@ def test_user_and_password_are_sent_to_their_server_alone(
     site: Site, tmp_path: Path
 ) -> None:
     host = site.address.removeprefix("http://")
-    UrlCache(tmp_path).fetch(f"http://hidden:s3%20cret@{host}/to/{site.address}/a.png")
+    other = site.address.replace("127.0.0.1", "localhost")
+    UrlCache(tmp_path).fetch(f"http://hidden:s3%20cret@{host}/to/{other}/a.png")
     sent = "Basic " + base64.b64encode(b"hidden:s3 cret").decode()
     assert [authorization for _, authorization in site.asked] == [sent, None]
 

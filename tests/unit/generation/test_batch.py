@@ -233,7 +233,7 @@ def test_what_is_made_is_a_data_set_for_distillation(
         ([{"prompt": "dog"}], "has no column 'seed'"),
         (
             [{"prompt": "dog", "seed": 1}, {"prompt": "dog", "seed": ""}],
-            "seed: is blank, in 1 rows",
+            r"1 bad cell\n  bad\.json:2:seed: is blank",
         ),
         ([{"prompt": "dog", "seed": "one"}], "'one' is not an integer"),
         (
@@ -300,7 +300,7 @@ def test_a_folder_is_bound_by_settings_once_something_was_made_by_them(
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(name, stopping)
             generate(config(model, folder, dataset=table))
-        assert (folder / "generated.json").exists() == name.endswith("__call__")
+        assert not (folder / "generated.json").exists()
     generate(config(model, folder, dataset=table, num_inference_steps=2))
     assert len(made(folder)) == 3
     (folder / "metadata.csv").unlink()
@@ -312,7 +312,7 @@ def stopping(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff", b"[]"])
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff"])
 def test_damaged_settings_are_named_and_nothing_is_made(
     damage: bytes, model: Path, table: Path, tmp_path: Path, loads: list[Pipeline]
 ) -> None:
