@@ -14,6 +14,7 @@ from dstrain.console import shown
 from dstrain.data.clips import frames_at_rate
 from dstrain.data.images import (
     LOADER_VERSION,
+    ImageInfo,
     Resolution,
     Size,
     convert,
@@ -122,14 +123,11 @@ def read_literal(value: RawValue, column: Column) -> Cell | None:
 
 
 def image_cell(
-    column: Column, resolution: Resolution, images: Sequence[tuple[str, Size]]
+    column: Column, resolution: Resolution, images: Sequence[ImageInfo]
 ) -> Cell:
-    """Return the cell of image files with their sizes.
-
-    Raises UsageError for an image that is too small.
-    """
-    files = tuple(path for path, _ in images)
-    sizes = tuple(fit(size, resolution, column.multiple) for _, size in images)
+    """Return the cell of image files; raise ValueError for an image that is too small."""
+    files = tuple(image.path for image in images)
+    sizes = tuple(fit(image.size, resolution, column.multiple) for image in images)
     parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", sizes))
     return Cell(column.kind, None, files, parameters, sizes[0])
 
@@ -139,7 +137,6 @@ class ResampledVideo:
     """A video of a row, at its column's frame rate, before it is cut into clips."""
 
     column: Column
-    path: str
     video: Video
     size: Size
     """(height, width) as loaded."""
@@ -148,14 +145,14 @@ class ResampledVideo:
 
     @classmethod
     def of(
-        cls, column: Column, resolution: Resolution, path: str, video: Video
+        cls, column: Column, resolution: Resolution, video: Video
     ) -> "ResampledVideo":
-        """Resample a video; raise UsageError if its frames are too small."""
+        """Resample a video; raise ValueError if its frames are too small."""
         size = fit(video.size, resolution, column.multiple)
         indices = tuple(range(video.frames))
         if column.fps and video.fps:
             indices = frames_at_rate(video.timestamps, video.end, column.fps)
-        return cls(column, path, video, size, indices)
+        return cls(column, video, size, indices)
 
     def cell(self, clip: range) -> Cell:
         """Return the cell of a clip, or of the one frame of it that the column selects."""
@@ -165,7 +162,7 @@ class ResampledVideo:
         elif column.frame == "last":
             clip = clip[-1:]
         frames = tuple(self.frame_indices[index] for index in clip)
-        files: tuple[str, ...] = (self.path,)
+        files: tuple[str, ...] = (self.video.path,)
         source = "video"
         if self.video.files:
             # A folder of frames: the key holds only the files that the clip shows.

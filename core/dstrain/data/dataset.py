@@ -7,7 +7,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from dstrain.console import shown
 from dstrain.data.cells import (
     Cell,
     ResampledVideo,
@@ -16,15 +15,13 @@ from dstrain.data.cells import (
     read_literal,
 )
 from dstrain.data.clips import FrameSampling
-from dstrain.data.files import FileInfos, VideoFile, inspect_files
-from dstrain.data.images import Resolution, Size
+from dstrain.data.files import FileInfos, inspect_files
+from dstrain.data.images import ImageInfo, Resolution
 from dstrain.data.metadata import SUFFIXES, Fault, RawValue, Table, read_metadata
-from dstrain.data.required import CheckInputs, no_columns, required_columns
+from dstrain.data.required import CheckInputs, required_columns
+from dstrain.data.videos import Video
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Constant, Input, Measured
-
-Found = Cell | ResampledVideo | str | None
-"""What a cell was found to be: None if it is absent, a str says what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +56,18 @@ class Dataset:
     """The cells of each sample by input, without inputs that are absent."""
     sample_ids: tuple[tuple[int, int], ...]
     """(row, chunk) of each sample: rows of the table and clips of a row, from 0."""
-    unused_columns: tuple[str, ...]
-    same_in_batch: frozenset[str] = frozenset()
-    """Inputs whose values must be equal in all samples of a batch."""
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str]
     """Input -> the column it is read from."""
+    same_in_batch: frozenset[str]
+    """Inputs whose values must be equal in all samples of a batch."""
     skipped: tuple[Fault, ...] = ()
     """Why rows of the table give no sample."""
+
+    @property
+    def unused_columns(self) -> tuple[str, ...]:
+        """Return the columns that no input is read from."""
+        used = set(self.columns.values())
+        return tuple(name for name in self.table.columns if name not in used)
 
     def signature(self, sample: int) -> tuple[tuple[str, Any], ...]:
         """Return what the samples of a batch have in common: the inputs, the sizes of
@@ -78,12 +80,8 @@ class Dataset:
 
     def fault(self, row: int, name: str, error: UsageError) -> Fault:
         """Return the fault of an input that could not be loaded."""
-        column = self.columns[name]
-        value = self.table.rows[row][column]
-        file = Path(error.where).name
-        if isinstance(value, str) and "[" not in value:
-            file = shown(value)
-        return Fault(row, column, f"{file!r} {error.what}")
+        reason = f"{Path(error.where).name!r} {error.what}"
+        return Fault(row, self.columns[name], reason)
 
     def damage(self, row: int, name: str, error: UsageError) -> UsageError:
         """Return the error of an input that could not be loaded, with its place in the
@@ -142,8 +140,6 @@ def check_rows(
     columns = input_columns(table, config, inputs)
     if not table.rows:
         raise UsageError(table.path, "has no rows")
-    if not columns and any(isinstance(source, Column) for source in inputs.values()):
-        raise no_columns(table, inputs)
     missing = required_columns(table, columns, inputs, check_inputs)
     files = inspect_files(
         table, columns.values(), config.base_path, config.roots, config.url_cache
@@ -153,29 +149,37 @@ def check_rows(
     samples: list[dict[str, Cell]] = []
     sample_ids: list[tuple[int, int]] = []
     for row, values in enumerate(table.rows):
-        found = {
-            name: _read(values[column.name], column, config.resolution, files)
-            for name, column in columns.items()
-            if not unreadable & {(row, ""), (row, column.name)}
-        }
-        problems = {name: one for name, one in found.items() if isinstance(one, str)}
-        blank = frozenset(name for name, one in found.items() if one is None)
-        problems |= dict.fromkeys(missing(blank), "is blank")
-        for name, reason in problems.items():
-            faults.append(Fault(row, columns[name].name, reason))
-        for chunk, cells in enumerate(_clips(found, config.sampling)):
-            samples.append(cells | _derived(cells, inputs))
+        cells: dict[str, Cell] = {}
+        videos: dict[str, ResampledVideo] = {}
+        blank: set[str] = set()
+        for name, column in columns.items():
+            if unreadable & {(row, ""), (row, column.name)}:
+                continue
+            try:
+                found = _read(values[column.name], column, config.resolution, files)
+            except ValueError as error:
+                faults.append(Fault(row, column.name, str(error)))
+                continue
+            if found is None:
+                blank.add(name)
+            elif isinstance(found, Cell):
+                cells[name] = found
+            else:
+                videos[name] = found
+        for name in missing(frozenset(blank)):
+            faults.append(Fault(row, columns[name].name, "is blank"))
+        for chunk, clips in enumerate(_clips(videos, config.sampling)):
+            sample = cells | clips
+            samples.append(sample | _derived(sample, inputs))
             sample_ids.append((row, chunk))
     if config.on_bad_sample == "error":
         table.refuse(faults)
-    used = {name: column.name for name, column in columns.items()}
     dataset = Dataset(
         table,
         tuple(samples),
         tuple(sample_ids),
-        tuple(name for name in table.columns if name not in used.values()),
+        {name: column.name for name, column in columns.items()},
         frozenset(name for name, column in columns.items() if column.same_in_batch),
-        used,
     )
     return dataset.without(faults)
 
@@ -190,24 +194,9 @@ def find_metadata(base_path: Path) -> Path:
     found = [path for path in paths if path.is_file()]
     if len(found) == 1:
         return found[0]
-    advice = ["name one with --dataset_metadata_path"]
     names = " and ".join(path.name for path in found)
-    if not found:
-        names = f"no metadata{{{','.join(SUFFIXES)}}}"
-        advice += _caption_advice(base_path)
-    raise UsageError(base_path, f"has {names}", *advice)
-
-
-def _caption_advice(folder: Path) -> list[str]:
-    """Say how captions in a.txt beside a.png become metadata, where there are any."""
-    captions = sorted(folder.glob("*.txt"))
-    stems = {path.stem for path in folder.iterdir() if path.suffix.lower() != ".txt"}
-    names = [path.name for path in captions if path.stem in stems]
-    return [
-        f"captions in text files such as {name} are not read: docs/guide/datasets.md "
-        "shows six lines of Python that write metadata.jsonl from them"
-        for name in names[:1]
-    ]
+    what = f"has {names or 'no metadata' + ' or '.join(SUFFIXES)}"
+    raise UsageError(base_path, what, "name one with --dataset_metadata_path")
 
 
 def input_columns(
@@ -219,15 +208,13 @@ def input_columns(
     extra_inputs that fits no column, and for a fixed size or a number of frames that an
     input cannot have.
     """
-    sources = [source for source in inputs.values() if isinstance(source, Column)]
     known = {
-        name: _as_cut_from_video(source, sources)
-        for name, source in inputs.items()
-        if isinstance(source, Column)
+        name: source for name, source in inputs.items() if isinstance(source, Column)
     }
     loaded = _loaded_columns(table, config.file_keys, known.values())
     columns: dict[str, Column] = {}
-    for name, column in known.items():
+    for name, source in known.items():
+        column = _as_cut_from_video(source, known.values())
         if column.optional and name not in config.extra_inputs:
             continue
         if column.name not in table.columns:
@@ -238,8 +225,15 @@ def input_columns(
         if column.from_video:
             config.sampling.check(column.frame_multiple)
         columns[name] = column
-    for name in config.extra_inputs:
-        _check_extra_input(name, table, known, columns)
+    for wanted in config.extra_inputs:
+        if not any(wanted in (name, one.name) for name, one in columns.items()):
+            raise UsageError(
+                "--extra_inputs",
+                f"no column of {table.path.name} gives input {wanted!r}",
+                f"inputs: {', '.join(known)}",
+                f"columns: {', '.join(table.columns)}",
+                f"columns whose files are loaded: {', '.join(sorted(loaded)) or 'none'}",
+            )
     return columns
 
 
@@ -262,106 +256,51 @@ def _loaded_columns(
 ) -> set[str]:
     """Return the columns whose files are loaded; raise UsageError for a wrong key."""
     files = {column.name for column in columns if column.is_file}
+    files &= set(table.columns)
     if keys is None:
         return files
-    flag = "--data_file_keys"
     for key in keys:
-        if key not in table.columns:
-            raise _no_column(flag, key, table)
         if key not in files:
             raise UsageError(
-                flag,
+                "--data_file_keys",
                 f"no input loads a file from column {key!r}{nearest(key, files)}",
                 f"columns with files: {', '.join(sorted(files)) or 'none'}",
             )
     return set(keys)
 
 
-def _check_extra_input(
-    wanted: str,
-    table: Table,
-    known: Mapping[str, Column],
-    columns: Mapping[str, Column],
-) -> None:
-    """Raise UsageError for an extra input that is not read, and say why it is not."""
-    flag = "--extra_inputs"
-    matching = [name for name, column in known.items() if wanted in (name, column.name)]
-    if not matching:
-        names = [*known, *(column.name for column in known.values())]
-        hint = nearest(wanted, names)
-        raise UsageError(
-            flag,
-            f"this variant has no input {wanted!r}{hint}",
-            f"inputs: {', '.join(known)}",
-        )
-    if columns.keys() & set(matching):
-        return
-    column = known[matching[0]].name
-    if column not in table.columns:
-        raise _no_column(flag, column, table)
-    raise UsageError(
-        flag,
-        f"{wanted!r} is loaded from column {column!r}, which is not in --data_file_keys",
-    )
-
-
-def _no_column(flag: str, name: str, table: Table) -> UsageError:
-    return UsageError(
-        flag,
-        f"{table.path.name} has no column {name!r}{nearest(name, table.columns)}",
-        f"columns: {', '.join(table.columns) or 'none'}",
-    )
-
-
 def _read(
     value: RawValue, column: Column, resolution: Resolution, files: FileInfos
-) -> Found:
-    """Read one cell; return what is wrong with it instead of raising."""
-    try:
-        if not column.is_file:
-            return read_literal(value, column)
-        images: list[tuple[str, Size]] = []
-        for name in file_names(value, column):
-            file = files[name, column.from_video]
-            if isinstance(file, str):
-                return file + _list_hint(name, column, file)
-            if isinstance(file, VideoFile):
-                return ResampledVideo.of(column, resolution, file.path, file.video)
-            images.append((file.path, file.size))
-        return image_cell(column, resolution, images) if images else None
-    except ValueError as error:
-        return str(error)
-    except UsageError as error:  # too small for the family
-        return error.what
-
-
-def _list_hint(name: str, column: Column, problem: str) -> str:
-    """Say how to write a list, for a missing file whose name looks like one."""
-    if not problem.startswith("no such file") or not set(",;|[") & set(name):
-        return ""
-    if column.kind == "images":
-        return '; write a list as ["a.png", "b.png"]'
-    return "; this input takes one file"
+) -> Cell | ResampledVideo | None:
+    """Read one cell, None if it is absent; raise ValueError that says what is wrong."""
+    if not column.is_file:
+        return read_literal(value, column)
+    images: list[ImageInfo] = []
+    for name in file_names(value, column):
+        file = files[name, column.from_video]
+        if isinstance(file, str):
+            raise ValueError(file)
+        if isinstance(file, Video):
+            return ResampledVideo.of(column, resolution, file)
+        images.append(file)
+    return image_cell(column, resolution, images) if images else None
 
 
 def _clips(
-    found: Mapping[str, Found], sampling: FrameSampling
+    videos: Mapping[str, ResampledVideo], sampling: FrameSampling
 ) -> Iterator[dict[str, Cell]]:
-    """Yield the cells of each sample of a row.
+    """Yield the clips of each sample of a row; one sample without clips if it has no
+    videos.
 
     All videos of a row are cut at the same places, as far as the shortest one goes.
     """
-    cells = {name: one for name, one in found.items() if isinstance(one, Cell)}
-    videos = {
-        name: one for name, one in found.items() if isinstance(one, ResampledVideo)
-    }
     if not videos:
-        yield cells
+        yield {}
         return
     total = min(len(video.frame_indices) for video in videos.values())
     multiples = [video.column.frame_multiple or 1 for video in videos.values()]
     for clip in sampling.clips(total, math.lcm(*multiples)):
-        yield cells | {name: video.cell(clip) for name, video in videos.items()}
+        yield {name: video.cell(clip) for name, video in videos.items()}
 
 
 def _derived(cells: Mapping[str, Cell], inputs: Mapping[str, Input]) -> dict[str, Cell]:

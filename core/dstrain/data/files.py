@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from dstrain.console import shown
 from dstrain.data.cells import file_names
-from dstrain.data.images import Size, read_size
+from dstrain.data.images import ImageInfo, read_size
 from dstrain.data.metadata import Table
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
@@ -157,25 +157,9 @@ def _exists(path: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class ImageFile:
-    """An image, inspected by its header."""
-
-    path: str
-    size: Size
-
-
-@dataclass(frozen=True)
-class VideoFile:
-    """A video, inspected by its packets."""
-
-    path: str
-    video: Video
-
-
 FileName = tuple[str, bool]
 """A file as named in the metadata, and whether it is read as a video."""
-FileInfos = Mapping[FileName, ImageFile | VideoFile | str]
+FileInfos = Mapping[FileName, ImageInfo | Video | str]
 """What each file was found to be, or what is wrong with it."""
 
 
@@ -201,7 +185,7 @@ def inspect_files(
         return dict(zip(names, threads.map(inspect, names), strict=True))
 
 
-def _inspect(roots: DataRoots, file: FileName) -> ImageFile | VideoFile | str:
+def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
     """Find a file and read its header; return what is wrong with it instead of raising."""
     name, is_video = file
     path = ""
@@ -211,12 +195,12 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageFile | VideoFile | str:
         if not is_video:
             if not stat.S_ISREG(mode):
                 return f"{shown(name)!r} is not a regular file"
-            return ImageFile(path, read_size(Path(path)))
+            return ImageInfo(path, read_size(Path(path)))
         if stat.S_ISDIR(mode):
             roots.check_frames(path)
         elif not stat.S_ISREG(mode):
             return f"{shown(name)!r} is not a regular file or a folder of frames"
-        return VideoFile(path, probe(Path(path)))
+        return probe(Path(path))
     except FileNotFoundError:
         return f"no such file {name!r}{roots.nearest(name)}"
     except UsageError as error:

@@ -39,23 +39,6 @@ JPEGS = frozenset({"JPEG", "MPO"})
 DEFAULT_DURATION = 100
 """Milliseconds for which a frame is shown whose duration is given as 0, as in browsers."""
 GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
-MODES = GREY_16 | frozenset(
-    [
-        "F",
-        "1",
-        "L",
-        "LA",
-        "P",
-        "PA",
-        "RGB",
-        "RGBA",
-        "RGBa",
-        "RGBX",
-        "CMYK",
-        "YCbCr",
-        "HSV",
-    ]
-)
 TRANSPOSES = MappingProxyType(
     {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -69,6 +52,15 @@ TRANSPOSES = MappingProxyType(
 )
 """EXIF orientation (Exif 2.32, tag 0x0112) -> what makes the image upright."""
 SIDEWAYS = frozenset({5, 6, 7, 8})
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """An image, inspected by its header."""
+
+    path: str
+    size: Size
+    """(height, width), upright."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,7 @@ def fit(size: Size, resolution: Resolution, multiple: int) -> Size:
 
     With a multiple of 0 the size stays. Otherwise it is the fixed size, or the image's
     own: scaled down to max_pixels with its aspect ratio, then both sides cut to
-    multiples. Raises UsageError if that leaves nothing.
+    multiples. Raises ValueError if that leaves nothing.
     """
     if not multiple:
         return size
@@ -115,10 +107,9 @@ def fit(size: Size, resolution: Resolution, multiple: int) -> Size:
     height -= height % multiple
     width -= width % multiple
     if not height or not width:
-        raise UsageError(
-            "image",
+        raise ValueError(
             f"{size[0]} x {size[1]} (height x width) is too small for sides that are "
-            f"multiples of {multiple}",
+            f"multiples of {multiple}"
         )
     return height, width
 
@@ -217,8 +208,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             _check_pixels(image)
-            if image.mode not in MODES:
-                raise ValueError(f"colour mode {image.mode}; save it as RGB")
+            if image.mode == "LAB":  # which Pillow cannot convert
+                raise ValueError("colour mode LAB; save it as RGB")
             yield image
     except UsageError:
         raise

@@ -5,7 +5,7 @@ from functools import cache
 from types import MappingProxyType
 
 from dstrain.data.metadata import Table
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Input, Measured
 
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
@@ -48,11 +48,9 @@ def required_columns(
 
     error = problem(())
     if error is not None:
-        refuse_bad_rows(table)
-        # The error quotes the column that would give what is missing.
-        named = [name for name in _column_names(inputs) if repr(name) in error.what]
-        absent = [name for name in named if name not in table.columns]
-        advice = _advice(table, absent)
+        # A column may be absent because only bad rows have it.
+        table.refuse(table.faults)
+        advice = _advice(table, inputs, error.what)
         raise UsageError(error.where, error.what, *error.help_lines, *advice) from error
 
     @cache
@@ -64,22 +62,12 @@ def required_columns(
     return missing
 
 
-def _column_names(inputs: Mapping[str, Input]) -> list[str]:
-    """Return the columns that a variant has inputs for, each once."""
-    columns = (source for source in inputs.values() if isinstance(source, Column))
-    return list(dict.fromkeys(column.name for column in columns))
-
-
-def refuse_bad_rows(table: Table) -> None:
-    """Raise UsageError for the bad rows of a json table: a column may be absent because
-    only they have it.
+def _advice(table: Table, inputs: Mapping[str, Input], problem: str) -> list[str]:
+    """Name the columns of a table, and those of them that stand for an absent one, if
+    the problem quotes one.
     """
-    if table.path.suffix.lower() != ".csv":
-        table.refuse(table.faults)
-
-
-def _advice(table: Table, absent: Collection[str]) -> list[str]:
-    """Name the columns of a table, and those of them that stand for an absent one."""
+    names = {source.name for source in inputs.values() if isinstance(source, Column)}
+    absent = [name for name in names - set(table.columns) if repr(name) in problem]
     if not absent:
         return []
     advice = [f"columns: {', '.join(map(repr, table.columns))}"]
@@ -88,21 +76,3 @@ def _advice(table: Table, absent: Collection[str]) -> list[str]:
             if other in table.columns:
                 advice.append(f"rename column {other!r} to {name!r}")
     return advice
-
-
-def no_columns(table: Table, inputs: Mapping[str, Input]) -> UsageError:
-    """Return the error for a table without any column that the variant reads; often its
-    first line is data.
-
-    Raises UsageError for bad rows instead, as `refuse_bad_rows` does.
-    """
-    refuse_bad_rows(table)
-    wanted = _column_names(inputs)
-    advice = _advice(table, wanted)
-    near = {match for name in table.columns if (match := nearest(name, wanted))}
-    if near:
-        advice.append(f"{table.columns[0]!r}{near.pop()}")
-    if table.path.suffix.lower() == ".csv":
-        advice.append("the first line must name the columns")
-    what = f"has no column that this variant reads: {', '.join(wanted)}"
-    return UsageError(table.path, what, *advice)

@@ -42,6 +42,8 @@ Pixels = NDArray[np.uint8]
 class Video:
     """What is known of a video from its packets, or from the headers of its images."""
 
+    path: str
+    """A file or a folder of images."""
     size: Size
     """(height, width), upright."""
     timestamps: tuple[float, ...]
@@ -80,7 +82,7 @@ def probe(path: Path) -> Video:
         size = (frame.height, frame.width)
         if frame.rotation % 180:
             size = (frame.width, frame.height)
-    return Video(size, packets.timestamps, packets.end)
+    return Video(str(path), size, packets.timestamps, packets.end)
 
 
 def read_frames(path: Path, indices: Sequence[int], size: Size | None) -> Pixels:
@@ -120,23 +122,14 @@ def _probe_folder(path: Path) -> Video:
         if size != sizes[0]:
             what = f"{file.name} is {size[0]} x {size[1]} (height x width), not {height} x {width} of {files[0].name}"
             raise UsageError(path, what)
-    return Video(
-        size=sizes[0],
-        timestamps=(0.0,) * len(files),
-        end=0.0,
-        files=tuple(map(str, files)),
-    )
+    names = tuple(map(str, files))
+    return Video(str(path), sizes[0], (0.0,) * len(files), 0.0, names)
 
 
-def _numbers_first(path: Path) -> list[tuple[int, str]]:
+def _numbers_first(path: Path) -> tuple[str, str]:
     """Return what sorts 2.png before 10.png; the whole name tells 01 from 1."""
-    parts: list[tuple[int, str]] = []
-    for part in re.split(r"(\d+)", path.name):
-        if part.isdecimal():
-            parts.append((int(part), ""))
-        else:
-            parts.append((-1, part))
-    return [*parts, (-1, path.name)]
+    padded = re.sub(r"\d+", lambda number: number[0].zfill(30), path.name)
+    return padded, path.name
 
 
 def _probe_image(path: Path) -> Video:
@@ -144,9 +137,9 @@ def _probe_image(path: Path) -> Video:
     size = read_size(path)
     durations = frame_durations(path)
     if len(durations) == 1:
-        return Video(size, (0.0,), 0.0, (str(path),))
-    *starts, end = np.cumsum([0, *durations]).tolist()
-    return Video(size, tuple(start / 1000 for start in starts), end / 1000)
+        return Video(str(path), size, (0.0,), 0.0, (str(path),))
+    *starts, end = (np.cumsum([0, *durations]) / 1000).tolist()
+    return Video(str(path), size, tuple(starts), end)
 
 
 def _animation_frames(

@@ -266,33 +266,9 @@ def test_bad_rows_and_bad_cells_are_told_together(base: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name, column, hint",
-    [
-        ("a.png;b.png", "edit_image", 'write a list as ["a.png", "b.png"]'),
-        ("a.png, b.png", "edit_image", 'write a list as ["a.png", "b.png"]'),
-        ("[a.png", "edit_image", 'write a list as ["a.png", "b.png"]'),
-        (
-            "['a.png']",
-            "edit_image",
-            'is not a list of texts such as ["a.png", "b.png"]',
-        ),
-        ('["a.png"]', "image", "this input takes one file"),
-    ],
-)
-def test_what_was_meant_as_a_list_gets_a_hint(
-    base: Path, name: str, column: str, hint: str
-) -> None:
-    (line,) = refused(base, [{"image": "wide.png", column: name}]).help_lines
-    assert line.startswith(f"metadata.json:1:{column}: ") and hint in line
-
-
-def test_a_table_whose_first_line_is_data_is_told(base: Path) -> None:
-    error = refused(base, "wide.png,a dog\ntall.png,a cat\n")
-    assert error.what.startswith(
-        "has no column that this variant reads: prompt, negative_prompt, image"
-    )
-    assert "the first line must name the columns" in error.help_lines
+def test_a_list_that_is_not_json_is_refused(base: Path) -> None:
+    (line,) = refused(base, [{"edit_image": "['wide.png']"}]).help_lines
+    assert 'edit_image: is not a list of texts such as ["a.png", "b.png"]' in line
 
 
 def test_a_slash_behind_a_file_is_no_name_of_it(base: Path) -> None:
@@ -336,11 +312,15 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
     [
         (
             {"file_keys": ("imagee",)},
-            "--data_file_keys: metadata.csv has no column 'imagee'; did you mean 'image'?",
+            "--data_file_keys: no input loads a file from column 'imagee'; did you mean 'image'?",
         ),
         (
             {"file_keys": ("prompt",)},
             "--data_file_keys: no input loads a file from column 'prompt'",
+        ),
+        (
+            {"file_keys": ("edit_image",)},
+            "--data_file_keys: no input loads a file from column 'edit_image'",
         ),
         (
             {"file_keys": ("other",)},
@@ -348,19 +328,19 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
         ),
         (
             {"extra_inputs": ("edit_imag",)},
-            "--extra_inputs: this variant has no input 'edit_imag'; did you mean 'ed",
+            "--extra_inputs: no column of metadata.csv gives input 'edit_imag'\n  inputs: prompt,",
         ),
         (
             {"extra_inputs": ("edit_image",)},
-            "--extra_inputs: metadata.csv has no column 'edit_image'; did you mean 'ed",
+            "mask, seed, cfg_scale\n  columns: image, prompt, other, edit_imag\n",
         ),
         (
             {"extra_inputs": ("input_image",), "file_keys": ()},
-            "--extra_inputs: 'input_image' is loaded from column 'im",
+            "columns: image, prompt, other, edit_imag\n  columns whose files are loaded: none",
         ),
         (
             {"extra_inputs": ("latents",)},
-            "--extra_inputs: this variant has no input 'latents'",
+            "--extra_inputs: no column of metadata.csv gives input 'latents'",
         ),
         (
             {"resolution": Resolution(50, 64, 1)},
@@ -368,7 +348,7 @@ def test_file_keys_leave_out_the_other_file_columns(base: Path) -> None:
         ),
     ],
 )
-def test_settings_that_fit_no_column_are_refused_with_the_nearest(
+def test_settings_that_fit_no_column_are_refused(
     base: Path, settings: Any, said: str
 ) -> None:
     assert said in str(
@@ -415,20 +395,6 @@ def test_a_data_set_has_one_metadata_file_and_rows(base: Path) -> None:
     (base / "metadata.jsonl").write_text("")
     with pytest.raises(UsageError, match=r"has metadata\.csv and metadata\.jsonl"):
         find_metadata(base)
-
-
-def test_captions_beside_images_are_told_how_to_become_metadata(base: Path) -> None:
-    (base / "notes.txt").touch()
-    with pytest.raises(UsageError) as caught:
-        find_metadata(base)
-    assert len(caught.value.help_lines) == 1
-    (base / "wide.txt").write_text("a dog")
-    with pytest.raises(UsageError, match="has no metadata") as caught:
-        find_metadata(base)
-    assert (
-        "such as wide.txt are not read: docs/guide/datasets.md"
-        in caught.value.help_lines[1]
-    )
 
 
 def test_metadata_may_lie_elsewhere_and_files_need_their_folder(base: Path) -> None:

@@ -381,6 +381,6 @@ def test_warnings_of_the_process_are_left_as_they_are() -> None:
 @pytest.mark.parametrize("size", [(15, 64), (64, 15), (40_000_000, 16)])
 def test_an_image_that_leaves_nothing_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(
-        UsageError, match="is too small for sides that are multiples of 16"
+        ValueError, match="is too small for sides that are multiples of 16"
     ):
         fit(size, DYNAMIC, 16)
