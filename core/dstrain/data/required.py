@@ -66,8 +66,11 @@ def _advice(table: Table, inputs: Mapping[str, Input], problem: str) -> list[str
     """Name the columns of a table, and those of them that stand for an absent one, if
     the problem quotes one.
     """
-    names = {source.name for source in inputs.values() if isinstance(source, Column)}
-    absent = [name for name in names - set(table.columns) if repr(name) in problem]
+    columns = (source for source in inputs.values() if isinstance(source, Column))
+    names = dict.fromkeys(column.name for column in columns)
+    absent = [
+        name for name in names if name not in table.columns and repr(name) in problem
+    ]
     if not absent:
         return []
     advice = [f"columns: {', '.join(map(repr, table.columns))}"]
