@@ -111,7 +111,9 @@ def test_a_data_set_without_its_columns_is_told_all_of_them(
     here: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "metadata.csv").write_text("picture,caption\n0.png,a dog\n")
-    with pytest.raises(UsageError, match="no column 'image' .* and no column 'prompt'"):
+    with pytest.raises(
+        UsageError, match=r"no column 'image' .* and no column 'prompt'"
+    ):
         run(
             config(
                 here,
