@@ -5,12 +5,13 @@ the small languages that some values are written in.
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple
 
 from dstrain.errors import UsageError, nearest
 
@@ -53,16 +54,6 @@ start: one start of a run, so it is not written to config.json.
 """
 
 
-class Details(TypedDict, total=False):
-    """What an option says of itself beside its default and its help; see `Flag`."""
-
-    affects: Set[Effect]
-    bare: str
-    minimum: float
-    above: float
-    maximum: float
-
-
 @dataclass(frozen=True)
 class LoraFile:
     """A LoRA file and the factor its layers are scaled by."""
@@ -100,7 +91,7 @@ class Flag:
     """The type of a value; of one value, if the option may be repeated."""
     group: Group
     help: str
-    default: Any
+    default: Any = None
     affects: Set[Effect] = frozenset()
     required: bool = False
     many: bool = False
@@ -119,13 +110,16 @@ class Flag:
         return f"--{self.name}"
 
 
-def described(group: Group, help: str, **details: Unpack[Details]) -> Mapping[str, Any]:
-    """Return the metadata that makes a dataclass field an option."""
+def described(group: Group, help: str, **details: Any) -> Mapping[str, Any]:
+    """Return the metadata that makes a dataclass field an option.
+
+    details: Fields of `Flag`, such as `affects` and `minimum`.
+    """
     return {"group": group, "help": help, **details}
 
 
-def option(group: Group, default: Any, help: str, **details: Unpack[Details]) -> Any:
-    """Return a dataclass field that is an option with a default."""
+def option(group: Group, default: Any, help: str, **details: Any) -> Any:
+    """Return a dataclass field that is an option with a default; see `described`."""
     metadata = described(group, help, **details)
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -133,34 +127,30 @@ def option(group: Group, default: Any, help: str, **details: Unpack[Details]) ->
 def flags(config: type) -> tuple[Flag, ...]:
     """Return the options of a configuration class, in the order of its fields."""
     hints = typing.get_type_hints(config)
-    return tuple(
-        _read(field, hints[field.name])
-        for field in dataclasses.fields(config)
-        if field.metadata
-    )
+    found = []
+    for field in dataclasses.fields(config):
+        if field.metadata:
+            found.append(_read(field, hints[field.name]))
+    return tuple(found)
 
 
 def _read(field: "dataclasses.Field[Any]", hint: Any) -> Flag:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+        hint = typing.get_args(hint)[0]  # of `X | None`
+    kind = typing.get_origin(hint) or hint
     arguments = typing.get_args(hint)
-    many = typing.get_origin(hint) is tuple
-    choices = arguments if typing.get_origin(hint) is Literal else ()
-    kind: type = hint
-    if choices:
+    settings = dict(field.metadata)
+    if kind is Literal:
         kind = str
-    elif many:
+        settings["choices"] = arguments
+    elif kind is tuple:
         kind = arguments[0]
-    required = field.default is dataclasses.MISSING
-    return Flag(
-        field.name,
-        kind,
-        default=None if required else field.default,
-        required=required,
-        many=many,
-        choices=choices,
-        **field.metadata,
-    )
+        settings["many"] = True
+    if field.default is dataclasses.MISSING:
+        settings["required"] = True
+    else:
+        settings["default"] = field.default
+    return Flag(field.name, kind, **settings)
 
 
 def changed(config: Any, effect: Effect) -> list[Flag]:
@@ -214,23 +204,18 @@ def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
 
     Raises UsageError for anything else.
     """
+    flag = "--model_paths"
     try:
-        entries = json.loads(text) if text is not None else []
+        entries = json.loads(text or "[]")
     except json.JSONDecodeError as error:
         example = """a list of files is written '["a.safetensors", "b.safetensors"]'"""
-        raise UsageError("--model_paths", f"is not JSON: {error}", example) from error
-    groups: list[tuple[str, ...]] = []
-    for entry in entries if isinstance(entries, list) else [None]:
-        group = [entry] if isinstance(entry, str) else entry
-        if (
-            not isinstance(group, list)
-            or not group
-            or not all(isinstance(path, str) and path for path in group)
-        ):
-            raise UsageError(
-                "--model_paths",
-                f"want a list of paths, or of lists of paths, got {text}",
-            )
+        raise UsageError(flag, f"is not JSON: {error}", example) from error
+    groups = []
+    for entry in entries if isinstance(entries, list) else [entries]:
+        group = entry if isinstance(entry, list) else [entry]
+        if not group or not all(isinstance(path, str) and path for path in group):
+            what = f"want a list of paths, or of lists of paths, got {text}"
+            raise UsageError(flag, what)
         groups.append(tuple(group))
     return tuple(groups)
 
@@ -245,23 +230,18 @@ def parse_origins(text: str | None) -> tuple[PublishedFiles, ...]:
     found: list[tuple[str, str]] = []
     revisions: dict[str, str] = {}
     for part in split_commas(text):
-        name, _, pattern = part.partition(":")
-        model_id, at, revision = name.partition("@")
-        if not model_id or not pattern or (at and not revision):
-            raise UsageError(
-                flag, f"want ID:PATTERN or ID@REVISION:PATTERN, got {part!r}"
-            )
-        if revision and revisions.setdefault(model_id, revision) != revision:
-            both = f"{revisions[model_id]} and {revision}"
-            raise UsageError(
-                flag,
-                f"{model_id} is given at two revisions, {both}; its folder holds one",
-            )
+        match = re.fullmatch(r"([^:@]+)(?:@([^:]+))?:(.+)", part)
+        if match is None:
+            what = f"want ID:PATTERN or ID@REVISION:PATTERN, got {part!r}"
+            raise UsageError(flag, what)
+        model_id, revision, pattern = match.groups(default="")
+        known = revisions.setdefault(model_id, revision) if revision else ""
+        if known != revision:
+            what = f"{model_id} is given at two revisions, {known} and {revision}"
+            raise UsageError(flag, f"{what}; its folder holds one")
         if pattern.startswith("/") or ".." in pattern.split("/"):
-            raise UsageError(
-                flag,
-                f"{pattern!r} leads out of the model's folder; want a pattern of its files",
-            )
+            what = f"{pattern!r} leads out of the model's folder"
+            raise UsageError(flag, f"{what}; want a pattern of its files")
         found.append((model_id, pattern))
     return tuple(
         PublishedFiles(model_id, pattern, revisions.get(model_id, ""))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from dstrain.config.fields import LoraFile, NamedInput, flags, split_commas
 from dstrain.config.schema import (
@@ -26,12 +26,9 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
     stands for an absent one.
     """
     values = {flag.name: getattr(config, flag.name) for flag in flags(type(config))}
-    given = {
-        **values,
-        **config.family_options,
-        "p": tuple(f"no:{name}" for name in config.left_out),
-    }
-    return {name: _plain(value) for name, value in given.items()}
+    values |= config.family_options
+    values["p"] = tuple(f"no:{name}" for name in config.left_out)
+    return {name: _plain(value) for name, value in values.items()}
 
 
 def write_resolved(
@@ -42,7 +39,7 @@ def write_resolved(
     Options of one start are left out, so that a written configuration neither resumes
     nor deletes a run. Raises SystemFault.
     """
-    written: dict[str, Any] = {**as_flags(config), "versions": dict(versions)}
+    written = {**as_flags(config), "versions": versions}
     for name in options_affecting("start"):
         written.pop(name, None)
     text = json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True)
@@ -53,12 +50,12 @@ def write_resolved(
 def read_resolved(output: Path) -> dict[str, Any]:
     """Read the configuration that a run wrote; raises StateError if there is none."""
     try:
-        recorded = json.loads((output / CONFIG).read_bytes())
+        recorded: dict[str, Any] = json.loads((output / CONFIG).read_bytes())
         _ = recorded["model"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         what = f"is not the output directory of a run: no configuration in {CONFIG}"
-        raise StateError(str(output), what) from error
-    return cast("dict[str, Any]", recorded)
+        raise StateError(output, what) from error
+    return recorded
 
 
 def with_run_options(config: GenerateConfig) -> GenerateConfig:
@@ -72,14 +69,10 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
     if recorded["model"] != config.model:
         what = f"is {config.model}, but {config.run} trained {recorded['model']}"
         raise UsageError("--model", what)
-    names = ["mixed_precision"]
+    names = [] if config.mixed_precision else ["mixed_precision"]
     if not (config.model_paths or config.model_id_with_origin_paths or config.toy):
         names += ["model_paths", "model_id_with_origin_paths", "toy", "hub"]
-    values: dict[str, Any] = {
-        name: recorded.get(name) for name in names if not getattr(config, name)
-    }
-    if "hub" in names:
-        values["hub"] = recorded.get("hub", config.hub)
+    values: dict[str, Any] = {name: recorded[name] for name in names}
     known = {flag.name for flag in flags(TrainConfig)} | {"p", "versions"}
     options = {
         name: str(value)
@@ -87,11 +80,10 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
         if name not in known and value not in (None, False)
     }
     values["family_options"] = {**options, **config.family_options}
-    preset = recorded.get("preset_lora_path")
-    full = [
-        name.partition(".")[0] for name in split_commas(recorded["trainable_models"])
-    ]
-    merged_into = recorded["preset_lora_model"] or (full[0] if full else None)
+    preset = recorded["preset_lora_path"]
+    trained = split_commas(recorded["trainable_models"])
+    full = [name.partition(".")[0] for name in trained]
+    merged_into = recorded["preset_lora_model"] or next(iter(full), None)
     # Weights that were trained in full have the preset in them.
     if preset and merged_into not in full:
         values["lora"] = (LoraFile(Path(preset)), *config.lora)

@@ -10,7 +10,7 @@ from dstrain.config.fields import (
     parse_origins,
     split_commas,
 )
-from dstrain.config.schema import STAGES, GenerateConfig, ModelChoice, TrainConfig
+from dstrain.config.schema import GenerateConfig, ModelChoice, TrainConfig
 from dstrain.errors import UsageError, nearest
 
 
@@ -28,9 +28,8 @@ def validate(config: ModelChoice) -> None:
         _check_frames(config)
         _check_start(config)
         if config.preview_steps is not None and not config.preview_prompt:
-            raise UsageError(
-                "--preview_steps", "has no effect without --preview_prompt"
-            )
+            what = "has no effect without --preview_prompt"
+            raise UsageError("--preview_steps", what)
         if not config.dry_run:
             _check_places(config)
     if isinstance(config, GenerateConfig):
@@ -46,13 +45,10 @@ def _check_prompt(config: GenerateConfig) -> None:
                 "or --dataset: a table of prompts and seeds to generate a dataset from",
             )
         return
-    for flag in flags(GenerateConfig):
-        value = getattr(config, flag.name)
-        if flag.name in ("prompt", "seed") and value != flag.default:
-            raise UsageError(
-                flag.spelled,
-                f"cannot be combined with --dataset, whose column {flag.name!r} has one for each row",
-            )
+    for name, value in (("prompt", config.prompt), ("seed", config.seed)):
+        if value:
+            what = f"cannot be combined with --dataset, whose column {name!r} has one for each row"
+            raise UsageError(f"--{name}", what)
 
 
 def _check_model(config: ModelChoice) -> None:
@@ -65,9 +61,7 @@ def _check_model(config: ModelChoice) -> None:
             "builds a toy model, so model files would not be read; give one or the other",
         )
     if config.toy and config.hub != "modelscope":
-        raise UsageError(
-            "--hub", "has no effect: --toy builds a toy model, so nothing is downloaded"
-        )
+        raise UsageError("--hub", "has no effect: --toy builds its own model")
     is_dry_run = isinstance(config, TrainConfig) and config.dry_run
     if not files and not config.toy and not is_dry_run:
         raise UsageError(
@@ -75,25 +69,19 @@ def _check_model(config: ModelChoice) -> None:
             "no model files are given",
             "give --model_paths for local files, or --toy for a tiny model with random weights",
         )
-    if (config.height is None) != (config.width is None):
-        given, missing = "height", "width"
-        if config.height is None:
-            given, missing = missing, given
-        raise UsageError(
-            f"--{given}", f"is given without --{missing}; give both, or neither"
-        )
+    for one, other in (("height", "width"), ("width", "height")):
+        if getattr(config, one) is not None and getattr(config, other) is None:
+            what = f"is given without --{other}; give both, or neither"
+            raise UsageError(f"--{one}", what)
 
 
 def _check_task(config: TrainConfig) -> None:
-    name, stage = config.task_name, config.stage
-    if name and stage in STAGES and not config.task.endswith(":"):
-        return
-    name = name or "TASK"
-    known = ", ".join([name, *(f"{name}:{stage}" for stage in STAGES if stage)])
-    raise UsageError(
-        "--task",
-        f"{config.task!r} is not a task with a stage; want {known}{nearest(stage, STAGES)}",
-    )
+    name = config.task_name or "TASK"
+    known = [name, f"{name}:data_process", f"{name}:train"]
+    if config.task not in known:
+        hint = nearest(config.task, known)
+        what = f"{config.task!r} is not a task with a stage; want {', '.join(known)}"
+        raise UsageError("--task", what + hint)
 
 
 def _check_trainables(config: TrainConfig) -> None:
@@ -103,11 +91,9 @@ def _check_trainables(config: TrainConfig) -> None:
             raise UsageError(f"--{name}", "names nothing")
     trained = {name.partition(".")[0] for name in config.trainables}
     if config.lora_base_model in trained:
-        reason = "LoRA trains beside frozen weights, so a component is trained in full or by LoRA"
-        raise UsageError(
-            "--lora_base_model",
-            f"{config.lora_base_model} is also in --trainable_models; {reason}",
-        )
+        what = f"{config.lora_base_model} is also in --trainable_models"
+        reason = "a component is trained in full or by LoRA"
+        raise UsageError("--lora_base_model", f"{what}; {reason}")
     if trained and config.lora_base_model is None:
         for flag in changed(config, "LoRA"):
             raise UsageError(
@@ -125,9 +111,8 @@ def _check_steps(config: TrainConfig) -> None:
             "use --lr_scheduler constant_with_warmup",
         )
     if config.lr_scheduler == "constant_with_warmup" and not config.lr_warmup_steps:
-        raise UsageError(
-            "--lr_scheduler", "constant_with_warmup needs --lr_warmup_steps"
-        )
+        what = "constant_with_warmup needs --lr_warmup_steps"
+        raise UsageError("--lr_scheduler", what)
     low = config.min_timestep_boundary or 0.0
     high = 1.0 if config.max_timestep_boundary is None else config.max_timestep_boundary
     if low >= high:
@@ -150,24 +135,19 @@ def _check_frames(config: TrainConfig) -> None:
 
 
 def _check_start(config: TrainConfig) -> None:
-    """Refuse more than one of the ways to start: resume, from saved weights, or in the
-    place of another run.
-    """
+    """Refuse more than one of the ways to start."""
     if config.preset_lora_model is not None and config.preset_lora_path is None:
-        raise UsageError(
-            "--preset_lora_model", "has no effect without --preset_lora_path"
-        )
+        what = "has no effect without --preset_lora_path"
+        raise UsageError("--preset_lora_model", what)
     ways = {
-        "resume": "resumes a run",
-        "resume_from_checkpoint": "starts a new one from saved weights",
-        "overwrite": "deletes the one in --output_path",
+        "--resume resumes a run": config.resume,
+        "--resume_from_checkpoint starts a new one from saved weights": config.resume_from_checkpoint,
+        "--overwrite deletes the one in --output_path": config.overwrite,
     }
-    given = [name for name in ways if getattr(config, name)]
-    if len(given) > 1:
-        both = ", and ".join(f"--{name} {ways[name]}" for name in given)
-        raise UsageError(
-            f"--{given[0]}", f"is given with --{given[1]}: {both}", "give one of them"
-        )
+    chosen = [way for way, value in ways.items() if value]
+    if len(chosen) > 1:
+        flag = chosen[0].split()[0]
+        raise UsageError(flag, ", and ".join(chosen), "give one of them")
 
 
 def _check_places(config: TrainConfig) -> None:

@@ -52,7 +52,7 @@ def test_every_field_with_a_description_is_an_option_in_its_order() -> None:
 
 def test_type_default_and_choices_follow_from_the_field() -> None:
     assert flag("name") == Flag(
-        "name", str, "model", "Needed.", None, {"cache"}, required=True
+        "name", str, "model", "Needed.", affects={"cache"}, required=True
     )
     rank = flag("rank")
     assert (rank.kind, rank.default, rank.minimum, rank.maximum) == (int, None, 1, 8)
@@ -144,8 +144,9 @@ def test_what_is_malformed_names_its_option(
 
 def test_model_paths_are_groups_of_files() -> None:
     assert parse_model_paths('["a", ["b", "c"]]') == (("a",), ("b", "c"))
+    assert parse_model_paths('"a"') == (("a",),)
     assert parse_model_paths(None) == ()
-    for text in ("a.safetensors", '{"a": 1}', '"a"', "[1]", "[[]]", '[""]', "null"):
+    for text in ("a.safetensors", '{"a": 1}', '""', "[1]", "[[]]", '[""]', "null"):
         with pytest.raises(UsageError, match="--model_paths"):
             parse_model_paths(text)
 
