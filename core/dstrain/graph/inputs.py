@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 Kind = Literal["text", "texts", "integer", "number", "image", "images", "video"]
 FILE_KINDS = frozenset({"image", "images", "video"})
@@ -69,6 +69,7 @@ class Measured:
     """The name of the other input."""
     axis: Literal["height", "width", "frames"]
     """What is measured: pixels, or the number of frames."""
+    kind: ClassVar[Kind] = "integer"
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,6 @@ class Constant:
             return "text"
         return "number" if isinstance(self.value, float) else "integer"
 
-    def as_column(self, name: str) -> Column:
-        """Return the column that reads the text of a new value."""
-        return Column(name, self.kind, check=self.check)
-
 
 def at_least(least: float) -> Callable[[Any], str]:
     """Return a check that a number is not less than this one."""
@@ -113,13 +110,8 @@ Input = Column | Measured | InferenceOnly | Constant
 
 def as_column(name: str, source: Input) -> Column:
     """Return the column that reads an input of inference, where images keep their size."""
-    if isinstance(source, Constant):
-        return source.as_column(name)
-    if not isinstance(source, Column):
-        return Column(name, _kind(source))
-    # At inference the units resize.
-    return replace(source, name=name, multiple=0, frame="", optional=False)
-
-
-def _kind(source: Input) -> Kind:
-    return "integer" if isinstance(source, Measured) else source.kind
+    if isinstance(source, Column):
+        # At inference the units resize.
+        return replace(source, name=name, multiple=0, frame="", optional=False)
+    check = source.check if isinstance(source, Constant) else None
+    return Column(name, source.kind, check=check)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Constant, Measured
-from dstrain.graph.spec import PipelineSpec, check_borrows
+from dstrain.graph.inputs import Column
+from dstrain.graph.spec import PipelineSpec, check_components
 from dstrain.graph.task import Task
 from dstrain.graph.unit import LOSS_CONTEXT, FunctionSpec, Unit, component_of
 
@@ -99,12 +99,12 @@ def make_plan(
     Raises UsageError when the task needs an input that is absent, or does not use a
     component that is trained.
     """
-    check_borrows(task.loss, spec, f"task {task.name}", LOSS_CONTEXT)
     spec = spec.with_task_inputs(task)
+    check_components(spec, task.loss, LOSS_CONTEXT)
     inputs |= frozenset(spec.settings)
+    available, skipped = spec.find_available(inputs)
     trained = _trained(spec, trainables)
-    skipped, available = _find_available(spec, inputs)
-    planner = _Planner(spec, task, trained, skipped, available)
+    planner = _Planner(spec, task, trained, available, skipped)
     planner.refuse_missing_inputs(columns)
     units = planner.needed_units()
     planner.refuse_missing_branch(units)
@@ -117,7 +117,6 @@ def make_plan(
     components, configs = planner.loaded(cached_steps, train_steps)
     used = {key for step in steps for key in step.inputs.values()} | {*cached_values}
     unused = [u.name for u in spec.units if u not in units and u.name not in skipped]
-    kinds = {key: _kind(spec, key) for key in cached_values}
     return Plan(
         family=spec.family,
         variant=spec.variant,
@@ -129,10 +128,10 @@ def make_plan(
         train_steps=train_steps,
         loss_inputs=loss_inputs,
         cached_values=cached_values,
-        cached_kinds=MappingProxyType(kinds),
-        components=MappingProxyType(components),
-        configs=MappingProxyType(configs),
-        skipped=MappingProxyType(skipped),
+        cached_kinds={key: _kind(spec, key) for key in cached_values},
+        components=components,
+        configs=configs,
+        skipped=skipped,
         unused_units=tuple(unused),
         used_inputs=frozenset(used & set(spec.inputs)),
     )
@@ -158,16 +157,14 @@ class _Planner:
     spec: PipelineSpec
     task: Task
     trained: tuple[str, ...]
-    skipped: Mapping[str, str]
     available: frozenset[str]
     """Names of the inputs that are present and of what can be computed from them."""
+    skipped: Mapping[str, str]
 
     @property
     def readers(self) -> tuple[FunctionSpec, ...]:
         """Return the functions of a training step that follow the units."""
-        constraint = self.spec.constrain_latents
-        between = () if constraint is None else (constraint,)
-        return (self.spec.model_fn, *between, self.task.loss)
+        return *self.spec.step_functions, self.task.loss
 
     def refuse_missing_inputs(self, columns: tuple[str, ...]) -> None:
         """Refuse a plan that lacks what a function of the training step requires."""
@@ -180,14 +177,14 @@ class _Planner:
         if not missing:
             return
         reader, name = missing[0]
-        roots = sorted({root for _, one in missing for root in self._roots(one)})
-        words = " and no ".join(self._named_input(root, columns) for root in roots)
-        unit = self.spec.makers.get(name)
+        roots = {root for _, one in missing for root in self._roots(one)}
+        absent = [self._named_input(root, columns) for root in sorted(roots)]
         why = []
-        if unit is not None:
-            reason = self.skipped[unit.name]
-            why = [f"unit {unit.name}, which computes it, is skipped ({reason})"]
-        what = f"{reader.name} needs {name}, and there is no {words}"
+        if name in self.spec.makers:
+            unit = self.spec.makers[name].name
+            reason = self.skipped[unit]
+            why = [f"unit {unit}, which computes it, is skipped ({reason})"]
+        what = f"{reader.name} needs {name}, and there is no {' and no '.join(absent)}"
         raise UsageError(self.spec.where, what, *why)
 
     def refuse_missing_branch(self, units: Iterable[Unit]) -> None:
@@ -196,8 +193,8 @@ class _Planner:
             return
         for unit in units:
             for name in unit.required:
-                other = self.spec.cfg_inputs.get(name)
-                if other is not None and other not in self.available:
+                other = self.spec.cfg_inputs.get(name, name)
+                if other not in self.available:
                     what = f"task {self.task.name} needs the negative branch, and input {other!r} is absent"
                     raise UsageError(self.spec.where, what)
 
@@ -234,15 +231,8 @@ class _Planner:
         """Yield the unit once, or once per branch if its outputs differ by branch."""
         by_branch = bool(set(unit.outputs) & self.spec.branched)
         for branch in self.task.branches if by_branch else ("",):
-            outputs = {
-                name: branch_key(name, branch or POSITIVE) for name in unit.outputs
-            }
-            yield Step(
-                unit,
-                branch,
-                MappingProxyType(self._inputs(unit, branch)),
-                MappingProxyType(outputs),
-            )
+            outputs = {n: branch_key(n, branch or POSITIVE) for n in unit.outputs}
+            yield Step(unit, branch, self._inputs(unit, branch), outputs)
 
     def loss_inputs(self) -> tuple[str, ...]:
         """Return the keys that model_fn uses for every branch, and the other functions
@@ -263,17 +253,16 @@ class _Planner:
         the configuration.
         """
         first: list[FunctionSpec] = [step.unit for step in cached_steps]
-        second: list[FunctionSpec] = [step.unit for step in train_steps]
-        second += self.readers
-        stages = {"data_process": first, "train": second, "": first + second}
-        components: dict[str, tuple[str, ...]] = {}
-        configs: dict[str, tuple[str, ...]] = {}
+        second = [*(step.unit for step in train_steps), *self.readers]
+        stages = {"data_process": first, "train": second, "": [*first, *second]}
+        components = {}
+        configs = {}
         known = self.spec.components
         for stage, functions in stages.items():
-            names = {name for one in functions for name in self._components(one)}
-            whole = names & set(known)
-            config_only = {component_of(name) for name in names} - whole
-            components[stage] = tuple(name for name in known if name in whole)
+            used = {name for one in functions for name in self._components(one)}
+            whole = [name for name in known if name in used]
+            config_only = {component_of(name) for name in used} - set(whole)
+            components[stage] = tuple(whole)
             configs[stage] = tuple(name for name in known if name in config_only)
         for name in self.trained:
             if name not in components["train"]:
@@ -304,11 +293,13 @@ class _Planner:
 
     def _inputs(self, function: FunctionSpec, branch: str) -> dict[str, str]:
         """Return the keys of a function's inputs that a branch has, by their names."""
+        absent = set(self.spec.inputs) - self.available
         keys = {}
         for name in function.inputs:
-            other = self.spec.cfg_inputs.get(name) if branch == "negative" else None
-            if name in self.available and (other is None or other in self.available):
-                keys[name] = value_key(self.spec, name, branch)
+            key = value_key(self.spec, name, branch)
+            # The negative branch has an input of its own, which may be absent.
+            if name in self.available and key not in absent:
+                keys[name] = key
         return keys
 
     def _roots(self, name: str) -> Iterator[str]:
@@ -342,29 +333,6 @@ def _trained(spec: PipelineSpec, trainables: tuple[str, ...]) -> tuple[str, ...]
     return trained
 
 
-def _find_available(
-    spec: PipelineSpec, inputs: frozenset[str]
-) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the units that are skipped with the reason, and the values that exist.
-
-    A unit is skipped if a required input is absent, or an output of a skipped unit.
-    """
-    skipped: dict[str, str] = {}
-    available = set(inputs)
-    for unit in spec.units:
-        absent = []
-        for name in unit.required:
-            maker = spec.makers.get(name)
-            if name not in available:
-                why = f" (unit {maker.name} is skipped)" if maker else ""
-                absent.append(f"{name}{why}")
-        if absent:
-            skipped[unit.name] = "absent: " + ", ".join(absent)
-        else:
-            available |= set(unit.outputs)
-    return skipped, frozenset(available)
-
-
 def _cached_values(
     train_steps: Iterable[Step], loss_inputs: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -380,7 +348,4 @@ def _kind(spec: PipelineSpec, key: str) -> str:
     name = key.rpartition(".")[2]
     if name in spec.makers:
         return spec.makers[name].outputs[name]
-    source = spec.inputs[name]
-    if isinstance(source, Column | Constant):
-        return KINDS_OF_COLUMNS[source.kind]
-    return "int" if isinstance(source, Measured) else "as given"
+    return KINDS_OF_COLUMNS[spec.inputs[name].kind]

@@ -2,13 +2,14 @@
 anything is loaded.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.frozen import Converted, freeze
+from dstrain.graph.converted import Converted
 from dstrain.graph.inputs import Column, Constant, Input, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
 from dstrain.graph.task import Task
@@ -25,18 +26,13 @@ SAMPLING_ARGUMENTS = ("num_inference_steps", "guidance_scale", "seed", "rand_dev
 Function = Callable[..., Any]
 
 
-def as_spec(given: tuple[str, ...], function: Function | FunctionSpec) -> FunctionSpec:
-    """Return the spec of a function that its caller gives these parameters."""
-    if isinstance(function, FunctionSpec):
+def as_spec(given: tuple[str, ...], function: Function | FunctionSpec | None) -> Any:
+    """Return the spec of a function that its caller gives these parameters; what is a
+    spec already, and None, stay as they are.
+    """
+    if function is None or isinstance(function, FunctionSpec):
         return function
     return FunctionSpec.of(function, given)
-
-
-def as_optional_spec(
-    given: tuple[str, ...], function: Function | FunctionSpec | None
-) -> FunctionSpec | None:
-    """Return the spec of a function, None if there is none."""
-    return None if function is None else as_spec(given, function)
 
 
 def as_units(
@@ -56,9 +52,6 @@ class ExpertSchedule:
     """The name by which functions ask for the expert whose timestep it is."""
     ranges: Mapping[str, tuple[float, float]]
     """Component -> (least, greatest) timestep, 0 to 1000, the noisiest expert first."""
-
-    def __post_init__(self) -> None:
-        freeze(self)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -109,7 +102,7 @@ class PipelineSpec:
     """(positive, negative, guidance_scale) -> prediction."""
     constrain_latents: Converted[
         Function | FunctionSpec | None, FunctionSpec | None
-    ] = Converted(partial(as_optional_spec, GIVEN_TO_CONSTRAIN_LATENTS), default=None)
+    ] = Converted(partial(as_spec, GIVEN_TO_CONSTRAIN_LATENTS), default=None)
     """(latents, timestep, noise, conditions) -> `LatentConstraint`."""
     experts: ExpertSchedule | None = None
     cfg_inputs: Mapping[str, str] = field(default_factory=dict)
@@ -126,20 +119,7 @@ class PipelineSpec:
     variant: str = ""
 
     def __post_init__(self) -> None:
-        freeze(self)
         check(self)
-
-    def named(self, family: str, variant: str) -> "PipelineSpec":
-        """Return the spec as a family's variant; raises UsageError for an input that
-        nothing uses.
-        """
-        spec = replace(self, family=family, variant=variant)
-        for name in spec.inputs:
-            if name not in spec.used_inputs:
-                raise UsageError(
-                    spec.where, f"input {name!r} is used by no function; remove it"
-                )
-        return spec
 
     @property
     def where(self) -> str:
@@ -149,24 +129,16 @@ class PipelineSpec:
         return f"pipeline spec with {self.model_fn.where}"
 
     @property
-    def readers(self) -> Iterator[FunctionSpec]:
-        """Every function of the spec."""
-        yield from (*self.units, self.model_fn, self.latent_shape)
-        if self.constrain_latents is not None:
-            yield self.constrain_latents
-        yield from self.decoders
+    def step_functions(self) -> tuple[FunctionSpec, ...]:
+        """The functions that each step of training and of inference calls."""
+        if self.constrain_latents is None:
+            return (self.model_fn,)
+        return self.model_fn, self.constrain_latents
 
     @property
-    def used_inputs(self) -> frozenset[str]:
-        """Inputs that a function reads, that stand for one in the negative branch, or
-        on which one is measured.
-        """
-        used = {name for reader in self.readers for name in reader.inputs}
-        used |= set(self.cfg_inputs.values())
-        used |= {
-            source.of for source in self.inputs.values() if isinstance(source, Measured)
-        }
-        return frozenset(used)
+    def functions(self) -> tuple[FunctionSpec, ...]:
+        """Every function of the spec."""
+        return *self.units, *self.step_functions, self.latent_shape, *self.decoders
 
     @property
     def makers(self) -> dict[str, Unit]:
@@ -210,138 +182,112 @@ class PipelineSpec:
         """Return the spec with the task's own inputs; raises UsageError for a name that
         both declare.
         """
-        inputs = task.with_task_inputs(self.inputs, self.where)
-        if len(inputs) == len(self.inputs):
-            return self
-        return replace(self, inputs=inputs)
+        for name, source in task.inputs.items():
+            if self.inputs.get(name, source) != source:
+                what = f"its input {name!r} is also one of {self.where}; rename one of them"
+                raise UsageError(f"task {task.name}", what)
+        return replace(self, inputs={**self.inputs, **task.inputs})
+
+    def find_available(
+        self, inputs: Iterable[str]
+    ) -> tuple[frozenset[str], dict[str, str]]:
+        """Return the values that these inputs lead to, and the units that are skipped
+        with the reason.
+
+        A unit is skipped if a required input is absent, or an output of a skipped unit.
+        """
+        available = set(inputs)
+        skipped = {}
+        makers = self.makers
+        for unit in self.units:
+            absent = [name for name in unit.required if name not in available]
+            if not absent:
+                available |= set(unit.outputs)
+                continue
+            reasons = []
+            for name in absent:
+                maker = makers.get(name)
+                why = f" (unit {maker.name} is skipped)" if maker else ""
+                reasons.append(name + why)
+            skipped[unit.name] = "absent: " + ", ".join(reasons)
+        return frozenset(available), skipped
 
     def can_train(self, inputs: frozenset[str]) -> bool:
         """Return whether model_fn and constrain_latents get what they require from
         these inputs and what is measured on them.
         """
-        measured = {
-            name
-            for name, source in self.inputs.items()
-            if isinstance(source, Measured) and source.of in inputs
-        }
-        available = {*inputs, *measured, *self.settings}
-        for unit in self.units:
-            if available.issuperset(unit.required):
-                available |= set(unit.outputs)
-        required = set(self.model_fn.required)
-        if self.constrain_latents is not None:
-            required |= set(self.constrain_latents.required)
-        return available >= required
+        present = {*inputs, *self.settings}
+        for name, source in self.inputs.items():
+            if isinstance(source, Measured) and source.of in inputs:
+                present.add(name)
+        available, _ = self.find_available(present)
+        return all(available.issuperset(one.required) for one in self.step_functions)
 
 
 def check(spec: PipelineSpec) -> None:
     """Raise UsageError when names do not fit together, naming the two places that
     disagree.
     """
-    _check_components(spec)
-    makers = _check_units(spec)
-    known = {*spec.inputs, *makers}
-    _check_reader(spec, spec.model_fn, known, PLACE | {"branch"})
-    _check_reader(spec, spec.latent_shape, known, PLACE)
-    if spec.constrain_latents is not None:
-        _check_reader(spec, spec.constrain_latents, known, PLACE)
-    for decoder in spec.decoders:
-        _check_reader(spec, decoder, known, CONTEXT)
-        known |= set(decoder.outputs)
-    for names in spec.cfg_inputs.items():
-        for name in names:
-            _known(name, spec.inputs, f"{spec.where}: cfg_inputs")
-    for name in spec.padded:
-        _known(name, known, f"{spec.where}: padded")
-    for name in spec.defaults:
-        arguments = (*spec.inputs, *SAMPLING_ARGUMENTS)
-        if name not in arguments:
-            hint = nearest(name, arguments)
-            raise UsageError(
-                f"{spec.where}: defaults",
-                f"{name!r} is neither an input nor one of {', '.join(SAMPLING_ARGUMENTS)}{hint}",
-            )
-
-
-def _check_components(spec: PipelineSpec) -> None:
     for name in spec.components:
         if name in LOSS_CONTEXT:
-            raise UsageError(
-                spec.where,
-                f"component name {name!r} is reserved for the context; rename the component",
-            )
-    experts = spec.experts.components if spec.experts else ()
-    for place, names in (
-        ("expert", experts),
-        ("unused_parameters:", tuple(spec.unused_parameters)),
-    ):
-        for name in names:
-            if name not in spec.components:
-                hint = nearest(name, spec.components)
-                raise UsageError(
-                    spec.where, f"{place} {name!r} is not a component{hint}"
-                )
+            what = f"component name {name!r} is reserved for the context; rename the component"
+            raise UsageError(spec.where, what)
+    if spec.experts is not None:
+        _check(spec, "experts", spec.experts.components, spec.components, "a component")
+    unused = spec.unused_parameters
+    _check(spec, "unused_parameters", unused, spec.components, "a component")
     for name, source in spec.inputs.items():
         if isinstance(source, Measured):
-            _known(source.of, spec.inputs, f"{spec.where}: the size of input {name}")
+            _check(spec, f"inputs: {name}", [source.of], spec.inputs, "an input")
+    pairs = spec.cfg_inputs.items()
+    _check(spec, "cfg_inputs", chain(*pairs), spec.inputs, "an input")
+    arguments = f"an input or one of {', '.join(SAMPLING_ARGUMENTS)}"
+    known = {*spec.inputs, *SAMPLING_ARGUMENTS}
+    _check(spec, "defaults", spec.defaults, known, arguments)
+    values = _check_units(spec)
+    _check(spec, "padded", spec.padded, values, "an input or an output of a unit")
+    _check_function(spec, spec.model_fn, values, PLACE | {"branch"})
+    _check_function(spec, spec.latent_shape, values, PLACE)
+    if spec.constrain_latents is not None:
+        _check_function(spec, spec.constrain_latents, values, PLACE)
+    for decoder in spec.decoders:
+        _check_function(spec, decoder, values, CONTEXT)
+        values |= set(decoder.outputs)
 
 
-def _check_units(spec: PipelineSpec) -> dict[str, str]:
-    """Return value name -> the unit whose output it is; each is read after it exists."""
-    where = spec.where
+def _check_units(spec: PipelineSpec) -> set[str]:
+    """Return the inputs and the outputs of units; each is read after it exists."""
     names = [unit.name for unit in spec.units]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise UsageError(
-            where, f"two units are named {', '.join(repeated)}; rename one"
-        )
-    all_outputs = spec.makers
     makers: dict[str, str] = {}
     for unit in spec.units:
-        for name in unit.inputs:
-            if name in all_outputs and name not in makers:
-                raise UsageError(
-                    where,
-                    f"unit {unit.name} reads {name!r} before unit {all_outputs[name].name} "
-                    "outputs it; change the order",
-                )
-        _check_reader(spec, unit, {*spec.inputs, *makers}, CONTEXT)
+        if names.count(unit.name) > 1:
+            what = f"two units are named {unit.name}; rename one"
+            raise UsageError(spec.where, what)
+        _check_function(spec, unit, {*spec.inputs, *makers}, CONTEXT)
         for name in unit.outputs:
             if name in spec.inputs:
-                raise UsageError(
-                    where,
-                    f"name {name!r} is both a pipeline input and an output of unit "
-                    f"{unit.name}; rename one",
-                )
+                what = f"name {name!r} is both a pipeline input and an output of unit {unit.name}; rename one"
+                raise UsageError(spec.where, what)
             if name in makers:
-                raise UsageError(
-                    where,
-                    f"{name!r} is an output of unit {makers[name]} and of unit "
-                    f"{unit.name}; rename one",
-                )
+                what = f"{name!r} is an output of unit {makers[name]} and of unit {unit.name}; rename one"
+                raise UsageError(spec.where, what)
             makers[name] = unit.name
-    return makers
+    return {*spec.inputs, *makers}
 
 
-def _check_reader(
-    spec: PipelineSpec, reader: FunctionSpec, known: set[str], context: frozenset[str]
+def _check_function(
+    spec: PipelineSpec,
+    function: FunctionSpec,
+    values: set[str],
+    context: frozenset[str],
 ) -> None:
-    for name in reader.inputs:
-        _known(name, known, f"{spec.where}: {reader.name}")
-    check_borrows(reader, spec, spec.where, context)
+    kind = "an input or an output of an earlier unit"
+    _check(spec, function.name, function.inputs, values, kind)
+    check_components(spec, function, context)
 
 
-def _known(name: str, known: set[str] | Mapping[str, Any], where: str) -> None:
-    if name not in known:
-        raise UsageError(
-            where,
-            f"reads {name!r}, which is neither an input nor an output of an earlier "
-            f"unit{nearest(name, known)}",
-        )
-
-
-def check_borrows(
-    reader: FunctionSpec, spec: PipelineSpec, where: str, context: frozenset[str]
+def check_components(
+    spec: PipelineSpec, function: FunctionSpec, context: frozenset[str]
 ) -> None:
     """Raise UsageError for a keyword-only parameter that is neither a component nor in
     the context.
@@ -349,18 +295,20 @@ def check_borrows(
     known = {*spec.components}
     if spec.experts is not None:
         known.add(spec.experts.denoiser)
-    for name in reader.components:
-        if name in context:
-            continue
-        if name in LOSS_CONTEXT:
-            raise UsageError(
-                where,
-                f"{reader.name} asks for {name!r}, which it cannot have; its context is "
-                f"{', '.join(sorted(context))}",
-            )
-        if component_of(name) not in known:
-            hint = nearest(name, spec.components)
-            raise UsageError(
-                where,
-                f"{reader.name} asks for {name!r}, which is not a component{hint}",
-            )
+    names = [name for name in function.components if component_of(name) not in known]
+    kind = f"a component or one of {', '.join(sorted(context))}"
+    _check(spec, function.name, names, known | context, kind)
+
+
+def _check(
+    spec: PipelineSpec,
+    place: str,
+    names: Iterable[str],
+    known: Collection[str],
+    kind: str,
+) -> None:
+    """Raise UsageError for the first of the names that is not known."""
+    for name in names:
+        if name not in known:
+            what = f"{name!r} is not {kind}{nearest(name, known)}"
+            raise UsageError(f"{spec.where}: {place}", what)

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
-from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Constant, Input
 from dstrain.graph.unit import FunctionSpec
 
@@ -23,7 +21,7 @@ class Task:
     """
     branches: tuple[str, ...] = ("positive",)
     """The branches of classifier-free guidance that the loss asks `predict` for."""
-    inputs: Mapping[str, Input] = field(default_factory=lambda: MappingProxyType({}))
+    inputs: Mapping[str, Input] = field(default_factory=dict)
     """What the loss uses of a row beside the variant's own inputs. It gets a list, one
     value per sample, or the value itself if that is the same in the whole batch.
     """
@@ -40,7 +38,7 @@ class Task:
     ) -> "Task":
         """Return a task for a loss function; the arguments are the fields."""
         spec = FunctionSpec.of(loss, given=GIVEN_TO_LOSS)
-        return cls(name, spec, branches, MappingProxyType(dict(inputs or {})))
+        return cls(name, spec, branches, inputs or {})
 
     @property
     def listed(self) -> frozenset[str]:
@@ -56,18 +54,3 @@ class Task:
     def runs_sampler(self) -> bool:
         """Return whether the loss runs the whole sampler, and so every expert."""
         return "sampler" in self.loss.components
-
-    def with_task_inputs(
-        self, inputs: Mapping[str, Input], owner: str
-    ) -> dict[str, Input]:
-        """Return the variant's table of inputs with the task's own.
-
-        Raises UsageError for a name that both declare.
-        """
-        for name, source in self.inputs.items():
-            if inputs.get(name, source) != source:
-                raise UsageError(
-                    f"task {self.name}",
-                    f"its input {name!r} is also one of {owner}; rename one of them",
-                )
-        return {**inputs, **self.inputs}

@@ -8,7 +8,6 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from dstrain.errors import UsageError
@@ -28,7 +27,7 @@ class FunctionSpec:
 
     name: str
     function: Callable[..., Any]
-    inputs: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+    inputs: Mapping[str, bool] = field(default_factory=dict)
     """Value name -> whether it is required."""
     components: tuple[str, ...] = ()
     """Names of the components and of the context that it uses."""
@@ -44,39 +43,34 @@ class FunctionSpec:
         **kwargs or a positional-only parameter, or a default on a component.
         """
         if not callable(function) or isinstance(function, type):
-            raise UsageError(
-                "pipeline spec",
-                f"{function!r} is not a function; pass the function itself",
-            )
-        where = _where(function)
-        parameters = list(inspect.signature(function).parameters.values())
-        if tuple(one.name for one in parameters[: len(given)]) != given:
-            raise UsageError(
-                where,
-                f"its first parameters must be {', '.join(given)}: it is given these",
-            )
+            what = f"{function!r} is not a function; pass the function itself"
+            raise UsageError("pipeline spec", what)
+        name = getattr(function, "__name__", type(function).__name__)
+        where = f"{function.__module__}.{name}"
         inputs: dict[str, bool] = {}
         components: list[str] = []
-        for parameter in parameters:
+        parameters = list(inspect.signature(function).parameters.values())
+        if tuple(one.name for one in parameters[: len(given)]) != given:
+            what = f"its first parameters must be {', '.join(given)}: it is given these"
+            raise UsageError(where, what)
+        for parameter in parameters[len(given) :]:
             required = parameter.default is parameter.empty
-            if parameter.kind is parameter.KEYWORD_ONLY:
-                if not required:
-                    what = f"component {parameter.name!r} has a default; a component is always given"
-                    raise UsageError(where, what)
-                components.append(parameter.name)
-            elif parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                inputs[parameter.name] = required
+            elif parameter.kind is not parameter.KEYWORD_ONLY:
                 what = f"parameter {parameter} hides names; write each one out"
                 raise UsageError(where, what)
-            elif parameter.name not in given:
-                inputs[parameter.name] = required
-        return cls(
-            _name(function), function, MappingProxyType(inputs), tuple(components)
-        )
+            elif not required:
+                what = f"component {parameter.name!r} has a default; a component is always given"
+                raise UsageError(where, what)
+            else:
+                components.append(parameter.name)
+        return cls(name, function, inputs, tuple(components))
 
     @property
     def where(self) -> str:
         """How errors name the function."""
-        return _where(self.function)
+        return f"{self.function.__module__}.{self.name}"
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -110,31 +104,17 @@ class Unit(FunctionSpec):
 
         Raises UsageError when the declaration is incomplete.
         """
-        spec = FunctionSpec.of(function, given)
-        where = _where(function)
+        super().__init__(**vars(FunctionSpec.of(function, given)))
         returned = typing.get_type_hints(function).get("return")
         if not typing.is_typeddict(returned):
-            raise UsageError(
-                where,
-                f"returns {returned!r}; a unit returns a TypedDict that names its outputs",
-            )
-        outputs = {
-            name: kind_of(hint, f"{where} -> {name}")
-            for name, hint in typing.get_type_hints(returned).items()
-        }
-        both = sorted(set(outputs) & set(spec.inputs))
-        if both:
-            raise UsageError(
-                where,
-                f"{', '.join(both)} is both an input and an output; rename the output",
-            )
-        fields = {
-            **vars(spec),
-            "outputs": MappingProxyType(outputs),
-            "version": version,
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)  # the class is frozen
+            what = f"returns {returned!r}; a unit returns a TypedDict that names its outputs"
+            raise UsageError(self.where, what)
+        outputs = {}
+        for name, hint in typing.get_type_hints(returned).items():
+            outputs[name] = kind_of(hint, f"{self.where} -> {name}")
+        # The class is frozen.
+        object.__setattr__(self, "outputs", outputs)
+        object.__setattr__(self, "version", version)
 
     def run(
         self, values: Mapping[str, Any], components: Mapping[str, Any], **given: Any
@@ -148,28 +128,13 @@ class Unit(FunctionSpec):
         used = {name: components[name] for name in self.components}
         outputs = self.function(**given, **inputs, **used)
         if set(outputs) != set(self.outputs):
-            self._refuse(outputs)
+            what = f"returned keys {sorted(outputs)}; declared outputs: {list(self.outputs)}"
+            raise UsageError(f"unit {self.name}", what)
         # An output that is an input, or a view of one, would keep its memory alive.
         shared = storage_ids(inputs.values())
         return {name: copy_if_shared(value, shared) for name, value in outputs.items()}
-
-    def _refuse(self, outputs: Mapping[str, Any]) -> None:
-        missing = sorted(set(self.outputs) - set(outputs))
-        extra = sorted(set(outputs) - set(self.outputs))
-        faults = [f"did not return {missing}"] if missing else []
-        faults += [f"returned unexpected keys {extra}"] if extra else []
-        what = f"{' and '.join(faults)}; declared outputs: {list(self.outputs)}"
-        raise UsageError(f"unit {self.name}", what)
 
 
 def component_of(name: str) -> str:
     """Return the component of a parameter: 'dit_config' -> 'dit', 'vae' -> 'vae'."""
     return name.removesuffix("_config")
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _where(function: Callable[..., Any]) -> str:
-    return f"{getattr(function, '__module__', '?')}.{_name(function)}"

@@ -8,7 +8,7 @@ from typing import Any
 from dstrain.config.schema import ModelChoice
 from dstrain.data.cells import read_literal
 from dstrain.errors import DstrainError, UsageError
-from dstrain.graph.inputs import Column, Constant
+from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import components_of
 from dstrain.models.locate import ModelConfig, denoiser_config, place_of
@@ -182,7 +182,7 @@ def _by_config(
 
 def _parse_constant(name: str, text: str, setting: Constant) -> Any:
     try:
-        cell = read_literal(text, setting.as_column(name))
+        cell = read_literal(text, as_column(name, setting))
     except ValueError as error:
         raise UsageError(f"--{name}", str(error)) from error
     if cell is None:

@@ -3,13 +3,12 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from dstrain.errors import DstrainError, UsageError
-from dstrain.graph.frozen import freeze
 
 if TYPE_CHECKING:
     from dstrain.graph.spec import PipelineSpec
@@ -73,9 +72,6 @@ class ModelFamily:
     options: tuple[Option, ...] = ()
     api: int = API
 
-    def __post_init__(self) -> None:
-        freeze(self)
-
     def spec(self, variant: str) -> "PipelineSpec":
         """Import the pipeline spec of a variant; imports torch. Raises UsageError where
         there is none.
@@ -87,8 +83,8 @@ class ModelFamily:
                 f"its pipelines, {self.pipelines}, have no {variant!r}; want a dict of "
                 "PipelineSpec by variant",
             )
-        spec: PipelineSpec = specs[variant].named(self.name, variant)
-        return spec
+        spec: PipelineSpec = specs[variant]
+        return replace(spec, family=self.name, variant=variant)
 
     def load(self, part: str) -> Any:
         """Import what a field such as `pipelines` names; imports torch. Raises UsageError

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dstrain.graph.inputs import Measured
 from dstrain.lora.layers import LoraConfig, inject
 from dstrain.models.locate import assign
 from dstrain.registry.discovery import GROUP, load_family
@@ -111,16 +112,20 @@ class Declared(Contract):
         assert set(assign(tested.models, known, networks)) == networks
 
     def test_everything_declared_is_used(self, tested: FamilyUnderTest) -> None:
-        """Some function uses each component; a spec itself refuses unused inputs."""
+        """Some function uses each component, and each input.
+
+        An input is also used if it stands for one in the negative branch, or if another
+        one is its size.
+        """
         spec = tested.spec
-        used = {
-            name.removesuffix("_config")
-            for reader in spec.readers
-            for name in reader.components
-        }
+        used = set(spec.cfg_inputs.values())
+        for function in spec.functions:
+            used |= {name.removesuffix("_config") for name in function.components}
+            used |= set(function.inputs)
+        used |= {one.of for one in spec.inputs.values() if isinstance(one, Measured)}
         if spec.experts is not None and spec.experts.denoiser in used:
             used |= set(spec.experts.components)
-        assert set(spec.components) <= used
+        assert {*spec.components, *spec.inputs} <= used
 
     def test_units_make_the_kinds_of_values_they_declare(
         self, tested: FamilyUnderTest

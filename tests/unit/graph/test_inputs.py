@@ -58,7 +58,7 @@ def test_a_constants_kind_is_that_of_its_value(
 ) -> None:
     constant = Constant(value, check=at_least(1))
     assert constant.kind == kind
-    assert constant.as_column("area") == Column("area", kind, check=constant.check)
+    assert as_column("area", constant) == Column("area", kind, check=constant.check)
 
 
 def test_a_number_that_is_too_small_is_refused_with_the_least() -> None:

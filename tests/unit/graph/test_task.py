@@ -40,18 +40,3 @@ def test_a_loss_gets_a_list_of_what_differs_within_a_batch() -> None:
         "scale": Constant(4.0),
     }
     assert Task.of("distill", sampled, inputs=inputs).listed == {"seed"}
-
-
-def test_its_inputs_join_the_variants_table() -> None:
-    prompt, seed = Column("prompt"), Column("seed", "integer")
-    task = Task.of("distill", sampled, inputs={"seed": seed})
-    joined = task.with_task_inputs({"prompt": prompt}, "toy base")
-    assert joined == {"prompt": prompt, "seed": seed}
-    assert task.with_task_inputs(joined, "toy base") == joined
-
-
-def test_an_input_that_the_variant_declares_otherwise_is_refused() -> None:
-    task = Task.of("distill", sampled, inputs={"seed": Column("seed", "integer")})
-    message = "task distill: its input 'seed' is also one of toy base; rename one"
-    with pytest.raises(UsageError, match=message):
-        task.with_task_inputs({"seed": Column("seed", "number")}, "toy base")

@@ -80,7 +80,6 @@ def borrowed_default(value: int, *, vae: Any = None) -> Prompt: ...
 def unstorable(value: int) -> Unstorable: ...
 def untyped(value: int): ...  # noqa: ANN201  # what is tested is that it says nothing of what it returns
 def plain_dict(value: int) -> dict[str, Tensor]: ...
-def overwrites(emb: Tensor) -> Prompt: ...
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,6 @@ def overwrites(emb: Tensor) -> Prompt: ...
         (unstorable, "thing"),
         (untyped, "TypedDict"),
         (plain_dict, "TypedDict"),
-        (overwrites, "emb"),
     ],
 )
 def test_incomplete_declaration_is_refused_naming_function_and_fault(
@@ -141,13 +139,12 @@ def test_a_unit_must_return_the_keys_that_it_declares(made: dict[str, Any]) -> N
     def drifts() -> Prompt:
         return made
 
-    with pytest.raises(UsageError, match=r"unit drifts: (did not|returned)") as caught:
+    with pytest.raises(UsageError) as caught:
         Unit(drifts).run({}, {})
-    assert caught.value.what.endswith("declared outputs: ['emb', 'mask']")
-    assert ("returned unexpected keys ['more']" in caught.value.what) == (
-        "more" in made
+    assert caught.value.where == "unit drifts"
+    assert caught.value.what == (
+        f"returned keys {sorted(made)}; declared outputs: ['emb', 'mask']"
     )
-    assert ("did not return" in caught.value.what) == ("mask" not in made)
 
 
 def kept_bytes(value: Tensor) -> int:

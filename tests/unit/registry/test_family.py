@@ -24,15 +24,6 @@ def test_a_variant_without_a_spec_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         MODEL.spec("base")
 
 
-def test_what_a_record_is_given_is_frozen() -> None:
-    targets = {"dit": ("to_q",)}
-    record = replace(MODEL, lora_targets=targets)
-    targets.clear()
-    assert dict(record.lora_targets) == {"dit": ("to_q",)}
-    with pytest.raises(TypeError):
-        record.lora_targets["vae"] = ()  # type: ignore[index]  # what is tested
-
-
 def test_problems_and_missing_targets_are_said() -> None:
     assert list(MODEL.problems()) == []
     assert list(MODEL.missing_targets()) == []
