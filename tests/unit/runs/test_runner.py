@@ -133,7 +133,7 @@ def test_a_data_set_without_its_columns_is_told_all_of_them(
             {"task": "stf"},
             "no task named 'stf'; tasks: sft, direct_distill; did you mean 'sft'",
         ),
-        ({"task": "sft:trian"}, "is not a task with a stage.*did you mean 'train'"),
+        ({"task": "sft:trian"}, "is not a task with a stage.*did you mean 'sft:train'"),
         (
             {"trainable_models": "dit", "lora_base_model": "dit"},
             "trained in full or by LoRA",
