@@ -25,8 +25,8 @@ PUBLIC = {
         CheckpointFormat Column Component Constant DiffusersNetwork ExpertSchedule Files
         FlowMatchSchedule Frames InferenceOnly InputError KeyMap LatentConstraint
         LoraKeyFormat Measured ModelFamily Option PipelineSpec Shapes Tokenizer
-        TransformersNetwork Unit at_least hookimpl nth_of same_config
-        write_model
+        TransformersNetwork Unit at_least hookimpl read_key_maps
+        same_config write_model
     """,
     "dstrain.plugin.functional": """
         apply_guidance as_uint8 check_sides convert_image images_to_tensor

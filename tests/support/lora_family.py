@@ -14,7 +14,7 @@ from dstrain.lora.layers import LoraConfig, LoraLayer, inject, lora_state, save_
 from dstrain.lora.names import key_formats, shapes_of
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component
-from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat, nth_of
+from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat
 from dstrain.models.networks import DiffusersNetwork
 from dstrain.registry.family import ModelFamily
 from safetensors.torch import save_file
@@ -85,13 +85,13 @@ ORIGINAL = CheckpointFormat(
     rows=(
         KeyMap("proj_in", "img_in"),
         *(
-            KeyMap(f"blocks.*.attn.to_{part}", "double.*.qkv", nth_of(i, 3))
+            KeyMap(f"blocks.*.attn.to_{part}", "double.*.qkv", i, i + 1, 3)
             for i, part in enumerate("qkv")
         ),
         KeyMap("blocks.*.attn.to_out.0", "double.*.proj"),
         KeyMap("blocks.*.text", "double.*.txt"),
-        KeyMap("norm_out.linear", "final.mod", nth_of(1, 2)),
-        KeyMap("norm_out.linear", "final.mod", nth_of(0, 2)),
+        KeyMap("norm_out.linear", "final.mod", 1, 2, 2),
+        KeyMap("norm_out.linear", "final.mod", 0, 1, 2),
         KeyMap("proj_out", "final.linear"),
     ),
 )

@@ -5,6 +5,7 @@ looked up and never parsed, since '_' in place of '.' cannot be undone.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -86,7 +87,10 @@ def key_formats(component: Component, family: ModelFamily) -> tuple[LoraKeyForma
         found["kohya"] = LoraKeyFormat(
             "kohya", ("lora_unet_",), original, underscored=True
         )
-    found |= {key_format.program: key_format for key_format in component.lora}
+    for declared in component.lora:
+        if not declared.prefixes:
+            declared = replace(declared, prefixes=found[declared.program].prefixes)
+        found[declared.program] = declared
     return tuple(found[program] for program in PROGRAMS if program in found)
 
 
@@ -119,9 +123,7 @@ def key_tables(
     declared = [one.checkpoint_format for one in key_formats(component, family)]
     tables: dict[CheckpointFormat | None, KeyTable] = {None: key_table(None, shapes)}
     for checkpoint_format in (*declared, *component.formats):
-        # Formats whose rows follow from a file's names have no names of their own.
-        if checkpoint_format is not None and not callable(checkpoint_format.rows):
-            tables[checkpoint_format] = key_table(checkpoint_format, shapes)
+        tables[checkpoint_format] = key_table(checkpoint_format, shapes)
     return tables
 
 

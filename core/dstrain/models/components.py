@@ -81,7 +81,7 @@ class Component:
     """
     infer: Callable[[Shapes], Mapping[str, Any] | None] | None = None
     """(the network's own names and shapes) -> content of config.json, or None where
-    they do not tell it.
+    they do not tell it. Without it, one of `default_configs` whose network has them.
     """
     formats: tuple[CheckpointFormat, ...] = ()
     """Other formats of its weights than the network's own."""

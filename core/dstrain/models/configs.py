@@ -3,14 +3,16 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import Config, Shapes
+from dstrain.models.formats import Config, Shapes, fits, shapes_of
 from dstrain.models.hub import ModelSource, fetch, offline
 from dstrain.models.hub_record import Record
+from dstrain.models.networks import empty_network
 from dstrain.models.weights import Weights, header
 
 logger = get_logger(__name__)
@@ -78,7 +80,7 @@ def local_config(query: ConfigQuery) -> Config:
     model_id = query.source.model_id if query.source is not None else ""
     if model_id in component.published:
         return component.published[model_id]
-    inferred = component.infer(shapes) if shapes and component.infer else None
+    inferred = infer_config(component, shapes) if shapes else None
     if inferred is not None:
         return inferred
     raise StateError(
@@ -88,6 +90,30 @@ def local_config(query: ConfigQuery) -> Config:
         "put config.json beside the weights",
         f"known ids: {', '.join(component.published) or 'none'}",
     )
+
+
+def infer_config(component: Component, shapes: Shapes) -> Config | None:
+    """Return the configuration of weights with these shapes, or None.
+
+    It is what the component's `infer` says; without that, the published one whose
+    network has such weights, if only one has.
+    """
+    if component.infer is not None:
+        return component.infer(shapes)
+    if component.builder is None:
+        return None
+    different: list[Config] = []
+    for config in component.published.values():
+        if config not in different:
+            different.append(config)
+    fitting = []
+    for config in different:
+        network = empty_network(partial(component.builder, component.configure(config)))
+        own = shapes_of(network.state_dict())
+        common = own.keys() & shapes.keys()
+        if common and all(fits(shapes[name], own[name]) for name in common):
+            fitting.append(config)
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _is_fetched(source: ModelSource | None) -> bool:

@@ -1,10 +1,11 @@
 """Checkpoint formats map the keys of published files to those of a network."""
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,6 @@ Config = Mapping[str, Any]
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 """Key -> the shape of its tensor."""
-Part = Callable[[Shapes, str], tuple[int, int | None]]
-"""(shapes in the file, a key there) -> the first row wanted of that tensor, and the one
-after the last or None.
-"""
 
 
 class TensorSlice(NamedTuple):
@@ -50,20 +47,22 @@ class KeyMap(NamedTuple):
     """The name in the network."""
     theirs: str
     """The name in the file."""
-    part: Part | None = None
-    """The rows of the file's tensor; None for all."""
+    start: int = 0
+    """The first of the file's rows, in equal parts of them: (1, 2, 3) is the key of a
+    fused query, key and value."""
+    stop: int = 1
+    """The part after the last one."""
+    parts: int = 1
+    """The number of equal parts."""
 
-
-def nth_of(index: int, count: int) -> Part:
-    """Return part `index` of `count` equal parts, such as the key of a fused query, key
-    and value.
-    """
-    return partial(_nth_of, index, count)
-
-
-def _nth_of(index: int, count: int, shapes: Shapes, name: str) -> tuple[int, int]:
-    rows = shapes[name][0]
-    return index * rows // count, (index + 1) * rows // count
+    def slice_of(self, name: str, shape: Shape) -> TensorSlice:
+        """Return the rows of a tensor in the file that this line is about."""
+        if self.parts == 1:
+            return TensorSlice(name)
+        rows = shape[0]
+        return TensorSlice(
+            name, self.start * rows // self.parts, self.stop * rows // self.parts
+        )
 
 
 def same_config(config: Config, shapes: Shapes) -> Config:
@@ -77,9 +76,8 @@ class CheckpointFormat:
 
     key_patterns: tuple[str, ...]
     """Patterns of keys, all of which are in files of this format."""
-    rows: tuple[KeyMap, ...] | Callable[[Shapes], tuple[KeyMap, ...]] = ()
-    """The table, or how it follows from the shapes in a file; it holds for any width
-    and depth. Keys that no line maps are the network's own."""
+    rows: tuple[KeyMap, ...] = ()
+    """The table, for any width. Keys that no line maps are the network's own."""
     ignored: tuple[str, ...] = ()
     """Patterns of keys that the network has no use for."""
     configuration: Callable[[Config, Shapes], Config | None] | None = None
@@ -96,8 +94,7 @@ class CheckpointFormat:
         Args:
             shapes: Keys in the file, without prefix, and their shapes.
         """
-        rows = self._rows(shapes)
-        patterns = [_pattern(row.theirs) for row in rows]
+        patterns = [_pattern(row.theirs) for row in self.rows]
         found: dict[str, list[tuple[int, TensorSlice]]] = {}
         for name in shapes:
             hits = []
@@ -108,22 +105,23 @@ class CheckpointFormat:
             if not hits and not self.ignores(name):
                 found[name] = [(0, TensorSlice(name))]
             # A line for a module and one for a module inside it may both fit.
-            longest = max((len(rows[place].theirs) for place, _ in hits), default=0)
+            longest = max(
+                (len(self.rows[place].theirs) for place, _ in hits), default=0
+            )
             for place, hit in hits:
-                row = rows[place]
+                row = self.rows[place]
                 if len(row.theirs) == longest:
-                    span = row.part(shapes, name) if row.part else ()
                     parts = found.setdefault(_filled(row.ours, hit), [])
-                    parts.append((place, TensorSlice(name, *span)))
+                    parts.append((place, row.slice_of(name, shapes[name])))
         # Parts are joined in the order of the table, not of the file.
         return {
             ours: tuple(part for _, part in sorted(parts))
             for ours, parts in found.items()
         }
 
-    def original(self, ours: str, shapes: Shapes) -> str:
+    def original(self, ours: str) -> str:
         """Return the key, in such a file, of one of the network's weights."""
-        for row in sorted(self._rows(shapes), key=lambda row: -len(row.ours)):
+        for row in sorted(self.rows, key=lambda row: -len(row.ours)):
             hit = _pattern(row.ours).fullmatch(ours)
             if hit is not None:
                 return _filled(row.theirs, hit)
@@ -133,9 +131,6 @@ class CheckpointFormat:
         """Return whether the network has no use for a key in a file."""
         return any(fnmatchcase(name, pattern) for pattern in self.ignored)
 
-    def _rows(self, shapes: Shapes) -> tuple[KeyMap, ...]:
-        return self.rows(shapes) if callable(self.rows) else self.rows
-
 
 @dataclass(frozen=True)
 class LoraKeyFormat:
@@ -143,12 +138,54 @@ class LoraKeyFormat:
 
     program: str
     """The program as `dstrain export --format` names it."""
-    prefixes: tuple[str, ...]
-    """What keys may begin with, '' for nothing; the first is written."""
+    prefixes: tuple[str, ...] = ()
+    """What keys may begin with, '' for nothing; the first is written. Without any,
+    those of the program's default."""
     checkpoint_format: CheckpointFormat | None = None
     """The format whose keys follow; None for the network's own."""
     underscored: bool = False
     """Whether '_' stands for '.' in them."""
+
+
+def read_key_maps(
+    path: Path, configurations: Mapping[str, Callable[..., Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the `prefixes`, `formats` and `lora` of a family's components, by name.
+
+    Args:
+        path: A JSON file, component -> fields of `Component`. Formats have names, which
+            LoRA formats refer to; each of their rows has the fields of a `KeyMap`.
+            Formats without `key_patterns` are those of LoRA files alone.
+        configurations: Functions that a format may name as its `configuration`, beside
+            "same" for `same_config`.
+    """
+    known: dict[Any, Any] = {None: None, "same": same_config, **(configurations or {})}
+    components: dict[str, dict[str, Any]] = {}
+    for component, content in json.loads(path.read_bytes()).items():
+        formats: dict[str | None, CheckpointFormat | None] = {None: None}
+        for name, one in content.get("formats", {}).items():
+            formats[name] = CheckpointFormat(
+                tuple(one.get("key_patterns", ())),
+                tuple(KeyMap(*row) for row in one.get("rows", ())),
+                tuple(one.get("ignored", ())),
+                known[one.get("configuration")],
+            )
+        components[component] = {
+            "prefixes": tuple(content.get("prefixes", ())),
+            "formats": tuple(
+                one for one in formats.values() if one and one.key_patterns
+            ),
+            "lora": tuple(
+                LoraKeyFormat(
+                    one["program"],
+                    tuple(one.get("prefixes", ())),
+                    formats[one.get("format")],
+                    one.get("underscored", False),
+                )
+                for one in content.get("lora", ())
+            ),
+        }
+    return components
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -166,19 +203,12 @@ def _filled(template: str, hit: re.Match[str]) -> str:
 
 
 def checkpoint_shapes(
-    checkpoint_format: CheckpointFormat, shapes: Shapes, names: Iterable[str] = ()
+    checkpoint_format: CheckpointFormat, shapes: Shapes
 ) -> dict[str, Shape]:
-    """Return the shapes in a file of this format.
-
-    Args:
-        checkpoint_format: The format of the file.
-        shapes: The network's own keys and shapes.
-        names: Keys in the file that the format's table follows from, if it does.
-    """
-    known: Shapes = dict.fromkeys(names, ())
+    """Return the shapes in a file of this format from the network's own."""
     found: dict[str, Shape] = {}
     for ours, shape in shapes.items():
-        name = checkpoint_format.original(ours, known)
+        name = checkpoint_format.original(ours)
         if not shape:
             found[name] = ()
             continue
@@ -188,14 +218,12 @@ def checkpoint_shapes(
 
 
 def to_checkpoint(
-    checkpoint_format: CheckpointFormat,
-    state: Mapping[str, Tensor],
-    names: Iterable[str] = (),
+    checkpoint_format: CheckpointFormat, state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return a network's state dict as a file of this format has it, the inverse of
-    `from_checkpoint`; for `names` see `checkpoint_shapes`.
+    `from_checkpoint`.
     """
-    shapes = checkpoint_shapes(checkpoint_format, shapes_of(state), names)
+    shapes = checkpoint_shapes(checkpoint_format, shapes_of(state))
     file: dict[str, Tensor] = {}
     for ours, parts in checkpoint_format.convert(shapes).items():
         value = state[ours]
@@ -225,6 +253,13 @@ def from_checkpoint(
 def shapes_of(state: Mapping[str, Tensor]) -> dict[str, Shape]:
     """Return the shape of each tensor."""
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def fits(have: Shape, want: Shape) -> bool:
+    """Return whether shapes are equal but for axes of length 1, of which another format
+    may have more or fewer.
+    """
+    return [n for n in have if n != 1] == [n for n in want if n != 1]
 
 
 def join(parts: list[Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 
 from dstrain.errors import StateError
 from dstrain.models.components import Files
-from dstrain.models.formats import NATIVE, Config, Shape, Shapes, shapes_of
+from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
 from dstrain.models.weights import Weights
 
 EXAMPLES = 3
@@ -183,19 +183,18 @@ def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> 
     """
     checkpoint_format = files.checkpoint_format or NATIVE
     exact = files.checkpoint_format is None
-    file_shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
     have = weights.shapes
     used: set[str] = set()
     missing: dict[str, None] = {}
     misshapen: list[str] = []
     for ours, shape in wanted.items():
         if ours not in have:
-            name = checkpoint_format.original(ours, file_shapes)
+            name = checkpoint_format.original(ours)
             missing[files.prefix + name] = None
             continue
         names = [part.name for part in weights.parts[ours]]
         used.update(names)
-        if not _fits(have[ours], shape, exact):
+        if have[ours] != shape and (exact or not fits(have[ours], shape)):
             theirs = " + ".join(files.prefix + name for name in names)
             misshapen.append(f"{theirs} (want {shape}, have {have[ours]})")
     unexpected = [
@@ -216,13 +215,6 @@ def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> 
     if lines:
         what = f"these files do not fit {network}, which has {len(wanted)} weights"
         raise StateError(str(files.folder), what, *lines)
-
-
-def _fits(have: Shape, want: Shape, exact: bool) -> bool:
-    if exact:
-        return have == want
-    # Another format may have more or fewer axes of length 1.
-    return [n for n in have if n != 1] == [n for n in want if n != 1]
 
 
 def _transformers(name: str) -> Any:

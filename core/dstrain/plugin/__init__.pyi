@@ -16,7 +16,7 @@ from dstrain.models.formats import CheckpointFormat as CheckpointFormat
 from dstrain.models.formats import KeyMap as KeyMap
 from dstrain.models.formats import LoraKeyFormat as LoraKeyFormat
 from dstrain.models.formats import Shapes as Shapes
-from dstrain.models.formats import nth_of as nth_of
+from dstrain.models.formats import read_key_maps as read_key_maps
 from dstrain.models.formats import same_config as same_config
 from dstrain.models.networks import DiffusersNetwork as DiffusersNetwork
 from dstrain.models.networks import Tokenizer as Tokenizer

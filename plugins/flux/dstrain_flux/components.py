@@ -1,7 +1,7 @@
 """FLUX's components: how their files are recognised, configured and loaded."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ from dstrain.plugin import (
     Shapes,
     Tokenizer,
     TransformersNetwork,
+    read_key_maps,
 )
-
-from dstrain_flux import formats
 
 CONFIGS = Path(__file__).parent / "configs"
 IDS = (
@@ -22,19 +21,14 @@ IDS = (
     "black-forest-labs/FLUX.1-Kontext-dev",
     "black-forest-labs/FLUX.1-schnell",
 )
-
-
-def read_config(name: str) -> dict[str, Any]:
-    """Return a config.json as black-forest-labs publishes it."""
-    content: dict[str, Any] = json.loads((CONFIGS / name).read_bytes())
-    return content
+KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
 
 
 def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
     """Return the configuration of a transformer with heads of 128 channels, of any
     depth and width.
     """
-    config = read_config("dit.json")
+    config: dict[str, Any] = json.loads((CONFIGS / "dit.json").read_bytes())
     head = config["attention_head_dim"]
     if shapes["transformer_blocks.0.attn.norm_q.weight"] != (head,):
         return None
@@ -61,19 +55,6 @@ def _count(shapes: Shapes, prefix: str) -> int:
     return 1 + max(int(name.split(".")[0]) for name in names)
 
 
-def published_if(
-    config: str, name: str, shape: tuple[int, ...]
-) -> Callable[[Shapes], Mapping[str, Any] | None]:
-    """Return `Component.infer` of a network of which one size is published: the config
-    of this name, if the weight of this name has this shape.
-    """
-
-    def infer(shapes: Shapes) -> Mapping[str, Any] | None:
-        return read_config(config) if shapes.get(name) == shape else None
-
-    return infer
-
-
 COMPONENTS = (
     Component(
         "dit",
@@ -89,9 +70,7 @@ COMPONENTS = (
         },
         infer=infer_dit,
         original_filenames=("flux1-*",),
-        formats=formats.DIT_LAYOUTS,
-        prefixes=formats.DIT_PREFIXES,
-        lora=formats.DIT_LORA,
+        **KEY_MAPS["dit"],
     ),
     Component(
         "text_encoder_1",
@@ -102,12 +81,7 @@ COMPONENTS = (
             "encoder.layers.*.mlp.fc1.weight",
         ),
         default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder.json"),
-        infer=published_if(
-            "text_encoder.json", "embeddings.token_embedding.weight", (49408, 768)
-        ),
-        formats=formats.TEXT_ENCODER_1_LAYOUTS,
-        prefixes=formats.TEXT_ENCODER_1_PREFIXES,
-        lora=formats.TEXT_ENCODER_1_LORA,
+        **KEY_MAPS["text_encoder_1"],
     ),
     Component(
         "text_encoder_2",
@@ -118,14 +92,7 @@ COMPONENTS = (
             "encoder.block.*.layer.0.SelfAttention.q.weight",
         ),
         default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder_2.json"),
-        infer=published_if(
-            "text_encoder_2.json",
-            "encoder.block.23.layer.1.DenseReluDense.wi_0.weight",
-            (10240, 4096),
-        ),
-        formats=formats.TEXT_ENCODER_2_LAYOUTS,
-        prefixes=formats.TEXT_ENCODER_2_PREFIXES,
-        lora=formats.TEXT_ENCODER_2_LORA,
+        **KEY_MAPS["text_encoder_2"],
     ),
     Component(
         "vae",
@@ -136,10 +103,8 @@ COMPONENTS = (
             "decoder.mid_block.attentions.0.to_q.weight",
         ),
         default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
-        infer=published_if("vae.json", "decoder.conv_in.weight", (512, 16, 3, 3)),
         original_filenames=("ae.*",),
-        formats=formats.VAE_LAYOUTS,
-        prefixes=formats.VAE_PREFIXES,
+        **KEY_MAPS["vae"],
     ),
     Component("tokenizer_1", network=Tokenizer("CLIPTokenizer"), folder="tokenizer"),
     Component("tokenizer_2", network=Tokenizer("T5Tokenizer"), folder="tokenizer_2"),

@@ -12,6 +12,8 @@ import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from dstrain.models.components import Component, Files
+from dstrain.models.configs import infer_config
+from dstrain.models.formats import shapes_of
 from dstrain.models.locate import ModelConfig, place_of
 from dstrain.models.weights import Weights, recognise
 from dstrain_flux.components import COMPONENTS, IDS
@@ -113,21 +115,15 @@ def test_the_published_configuration_is_found_from_the_published_shapes(
     component = BY_NAME[name]
     published = component.published["black-forest-labs/FLUX.1-dev"]
     weights = empty(name, component.configure(published)).state_dict()
-    assert component.infer is not None
-    assert (
-        component.infer({key: tuple(weight.shape) for key, weight in weights.items()})
-        == published
-    )
+    assert infer_config(component, shapes_of(weights)) == published
 
 
 @named
 def test_shapes_of_another_size_are_not_taken_for_the_published_ones(
     name: str, lent: dict[str, Any]
 ) -> None:
-    shapes = {
-        key: tuple(weight.shape) for key, weight in lent[name].state_dict().items()
-    }
-    assert BY_NAME[name].infer(shapes) is None
+    shapes = shapes_of(lent[name].state_dict())
+    assert infer_config(BY_NAME[name], shapes) is None
 
 
 def test_schnell_is_told_no_guidance_and_other_sizes_are_inferred() -> None:

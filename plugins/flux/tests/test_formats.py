@@ -19,7 +19,6 @@ from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import to_checkpoint
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
-from dstrain_flux import formats
 from dstrain_flux.components import COMPONENTS
 from dstrain_flux.toy import CLIP, DIT, T5, VAE
 from safetensors.torch import save_file
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 BY_NAME = {component.name: component for component in COMPONENTS}
+ORIGINAL_DIT, REFERENCE_DIT = BY_NAME["dit"].formats
 # Original name -> name in modelscope/DiffSynth-Studio, of its
 # utils/state_dict_converters/flux_dit.py.
 REFERENCE_NAMES = {
@@ -60,7 +60,6 @@ REFERENCE_NAMES = {
     "single_blocks.*.norm.query_norm.scale": "single_blocks.*.norm_q_a.weight",
     "single_blocks.*.norm.key_norm.scale": "single_blocks.*.norm_k_a.weight",
 }
-LEVELS = tuple(f"decoder.up.{i}.block" for i in range(4))
 SCHNELL = {**DIT, "guidance_embeds": False}
 
 
@@ -81,15 +80,15 @@ def original(name: str, network: nn.Module) -> dict[str, Tensor]:
     """The network's weights under the names and in the shapes of the original files."""
     state = network.state_dict()
     if name == "dit":
-        return to_checkpoint(formats.ORIGINAL_DIT, state)
+        return to_checkpoint(ORIGINAL_DIT, state)
     if name == "vae":
-        old = to_checkpoint(formats.ORIGINAL_VAE, state, LEVELS)
+        old = to_checkpoint(BY_NAME["vae"].formats[0], state)
         return {
             key: w[..., None, None] if ".attn_1." in key and w.dim() == 2 else w
             for key, w in old.items()
         }
     if name == "text_encoder_1":
-        return to_checkpoint(formats.PUBLISHED_TEXT_ENCODER_1, state)
+        return to_checkpoint(BY_NAME[name].formats[0], state)
     return {
         key: weight
         for key, weight in state.items()
@@ -187,13 +186,10 @@ def test_files_of_the_reference_load_as_the_network_they_were_made_from(
     ((fitting, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
     assert ([component.name for component in fitting], files.checkpoint_format) == (
         ["dit"],
-        formats.REFERENCE_DIT,
+        REFERENCE_DIT,
     )
     assert_equal(load("dit", files, network).state_dict(), network.state_dict())
-    assert (
-        to_checkpoint(formats.REFERENCE_DIT, network.state_dict()).keys()
-        == weights.keys()
-    )
+    assert to_checkpoint(REFERENCE_DIT, network.state_dict()).keys() == weights.keys()
 
 
 def test_a_transformer_of_other_depth_and_without_guidance_loads_too(
@@ -226,7 +222,7 @@ def test_one_file_of_comfyui_gives_every_component(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("prefix", formats.DIT_PREFIXES)
+@pytest.mark.parametrize("prefix", BY_NAME["dit"].prefixes)
 def test_a_transformer_alone_may_have_comfyuis_prefix(
     prefix: str, tmp_path: Path
 ) -> None:

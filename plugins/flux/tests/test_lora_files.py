@@ -18,10 +18,16 @@ from dstrain.testing import LoraCase, LoraFiles
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import Reader
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain_flux import LORA_ALIASES, MODEL, formats
+from dstrain_flux import LORA_ALIASES, MODEL
+from dstrain_flux.components import COMPONENTS
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+BY_NAME = {component.name: component for component in COMPONENTS}
+ORIGINAL_DIT, REFERENCE_DIT = BY_NAME["dit"].formats
+PUBLISHED_CLIP, COMFYUI_CLIP = BY_NAME["text_encoder_1"].formats
+REFERENCE_CLIP = BY_NAME["text_encoder_1"].lora[-1].checkpoint_format
+(COMFYUI_T5,) = BY_NAME["text_encoder_2"].formats
 FUSED = tuple(name for name in LORA_ALIASES if name != "to_qkv_mlp")
 
 
@@ -30,23 +36,17 @@ class TestLoraFiles(LoraFiles):
     readers = MappingProxyType(
         {
             "dit": {
-                "comfyui": Reader(formats.ORIGINAL_DIT, "diffusion_model."),
-                "kohya": Reader(formats.ORIGINAL_DIT, "lora_unet_", underscored=True),
-                "diffsynth": Reader(formats.REFERENCE_DIT),
+                "comfyui": Reader(ORIGINAL_DIT, "diffusion_model."),
+                "kohya": Reader(ORIGINAL_DIT, "lora_unet_", underscored=True),
+                "diffsynth": Reader(REFERENCE_DIT),
             },
             "text_encoder_1": {
-                "comfyui": Reader(
-                    formats.COMFYUI_TEXT_ENCODER_1, "text_encoders.clip_l."
-                ),
-                "kohya": Reader(
-                    formats.PUBLISHED_TEXT_ENCODER_1, "lora_te1_", underscored=True
-                ),
-                "diffsynth": Reader(formats.REFERENCE_TEXT_ENCODER_1),
+                "comfyui": Reader(COMFYUI_CLIP, "text_encoders.clip_l."),
+                "kohya": Reader(PUBLISHED_CLIP, "lora_te1_", underscored=True),
+                "diffsynth": Reader(REFERENCE_CLIP),
             },
             "text_encoder_2": {
-                "comfyui": Reader(
-                    formats.COMFYUI_TEXT_ENCODER_2, "text_encoders.t5xxl."
-                ),
+                "comfyui": Reader(COMFYUI_T5, "text_encoders.t5xxl."),
                 "kohya": Reader(None, "lora_te3_", underscored=True),
                 "diffsynth": Reader(None),
             },

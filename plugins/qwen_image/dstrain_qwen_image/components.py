@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 from dstrain.plugin import (
-    CheckpointFormat,
     Component,
     DiffusersNetwork,
     Files,
-    KeyMap,
-    LoraKeyFormat,
     Shapes,
     Tokenizer,
     TransformersNetwork,
-    same_config,
+    read_key_maps,
 )
 
 from dstrain_qwen_image.processor import Processor
@@ -31,18 +28,7 @@ IDS = (
     "Qwen/Qwen-Image-Edit-2509",
     "Qwen/Qwen-Image-Edit-2511",
 )
-
-# The names of transformers before version 5, as published.
-PUBLISHED_TEXT_ENCODER_LAYOUT = CheckpointFormat(
-    key_patterns=("model.embed_tokens.weight", "visual.patch_embed.proj.weight"),
-    rows=(KeyMap("model.visual", "visual"), KeyMap("model.language_model", "model")),
-    configuration=same_config,
-)
-
-# comfy/lora.py of ComfyUI, model_lora_keys_clip.
-COMFYUI_TEXT_ENCODER_LORA = LoraKeyFormat(
-    "comfyui", ("text_encoders.qwen25_7b.transformer.",), PUBLISHED_TEXT_ENCODER_LAYOUT
-)
+KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
 
 
 def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
@@ -86,7 +72,7 @@ COMPONENTS = (
             "Qwen/Qwen-Image-Edit-2511": CONFIGS / "dit_edit_2511.json",
         },
         infer=infer_dit,
-        prefixes=("model.diffusion_model.", "diffusion_model."),
+        **KEY_MAPS["dit"],
     ),
     Component(
         "text_encoder",
@@ -98,9 +84,8 @@ COMPONENTS = (
             "model.language_model.embed_tokens.weight",
             "model.visual.patch_embed.proj.weight",
         ),
-        formats=(PUBLISHED_TEXT_ENCODER_LAYOUT,),
-        lora=(COMFYUI_TEXT_ENCODER_LORA,),
         default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder.json"),
+        **KEY_MAPS["text_encoder"],
     ),
     Component(
         "vae",

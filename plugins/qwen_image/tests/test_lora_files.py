@@ -10,8 +10,10 @@ import torch
 from diffusers import QwenImagePipeline
 from dstrain.testing import LoraCase, LoraFiles
 from dstrain.testing.loras import Reader
-from dstrain_qwen_image.components import PUBLISHED_TEXT_ENCODER_LAYOUT
+from dstrain_qwen_image.components import COMPONENTS
 from torch import Tensor
+
+(PUBLISHED_TEXT_ENCODER,) = COMPONENTS[1].formats
 
 
 class TestLoraFiles(LoraFiles):
@@ -30,7 +32,7 @@ class TestLoraFiles(LoraFiles):
             },
             "text_encoder": {
                 "comfyui": Reader(
-                    PUBLISHED_TEXT_ENCODER_LAYOUT,
+                    PUBLISHED_TEXT_ENCODER,
                     "text_encoders.qwen25_7b.transformer.",
                 ),
                 "diffsynth": Reader(None),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ from dstrain.plugin import (
     Shapes,
     Tokenizer,
     TransformersNetwork,
+    read_key_maps,
 )
-
-from dstrain_wan import formats
 
 CONFIGS = Path(__file__).parent / "configs"
 HEAD = 128
 """Channels of an attention head, in every published transformer."""
+EMBEDDER = "condition_embedder"
 DIT_CONFIGS = {
     "Wan2.1-T2V-1.3B": "dit_t2v_1_3b.json",
     "Wan2.1-T2V-14B": "dit_t2v_14b.json",
@@ -45,12 +46,6 @@ def of_published(configs: Mapping[str, str]) -> Mapping[str, Path]:
     }
 
 
-def read_config(name: str) -> dict[str, Any]:
-    """Return a published config.json."""
-    content: dict[str, Any] = json.loads((CONFIGS / name).read_bytes())
-    return content
-
-
 def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
     """Return the configuration of a transformer with heads of 128 channels, as all
     published ones have.
@@ -58,59 +53,61 @@ def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
     width, channels, *patch = shapes["patch_embedding.weight"]
     if width % HEAD:
         return None
-    embedder = "condition_embedder"
-    image = shapes.get(f"{embedder}.image_embedder.norm1.weight")
-    added = shapes.get("blocks.0.attn2.add_k_proj.weight")
-    ends = shapes.get(f"{embedder}.image_embedder.pos_embed")
     blocks = [name for name in shapes if name.startswith("blocks.")]
-    patch_size = patch[0] * patch[1] * patch[2]
     return {
-        **read_config("dit_t2v_14b.json"),
+        **_dit_config(shapes),
         "patch_size": patch,
         "num_attention_heads": width // HEAD,
         "in_channels": channels,
-        "out_channels": shapes["proj_out.weight"][0] // patch_size,
-        "text_dim": shapes[f"{embedder}.text_embedder.linear_1.weight"][1],
-        "freq_dim": shapes[f"{embedder}.time_embedder.linear_1.weight"][1],
+        "out_channels": shapes["proj_out.weight"][0] // prod(patch),
+        "freq_dim": shapes[f"{EMBEDDER}.time_embedder.linear_1.weight"][1],
         "ffn_dim": shapes["blocks.0.ffn.net.0.proj.weight"][0],
         "num_layers": 1 + max(int(name.split(".")[1]) for name in blocks),
         "cross_attn_norm": "blocks.0.norm2.weight" in shapes,
+    }
+
+
+def original_config(
+    config: Mapping[str, Any], shapes: Shapes
+) -> Mapping[str, Any] | None:
+    """Return config.json of the original repositories in the terms of diffusers; None
+    for another component's.
+
+    Patches, norms and the widths of text and image features, which the original leaves
+    to its code, are as published or as the shapes tell.
+    """
+    if not {"dim", "num_heads", "ffn_dim"} <= set(config):
+        return None
+    return {
+        **_dit_config(shapes),
+        "num_attention_heads": config["num_heads"],
+        "attention_head_dim": config["dim"] // config["num_heads"],
+        "in_channels": config["in_dim"],
+        "out_channels": config["out_dim"],
+        "freq_dim": config["freq_dim"],
+        "ffn_dim": config["ffn_dim"],
+        "num_layers": config["num_layers"],
+    }
+
+
+def _dit_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the published transformer's configuration, with the widths of its
+    conditions.
+    """
+    config: dict[str, Any] = json.loads((CONFIGS / "dit_t2v_14b.json").read_bytes())
+    text = shapes.get(f"{EMBEDDER}.text_embedder.linear_1.weight")
+    image = shapes.get(f"{EMBEDDER}.image_embedder.norm1.weight")
+    ends = shapes.get(f"{EMBEDDER}.image_embedder.pos_embed")
+    added = shapes.get("blocks.0.attn2.add_k_proj.weight")
+    return config | {
+        "text_dim": text[1] if text else config["text_dim"],
         "image_dim": image[0] if image else None,
         "added_kv_proj_dim": added[1] if added else None,
         "pos_embed_seq_len": ends[1] if ends else None,
     }
 
 
-def infer_vae(shapes: Shapes) -> Mapping[str, Any] | None:
-    """Return the configuration of the VAE of 2.1 or 2.2, told by its latent channels and
-    width; None for another.
-    """
-    channels = shapes["post_quant_conv.weight"][0]
-    width = shapes["encoder.conv_in.weight"][0]
-    for name in ("vae_2_1.json", "vae_2_2.json"):
-        config = read_config(name)
-        if (config["z_dim"], config["base_dim"]) == (channels, width):
-            return config
-    return None
-
-
-def infer_text_encoder(shapes: Shapes) -> Mapping[str, Any] | None:
-    """Return the configuration of umT5-XXL, told by the size of its vocabulary and its
-    width; None for another.
-    """
-    config = read_config("text_encoder.json")
-    words = (config["vocab_size"], config["d_model"])
-    return config if shapes.get("shared.weight") == words else None
-
-
-def infer_image_encoder(shapes: Shapes) -> Mapping[str, Any] | None:
-    """Return the configuration of CLIP-H's vision tower, told by its width and its
-    patches; None for another.
-    """
-    width, _, *patch = shapes["embeddings.patch_embedding.weight"]
-    config = read_config("image_encoder.json")
-    published = (config["hidden_size"], config["patch_size"])
-    return config if (width, patch[0]) == published else None
+KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json", {"original": original_config})
 
 
 def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
@@ -130,9 +127,7 @@ def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
         default_configs=of_published(DIT_CONFIGS),
         infer=infer_dit,
         original_filenames=filenames,
-        formats=formats.DIT_LAYOUTS,
-        prefixes=formats.DIT_PREFIXES,
-        lora=formats.dit_lora(name),
+        **KEY_MAPS["dit"],
     )
 
 
@@ -148,11 +143,8 @@ COMPONENTS = (
             "encoder.final_layer_norm.weight",
         ),
         default_configs=of_published(dict.fromkeys(DIT_CONFIGS, "text_encoder.json")),
-        infer=infer_text_encoder,
         original_filenames=("models_t5_umt5*",),
-        formats=formats.TEXT_ENCODER_LAYOUTS,
-        prefixes=formats.TEXT_ENCODER_PREFIXES,
-        lora=formats.TEXT_ENCODER_LORA,
+        **KEY_MAPS["text_encoder"],
     ),
     Component(
         "vae",
@@ -164,10 +156,8 @@ COMPONENTS = (
             "decoder.up_blocks.*",
         ),
         default_configs=of_published(VAE_CONFIGS),
-        infer=infer_vae,
         original_filenames=("Wan2.*_VAE.*",),
-        formats=formats.VAE_LAYOUTS,
-        prefixes=formats.VAE_PREFIXES,
+        **KEY_MAPS["vae"],
     ),
     Component(
         "image_encoder",
@@ -177,10 +167,8 @@ COMPONENTS = (
         default_configs=of_published(
             dict.fromkeys(IMAGE_TO_VIDEO, "image_encoder.json")
         ),
-        infer=infer_image_encoder,
         original_filenames=("models_clip_*",),
-        formats=formats.IMAGE_ENCODER_LAYOUTS,
-        prefixes=formats.IMAGE_ENCODER_PREFIXES,
+        **KEY_MAPS["image_encoder"],
     ),
     Component(
         "tokenizer",

@@ -12,18 +12,18 @@ import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from dstrain.models.components import Files
+from dstrain.models.configs import infer_config
 from dstrain.models.locate import ModelConfig, assign, place_of
 from dstrain.models.weights import recognise
-from dstrain_wan.components import (
-    COMPONENTS,
-    infer_dit,
-    infer_vae,
-    read_config,
-)
+from dstrain_wan.components import COMPONENTS, CONFIGS, infer_dit
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, CLIPVisionModel, UMT5EncoderModel
 
 BY_NAME = {component.name: component for component in COMPONENTS}
+VAE_2_1, VAE_2_2 = (
+    json.loads((CONFIGS / name).read_bytes())
+    for name in ("vae_2_1.json", "vae_2_2.json")
+)
 NETWORKS = tuple(component for component in COMPONENTS if not component.is_folder)
 CLASSES: Mapping[str, Any] = {
     "dit": WanTransformer3DModel,
@@ -181,15 +181,13 @@ def test_shapes_of_heads_that_are_not_published_tell_nothing(
     bind_components: Callable[..., dict[str, Any]],
 ) -> None:
     lent = bind_components("i2v")
-    assert infer_dit(shapes_of(lent["dit"])) is None
-    assert infer_vae(shapes_of(lent["vae"])) is None
-    for name in ("text_encoder", "image_encoder"):
-        assert BY_NAME[name].infer(shapes_of(lent[name])) is None
+    for name in ("dit", "vae", "text_encoder", "image_encoder"):
+        assert infer_config(BY_NAME[name], shapes_of(lent[name])) is None
 
 
 @pytest.mark.parametrize(
     ("content", "millions"),
-    [(read_config("vae_2_1.json"), 126.9), (read_config("vae_2_2.json"), 704.7)],
+    [(VAE_2_1, 126.9), (VAE_2_2, 704.7)],
     ids=["2.1", "2.2"],
 )
 def test_shapes_tell_the_published_configuration_and_size_of_a_vae(
@@ -200,7 +198,7 @@ def test_shapes_tell_the_published_configuration_and_size_of_a_vae(
         round(sum(weight.numel() for weight in module.parameters()) / 1e6, 1)
         == millions
     )
-    assert infer_vae(shapes_of(module)) == content
+    assert infer_config(BY_NAME["vae"], shapes_of(module)) == content
     assert (
         len(content["latents_mean"]) == len(content["latents_std"]) == content["z_dim"]
     )
@@ -208,9 +206,7 @@ def test_shapes_tell_the_published_configuration_and_size_of_a_vae(
 
 def test_the_vae_of_2_1_is_the_librarys_default() -> None:
     defaults = vars(BY_NAME["vae"].configure({}))
-    assert json.dumps(
-        vars(BY_NAME["vae"].configure(read_config("vae_2_1.json")))
-    ) == json.dumps(defaults)
+    assert json.dumps(vars(BY_NAME["vae"].configure(VAE_2_1))) == json.dumps(defaults)
 
 
 @pytest.mark.parametrize(
@@ -227,10 +223,8 @@ def test_the_published_configuration_builds_an_encoder_of_the_published_size(
         if key != "encoder.embed_tokens.weight"
     }
     assert sum(sizes.values()) == parameters
-    infer = BY_NAME[name].infer
-    assert infer is not None
     assert (
-        infer(shapes_of(module))
+        infer_config(BY_NAME[name], shapes_of(module))
         == BY_NAME[name].published["Wan-AI/Wan2.1-I2V-14B-480P"]
     )
 

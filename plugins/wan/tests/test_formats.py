@@ -18,7 +18,6 @@ from dstrain.models.formats import to_checkpoint
 from dstrain.models.hub import ModelSource
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
-from dstrain_wan import formats
 from dstrain_wan.components import COMPONENTS
 from dstrain_wan.toy import DIT, DITS, IMAGE, TEXT, VAE, VAE_5B
 from safetensors.torch import save_file
@@ -47,13 +46,8 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "dit",
         {"num_layers": 3, "num_attention_heads": 3, "text_dim": 40},
     ),
-    "vae 2.1": ("vae", {}),
-    "vae 2.1 as published": ("vae", {"num_res_blocks": 2}),
-    "vae 2.2": ("vae", VAE_5B),
-    "vae 2.2 as published": (
-        "vae",
-        {**VAE_5B, "num_res_blocks": 2, "decoder_base_dim": 16},
-    ),
+    "vae 2.1": ("vae", {"num_res_blocks": 2}),
+    "vae 2.2": ("vae", {**VAE_5B, "num_res_blocks": 2, "decoder_base_dim": 16}),
     "text": ("text_encoder", {}),
     "image": ("image_encoder", {}),
 }
@@ -73,14 +67,16 @@ def make(case: str) -> tuple[str, nn.Module]:
 def original(name: str, network: nn.Module) -> dict[str, Tensor]:
     """The network's weights under the names and in the shapes of the original files."""
     state = dict(network.state_dict())
-    if name == "dit":
-        return to_checkpoint(formats.ORIGINAL_DIT, state)
+    formats = BY_NAME[name].formats
     if name == "vae":
-        return to_checkpoint(formats.ORIGINAL_VAE, state, _samplers(network.config))
+        nested, flat = formats
+        levels_nest = dict(network.config)["is_residual"]
+        return to_checkpoint(nested if levels_nest else flat, state)
     if name == "text_encoder":
         del state["encoder.embed_tokens.weight"]
-        return to_checkpoint(formats.ORIGINAL_TEXT_ENCODER, state)
-    old = to_checkpoint(formats.ORIGINAL_IMAGE_ENCODER, state)
+    old = to_checkpoint(formats[0], state)
+    if name != "image_encoder":
+        return old
     old["visual.cls_embedding"] = old["visual.cls_embedding"][None, None]
     old["visual.pos_embedding"] = old["visual.pos_embedding"][None]
     return old | {
@@ -88,27 +84,6 @@ def original(name: str, network: nn.Module) -> dict[str, Tensor]:
         "visual.head": torch.ones(16, 8),
         "textual.norm.weight": torch.ones(4),
     }
-
-
-def _samplers(config: Any) -> list[str]:
-    """The names by which a file tells where its levels end, and that of each block of
-    the decoder.
-    """
-    blocks = config["num_res_blocks"]
-    ends = [(level + 1) * (blocks + 2) - 1 for level in range(3)]
-    underscored = [
-        f"decoder.upsamples.{i}.{'resample.1' if i in ends else 'residual.0'}."
-        for i in range(4 * (blocks + 2) - 1)
-    ]
-    up = [
-        f"decoder.upsamples.{level}.upsamples.{blocks + 1}.resample.1.bias"
-        for level in range(3)
-    ]
-    down = [
-        f"encoder.downsamples.{level}.downsamples.{blocks}.resample.1.bias"
-        for level in range(3)
-    ]
-    return [*up, *down] if config["is_residual"] else underscored
 
 
 def load(name: str, files: Files, network: Any) -> nn.Module:
@@ -175,7 +150,7 @@ def test_the_transformers_map_is_that_of_diffusers(case: str) -> None:
 
 
 def test_the_map_of_the_vae_of_2_1_is_that_of_diffusers() -> None:
-    name, network = make("vae 2.1 as published")
+    name, network = make("vae 2.1")
     assert_equal(
         single_file_utils.convert_wan_vae_to_diffusers(original(name, network)),
         network.state_dict(),
@@ -208,7 +183,7 @@ PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("pre_layrnorm.weight", "visual.pre_norm.weight"),
         ("post_layernorm.weight", "visual.post_norm.weight"),
     ),
-    "vae 2.2 as published": (
+    "vae 2.2": (
         ("quant_conv.bias", "conv1.bias"),
         (
             "encoder.mid_block.resnets.1.norm2.gamma",
@@ -333,7 +308,7 @@ def test_one_file_of_comfyui_gives_every_component(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("prefix", (*formats.IMAGE_ENCODER_PREFIXES, ""))
+@pytest.mark.parametrize("prefix", (*BY_NAME["image_encoder"].prefixes, ""))
 def test_the_published_image_encoder_loads_with_the_halves_nobody_needs(
     prefix: str, tmp_path: Path
 ) -> None:
@@ -466,9 +441,9 @@ def test_names_are_those_of_the_published_files() -> None:
         "decoder.upsamples.14.residual.0.gamma",
         "decoder.middle.1.to_qkv.weight",
         "decoder.head.2.weight",
-    } <= set(original(*make("vae 2.1 as published")))
+    } <= set(original(*make("vae 2.1")))
     assert {
         "encoder.downsamples.1.downsamples.2.time_conv.weight",
         "decoder.upsamples.3.upsamples.2.residual.6.bias",
         "decoder.upsamples.0.upsamples.3.resample.1.weight",
-    } <= set(original(*make("vae 2.2 as published")))
+    } <= set(original(*make("vae 2.2")))

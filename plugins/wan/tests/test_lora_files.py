@@ -17,16 +17,20 @@ from dstrain.testing import LoraCase, LoraFiles
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import Reader
 from dstrain.testing.trained_sets import TrainedSet
-from dstrain_wan import MODEL, formats
+from dstrain_wan import MODEL
+from dstrain_wan.components import COMPONENTS
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+BY_NAME = {component.name: component for component in COMPONENTS}
+(ORIGINAL_DIT,) = BY_NAME["dit"].formats
+ORIGINAL_UMT5, _, COMFYUI_UMT5 = BY_NAME["text_encoder"].formats
 DIT = MappingProxyType(
     {
-        "comfyui": Reader(formats.ORIGINAL_DIT, "diffusion_model."),
-        "kohya": Reader(formats.ORIGINAL_DIT, "lora_unet_", underscored=True),
-        "diffsynth": Reader(formats.ORIGINAL_DIT),
+        "comfyui": Reader(ORIGINAL_DIT, "diffusion_model."),
+        "kohya": Reader(ORIGINAL_DIT, "lora_unet_", underscored=True),
+        "diffsynth": Reader(ORIGINAL_DIT),
     }
 )
 
@@ -52,10 +56,8 @@ class TestLoraFiles(LoraFiles):
             "dit": DIT,
             "dit2": DIT,
             "text_encoder": {
-                "comfyui": Reader(
-                    formats.COMFYUI_TEXT_ENCODER_IN_ALL, "text_encoders.umt5xxl."
-                ),
-                "diffsynth": Reader(formats.ORIGINAL_TEXT_ENCODER),
+                "comfyui": Reader(COMFYUI_UMT5, "text_encoders.umt5xxl."),
+                "diffsynth": Reader(ORIGINAL_UMT5),
             },
         }
     )

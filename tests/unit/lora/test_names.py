@@ -18,6 +18,7 @@ from dstrain.lora.names import (
     shapes_of,
     unused_layers,
 )
+from dstrain.models.formats import LoraKeyFormat
 
 from tests.support.lora_family import COMPONENTS, MODEL, ORIGINAL, SHAPES, network
 
@@ -87,11 +88,16 @@ def test_a_table_tells_which_rows_of_a_files_layer_are_whose() -> None:
     assert set(covered) == set(layers_of(SHAPES))
 
 
-def test_formats_whose_rows_depend_on_a_file_have_no_table() -> None:
-    moving = replace(ORIGINAL, rows=lambda names: ())
-    component = replace(DIT, formats=(moving, ORIGINAL))
-    tables = key_tables(component, MODEL, SHAPES)
+def test_every_format_has_a_table() -> None:
+    tables = key_tables(DIT, MODEL, SHAPES)
     assert set(tables) == {None, ORIGINAL, DIT.lora[0].checkpoint_format}
+
+
+def test_a_declared_program_without_prefixes_has_its_default_ones() -> None:
+    declared = LoraKeyFormat("kohya", checkpoint_format=ORIGINAL)
+    found = key_formats(replace(DIT, lora=(declared,)), MODEL)
+    kohya = next(one for one in found if one.program == "kohya")
+    assert kohya == LoraKeyFormat("kohya", ("lora_unet_",), ORIGINAL)
 
 
 def test_names_whose_underscored_forms_are_equal_are_left_out() -> None:

@@ -1,8 +1,8 @@
 """Checkpoint formats map keys in both directions."""
 
+import json
 import multiprocessing.reduction
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,18 +10,21 @@ from dstrain.models.components import Files
 from dstrain.models.formats import (
     CheckpointFormat,
     KeyMap,
+    LoraKeyFormat,
     TensorSlice,
+    fits,
     from_checkpoint,
-    nth_of,
+    read_key_maps,
+    same_config,
     to_checkpoint,
 )
 
 LAYOUT = CheckpointFormat(
     key_patterns=("blocks.*.qkv.weight",),
     rows=(
-        KeyMap("layers.*.mix.*.q", "blocks.*.*.qkv", nth_of(0, 3)),
-        KeyMap("layers.*.mix.*.k", "blocks.*.*.qkv", nth_of(1, 3)),
-        KeyMap("layers.*.mix.*.v", "blocks.*.*.qkv", nth_of(2, 3)),
+        KeyMap("layers.*.mix.*.q", "blocks.*.*.qkv", 0, 1, 3),
+        KeyMap("layers.*.mix.*.k", "blocks.*.*.qkv", 1, 2, 3),
+        KeyMap("layers.*.mix.*.v", "blocks.*.*.qkv", 2, 3, 3),
         KeyMap("layers.*.rest", "blocks.*"),
         KeyMap("", "model"),
         KeyMap("scale", "last.gain"),
@@ -55,7 +58,7 @@ def test_parts_are_joined_in_the_order_of_the_table() -> None:
         (
             KeyMap("w", "second"),
             KeyMap("w", "first"),
-            KeyMap("v", "second", nth_of(1, 2)),
+            KeyMap("v", "second", 1, 2, 2),
         ),
     )
     parts = checkpoint_format.convert({"first": (2, 3), "second": (4, 3)})
@@ -63,18 +66,6 @@ def test_parts_are_joined_in_the_order_of_the_table() -> None:
         "w": (TensorSlice("second"), TensorSlice("first")),
         "v": (TensorSlice("second", 2, 4),),
     }
-
-
-def test_rows_may_follow_from_the_shapes() -> None:
-    def rows(shapes: Any) -> tuple[KeyMap, ...]:
-        return tuple(
-            KeyMap(f"up.{len(shapes) - 1 - i}", f"down.{i}") for i in range(len(shapes))
-        )
-
-    checkpoint_format = CheckpointFormat((), rows)
-    shapes = {"down.0.weight": (1,), "down.1.weight": (1,)}
-    assert set(checkpoint_format.convert(shapes)) == {"up.1.weight", "up.0.weight"}
-    assert checkpoint_format.original("up.1.weight", shapes) == "down.0.weight"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +78,7 @@ def test_rows_may_follow_from_the_shapes() -> None:
     ],
 )
 def test_each_own_name_has_its_name_in_the_file(own: str, name: str) -> None:
-    assert LAYOUT.original(own, {}) == name
+    assert LAYOUT.original(own) == name
 
 
 def test_a_format_can_be_inverted() -> None:
@@ -109,3 +100,79 @@ def test_files_with_their_format_can_be_sent_to_another_process() -> None:
         Files((Path("model.pth"),), checkpoint_format=LAYOUT)
     )
     assert b"model.pth" in bytes(sent)
+
+
+def test_shapes_of_another_format_may_have_more_axes_of_length_1() -> None:
+    assert fits((4, 3, 1, 1), (4, 3))
+    assert fits((1, 4), (4, 1, 1))
+    assert not fits((3, 4), (4, 3))
+
+
+KEY_MAPS = {
+    "dit": {
+        "prefixes": ["net."],
+        "formats": {
+            "original": {
+                "source": "where these names are from",
+                "key_patterns": ["blocks.*.qk.weight"],
+                "ignored": ["log.*"],
+                "configuration": "own",
+                "rows": [
+                    ["layers.*.q", "blocks.*.qk", 0, 1, 2],
+                    ["layers.*.k", "blocks.*.qk", 1, 2, 2],
+                ],
+            },
+            "other": {"rows": [["layers", "others"]]},
+        },
+        "lora": [
+            {"program": "kohya", "format": "original", "underscored": True},
+            {"program": "diffsynth", "prefixes": ["", "pipe."], "format": "other"},
+        ],
+    },
+    "vae": {
+        "formats": {
+            "published": {"key_patterns": ["encoder.*"], "configuration": "same"}
+        }
+    },
+}
+
+
+def test_key_maps_are_read_as_fields_of_components(tmp_path: Path) -> None:
+    def own(config: object, shapes: object) -> None: ...
+
+    path = tmp_path / "key_maps.json"
+    path.write_text(json.dumps(KEY_MAPS))
+    found = read_key_maps(path, {"own": own})
+    rows = (
+        KeyMap("layers.*.q", "blocks.*.qk", 0, 1, 2),
+        KeyMap("layers.*.k", "blocks.*.qk", 1, 2, 2),
+    )
+    original = CheckpointFormat(("blocks.*.qk.weight",), rows, ("log.*",), own)
+    other = CheckpointFormat((), (KeyMap("layers", "others"),))
+    assert found["dit"] == {
+        "prefixes": ("net.",),
+        # Without key patterns, `other` is a format of LoRA files alone.
+        "formats": (original,),
+        "lora": (
+            LoraKeyFormat("kohya", (), original, underscored=True),
+            LoraKeyFormat("diffsynth", ("", "pipe."), other),
+        ),
+    }
+    published = CheckpointFormat(("encoder.*",), configuration=same_config)
+    assert found["vae"] == {"prefixes": (), "formats": (published,), "lora": ()}
+
+
+@pytest.mark.parametrize("field", ["configuration", "format"])
+def test_a_key_map_that_names_what_is_not_there_is_refused(
+    field: str, tmp_path: Path
+) -> None:
+    content = {
+        "formats": {"original": {"configuration": "same"}},
+        "lora": [{"program": "kohya", "format": "original"}],
+    }
+    text = json.dumps({"dit": content})
+    name = {"configuration": '"same"', "format": '"format": "original"'}[field]
+    path = tmp_path / "key_maps.json"
+    path.write_text(text.replace(name, name[:-1] + 's"'))
+    with pytest.raises(KeyError, match=r"sames|originals"):
+        read_key_maps(path)

@@ -137,7 +137,7 @@ def test_a_component_nobody_gave_is_asked_for(model: Path) -> None:
         find(MODEL, configs(model)[:2], ["dit", "vae"])
 
 
-def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_table(
+def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_shapes(
     here: Path,
 ) -> None:
     weights = here / "model/transformer"
@@ -145,10 +145,18 @@ def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_table(
     by_path = [ModelConfig(path=weights_of(here / "model")["dit"])]
     assert find(MODEL, by_path, ["dit"]).configs["dit"] == content
     (weights / "config.json").unlink()
+    assert find(MODEL, by_path, ["dit"]).configs["dit"] == {"width": 8, "depth": 2}
+    one = {
+        name: value
+        for path in weights_of(here / "model")["dit"]
+        for name, value in load_file(path).items()
+    }
+    twice = {name: torch.cat([value, value]) for name, value in one.items()}
+    save_file(twice, here / "twice.safetensors")
     with pytest.raises(StateError) as caught:
-        find(MODEL, by_path, ["dit"])
+        find(MODEL, [ModelConfig(path=str(here / "twice.safetensors"))], ["dit"])
     for way in (
-        f"{weights}/config.json",
+        f"{here}/config.json",
         "the shapes do not tell it",
         r"model id (none) is not known",
         "Tiny/Tiny",
@@ -158,11 +166,6 @@ def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_table(
     assert find(MODEL, by_id, ["dit"]).configs["dit"] == content
     (here / "models/Tiny/Tiny/transformer/config.json").unlink()
     assert find(MODEL, by_id, ["dit"]).configs["dit"] == {"width": 8, "depth": 2}
-    one = {
-        name: value
-        for path in weights_of(here / "model")["dit"]
-        for name, value in load_file(path).items()
-    }
     save_file(
         one,
         here / "alone.safetensors",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dstrain.errors import StateError
 from dstrain.models.components import Files
-from dstrain.models.formats import CheckpointFormat, KeyMap, nth_of
+from dstrain.models.formats import CheckpointFormat, KeyMap
 from dstrain.models.networks import DiffusersNetwork, load_network
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -108,9 +108,9 @@ def test_building_draws_no_random_numbers_and_allocates_no_weights(
 OLD = CheckpointFormat(
     key_patterns=("old.weight", "old.second"),
     rows=(
-        KeyMap("first.weight", "old.weight", nth_of(1, 2)),
-        KeyMap("first.weight", "old.weight", nth_of(0, 2)),
-        KeyMap("first.bias", "old.weights", nth_of(0, 1)),
+        KeyMap("first.weight", "old.weight", 1, 2, 2),
+        KeyMap("first.weight", "old.weight", 0, 1, 2),
+        KeyMap("first.bias", "old.weights", 0, 1, 1),
         KeyMap("second", "old.second"),
     ),
     ignored=("optimizer.*",),

@@ -18,7 +18,6 @@ from dstrain.models.components import Component, Files
 from dstrain.models.formats import (
     CheckpointFormat,
     KeyMap,
-    nth_of,
 )
 from dstrain.models.weights import Weights, find_weights, recognise
 from safetensors.torch import save_file
@@ -27,9 +26,9 @@ from torch import Tensor
 LAYOUT = CheckpointFormat(
     key_patterns=("blocks.*.qkv.weight",),
     rows=(
-        KeyMap("layers.*.mix.*.q", "blocks.*.*.qkv", nth_of(0, 3)),
-        KeyMap("layers.*.mix.*.k", "blocks.*.*.qkv", nth_of(1, 3)),
-        KeyMap("layers.*.mix.*.v", "blocks.*.*.qkv", nth_of(2, 3)),
+        KeyMap("layers.*.mix.*.q", "blocks.*.*.qkv", 0, 1, 3),
+        KeyMap("layers.*.mix.*.k", "blocks.*.*.qkv", 1, 2, 3),
+        KeyMap("layers.*.mix.*.v", "blocks.*.*.qkv", 2, 3, 3),
         KeyMap("layers.*.rest", "blocks.*"),
         KeyMap("", "model"),
         KeyMap("scale", "last.gain"),
