@@ -133,6 +133,19 @@ class Tokenizer:
             files.folder, local_files_only=True
         )
 
+    def create(self, arguments: Mapping[str, Any]) -> Any:
+        """Create a toy's tokenizer from the arguments of its class, which may be those
+        of a JSON file.
+        """
+        # Vocabularies and merges are tuples, for which JSON has lists.
+        converted = {
+            name: [tuple(item) if isinstance(item, list) else item for item in value]
+            if isinstance(value, list)
+            else value
+            for name, value in arguments.items()
+        }
+        return _transformers(self.name)(**converted)
+
 
 def empty_network(build: Callable[[], nn.Module]) -> nn.Module:
     """Build a network whose weights have shapes and take no memory."""

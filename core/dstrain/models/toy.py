@@ -1,7 +1,7 @@
 """Write models of toy sizes with random weights, which are read like any model."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from dstrain.models.components import Component
 from dstrain.models.formats import same_config, to_checkpoint
 from dstrain.models.locate import ModelConfig
 from dstrain.registry.family import ModelFamily
+
+Entries = Mapping[str, Mapping[str, Any]]
+"""Name of a component or file -> entries of its JSON."""
 
 
 def write_toy(
@@ -52,11 +55,50 @@ def fill_folder(
         ) from error
 
 
+def toy_writer(components: Iterable[Component], path: Path) -> Callable[..., None]:
+    """Return a family's function that writes its toys, which are described by a file.
+
+    Args:
+        components: Those of the family.
+        path: A JSON file. Its `networks` are the `sizes` of `write_model` and `sharded`
+            is its argument; `files` are other JSON files of the folder. `variants` has
+            the entries of these that a variant changes, `like` another variant if it
+            says so.
+    """
+
+    def write(
+        folder: Path, variant: str = "", seed: int = 0, sizes: Entries | None = None
+    ) -> None:
+        """Write a toy of `variant` to `folder`; equal arguments write equal files.
+
+        sizes: component -> entries of its config.json that replace the toy's own.
+        """
+        toy = json.loads(path.read_bytes())
+        for name, content in _entries(toy, "files", variant).items():
+            _write_json(folder / name, content)
+        networks = _entries(toy, "networks", variant)
+        write_model(folder, components, networks, sizes, seed, toy["sharded"])
+
+    return write
+
+
+def _entries(toy: Mapping[str, Any], kind: str, variant: str) -> Entries:
+    """Return the `files` or `networks` of a variant."""
+    own = toy["variants"].get(variant)
+    if own is None:
+        entries: Entries = toy[kind]
+        return entries
+    found = dict(_entries(toy, kind, own.get("like", "")))
+    for name, changes in own.get(kind, {}).items():
+        found[name] = {**found.get(name, {}), **changes}
+    return found
+
+
 def write_model(
     folder: Path,
     components: Iterable[Component],
-    sizes: Mapping[str, Mapping[str, Any]],
-    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    sizes: Entries,
+    changes: Entries | None = None,
     seed: int = 0,
     sharded: Collection[str] = (),
 ) -> None:
@@ -66,8 +108,8 @@ def write_model(
     Args:
         folder: The folder of the model.
         components: Those of the family.
-        sizes: Component -> content of its config.json, as far as it is not the default;
-            other components are not written.
+        sizes: Component -> content of its config.json, as far as it is not the default,
+            or arguments of its tokenizer; other components are not written.
         changes: Component -> entries that replace those of `sizes`.
         seed: Of the weights.
         sharded: Components whose weights are written to two files.
@@ -75,19 +117,23 @@ def write_model(
     written: list[Component] = []
     with torch.random.fork_rng(devices=[]):
         for component in components:
-            if component.name not in sizes or component.builder is None:
+            if component.name not in sizes:
+                continue
+            changed = (changes or {}).get(component.name, {})
+            config = {**sizes[component.name], **changed}
+            place = folder / component.folder
+            place.mkdir(parents=True, exist_ok=True)
+            network: Any = component.network
+            if component.is_folder:
+                network.create(config).save_pretrained(place)
                 continue
             # Experts are one network twice; their weights must differ.
             twins = sum(component.same_keys_as(other) for other in written)
             written.append(component)
-            changed = (changes or {}).get(component.name, {})
-            config = {**sizes[component.name], **changed}
             torch.manual_seed(seed + 1000 * twins)
-            network = component.builder(component.configure(config))
-            place = folder / component.folder
-            place.mkdir(parents=True, exist_ok=True)
-            _write_config(network, config, place)
-            _write_weights(network, component, place, component.name in sharded)
+            built = network.build(component.configure(config))
+            _write_config(built, config, place)
+            _write_weights(built, component, place, component.name in sharded)
 
 
 def _write_config(network: nn.Module, config: Mapping[str, Any], place: Path) -> None:
@@ -99,8 +145,12 @@ def _write_config(network: nn.Module, config: Mapping[str, Any], place: Path) ->
         library.config.architectures = [type(library).__name__]
         library.config.save_pretrained(place)
     else:
-        text = json.dumps(dict(config), indent=2)
-        (place / "config.json").write_text(f"{text}\n", encoding="utf-8")
+        _write_json(place / "config.json", config)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(content), indent=2) + "\n", encoding="utf-8")
 
 
 def _write_weights(

@@ -19,13 +19,14 @@ from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import to_checkpoint
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
-from dstrain_flux.components import COMPONENTS
-from dstrain_flux.toy import CLIP, DIT, T5, VAE
+from dstrain_flux.components import COMPONENTS, CONFIGS
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 BY_NAME = {component.name: component for component in COMPONENTS}
+SIZES = json.loads((CONFIGS / "toy.json").read_bytes())["networks"]
+DIT, VAE = SIZES["dit"], SIZES["vae"]
 ORIGINAL_DIT, REFERENCE_DIT = BY_NAME["dit"].formats
 # Original name -> name in modelscope/DiffSynth-Studio, of its
 # utils/state_dict_converters/flux_dit.py.
@@ -69,9 +70,18 @@ def make(name: str, **changes: Any) -> nn.Module:
         "dit": lambda: FluxTransformer2DModel(**{**DIT, **changes}),
         "vae": lambda: AutoencoderKL(**{**VAE, **changes}),
         "text_encoder_1": lambda: CLIPTextModel(
-            CLIPTextConfig(**CLIP, vocab_size=50, eos_token_id=49, bos_token_id=48)
+            CLIPTextConfig(
+                **{
+                    **SIZES["text_encoder_1"],
+                    "vocab_size": 50,
+                    "eos_token_id": 49,
+                    "bos_token_id": 48,
+                }
+            )
         ),
-        "text_encoder_2": lambda: T5EncoderModel(T5Config(**T5, vocab_size=50)),
+        "text_encoder_2": lambda: T5EncoderModel(
+            T5Config(**{**SIZES["text_encoder_2"], "vocab_size": 50})
+        ),
     }
     return builders[name]()
 

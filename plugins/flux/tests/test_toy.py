@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from dstrain_flux.toy import PIPELINES, write
+from dstrain_flux import MODEL
+from dstrain_flux.toy import write
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
@@ -70,13 +71,14 @@ def test_sizes_replace_constructor_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("variant", PIPELINES)
+@pytest.mark.parametrize("variant", MODEL.variants)
 def test_diffusers_loads_the_folder_as_its_own_pipeline(
     variant: str, tmp_path: Path
 ) -> None:
     write(tmp_path, variant)
     pipeline = DiffusionPipeline.from_pretrained(tmp_path)
-    assert type(pipeline).__name__ == PIPELINES[variant]
+    names = {"dev": "FluxPipeline", "kontext": "FluxKontextPipeline"}
+    assert type(pipeline).__name__ == names[variant]
     assert pipeline.tokenizer_max_length == 77
     assert (
         pipeline.text_encoder.config.attention_dropout

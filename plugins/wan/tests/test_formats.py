@@ -18,30 +18,33 @@ from dstrain.models.formats import to_checkpoint
 from dstrain.models.hub import ModelSource
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
-from dstrain_wan.components import COMPONENTS
-from dstrain_wan.toy import DIT, DITS, IMAGE, TEXT, VAE, VAE_5B
+from dstrain_wan.components import COMPONENTS, CONFIGS
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
 
 BY_NAME = {component.name: component for component in COMPONENTS}
-ENDS = {**DITS["i2v"], "pos_embed_seq_len": 10}
+TOY = json.loads((CONFIGS / "toy.json").read_bytes())
+SIZES = TOY["networks"]
+CHANGES = {name: one.get("networks", {}) for name, one in TOY["variants"].items()}
+VAE_5B = CHANGES["ti2v-5b"]["vae"]
+ENDS = {**CHANGES["i2v"]["dit"], "pos_embed_seq_len": 10}
 NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
-    "dit": lambda **changes: WanTransformer3DModel(**{**DIT, **changes}),
-    "vae": lambda **changes: AutoencoderKLWan(**{**VAE, **changes}),
+    "dit": lambda **changes: WanTransformer3DModel(**{**SIZES["dit"], **changes}),
+    "vae": lambda **changes: AutoencoderKLWan(**{**SIZES["vae"], **changes}),
     "text_encoder": lambda **changes: UMT5EncoderModel(
-        UMT5Config(**{**TEXT, "vocab_size": 50, **changes})
+        UMT5Config(**{**SIZES["text_encoder"], "vocab_size": 50, **changes})
     ),
     "image_encoder": lambda **changes: CLIPVisionModel(
-        CLIPVisionConfig(**{**IMAGE, **changes})
+        CLIPVisionConfig(**{**CHANGES["i2v"]["image_encoder"], **changes})
     ),
 }
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "2.1 and 2.2 t2v": ("dit", {}),
-    "2.1 i2v": ("dit", DITS["i2v"]),
+    "2.1 i2v": ("dit", CHANGES["i2v"]["dit"]),
     "2.1 flf2v": ("dit", ENDS),
-    "2.2 i2v": ("dit", DITS["i2v-a14b"]),
-    "2.2 ti2v": ("dit", DITS["ti2v-5b"]),
+    "2.2 i2v": ("dit", CHANGES["i2v-a14b"]["dit"]),
+    "2.2 ti2v": ("dit", CHANGES["ti2v-5b"]["dit"]),
     "wider and deeper": (
         "dit",
         {"num_layers": 3, "num_attention_heads": 3, "text_dim": 40},

@@ -11,7 +11,7 @@ from diffusers import DiffusionPipeline, WanImageToVideoPipeline, WanPipeline
 from dstrain_wan import MODEL
 from dstrain_wan.model_fn import predict
 from dstrain_wan.pipeline import PIPELINES
-from dstrain_wan.toy import make_tokenizer, write
+from dstrain_wan.toy import write
 from safetensors.torch import load_file
 
 
@@ -129,8 +129,10 @@ def test_another_seed_writes_other_weights_and_sizes_replace_constructor_argumen
     )
 
 
-def test_the_tokenizer_ends_a_text_and_fills_up_as_umt5s() -> None:
-    tokenizer = make_tokenizer()
+def test_the_tokenizer_ends_a_text_and_fills_up_as_umt5s(
+    bind_components: Callable[..., dict[str, Any]],
+) -> None:
+    tokenizer = bind_components("t2v")["tokenizer"]
     assert tokenizer("").input_ids == [1]
     filled = tokenizer("a dog", padding="max_length", max_length=8).input_ids
     assert filled[-1] == tokenizer.pad_token_id == 0

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import SystemFault
-from dstrain.models.toy import write_model, write_toy
+from dstrain.models.components import Component
+from dstrain.models.networks import Tokenizer
+from dstrain.models.toy import toy_writer, write_model, write_toy
 from dstrain.registry.family import ModelFamily
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from transformers import T5Tokenizer
 
 from tests.support.family import COMPONENTS, MODEL, weights_of
 
@@ -91,3 +94,46 @@ def test_experts_of_one_network_have_different_weights(tmp_path: Path) -> None:
     )
     assert one.keys() == other.keys()
     assert not torch.equal(one["proj_in.weight"], other["proj_in.weight"])
+
+
+TOKENIZER = Component("tokenizer", network=Tokenizer("T5Tokenizer"), folder="words")
+WORDS = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["▁", -2.0], ["dog", -3.0]]
+
+
+def test_tokenizers_are_written_with_the_words_of_a_json_file(tmp_path: Path) -> None:
+    sizes = {"tokenizer": {"vocab": WORDS, "extra_ids": 0}}
+    write_model(tmp_path, (TOKENIZER,), sizes)
+    found = T5Tokenizer.from_pretrained(tmp_path / "words")
+    assert found("dog cat").input_ids == [3, 4, 3, 2, 1]
+
+
+TOY = {
+    "files": {"model_index.json": {"kind": "Tiny", "parts": 1}},
+    "networks": {"dit": {"width": 8, "depth": 2}},
+    "sharded": ["dit"],
+    "variants": {
+        "wide": {
+            "files": {"model_index.json": {"parts": 2}, "more/one.json": {"a": 1}},
+            "networks": {"dit": {"width": 16}, "vae": {"branch": 8}},
+        },
+        "deep": {"like": "wide", "networks": {"dit": {"depth": 3}}},
+    },
+}
+
+
+def test_a_variants_toy_has_the_files_and_sizes_of_a_json_file(tmp_path: Path) -> None:
+    def read(place: str) -> Any:
+        return json.loads((tmp_path / place).read_text())
+
+    (tmp_path / "toy.json").write_text(json.dumps(TOY))
+    write = toy_writer(COMPONENTS, tmp_path / "toy.json")
+    write(tmp_path / "base", "base")
+    assert read("base/model_index.json") == {"kind": "Tiny", "parts": 1}
+    assert read("base/transformer/config.json") == {"width": 8, "depth": 2}
+    assert not (tmp_path / "base/vae").exists()
+    write(tmp_path / "deep", "deep", 1, {"vae": {"branch": 4}})
+    assert read("deep/model_index.json") == {"kind": "Tiny", "parts": 2}
+    assert read("deep/more/one.json") == {"a": 1}
+    assert read("deep/transformer/config.json") == {"width": 16, "depth": 3}
+    assert read("deep/vae/config.json") == {"branch": 4}
+    assert (tmp_path / "deep/transformer/model.safetensors.index.json").is_file()
