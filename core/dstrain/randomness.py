@@ -8,7 +8,7 @@ easy as 1, 2, 3") on the CPU, in fp32.
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,21 +75,21 @@ class Rng:
 
     def normal(self, stream: str, shape: Sequence[int] = ()) -> Tensor:
         """Return (batch, *shape) fp32 standard normal numbers."""
-        numbers = np.empty((len(self.keys), *shape), np.float32)
-        for i, generator in enumerate(self._generators(stream)):
-            generator.standard_normal(dtype=np.float32, out=numbers[i : i + 1])
-        return torch.from_numpy(numbers)
+        return self._draw(np.random.Generator.standard_normal, stream, shape)
 
     def uniform(self, stream: str, shape: Sequence[int] = ()) -> Tensor:
         """Return (batch, *shape) fp32 numbers, uniform in [0, 1)."""
-        numbers = np.empty((len(self.keys), *shape), np.float32)
-        for i, generator in enumerate(self._generators(stream)):
-            generator.random(dtype=np.float32, out=numbers[i : i + 1])
-        return torch.from_numpy(numbers)
+        return self._draw(np.random.Generator.random, stream, shape)
 
-    def _generators(self, stream: str) -> Iterator[np.random.Generator]:
+    def _draw(
+        self, distribution: Callable[..., Any], stream: str, shape: Sequence[int]
+    ) -> Tensor:
         draw = self._drawn.get(stream, 0)
         self._drawn[stream] = draw + 1
-        digests = (digest(key, self.scope + stream, draw) for key in self.keys)
-        # numpy accepts any ISeedSequence here; its annotation names SeedSequence alone.
-        return (np.random.Generator(np.random.Philox(_Philox(key))) for key in digests)  # type: ignore[arg-type]
+        numbers = np.empty((len(self.keys), *shape), np.float32)
+        for i, key in enumerate(self.keys):
+            # numpy takes any ISeedSequence; its annotation names SeedSequence alone.
+            seeds: Any = _Philox(digest(key, self.scope + stream, draw))
+            generator = np.random.Generator(np.random.Philox(seeds))
+            distribution(generator, dtype=np.float32, out=numbers[i : i + 1])
+        return torch.from_numpy(numbers)

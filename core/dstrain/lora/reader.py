@@ -37,7 +37,7 @@ from dstrain.lora.names import (
 from dstrain.models.components import components_of
 from dstrain.models.formats import Shapes
 from dstrain.registry.family import ModelFamily
-from dstrain.storage.safetensors import read_tensors, refuse_folder
+from dstrain.storage.safetensors import read_tensors
 
 Alpha = float | Literal["rank"]
 NO_ALPHA = (
@@ -73,7 +73,6 @@ def check_lora_file(path: Path | None) -> None:
     StateError.
     """
     if path is not None and not path.is_file():
-        refuse_folder(path)
         raise StateError(path, "no such LoRA file")
 
 

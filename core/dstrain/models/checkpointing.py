@@ -59,5 +59,4 @@ def enable_checkpointing(name: str, module: nn.Module, offload: bool) -> None:
         ) from error
     for layer in module.modules():
         if hasattr(layer, "_gradient_checkpointing_func"):
-            # mypy takes every attribute of a module for a tensor or a module.
-            layer._gradient_checkpointing_func = block  # type: ignore[assignment]
+            layer._gradient_checkpointing_func = block  # type: ignore[assignment]  # mypy takes it for a module

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,13 +87,12 @@ def probe(folder: Path) -> None:
     path = temporary(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(path, b"dstrain\n")
-        path.unlink()
-    except SystemFault as fault:
-        raise SystemFault(folder, fault.what, "nothing was begun") from fault
+        path.write_bytes(b"dstrain\n")
     except OSError as error:
-        reason = f"cannot be written: {error.strerror}"
-        raise SystemFault(folder, reason, "nothing was begun") from error
+        raise _fault(folder, 0, error) from error
+    finally:
+        with suppress(OSError):
+            path.unlink()
 
 
 def commit_folder(building: Path, final: Path) -> None:
@@ -173,21 +171,17 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def _acquire(file_lock: FileLock, folder: Path) -> None:
-    deadline = time.monotonic() + ORPHANS
-    while True:
-        try:
-            file_lock.acquire(timeout=0)
-            return
-        except Timeout:
-            holder = _holder(folder)
-        # A holder that is dead left orphans, which will soon release the lock.
-        if holder is None or process_exists(holder) or time.monotonic() > deadline:
-            raise StateError(
-                folder,
-                f"is in use by process {holder or 'unknown'}",
-                "wait for it to end, or use another folder",
-            )
-        time.sleep(0.1)
+    holder = _holder(folder)
+    # A holder that is dead left orphans, which will soon release the lock.
+    is_orphaned = holder is not None and not process_exists(holder)
+    try:
+        file_lock.acquire(timeout=ORPHANS if is_orphaned else 0)
+    except Timeout as error:
+        raise StateError(
+            folder,
+            f"is in use by process {_holder(folder) or 'unknown'}",
+            "wait for it to end, or use another folder",
+        ) from error
 
 
 def _holder(folder: Path) -> int | None:

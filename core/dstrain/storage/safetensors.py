@@ -49,22 +49,12 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 
     Raises StateError if it is unreadable, or does not match the checksum in its header.
     """
-    refuse_folder(path)
     with _opened(path) as file:
-        # SIM118: a safetensors file has keys() and is itself not iterable.
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        names = file.keys()
+        tensors = {name: file.get_tensor(name) for name in names}
         metadata = dict(file.metadata() or {})
     _verify(path, sorted(tensors.items()), metadata)
     return tensors, metadata
-
-
-def refuse_folder(path: Path) -> None:
-    """Raise StateError if the path is a folder, naming the newest weights file in it."""
-    if not path.is_dir():
-        return
-    files = sorted(path.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
-    advice = [f"its newest weights file: {files[-1]}"] if files else []
-    raise StateError(path, "is a folder", *advice)
 
 
 def with_checksum(

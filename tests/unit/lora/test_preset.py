@@ -208,7 +208,7 @@ def test_what_does_not_say_its_component_is_asked_for(
     ({"preset_lora_path": "FILE", "preset_lora_model": "dti"}, "has no component 'dti'.*did you mean 'dit'"),
     ({"preset_lora_path": "FILE", "preset_lora_model": "text_encoder"}, "is a LoRA of dit, and not of text_"),
     ({"preset_lora_path": "nowhere"}, "nowhere: no such LoRA file"),
-    ({"preset_lora_path": "."}, ".: is a folder"),
+    ({"preset_lora_path": "."}, ".: no such LoRA file"),
 ])  # fmt: skip
 def test_what_cannot_be_merged_is_refused(
     flags: dict[str, str], match: str, here: Path, tmp_path: Path

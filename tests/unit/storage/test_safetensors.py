@@ -2,7 +2,6 @@
 named.
 """
 
-import os
 import resource
 import subprocess
 import sys
@@ -104,21 +103,6 @@ def test_what_is_no_safetensors_file_is_a_state_error(
         StateError, match=r"a\.safetensors: cannot be read as safetensors"
     ):
         read_tensors(path)
-
-
-def test_a_folder_in_place_of_a_weights_file_is_refused_naming_its_newest_file(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(StateError, match="is a folder"):
-        read_tensors(tmp_path)
-    for name, time in (("epoch-0", 5), ("epoch-2", 9), ("epoch-1", 7)):
-        (tmp_path / f"{name}.safetensors").touch()
-        os.utime(tmp_path / f"{name}.safetensors", (time, time))
-    with pytest.raises(StateError, match="is a folder") as caught:
-        read_tensors(tmp_path)
-    assert caught.value.help_lines == (
-        f"its newest weights file: {tmp_path / 'epoch-2.safetensors'}",
-    )
 
 
 def test_a_file_is_verified_by_its_checksum_and_one_without_is_not_taken_for_dstrains(

@@ -51,7 +51,7 @@ from dstrain.runs.checkpoints.state import (
 )
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
-from dstrain.storage.files import lock, probe, remove_leftovers
+from dstrain.storage.files import lock, remove_leftovers
 from dstrain.storage.hashing import hash_json
 from dstrain.storage.run_files import RunFiles
 
@@ -114,7 +114,6 @@ class RunDirectory:
                 self._open_log = stack.enter_context(logging_to_file())
                 put_back(self.folder)
                 remove_leftovers(self.folder)
-                probe(self.folder)
             try:
                 yield
             except KeyboardInterrupt as error:
