@@ -65,7 +65,7 @@ def check_saved(folder: Path, step: int) -> str:
 
 
 def pruned(folder: Path, keep: int) -> None:
-    prune_states(folder, keep, frozenset([folder / "states/step-3"]))
+    prune_states(folder, keep, 3)
 
 
 def check_pruned(folder: Path, keep: int) -> str:

@@ -132,8 +132,8 @@ BUGS = (
         "resume_with_a_new_optimizer",
         "P19: resume goes on bit for bit",
         f"{CORE}/runs/checkpoints/resume.py",
-        '    getattr(run.optimizer, "optimizer", run.optimizer).load_state_dict(\n',
-        "    dict(\n",
+        "    run.optimizer.load_state_dict(dict(state.optimizer))\n",
+        "",
         ("tests/unit/runs/test_loop.py",),
     ),
     Bug(

@@ -55,7 +55,7 @@ def train(
             previews.load(run)
         directory.load_state(run)
         log_start(run, directory.folder)
-        directory.start()
+        directory.start(run)
         run_steps(run, directory, previews)
         log_end(run, directory.folder, directory.weights)
 

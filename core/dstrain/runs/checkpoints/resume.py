@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dstrain.config.schema import ENDING_AT_LAST_STEP, options_affecting
+from dstrain.config.fields import split_commas
+from dstrain.config.schema import ENDING_AT_LAST_STEP, TrainConfig, options_affecting
 from dstrain.config.serialize import CONFIG
 from dstrain.errors import StateError
+from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
 from dstrain.storage.hashing import hash_json, sha256
 
@@ -44,45 +46,73 @@ def data_fingerprint(run: "TrainingRun") -> dict[str, str]:
     }
 
 
-def check_state_named(path: Path) -> None:
-    """Raise StateError, before anything is loaded, if --resume names something else
-    than a folder with a state.
+def check_start(config: TrainConfig, folder: Path) -> None:
+    """Refuse, before any work, an output folder that this run cannot start in.
+
+    Raises StateError for a run that is neither to be resumed nor overwritten, and for
+    nothing to resume from.
     """
+    if config.resume is None:
+        if not config.overwrite:
+            refuse_run(folder)
+    elif config.resume != "auto":
+        _check_named(Path(config.resume))
+    elif not states(folder):
+        raise StateError(
+            folder,
+            "holds no checkpoint to resume from",
+            "leave out --resume to begin; "
+            "to start over a run that ended before its first save: --overwrite",
+        )
+
+
+def _check_named(path: Path) -> None:
+    """Refuse something else than a folder with a state."""
+    advice = ["--resume takes auto, or a folder states/step-STEP of an earlier run"]
     if not path.is_dir():
-        what = (
-            "is a file, and a state is a folder" if path.exists() else "no such folder"
-        )
-        raise StateError(
-            str(path),
-            what,
-            "--resume takes auto, or a folder states/step-STEP of an earlier run",
-        )
-    if not (path / RECORD).exists() and (inside := states(path)):
-        raise StateError(
-            str(path),
-            "is no state, but holds some",
-            f"the newest is --resume {inside[0]}",
-        )
+        what = "is a file, and a state is a folder"
+        raise StateError(path, what if path.exists() else "no such folder", *advice)
+    inside = states(path)
+    if inside and not (path / RECORD).exists():
+        advice = [f"the newest is --resume {inside[0]}"]
+        raise StateError(path, "is no state, but holds some", *advice)
 
 
-def training_state(
-    run: "TrainingRun", fingerprint: str, content: Mapping[str, str]
-) -> TrainingState:
+def config_digest(run: "TrainingRun") -> str:
+    """Return a digest of all that decides the numbers of a run.
+
+    The split into stages, the number of processes and the place of files are not in it.
+    """
+    setup, config = run.setup, run.setup.config
+    ends_at_last_step = config.lr_scheduler in ENDING_AT_LAST_STEP
+    columns = (config.extra_inputs, config.data_file_keys)
+    numbers: list[Any] = [
+        setup.mixed_precision,
+        run.total_steps if ends_at_last_step else None,
+        {name: setting.value for name, setting in setup.spec.settings.items()},
+        [[one.component, dict(one.entries)] for one in setup.models if one.entries],
+        [setup.spec.variant, *(sorted(split_commas(names)) for names in columns)],
+        {name: asdict(config)[name] for name in options_affecting("training")},
+    ]
+    if setup.preset is not None:
+        numbers.append([setup.preset.component, setup.preset.digest])
+    order = [run.order.groups, run.order.samples_per_step]
+    trainables = asdict(setup.trainables)
+    return hash_json("run", [setup.task.name, trainables, order, numbers])
+
+
+def training_state(run: "TrainingRun", content: Mapping[str, str]) -> TrainingState:
     """Return what a run needs to resume exactly.
 
     There is no generator state, since every draw is keyed by its place.
     """
-    tensors = {
-        name: parameter.detach()
-        for name, parameter in run.module.trained.parameters.items()
-    }
-    optimizer = getattr(run.optimizer, "optimizer", run.optimizer)
+    parameters = run.module.trained.parameters
     return TrainingState(
         step=run.step,
-        trainable=tensors,
-        optimizer=optimizer.state_dict(),
+        trainable={name: value.detach() for name, value in parameters.items()},
+        optimizer=run.optimizer.state_dict(),
         scheduler=run.lr_scheduler.state_dict(),
-        config_digest=fingerprint,
+        config_digest=config_digest(run),
         versions=run.setup.versions,
         content=content,
     )
@@ -90,15 +120,12 @@ def training_state(
 
 @torch.no_grad()
 def load_training_state(
-    run: "TrainingRun",
-    state: TrainingState,
-    fingerprint: str,
-    content: Mapping[str, str],
+    run: "TrainingRun", state: TrainingState, content: Mapping[str, str]
 ) -> None:
     """Put a saved state back, bit for bit; raises StateError if it is of another run,
     or of another dataset.
     """
-    if state.config_digest != fingerprint:
+    if state.config_digest != config_digest(run):
         decisive = ", ".join(f"--{name}" for name in options_affecting("training"))
         raise StateError(
             "--resume",
@@ -122,28 +149,19 @@ def load_training_state(
             "or begin a new run from the saved weights: --resume_from_checkpoint FILE",
         )
     parameters = run.module.trained.parameters
-    if set(parameters) != set(state.trainable):
-        raise StateError(
-            "--resume",
-            f"the saved run trains {len(state.trainable)} parameters, this one {len(parameters)}",
-        )
-    shapes = {
-        name: (list(state.trainable[name].shape), list(own.shape))
-        for name, own in parameters.items()
-    }
-    others = [
-        f"{name}: there {there}, this run {own}"
-        for name, (there, own) in shapes.items()
-        if there != own
+    saved = {name: list(tensor.shape) for name, tensor in state.trainable.items()}
+    own = {name: list(parameter.shape) for name, parameter in parameters.items()}
+    differing = [
+        f"{name}: there {saved.get(name)}, this run {own.get(name)}"
+        for name in saved | own
+        if saved.get(name) != own.get(name)
     ]
-    if others:
-        what = f"{len(others)} of the {len(parameters)} parameters that the saved run trains have other shapes"
-        raise StateError("--resume", what, "; ".join(others[:3]))
+    if differing:
+        what = f"the saved run trains {len(differing)} parameters of other shapes"
+        raise StateError("--resume", what, "; ".join(differing[:3]))
     for name, parameter in parameters.items():
         parameter.copy_(state.trainable[name])
-    getattr(run.optimizer, "optimizer", run.optimizer).load_state_dict(
-        dict(state.optimizer)
-    )
+    run.optimizer.load_state_dict(dict(state.optimizer))
     run.lr_scheduler.load_state_dict(dict(state.scheduler))
     run.step = state.step
 

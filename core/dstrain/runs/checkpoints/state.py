@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,10 +33,11 @@ from dstrain.storage.safetensors import read_tensors, with_checksum, write_tenso
 logger = get_logger(__name__)
 
 
-FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
+FORMAT = {"format": "dstrain-state", "version": 1}
 FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
 RECORD = "record.json"
 STATES = "states"
+NAME = re.compile(r"step-\d+(\.old)?")
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,6 @@ def save_full(
     write_tensors(path, tensors, with_checksum(tensors, header))
 
 
-def state_folder(output: Path, step: int) -> Path:
-    """Return the folder of the state of this step."""
-    return output / STATES / f"step-{step}"
-
-
 def save_state(folder: Path, state: TrainingState) -> None:
     """Commit the state as this folder; a state there before stays until the new one is
     in place. Raises SystemFault.
@@ -106,7 +101,7 @@ def save_state(folder: Path, state: TrainingState) -> None:
             shutil.rmtree(building)
         if isinstance(error, OSError):
             raise SystemFault(
-                str(folder), f"cannot be written: {error.strerror}", UNTOUCHED
+                folder, f"cannot be written: {error.strerror}", UNTOUCHED
             ) from error
         raise
 
@@ -117,7 +112,7 @@ def load_state(folder: Path) -> TrainingState:
     """
     reason = damage(folder)
     if reason:
-        raise StateError(str(folder), reason)
+        raise StateError(folder, reason)
     rest = json.loads((folder / "state.json").read_bytes())
     optimizer, _ = read_tensors(folder / "optimizer.safetensors")
     for name in ("scheduler", "optimizer"):
@@ -134,7 +129,7 @@ def damage(folder: Path) -> str:
         record = json.loads((folder / RECORD).read_bytes())
         digests = record.pop("sha256")
         if record != FORMAT:
-            return f"{RECORD}: want {dict(FORMAT)}, have {record}"
+            return f"{RECORD}: want {FORMAT}, have {record}"
         if sorted(digests) != sorted(FILES):
             return f"{RECORD} is damaged: it lists {sorted(digests)}"
         wrong = [name for name in FILES if sha256(folder / name) != digests[name]]
@@ -155,14 +150,17 @@ def damage(folder: Path) -> str:
     )
 
 
-def states(output: Path) -> tuple[Path, ...]:
+def states(output: Path) -> list[Path]:
     """Return the state folders of an output folder, newest first, whole or not."""
-    ranked = []
-    for path in output.glob(f"{STATES}/step-*"):
-        match = re.fullmatch(r"step-(\d+)(\.old)?", path.name)
-        if match:
-            ranked.append((int(match[1]), match[2] is None, path))
-    return tuple(path for _, _, path in sorted(ranked, reverse=True))
+    found = [path for path in output.glob(f"{STATES}/*") if NAME.fullmatch(path.name)]
+    # One that is being replaced comes after its replacement.
+    return sorted(
+        found, key=lambda path: (_step(path), path.suffix != ".old"), reverse=True
+    )
+
+
+def _step(state: Path) -> int:
+    return int(state.stem.removeprefix("step-"))
 
 
 def newest_state(output: Path) -> Path:
@@ -180,28 +178,20 @@ def newest_state(output: Path) -> Path:
             return folder
         passed.append(f"{folder}: {reason}")
     raise StateError(
-        str(output),
+        output,
         "has no whole state to resume from",
         *(passed or [f"no folder {STATES}/step-STEP is there"]),
     )
 
 
-def prune_states(output: Path, keep: int, whole: frozenset[Path]) -> frozenset[Path]:
-    """Remove what is older than the newest `keep` whole states, and return those that
-    are kept. Raises SystemFault.
+def prune_states(output: Path, keep: int, step: int) -> None:
+    """Remove what is older than the newest `keep` states up to this step.
 
-    whole: the states known to be whole, which were just committed or read. Counting
-    begins at the newest of these, so that it always stays; an older one that is not
-    known counts if its digests agree.
+    A state beyond the step is one that could not be loaded. Raises SystemFault.
     """
-    kept: list[Path] = []
-    for folder in states(output):
-        if len(kept) < keep:
-            if folder in whole or (kept and not damage(folder)):
-                kept.append(folder)
-            continue
+    done = [folder for folder in states(output) if _step(folder) <= step]
+    for folder in done[keep:]:
         remove_state(folder)
-    return frozenset(kept)
 
 
 def remove_state(folder: Path) -> None:
@@ -219,7 +209,7 @@ def remove_state(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         what = f"cannot be removed: {error.strerror}"
-        raise SystemFault(str(folder), what) from error
+        raise SystemFault(folder, what) from error
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:

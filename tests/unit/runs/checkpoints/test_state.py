@@ -20,7 +20,6 @@ from dstrain.runs.checkpoints.state import (
     prune_states,
     save_full,
     save_state,
-    state_folder,
     states,
 )
 from dstrain.storage.safetensors import CHECKSUM, read_tensors
@@ -239,7 +238,7 @@ def test_the_newest_whole_state_is_found_and_those_passed_over_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (9, 10, 100):
-        save_state(state_folder(tmp_path, step), small(step))
+        save_state(tmp_path / f"states/step-{step}", small(step))
     assert newest_state(tmp_path) == tmp_path / "states/step-100"
     assert capsys.readouterr().err == ""
     (tmp_path / "states/step-100" / "state.json").write_text("{}")
@@ -272,31 +271,21 @@ def test_a_state_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "states").iterdir()] == ["step-1"]
 
 
-def test_pruning_keeps_the_newest_whole_states(tmp_path: Path) -> None:
-    for step in range(1, 6):
-        save_state(state_folder(tmp_path, step), small(step))
-    (tmp_path / "states/step-4" / "record.json").unlink()
-    (tmp_path / "states/notes").mkdir()
-    kept = prune_states(tmp_path, 2, frozenset([tmp_path / "states/step-5"]))
-    assert kept == {tmp_path / "states/step-3", tmp_path / "states/step-5"}
-    left = sorted(path.name for path in (tmp_path / "states").iterdir())
-    assert left == ["notes", "step-3", "step-4", "step-5"]
-
-
 @pytest.mark.parametrize(
-    ("keep", "left"), [(1, [4, 5, 6]), (2, [2, 3, 4, 5, 6]), (3, [1, 2, 3, 4, 5, 6])]
+    ("keep", "left"), [(1, [4, 5, 6]), (2, [3, 4, 5, 6]), (9, [1, 2, 3, 4, 5, 6])]
 )
-def test_pruning_counts_no_damaged_state_and_begins_at_the_newest_known_to_be_whole(
+def test_pruning_counts_from_the_step_of_the_run(
     keep: int, left: list[int], tmp_path: Path
 ) -> None:
     for step in range(1, 7):
-        save_state(state_folder(tmp_path, step), small(step))
-    for step in (3, 5, 6):
-        path = tmp_path / f"states/step-{step}/trainable.safetensors"
-        path.write_bytes(path.read_bytes()[:-1] + b"x")
-    prune_states(tmp_path, keep, frozenset([tmp_path / "states/step-4"]))
+        save_state(tmp_path / f"states/step-{step}", small(step))
+    for step in (5, 6):  # a run that resumes at 4 could not load these
+        (tmp_path / f"states/step-{step}/record.json").unlink()
+    (tmp_path / "states/notes").mkdir()
+    prune_states(tmp_path, keep, 4)
     assert sorted(path.name for path in (tmp_path / "states").iterdir()) == [
-        f"step-{step}" for step in left
+        "notes",
+        *(f"step-{step}" for step in left),
     ]
 
 
@@ -304,19 +293,21 @@ def test_a_file_that_is_not_a_states_stays_when_the_state_is_pruned(
     tmp_path: Path,
 ) -> None:
     for step in (1, 2):
-        save_state(state_folder(tmp_path, step), small(step))
+        save_state(tmp_path / f"states/step-{step}", small(step))
     (tmp_path / "states/step-1/notes.txt").write_text("mine")
-    prune_states(tmp_path, 1, frozenset([tmp_path / "states/step-2"]))
+    prune_states(tmp_path, 1, 2)
     (left,) = (tmp_path / "states/step-1").iterdir()
     assert left.read_text() == "mine"
     assert newest_state(tmp_path) == tmp_path / "states/step-2"
 
 
-def test_without_a_state_known_to_be_whole_nothing_is_pruned(tmp_path: Path) -> None:
-    save_state(tmp_path / "states/step-1", small(1))
-    save_state(tmp_path / "states/step-2", small(2))
-    assert prune_states(tmp_path, 1, frozenset()) == frozenset()
-    assert states(tmp_path) == (tmp_path / "states/step-2", tmp_path / "states/step-1")
+def test_a_state_that_is_being_replaced_comes_after_its_replacement(
+    tmp_path: Path,
+) -> None:
+    for name in ("step-1.old", "step-1", "step-10", "step-9"):
+        (tmp_path / "states" / name).mkdir(parents=True)
+    names = [state.name for state in states(tmp_path)]
+    assert names == ["step-10", "step-9", "step-1", "step-1.old"]
 
 
 def test_a_full_disk_leaves_the_earlier_state_and_no_temporary(

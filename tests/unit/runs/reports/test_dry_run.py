@@ -133,7 +133,8 @@ def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
     )
     what = "holds logs/config.json, which no run wrote: run.json does not list it"
     assert f"    out: {what}\n" in capsys.readouterr().out
-    assert main(["--model", "tiny", "--dry_run", "--resume", "nowhere"]) == 0
+    words = ["--model", "tiny", "--dry_run", "--output_path", "new"]
+    assert main([*words, "--resume", "nowhere"]) == 0
     assert "    nowhere: no such folder\n" in capsys.readouterr().out
 
 
