@@ -166,13 +166,13 @@ class Handler(BaseHTTPRequestHandler):
                 return
         files = self.hub.files(model_id, revision)
         if files is None:
-            unknown = (
-                "RevisionNotFound" if model_id in self.hub.models else "RepoNotFound"
-            )
+            known = model_id in self.hub.models
+            # Hugging Face does not tell a model that does not exist from a private one.
+            private = form == self.huggingface and not known
             self.answer(
                 {"Code": 404, "Message": "not found", "error": "not found"},
-                404,
-                {"X-Error-Code": unknown},
+                401 if private else 404,
+                {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"},
             )
         else:
             self.answer(form(model_id, {**files, **self.hub.faults.lists}))
@@ -349,13 +349,21 @@ def serving() -> Iterator[Hub]:
         thread.join()
 
 
+def point_at(patch: pytest.MonkeyPatch, url: str) -> None:
+    """Let both clients ask this address, which one reads when it is imported."""
+    patch.setenv("HF_ENDPOINT", url)
+    patch.setenv("MODELSCOPE_ENDPOINT", url)
+    constants = "huggingface_hub.constants"
+    patch.setattr(f"{constants}.ENDPOINT", url)
+    files = url + "/{repo_id}/resolve/{revision}/{filename}"
+    patch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", files)
+
+
 def use(patch: pytest.MonkeyPatch, url: str, home: Path) -> None:
     """Let both clients ask this hub, keep what they keep below `home`, and not wait
     long between their attempts.
     """
     for name, value in {
-        "HF_ENDPOINT": url,
-        "MODELSCOPE_ENDPOINT": url,
         "MODELSCOPE_HOME": str(home / "modelscope-home"),
         "MODELSCOPE_CACHE": str(home / "modelscope-cache"),
         "MODELSCOPE_DOWNLOAD_INTRA_CLOUD": "false",
@@ -369,13 +377,13 @@ def use(patch: pytest.MonkeyPatch, url: str, home: Path) -> None:
         "MODELSCOPE_API_TOKEN",
     ):
         patch.delenv(name, raising=False)
+    point_at(patch, url)
     patch.setattr("modelscope_hub._legacy_api.REPO_TREE_PAGE_MAX_ATTEMPTS", 2)
     patch.setattr("modelscope_hub._download.DOWNLOAD_RETRY_TIMES", 1)
     patch.setattr("modelscope_hub._download.DOWNLOAD_INTEGRITY_RETRY_BACKOFF", 0.01)
     for module in (
         "huggingface_hub.file_download",
         "huggingface_hub.utils._http",
-        "dstrain.models.hub_clients",
         "modelscope_hub._legacy_api",
     ):
         patch.setattr(f"{module}.time", Impatient())

@@ -10,7 +10,7 @@ from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import Config, Shapes, fits, shapes_of
-from dstrain.models.hub import ModelSource, fetch, offline
+from dstrain.models.hub import ModelSource, fetch
 from dstrain.models.hub_record import Record
 from dstrain.models.networks import empty_network
 from dstrain.models.weights import Weights, header
@@ -129,14 +129,11 @@ def _fetch_json(query: ConfigQuery) -> bool:
     A hub that cannot be reached is a warning: the caller may do without the file.
     """
     source = query.source
-    if source is None or source.hub is None or offline():
+    if source is None:
         return False
-    record = Record.read(source.folder)
     for folder in query.folders:
         name = f"{folder}/config.json".removeprefix("/")
         if (source.folder / name).exists():
-            continue
-        if record and record.is_of(source.revision) and name not in record.tree:
             continue
         try:
             fetch(source, name)

@@ -1,29 +1,28 @@
-"""Find published model files on this machine, and fetch those that are missing."""
+"""Find published model files on this machine, and download those that are missing."""
 
 import difflib
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from filelock import AcquireReturnProxy, FileLock, Timeout
+
 from dstrain.config.schema import Hub
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, SystemFault, UsageError
-from dstrain.models.hub_clients import CLIENTS, Client, Listing, Reason, first_line
+from dstrain.models.hub_clients import CLIENTS, first_line, http_status
 from dstrain.models.hub_record import (
-    DownloadedFile,
     Record,
-    companion_files,
     local_files,
     missing_shards,
     select,
 )
-from dstrain.storage.files import HOLDER, LOCK, lock
+from dstrain.storage.files import LOCK
+from dstrain.storage.hashing import file_mark
 
 T = TypeVar("T")
 MODEL_BASE_VARIABLES = ("DSTRAIN_MODEL_BASE_PATH", "DIFFSYNTH_MODEL_BASE_PATH")
@@ -98,31 +97,27 @@ def find_local(source: ModelSource, pattern: str) -> list[str]:
 
 def missing_error(source: ModelSource, pattern: str) -> StateError:
     """Return the error that says which files are missing, and why they are not
-    fetched.
+    downloaded.
     """
-    folder, record = source.folder, Record.read(source.folder)
-    found = local_files(folder, pattern)
-    shards = missing_shards(found)
-    what = "no file matches"
-    if found and source.revision:
-        what = f"the files here are not known to be of revision {source.revision}"
-    elif shards:
+    what = "not all of its files are on this machine"
+    shards = missing_shards(local_files(source.folder, pattern))
+    if shards:
         what = f"{len(shards)} shards are missing, such as {shards[0]}"
-    elif record is not None and select(record.tree, pattern):
-        what = "some of the files are missing"
+    if source.revision:
+        what += f", or not at revision {source.revision}"
     advice = [f"models are searched for in {MODEL_BASE_VARIABLES[0]}={model_base()}"]
     if offline():
         advice.append(f"nothing is downloaded because {offline()} is set; unset it")
-    return StateError(str(folder / pattern), what, *advice)
+    return StateError(source.folder / pattern, what, *advice)
 
 
 def fetch(source: ModelSource, pattern: str) -> list[str]:
-    """Return the files that a pattern means, as `find_local` does; fetch what is
+    """Return the files that a pattern means, as `find_local` does; download what is
     missing.
 
-    Of several processes on a machine one fetches, and the others wait for it. Raises
+    Of several processes on a machine one downloads, and the others wait for it. Raises
     StateError if the hub has no such model, revision or file, or nothing may be
-    fetched; SystemFault if the hub or this machine fails.
+    downloaded; SystemFault if the hub or this machine fails.
     """
     names = find_local(source, pattern)
     if names:
@@ -130,163 +125,139 @@ def fetch(source: ModelSource, pattern: str) -> list[str]:
     if source.hub is None or offline():
         raise missing_error(source, pattern)
     # The id becomes a path, which must lie in the folder of models.
-    parts = source.model_id.split("/")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source.model_id) or {".", ".."} & {*parts}:
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source.model_id):
         raise UsageError(
             "--model_id_with_origin_paths",
             f"{source.model_id!r} is no model id; want OWNER/NAME",
         )
-    with _exclusive(source.folder):
-        return find_local(source, pattern) or _Fetch(source, source.hub).run(pattern)
+    return _Download(source, source.hub).run(pattern)
 
 
-class _Fetch:
-    """One fetch from a hub, by the process that holds the model's folder."""
+class _Download:
+    """A download from a hub to the folder of a model."""
 
     def __init__(self, source: ModelSource, hub: Hub) -> None:
         self.source = source
         self.hub = hub
-        self.folder = source.folder
-        self.client: Client = CLIENTS[hub]()
-        self.label = f"{hub} ({first_line(self.client.endpoint)})"
-        old = Record.read(self.folder)
-        self.downloaded = old.downloaded if old is not None else {}
-        self.revision = source.revision or self.client.default_revision
-        self.at = self.revision
-        if old is not None and old.hub == hub and not source.revision:
-            # A folder holds one revision: a branch that moved on since is not mixed in.
-            self.revision, self.at = old.revision, old.commit or old.revision
+        self.client = CLIENTS[hub]()
 
     def run(self, pattern: str) -> list[str]:
-        """Fetch the files of a pattern and what belongs to them."""
-        try:
-            listing = self._list_files()
-            names = select(listing.files, pattern)
-            self._check_listing(pattern, listing, names)
-            companions = companion_files(listing.files, pattern)
-            record = Record(
-                self.hub,
-                self.source.model_id,
-                self.revision,
-                listing.commit,
-                listing.files,
-                self.downloaded,
+        """Download the files of a pattern, and config.json beside them."""
+        record = self._known_files()
+        names = select(record.tree, pattern)
+        if not names:
+            known = sorted(record.tree)
+            near = difflib.get_close_matches(pattern, known, cutoff=0.3) or known[:3]
+            raise StateError(
+                f"{self.source.named}:{pattern}",
+                f"no file on {self.hub} matches at revision {record.revision}",
+                f"it has {len(known)} files, such as {', '.join(near)}",
             )
-            self._download(record, [*dict.fromkeys([*companions, *names])])
-            return names
+        configs = {str(PurePosixPath(name).with_name("config.json")) for name in names}
+        wanted = sorted(configs.intersection(record.tree).union(names))
+        folder = self.source.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(folder):
+                # Another process may have downloaded them while this one waited.
+                if not find_local(self.source, pattern):
+                    self._download(record, wanted)
         except OSError as error:
             raise SystemFault(
-                str(self.folder),
+                folder,
                 f"cannot be written: {error.strerror or error}",
                 "complete files are kept: make room, or choose another disk with "
                 + MODEL_BASE_VARIABLES[0],
             ) from error
-        except DstrainError:
-            self._remove_empty_folder()
-            raise
+        return names
 
-    def _list_files(self) -> Listing:
-        try:
-            return self._ask("", self.client.list_files, self.at)
-        except StateError:
-            if self.at == self.revision:
-                raise
-            # The commit that the record names is gone.
-            return self._ask("", self.client.list_files, self.revision)
-
-    def _check_listing(self, pattern: str, listing: Listing, names: list[str]) -> None:
-        for name in listing.files:
+    def _known_files(self) -> Record:
+        """Return the record of the folder, else a new one with what the hub lists."""
+        old = Record.read(self.source.folder)
+        if old and old.hub == self.hub and old.is_of(self.source.revision):
+            # A folder holds one revision: a branch that moved on is not mixed in.
+            return old
+        revision = self.source.revision or self.client.default_revision
+        commit, files = self._ask("", self.client.list_files, revision)
+        for name in files:
             outside = name.startswith("/") or ".." in PurePosixPath(name).parts
             if outside or "\\" in name or not name.isprintable():
                 raise SystemFault(
                     self.source.model_id,
                     f"the hub lists a file outside the model's folder: {name!r}",
                 )
-        if not names:
-            known = [n for n in listing.files if PurePosixPath(n).name[0] != "."]
-            near = difflib.get_close_matches(pattern, known, cutoff=0.3) or known[:3]
-            raise StateError(
-                f"{self.source.named}:{pattern}",
-                f"no file on {self.hub} matches at revision {self.revision}",
-                f"it has {len(known)} files, such as {', '.join(near) or 'none'}",
-            )
+        return Record(self.hub, self.source.model_id, revision, commit, files, {})
 
-    def _download(self, record: Record, wanted: list[str]) -> None:
-        """Fetch the missing ones of the wanted files, and record each when it is
+    def _download(self, record: Record, wanted: Iterable[str]) -> None:
+        """Download the missing ones of the wanted files, and record each when it is
         verified and in its place.
+
+        Raises StateError for another file in the place of one, except for an unchanged
+        one of another revision, which is replaced.
         """
-        record, missing = self._missing(record, wanted)
+        folder = self.source.folder
+        old = Record.read(folder)
+        kept = dict(old.kept) if old else {}
+        record = replace(record, kept=kept)
+        missing = []
+        for name in wanted:
+            path = folder / name
+            if record.has(name, folder):
+                continue
+            same = record.tree[name].verify(path) if path.exists() else None
+            if same:
+                kept[name] = same
+            elif path.exists() and name not in kept:
+                raise StateError(
+                    path,
+                    f"differs from the file of {self.hub} at revision {record.revision}",
+                    "move it away to download that one; existing files were not modified",
+                )
+            else:
+                missing.append(name)
         # Written first: the folder is then known to lack files, whatever happens.
-        record.write(self.folder)
-        if missing:
-            total = sum(record.tree[name].size for name in missing)
-            self._check_space(total)
-            logger.info(
-                f"downloading {len(missing)} files, {total:,} bytes, of "
-                f"{self.source.named} from {self.hub} to {self.folder}"
-            )
-        commit = record.commit or self.at
+        record.write(folder)
+        self._announce(missing, sum(record.tree[name].size for name in missing))
         for name in missing:
-            listed = record.tree[name]
-            # By content, or what is left of another revision's file would be continued.
-            content = listed.digest.partition(":")[2] or commit
-            staging = self.folder / STAGING / re.sub(r"\W", "-", content)
-            staged = staging / name
-            self._ask(name, self.client.download, commit, name, staging)
-            if not listed.matches(staged):
+            staged, path = folder / STAGING / name, folder / name
+            at = record.commit or record.revision
+            self._ask(name, self.client.download, at, name, folder / STAGING)
+            done = record.tree[name].verify(staged)
+            if done is None:
                 staged.unlink()
-                raise self._error(
-                    "wrong", f"{name} is not {listed.size} bytes of {listed.digest}"
+                raise SystemFault(
+                    self.source.named,
+                    f"{self._label} did not give what it lists: {name} has another size or sha256",
+                    "that file was not kept: run the same command again",
+                    f"if the files on the hub have changed, remove {folder} to download them again",
                 )
             with staged.open("rb") as file:
                 os.fsync(file.fileno())
-            path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             staged.replace(path)
-            done = {name: DownloadedFile.of(path, listed)}
-            record = replace(record, downloaded={**record.downloaded, **done})
-            record.write(self.folder)
-        shutil.rmtree(self.folder / STAGING, ignore_errors=True)
+            kept[name] = replace(done, mark=file_mark(path))
+            record.write(folder)
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
 
-    def _missing(
-        self, record: Record, wanted: Iterable[str]
-    ) -> tuple[Record, list[str]]:
-        """Return the files to download, and the record with those that are here and
-        equal to the hub's.
-
-        Raises StateError for others in their place, except for unchanged ones of
-        another revision, which may be replaced.
-        """
-        downloaded = dict(record.downloaded)
-        missing = []
-        for name in wanted:
-            path, listed = self.folder / name, record.tree[name]
-            if record.has(name, self.folder):
-                continue
-            if path.exists() and listed.matches(path):
-                downloaded[name] = DownloadedFile.of(path, listed)
-                continue
-            if path.exists() and name not in downloaded:
-                raise StateError(
-                    str(path),
-                    f"differs from the file of {self.hub} at revision {self.revision}",
-                    "move it away to download that one; existing files were not modified",
-                )
-            missing.append(name)
-        return replace(record, downloaded=downloaded), missing
-
-    def _check_space(self, total: int) -> None:
-        """Refuse files that do not fit on the disk, less what is staged already."""
-        needed = total
-        for path in self.folder.glob(f"{STAGING}/**/*"):
-            needed -= path.stat().st_size if path.is_file() else 0
-        free = shutil.disk_usage(self.folder).free
-        if needed > free:
+    def _announce(self, missing: list[str], total: int) -> None:
+        """Log what is downloaded; refuse files that do not fit on the disk."""
+        folder = self.source.folder
+        free = shutil.disk_usage(folder).free
+        if total > free:
             raise SystemFault(
-                str(self.folder),
-                f"{needed:,} bytes are to be downloaded, and {free:,} are free",
+                folder,
+                f"{total:,} bytes are to be downloaded, and {free:,} are free",
                 f"make room, or choose another disk with {MODEL_BASE_VARIABLES[0]}",
             )
+        if missing:
+            logger.info(
+                f"downloading {len(missing)} files, {total:,} bytes, of "
+                f"{self.source.named} from {self.hub} to {folder}"
+            )
+
+    @property
+    def _label(self) -> str:
+        return f"{self.hub} ({first_line(self.client.endpoint)})"
 
     def _ask(self, name: str, call: Callable[..., T], *arguments: object) -> T:
         """Call the client for the model, or for one of its files; raise what went wrong
@@ -298,65 +269,32 @@ class _Fetch:
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # this machine failed
-            reason, text = self.client.reason(error), first_line(str(error))
-            if name:
-                text = f"{name}: {text}"
-                reason = "wrong" if reason == "absent" else reason
-            raise self._error(reason, text) from error
-
-    def _error(self, reason: Reason, text: str) -> DstrainError:
-        """Return what a user can do about a hub's failure."""
-        (other,) = (name for name in CLIENTS if name != self.hub)
-        token = f"an access token in {self.client.token}"
-        again = "run the same command again"
-        kinds: dict[Reason, tuple[type[DstrainError], str, str]] = {
-            "absent": (
-                StateError,
-                f"{self.label} has no such model, or no revision {self.revision}",
-                f"a private one needs {token}",
-            ),
-            "denied": (
-                SystemFault,
-                f"{self.label} does not allow it",
-                f"accept the model's terms there, and give {token}",
-            ),
-            "transport": (
-                SystemFault,
-                f"cannot be downloaded from {self.label}",
-                f"complete files are kept: {again}",
-            ),
-            "wrong": (
-                SystemFault,
-                f"{self.label} did not give what it lists",
-                f"that file was not kept: {again}",
-            ),
-        }
-        kind, what, advice = kinds[reason]
-        last = f"or put its files below {self.folder}, or try --hub {other}"
-        return kind(self.source.named, f"{what}: {text}", advice, last)
-
-    def _remove_empty_folder(self) -> None:
-        """Leave nothing of a model of which nothing was fetched."""
-        with suppress(OSError):
-            if {path.name for path in self.folder.iterdir()} <= {LOCK, HOLDER}:
-                for name in (LOCK, HOLDER):
-                    (self.folder / name).unlink(missing_ok=True)
-                self.folder.rmdir()
-                self.folder.parent.rmdir()
+            text = f"{name}: {first_line(str(error))}".removeprefix(": ")
+            status = http_status(error)
+            token = f"an access token in {self.client.token}"
+            kind: type[DstrainError] = SystemFault
+            what = f"cannot be downloaded from {self._label}"
+            advice = "complete files are kept: run the same command again"
+            if status in (401, 403):
+                what = f"{self._label} does not allow it"
+                advice = f"accept the model's terms there, and give {token}"
+            elif status == 404 and not name:
+                kind = StateError
+                what = f"{self._label} has no such model or revision"
+                advice = f"a private one needs {token}"
+            raise kind(
+                self.source.named,
+                f"{what}: {text}",
+                advice,
+                f"or put its files below {self.source.folder}, or try another --hub",
+            ) from error
 
 
-@contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    """Hold a model's folder, waiting while another process fetches into it."""
-    started, announced = time.monotonic(), False
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lock(folder))
-                break
-            except StateError as busy:
-                if not announced and time.monotonic() - started > QUIET_WAIT:
-                    announced = True
-                    logger.info(f"waiting: {busy.where} {busy.what}, which downloads")
-                time.sleep(0.2)
-        yield
+def _locked(folder: Path) -> AcquireReturnProxy[FileLock]:
+    """Lock a model's folder, waiting while another process downloads into it."""
+    folder_lock = FileLock(folder / LOCK)
+    try:
+        return folder_lock.acquire(timeout=QUIET_WAIT)
+    except Timeout:
+        logger.info(f"waiting for the process that downloads to {folder}")
+        return folder_lock.acquire()
