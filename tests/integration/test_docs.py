@@ -2,6 +2,7 @@
 printed, names exist.
 """
 
+import logging
 import re
 import runpy
 import shlex
@@ -171,6 +172,20 @@ def write_toys(page: str, folder: Path) -> None:
 
 
 @pytest.fixture
+def loggers() -> Iterator[None]:
+    """Undo what a page's snippets set: levels of dstrain's loggers, handlers of the
+    root.
+    """
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    yield
+    root.handlers[:] = handlers
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("dstrain"):
+            logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
 def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder as the pages suppose it, with two captioned pictures; it is the working
     directory.
@@ -199,6 +214,7 @@ def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
+@pytest.mark.usefixtures("loggers")
 @every(tuple(page for page in PAGES if runs(page)))
 def test_every_command_and_snippet_runs_and_prints_what_is_shown(
     page: Path, project: Path, toy_models: Path, capfd: pytest.CaptureFixture[str]
