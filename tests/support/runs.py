@@ -71,7 +71,7 @@ def training_run(
 ) -> TrainingRun:
     """What a run of this configuration trains, before its first step."""
     setup, processes = resolve(config), ProcessGroup(Accelerator(cpu=True))
-    with toy_models(setup, processes) as ready:
+    with toy_models(setup) as ready:
         return prepare(ready, processes, open_training_data(ready), module_class)
 
 

@@ -127,9 +127,10 @@ class Place:
         """Open the store as stage 2 does."""
         setup = self.setup("train", task, variant, **config)
         store = FeatureCache.open(setup.cache_path)
-        plan = open_plan(setup, store)
-        sample_ids = [(line["row"], line["chunk"]) for line in plan.rows]
-        return CachedSamples(store, plan.rows, plan.presence, sample_ids)
+        rows, info = open_plan(setup, store)
+        input_sets = [frozenset(names) for names in info.inputs]
+        sample_ids = [(row["row"], row["chunk"]) for row in rows]
+        return CachedSamples(store, rows, input_sets, sample_ids)
 
     def values(
         self, task: Task = SFT, variant: str = "base", **config: Any

@@ -1,12 +1,9 @@
 """Build a training run: its samples, pipeline, trainable parameters and optimizer."""
 
-import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 
 from dstrain.cache.store import FeatureCache
 from dstrain.config.schema import TrainConfig
@@ -30,9 +27,9 @@ from dstrain.training.trainables import start_from_lora
 def open_training_data(setup: Setup) -> TrainingData:
     """Open the samples: the rows of the dataset, or in stage 2 of the feature cache."""
     if setup.stage == "train":
-        return _cached_rows(setup)
+        return _open_cached_rows(setup)
     dataset = setup.dataset
-    presence = frozenset(frozenset(cells) for cells in dataset.rows)
+    input_sets = dict.fromkeys(frozenset(cells) for cells in dataset.rows)
     used_inputs = [setup.plan(frozenset(cells)).used_inputs for cells in dataset.rows]
     numbers: dict[Any, int] = {}
     groups = []
@@ -45,19 +42,18 @@ def open_training_data(setup: Setup) -> TrainingData:
     groups_of_all, sample_ids = with_excluded_rows(
         groups, dataset.sample_ids, len(dataset.table.rows)
     )
-    return TrainingData(source, groups_of_all, sample_ids, presence)
+    return TrainingData(source, groups_of_all, sample_ids, list(input_sets))
 
 
-def _cached_rows(setup: Setup) -> TrainingData:
-    store = FeatureCache.open(setup.cache_path)
-    plan = open_plan(setup, store)
-    groups = [int(line["group"]) for line in plan.rows]
-    sample_ids = [(int(line["row"]), int(line["chunk"])) for line in plan.rows]
-    source = CachedSamples(store, plan.rows, plan.presence, sample_ids)
-    all_groups, all_sample_ids = with_excluded_rows(groups, sample_ids, plan.info.rows)
-    return TrainingData(
-        source, all_groups, all_sample_ids, frozenset(plan.presence), plan.info
-    )
+def _open_cached_rows(setup: Setup) -> TrainingData:
+    cache = FeatureCache.open(setup.cache_path)
+    rows, info = open_plan(setup, cache)
+    groups = [row["group"] for row in rows]
+    sample_ids = [(row["row"], row["chunk"]) for row in rows]
+    input_sets = [frozenset(names) for names in info.inputs]
+    source = CachedSamples(cache, rows, input_sets, sample_ids)
+    groups_of_all, all_ids = with_excluded_rows(groups, sample_ids, info.rows)
+    return TrainingData(source, groups_of_all, all_ids, input_sets, info)
 
 
 def prepare(
@@ -68,8 +64,8 @@ def prepare(
 ) -> TrainingRun:
     """Load what the stage needs, and build the module, order, optimizer and schedule."""
     config = setup.config
-    plans = [setup.plan(inputs) for inputs in sorted(data.presence, key=sorted)]
-    found = _find_components(setup, plans)
+    plans = [setup.plan(inputs) for inputs in sorted(data.input_sets, key=sorted)]
+    found = setup.find(plans)
     if data.cache_info is not None:
         check_configs(data.cache_info, found)
     module = _load_module(setup, plans, found, module_class)
@@ -87,7 +83,12 @@ def prepare(
         weight_decay=config.weight_decay,
         fused=True,
     )
-    lr_scheduler = build_lr_scheduler(config, optimizer, steps)
+    # Imported late, because it takes seconds, and other commands do without it.
+    from transformers.optimization import get_scheduler
+
+    lr_scheduler = get_scheduler(
+        config.lr_scheduler, optimizer, config.lr_warmup_steps, steps
+    )
     model, wrapped = processes.accelerator.prepare(module, optimizer)
     return TrainingRun(
         setup=setup,
@@ -104,15 +105,6 @@ def prepare(
         total_steps=steps,
         cache_info=data.cache_info,
     )
-
-
-def _find_components(setup: Setup, plans: Sequence[Plan]) -> Found:
-    components: dict[str, None] = {}
-    configs: dict[str, None] = {}
-    for plan in plans:
-        components |= dict.fromkeys(plan.components[setup.stage])
-        configs |= dict.fromkeys(plan.configs[setup.stage])
-    return setup.find(components, configs)
 
 
 def _load_module(
@@ -189,36 +181,3 @@ def total_steps(config: TrainConfig, per_epoch: int) -> int:
     if config.num_epochs is None:
         return config.max_steps
     return min(config.max_steps, config.num_epochs * per_epoch)
-
-
-def build_lr_scheduler(
-    config: TrainConfig, optimizer: AdamW, total_steps: int
-) -> LambdaLR:
-    """Build the schedule of --lr_scheduler."""
-    factor = partial(
-        learning_rate_factor,
-        schedule=config.lr_scheduler,
-        warmup_steps=config.lr_warmup_steps,
-        total_steps=total_steps,
-    )
-    return LambdaLR(optimizer, factor)
-
-
-def learning_rate_factor(
-    step: int, schedule: str, warmup_steps: int, total_steps: int
-) -> float:
-    """Return the factor of the learning rate at a step.
-
-    The schedules are those of `transformers.get_scheduler`, whose import takes seconds.
-    """
-    if schedule == "constant":
-        return 1.0
-    if step < warmup_steps:
-        return step / max(1, warmup_steps)
-    if schedule == "constant_with_warmup":
-        return 1.0
-    decay_steps = max(1, total_steps - warmup_steps)
-    if schedule == "linear":
-        return max(0.0, (total_steps - step) / decay_steps)
-    progress = (step - warmup_steps) / decay_steps
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))

@@ -1,5 +1,6 @@
 """The state of a training run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class TrainingData:
     """Sample -> number of its signature; `EXCLUDED` for a row without samples."""
     sample_ids: tuple[tuple[int, int], ...]
     """Sample -> its row and chunk."""
-    presence: frozenset[frozenset[str]]
+    input_sets: Sequence[frozenset[str]]
     """The sets of inputs that samples have."""
     cache_info: CacheInfo | None = None
     """What the feature cache recorded; stage 2 only."""

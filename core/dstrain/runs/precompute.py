@@ -1,10 +1,10 @@
-"""Stage 1: run the frozen units once per different input and put what crosses into the
-feature cache.
+"""Stage 1: run the cached steps once for each distinct input, and store the cached values
+in the feature cache.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from dstrain.cache.keys import value_keys
 from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.console import get_logger, progress_bar
+from dstrain.console import get_logger, logging_to_file, progress_bar
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.plan import Plan, Step
@@ -20,13 +20,13 @@ from dstrain.graph.values import serialize
 from dstrain.models.locate import Found, component_digests
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
-from dstrain.runs.feature_plan import cache_info, plan_identity
+from dstrain.runs.feature_plan import CacheInfo, plan_identity
 from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews, preview_line
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.storage.files import lock
-from dstrain.storage.hashing import Digests
+from dstrain.storage.hashing import Digests, sha256
 from dstrain.training.loader import DecodedSamples, load_batches
 from dstrain.training.order import MicroBatch
 
@@ -34,281 +34,236 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RowKeys:
-    """Where the crossing values of one row are or will be: value -> address. Inputs
-    that are no files have none.
-    """
+class KeyedSample:
+    """A sample of the dataset, or the inputs of a preview."""
 
+    sample_id: tuple[int, int]
+    """Its row and chunk."""
+    cells: Mapping[str, Cell]
     plan: Plan
     addresses: Mapping[str, str]
+    """Cached value -> its key; inputs that are not files have none."""
 
 
 @dataclass(frozen=True)
 class Keyed:
-    """The keys of the data set's rows and of what `previews` need, and what the keys
-    were made from.
-    """
+    """All samples with the keys of their values, and what the keys were made from."""
 
     found: Found
     components: Mapping[str, str]
+    """Component -> digest of its files and configuration."""
     digests: Digests
-    rows: Sequence[RowKeys]
-    previews: tuple[PreviewPlan, ...]
-    preview_rows: Sequence[RowKeys]
-
-    @property
-    def all_rows(self) -> list[RowKeys]:
-        """The keys of every sample."""
-        return [*self.rows, *self.preview_rows]
+    samples: Sequence[KeyedSample]
+    """Those of the dataset, then one for each preview."""
+    previews: Sequence[PreviewPlan]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A sample with values the store lacks: the steps to run, the inputs to decode for
-    them, the values wanted.
-    """
+    """The values of a sample that the cache lacks, and what computes them."""
 
-    sample: int
-    steps: tuple[Step, ...]
+    sample: KeyedSample
+    values: Sequence[str]
+    steps: Sequence[Step]
     inputs: frozenset[str]
-    wanted: tuple[str, ...]
+    """The inputs that these steps use."""
 
 
 def data_process(setup: Setup, processes: ProcessGroup) -> None:
-    """Fill the store with everything the data set's rows need; what is there already is
-    not computed again.
+    """Fill the feature cache with everything that the dataset's rows need; what is
+    there already is not computed again.
     """
-    read_samples(setup, processes)
-    log_warnings(setup)
-    if processes.is_main:
-        with lock(setup.cache_path):
+    with ExitStack() as stack:
+        if processes.is_main:
+            open_log = stack.enter_context(logging_to_file())
+        read_samples(setup, processes)
+        log_warnings(setup)
+        if processes.is_main:
+            stack.enter_context(lock(setup.cache_path))
             FeatureCache.create(setup.cache_path)
+            open_log(setup.cache_path / "dstrain.log")
             write_list(setup)
             keyed = key_rows(setup)
             keyed.digests.save()
-            processes.wait()
-            _fill(setup, processes, keyed)
-    else:
-        processes.wait()  # the main process first: what it remembers of files need not be read again
-        _fill(setup, processes, key_rows(setup))
+        # The main process first: the digests that it remembers need not be read again.
+        processes.wait()
+        if not processes.is_main:
+            keyed = key_rows(setup)
+        _fill(setup, processes, keyed)
 
 
 def _fill(setup: Setup, processes: ProcessGroup, keyed: Keyed) -> None:
-    store = FeatureCache.open(setup.cache_path)
-    work = list(missing_work(keyed.all_rows, store))
-    samples = len(keyed.all_rows)
+    cache = FeatureCache.open(setup.cache_path)
+    work = list(missing_work(keyed.samples, cache))
     more = ", previews included," if keyed.previews else ""
     logger.info(
-        f"Precomputing {len(work)} of {samples} samples{more} into {setup.cache_path}"
+        f"Precomputing {len(work)} of {len(keyed.samples)} samples{more} into {setup.cache_path}"
     )
-    processes.wait()  # before anyone adds to the store, so that all list, and divide, the same work
+    # Before anyone adds to the cache, so that all list, and divide, the same work.
+    processes.wait()
     if work:
-        pipeline = Pipeline.from_found(
-            setup.family,
-            setup.spec,
-            keyed.found,
-            setup.device,
-            setup.dtype,
-        )
-        for files in keyed.found.files.values():
-            keyed.digests.check_unchanged(files.paths)
         part = work[processes.rank :: processes.size]
-        progress = progress_bar("data_process", len(part))
-        writer = ShardWriter(store, setup.versions)
-        compute(setup, pipeline, writer, part, keyed, progress)
+        compute(setup, keyed, part, ShardWriter(cache, setup.versions))
     processes.wait()
     if processes.is_main:
-        store = FeatureCache.open(setup.cache_path)
-        presence = tuple(dict.fromkeys(keys.plan.inputs for keys in keyed.rows))
-        previews = [
-            preview_line(preview, keys.addresses)
-            for preview, keys in zip(keyed.previews, keyed.preview_rows, strict=True)
-        ]
-        info = cache_info(setup, keyed.found, keyed.components, presence, previews)
-        lines = plan_lines(setup, keyed.rows, store, presence)
-        store.write_plan(plan_identity(setup), info.to_json(), lines)
+        write_plan(setup, keyed)
     processes.wait()
 
 
 def key_rows(setup: Setup) -> Keyed:
-    """Find the components, and the keys of all rows; reads every file that changed
-    since it was last read.
+    """Find the components, and the keys of all samples before anything is decoded.
+
+    Reads every file that changed since it was last read.
     """
+    dataset, previews = setup.dataset, plan_previews(setup)
+    input_sets = dict.fromkeys(frozenset(cells) for cells in dataset.rows)
+    plans = [setup.plan(inputs) for inputs in input_sets]
+    found = setup.find([*plans, *(preview.plan for preview in previews)])
     digests = Digests.remembered(setup.cache_path / "digests.json")
-    previews = plan_previews(setup)
-    found = find_components(setup, [preview.plan for preview in previews])
     components = component_digests(found, digests)
     experts = setup.spec.experts
     if experts is not None:
-        for part in experts.components:
-            if (
-                f"{part}_config" in components
-            ):  # units borrow it by the name of the role
-                components.setdefault(
-                    f"{experts.denoiser}_config", components[f"{part}_config"]
-                )
-    rows = row_keys(setup, components, digests)
-    copy_if_shared = [
-        keys_of(preview.plan, preview.cells, components, digests, setup)
-        for preview in previews
+        # Units ask for the configuration by the name of the denoiser.
+        for expert in experts.components:
+            if f"{expert}_config" in components:
+                digest = components[f"{expert}_config"]
+                components.setdefault(f"{experts.denoiser}_config", digest)
+
+    def keyed(
+        sample_id: tuple[int, int], cells: Mapping[str, Cell], plan: Plan
+    ) -> KeyedSample:
+        inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
+        keys = value_keys(plan, inputs, components, str(setup.dtype))
+        addresses = {
+            name: keys[name]
+            for name in plan.cached_values
+            if name not in cells or cells[name].files
+        }
+        return KeyedSample(sample_id, cells, plan, addresses)
+
+    samples = [
+        keyed(sample_id, cells, setup.plan(frozenset(cells)))
+        for sample_id, cells in zip(dataset.sample_ids, dataset.rows, strict=True)
     ]
-    return Keyed(found, components, digests, rows, previews, copy_if_shared)
+    # Previews come last, as rows that the table does not have.
+    for row, preview in enumerate(previews, len(dataset.table.rows)):
+        samples.append(keyed((row, 0), preview.cells, preview.plan))
+    return Keyed(found, components, digests, samples, previews)
 
 
-def find_components(setup: Setup, others: Sequence[Plan] = ()) -> Found:
-    """Find the files stage 1 needs: the union over the rows' plans, and others."""
-    rows = [
-        setup.plan(inputs)
-        for inputs in dict.fromkeys(frozenset(cells) for cells in setup.dataset.rows)
-    ]
-    plans = [*rows, *others]
-    components = dict.fromkeys(
-        name for plan in plans for name in plan.components["data_process"]
-    )
-    configs = dict.fromkeys(
-        name for plan in plans for name in plan.configs["data_process"]
-    )
-    return setup.find(components, configs)
-
-
-def row_keys(
-    setup: Setup, components: Mapping[str, str], digests: Digests
-) -> list[RowKeys]:
-    """Return the keys of every row, known before anything is decoded."""
-    plan_of = cache(setup.plan)
-    return [
-        keys_of(plan_of(frozenset(cells)), cells, components, digests, setup)
-        for cells in setup.dataset.rows
-    ]
-
-
-def keys_of(
-    plan: Plan,
-    cells: Mapping[str, Cell],
-    components: Mapping[str, str],
-    digests: Digests,
-    setup: Setup,
-) -> RowKeys:
-    """Return the keys of one sample with these inputs."""
-    inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
-    keys = value_keys(plan, inputs, components, str(setup.dtype))
-    stored = [
-        name for name in plan.cached_values if name not in cells or cells[name].files
-    ]
-    return RowKeys(plan, {name: keys[name] for name in stored})
-
-
-def missing_work(rows: Sequence[RowKeys], store: FeatureCache) -> Iterator[Work]:
-    """Yield the samples to compute.
-
-    Each value of the dataset is computed once, for the first sample that needs it.
-    """
+def missing_work(samples: Sequence[KeyedSample], cache: FeatureCache) -> Iterator[Work]:
+    """Yield the samples to compute, each value for the first sample that needs it."""
     claimed: set[str] = set()
-    for sample, keys in enumerate(rows):
-        wanted = tuple(
+    for sample in samples:
+        values = [
             name
-            for name, at in keys.addresses.items()
-            if at not in store and at not in claimed
-        )
-        if wanted:
-            claimed.update(keys.addresses[name] for name in wanted)
-            needed = set(wanted)
-            steps: list[Step] = []
-            for step in reversed(keys.plan.cached_steps):
-                if needed & set(step.outputs.values()):
-                    steps.insert(0, step)
-                    needed |= set(step.inputs.values())
-            yield Work(
-                sample, tuple(steps), frozenset(needed & keys.plan.inputs), wanted
-            )
+            for name, address in sample.addresses.items()
+            if address not in cache and address not in claimed
+        ]
+        if not values:
+            continue
+        claimed.update(sample.addresses[name] for name in values)
+        needed = set(values)
+        steps: list[Step] = []
+        for step in reversed(sample.plan.cached_steps):
+            if needed & set(step.outputs.values()):
+                steps.insert(0, step)
+                needed |= set(step.inputs.values())
+        yield Work(sample, values, steps, frozenset(needed & sample.plan.inputs))
 
 
 def compute(
-    setup: Setup,
-    pipeline: Pipeline,
-    writer: ShardWriter,
-    part: Sequence[Work],
-    keyed: Keyed,
-    progress: Any,
+    setup: Setup, keyed: Keyed, part: Sequence[Work], writer: ShardWriter
 ) -> None:
-    """Compute one process's part of the work, row by row, and commit it shard by shard."""
-    rows, sample_ids = _samples(setup, keyed.previews)
-    all_keys = keyed.all_rows
-    ids_of_part = [sample_ids[work.sample] for work in part]
+    """Compute one process's part of the work, sample by sample, and commit it shard by
+    shard.
+    """
+    pipeline = Pipeline.from_found(
+        setup.family, setup.spec, keyed.found, setup.device, setup.dtype
+    )
+    for component in keyed.found.files.values():
+        keyed.digests.check_unchanged(component.paths)
+    ids = [work.sample.sample_id for work in part]
     source = DecodedSamples(
-        [rows[work.sample] for work in part],
+        [work.sample.cells for work in part],
         [work.inputs for work in part],
-        ids_of_part,
+        ids,
         setup.dataset.damage,
     )
-
-    keys = (SampleKey(0, 0, 0, *sample_id) for sample_id in ids_of_part)
+    keys = [SampleKey(0, 0, 0, *sample_id) for sample_id in ids]
     micro_batches = (MicroBatch((key,), (1.0,), 1, ends_step=True) for key in keys)
     batches = load_batches(source, micro_batches, setup.config.dataset_num_workers)
-    with progress:
+    with progress_bar("data_process", len(part)) as progress:
         for work, batch in zip(part, batches, strict=True):
-            keyed.digests.check_unchanged(
-                Path(file)
-                for name in work.inputs
-                for file in rows[work.sample][name].files
-            )
+            for name in work.inputs:
+                files = map(Path, work.sample.cells[name].files)
+                keyed.digests.check_unchanged(files)
             values = dict(batch.samples[0].values)
             with torch.no_grad():
                 pipeline.run(work.steps, values)
-            for name in work.wanted:
-                writer.add(all_keys[work.sample].addresses[name], values[name])
+            for name in work.values:
+                writer.add(work.sample.addresses[name], values[name])
             progress.update()
         writer.flush()
 
 
-def _samples(
-    setup: Setup, previews: Sequence[PreviewPlan]
-) -> tuple[list[Mapping[str, Cell]], list[tuple[int, int]]]:
-    """Return the cells and the ids of all samples: those of previews come last, in rows
-    of their own.
-    """
-    rows, sample_ids = setup.dataset.rows, setup.dataset.sample_ids
-    behind = len(setup.dataset.table.rows)
-    more = [(behind + number, 0) for number, _ in enumerate(previews)]
-    return [*rows, *(preview.cells for preview in previews)], [*sample_ids, *more]
+def write_plan(setup: Setup, keyed: Keyed) -> None:
+    """Commit the plan that stage 2 trains from."""
+    cache, table = FeatureCache.open(setup.cache_path), setup.dataset.table
+    count = len(setup.dataset.rows)
+    samples = keyed.samples[:count]
+    input_sets = list(dict.fromkeys(sample.plan.inputs for sample in samples))
+    info = CacheInfo(
+        metadata_path=str(table.path.resolve()),
+        metadata_sha256=sha256(table.path),
+        rows=len(table.rows),
+        columns=table.columns,
+        inputs=[sorted(inputs) for inputs in input_sets],
+        components=keyed.components,
+        configs={name: dict(config) for name, config in keyed.found.configs.items()},
+        versions=setup.versions,
+        previews=[
+            preview_line(preview, sample.addresses)
+            for preview, sample in zip(
+                keyed.previews, keyed.samples[count:], strict=True
+            )
+        ],
+    )
+    lines = plan_lines(setup, samples, input_sets, cache)
+    cache.write_plan(plan_identity(setup), info.to_json(), lines)
 
 
 def plan_lines(
     setup: Setup,
-    rows: Sequence[RowKeys],
-    store: FeatureCache,
-    presence: Sequence[frozenset[str]],
+    samples: Sequence[KeyedSample],
+    input_sets: Sequence[frozenset[str]],
+    cache: FeatureCache,
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of the plan file, one per sample; `inputs` and `group` number the
-    presence and the signature.
+    set of inputs and the signature.
     """
-    numbers = {inputs: number for number, inputs in enumerate(presence)}
     groups: dict[Any, int] = {}
-    samples = zip(rows, setup.dataset.rows, setup.dataset.sample_ids, strict=True)
-    for sample, (keys, cells, (row, chunk)) in enumerate(samples):
-        literals = {
-            name: serialize(cells[name].literal, {}, name)
-            for name in keys.plan.cached_values
-            if name not in keys.addresses
+    for number, sample in enumerate(samples):
+        row, chunk = sample.sample_id
+        values = {
+            name: serialize(sample.cells[name].literal, {}, name)
+            for name in sample.plan.cached_values
+            if name not in sample.addresses
         }
+        for name, address in sample.addresses.items():
+            values[name] = {"at": address, "shapes": shapes(cache.header(address))}
         yield {
             "row": row,
             "chunk": chunk,
-            "inputs": numbers[keys.plan.inputs],
-            "group": groups.setdefault(setup.dataset.signature(sample), len(groups)),
-            "values": literals
-            | {
-                name: {"at": at, "shapes": shapes(store.header(at))}
-                for name, at in keys.addresses.items()
-            },
+            "inputs": input_sets.index(sample.plan.inputs),
+            "group": groups.setdefault(setup.dataset.signature(number), len(groups)),
+            "values": values,
         }
 
 
-def shapes(form: Any) -> Any:
-    """Return the shapes of a stored value's tensors, from how it is stored."""
-    if "shape" in form:
-        return form["shape"]
-    return [
-        shapes(child)
-        for child in form.get("list") or list(form.get("record", {}).values())
-    ]
+def shapes(header: Any) -> Any:
+    """Return the shapes of a stored value's tensors, from its header."""
+    if "shape" in header:
+        return header["shape"]
+    children = header.get("list") or header.get("record", {}).values()
+    return [shapes(child) for child in children]

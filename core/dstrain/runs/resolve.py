@@ -5,11 +5,11 @@ before anything is loaded.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dstrain.cache.store import FeatureCache
-from dstrain.config.fields import changed, split_commas
+from dstrain.cache.store import MARKER, FeatureCache
+from dstrain.config.fields import Effect, changed, split_commas
 from dstrain.config.schema import TrainConfig
 from dstrain.console import get_logger
-from dstrain.data.dataset import find_metadata, input_columns
+from dstrain.data.dataset import input_columns
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Measured
@@ -17,7 +17,6 @@ from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.models.components import Component
 from dstrain.models.device import default_device
 from dstrain.models.locate import ModelConfig, model_configs, place_of
 from dstrain.pipeline.sampling import generate_task
@@ -30,187 +29,10 @@ from dstrain.pipeline.variants import (
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import Extensions, load_extensions
-from dstrain.runs.setup import Setup
+from dstrain.runs.setup import Setup, metadata_path
 from dstrain.training.distill import OWN_TASKS
 
 logger = get_logger(__name__)
-
-
-def check_preset(setup: Setup) -> None:
-    """Raise UsageError for a preset of a component that neither training nor a preview
-    loads, in any stage.
-    """
-    preset, spec = setup.preset, setup.spec
-    if preset is None:
-        return
-    plans = [setup.plan(setup.all_inputs())]
-    if setup.config.preview_prompt:
-        plans.append(
-            make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
-        )
-    loaded = dict.fromkeys(
-        name for plan in plans for names in plan.components.values() for name in names
-    )
-    if preset.component not in loaded:
-        what = f"has no effect: {preset.path} is for {preset.component}, which this run does not load"
-        raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
-
-
-def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> Hints:
-    """Return what tells the variant: model files, and the dataset's columns or cached
-    plans.
-    """
-    either = config.toy or not models
-    if config.dataset_base_path is not None and config.stage != "train":
-        path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
-        own = {
-            *task.inputs,
-            *(
-                source.name
-                for source in task.inputs.values()
-                if isinstance(source, Column)
-            ),
-        }
-        extra = set(split_commas(config.extra_inputs)) - own
-        keys = (
-            None
-            if config.data_file_keys is None
-            else split_commas(config.data_file_keys)
-        )
-        return Hints(
-            models, score_columns(read_metadata(path).columns, extra, keys), either
-        )
-    place = (
-        (config.feature_cache or config.dataset_base_path)
-        if config.stage == "train"
-        else None
-    )
-    if place is None or not (place / "store.json").is_file():
-        return Hints(models, None, either)
-    stored = [stored["identity"] for _, stored in FeatureCache.open(place).plans()]
-    names = {
-        identity["variant"] for identity in stored if identity["family"] == config.model
-    }
-    return Hints(models, lambda spec: (1, 0) if spec.variant in names else None, either)
-
-
-def check_extra_inputs(config: TrainConfig, family: ModelFamily, task: Task) -> None:
-    """Refuse an extra input that no variant knows, before it is taken as a hint."""
-    specs: list[PipelineSpec] = [
-        family.spec(variant).with_task_inputs(task) for variant in family.variants
-    ]
-    sources = [(name, source) for spec in specs for name, source in spec.inputs.items()]
-    known = {
-        word for name, s in sources if isinstance(s, Column) for word in (name, s.name)
-    }
-    for name in split_commas(config.extra_inputs):
-        if name not in known:
-            raise UsageError(
-                "--extra_inputs",
-                f"no variant of {family.name} reads {name!r}{nearest(name, known)}",
-            )
-
-
-def resolve_experts(
-    trainables: Trainables,
-    spec: PipelineSpec,
-    family: ModelFamily,
-    models: Sequence[ModelConfig],
-) -> Trainables:
-    """Train the expert whose files are given where the denoiser as a whole is asked
-    for.
-    """
-    experts = spec.experts
-    if experts is None or experts.denoiser not in trainables.components:
-        return trainables
-    known: Sequence[Component] = family.load("components")
-    given = {place_of(model, known) for model in models} & set(experts.components)
-    if len(given) != 1 or experts.denoiser in given:
-        return trainables
-    (part,) = given
-    names = (name.partition(".") for name in trainables.full)
-    full = tuple(
-        (part if name == experts.denoiser else name) + dot + rest
-        for name, dot, rest in names
-    )
-    lora = tuple(
-        replace(lora_config, component=part)
-        if lora_config.component == experts.denoiser
-        else lora_config
-        for lora_config in trainables.lora
-    )
-    return Trainables(full, lora)
-
-
-def check_frames(config: TrainConfig, spec: "PipelineSpec") -> None:
-    """Refuse flags that choose frames of videos where there are none."""
-    if spec.reads_videos:
-        return
-    for flag in changed(config, "video"):
-        raise UsageError(
-            flag.spelled, f"has no effect: variant {spec.variant} reads no videos"
-        )
-
-
-def check_components(config: TrainConfig, spec: "PipelineSpec") -> None:
-    """Refuse a flag that names a component which the variant does not have."""
-    known = (*spec.components, *([spec.experts.denoiser] if spec.experts else []))
-    for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
-        for name in split_commas(getattr(config, flag)):
-            if name.partition(".")[0] not in known:
-                what = f"{spec.family} {spec.variant} has no component {name!r}{nearest(name, known)}"
-                raise UsageError(
-                    f"--{flag}", what, f"components: {', '.join(spec.components)}"
-                )
-
-
-def check_saved_names(setup: Setup) -> None:
-    """Refuse flags on the names of saved weights that name, or are for, nothing that is
-    trained.
-    """
-    prefix, trained, experts = (
-        setup.config.remove_prefix_in_ckpt,
-        setup.trainables.components,
-        setup.spec.experts,
-    )
-    played = (
-        [experts.denoiser] if experts and set(experts.components) & set(trained) else []
-    )
-    # Saved names carry no such prefix to begin with, so there is nothing to remove.
-    known = [f"pipe.{component}." for component in dict.fromkeys([*trained, *played])]
-    if prefix is not None and prefix not in known:
-        raise UsageError(
-            "--remove_prefix_in_ckpt",
-            f"no saved name begins with {prefix!r}; want {' or '.join(known)}",
-        )
-    component = setup.family.default_trainable
-    if setup.saving is not None and component not in [
-        lora_config.component for lora_config in setup.trainables.lora
-    ]:
-        raise UsageError(
-            f"--{setup.saving.name}",
-            f"has no effect: no LoRA on {component} is trained",
-        )
-
-
-def plan_of(config: TrainConfig) -> tuple[Plan, PipelineSpec, Task]:
-    """Plan a command line: for the columns of its metadata, or else for every column."""
-    setup = resolve(replace(config, dry_run=True))
-    return setup.plan(_inputs(setup)), setup.spec, setup.task
-
-
-def _inputs(setup: Setup) -> frozenset[str]:
-    config = setup.config
-    if config.dataset_base_path is None or setup.stage == "train":
-        return setup.all_inputs()
-    path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
-    columns = input_columns(read_metadata(path), setup.data_config, setup.spec.inputs)
-    sizes = (
-        n
-        for n, source in setup.spec.inputs.items()
-        if isinstance(source, Measured) and source.of in columns
-    )
-    return frozenset([*columns, *sizes, *setup.spec.settings])
 
 
 def resolve(config: TrainConfig) -> Setup:
@@ -222,12 +44,20 @@ def resolve(config: TrainConfig) -> Setup:
     extensions = load_extensions(config.left_out)
     tasks, unusable = known_tasks(extensions)
     extensions = replace(extensions, broken=(*extensions.broken, *unusable))
-    task = _task(config, tasks, extensions.broken)
+    if config.task_name not in tasks:
+        hint = nearest(config.task_name, tasks)
+        what = f"no task named {config.task_name!r}; tasks: {', '.join(tasks)}{hint}"
+        raise UsageError("--task", what, *extensions.broken[:3])
+    task = tasks[config.task_name]
+    if "timestep_sampler" not in task.loss.components:
+        why = f"the loss of task {task.name} draws no timesteps"
+        refuse_unused(config, "timestep_sampler", why)
     if config.variant is None:
         check_extra_inputs(config, family, task)
     variant = choose_variant(family, config.variant, hints_of(config, models, task))
     spec = with_overrides(family.spec(variant), family, config)
-    check_frames(config, spec)
+    if not spec.reads_videos:
+        refuse_unused(config, "video", f"variant {variant} reads no videos")
     check_components(config, spec)
     setup = Setup(
         config,
@@ -249,79 +79,197 @@ def resolve(config: TrainConfig) -> Setup:
     return setup
 
 
-def _task(
-    config: TrainConfig, tasks: Mapping[str, Task], broken: Sequence[str]
-) -> Task:
-    """Return the task named; raises UsageError if there is none, or for an option that
-    its loss does not use.
-    """
-    if config.task_name not in tasks:
-        known = ", ".join(tasks)
-        what = f"no task named {config.task_name!r}; tasks: {known}{nearest(config.task_name, tasks)}"
-        raise UsageError("--task", what, *broken[:3])
-    task = tasks[config.task_name]
-    if "timestep_sampler" in task.loss.components:
-        return task
-    for flag in changed(config, "timestep_sampler"):
-        raise UsageError(
-            flag.spelled,
-            f"has no effect: the loss of task {task.name} draws no timesteps",
-        )
-    return task
-
-
 def known_tasks(extensions: Extensions) -> tuple[Mapping[str, Task], tuple[str, ...]]:
-    """Tasks by name, core's own and those of plugins; and which of plugins cannot be
-    used, and why.
+    """Return tasks by name, core's own and those of plugins; and which of plugins
+    cannot be used, and why.
     """
     offers = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
     return {**OWN_TASKS, **offers.items}, offers.broken
 
 
+def refuse_unused(config: TrainConfig, effect: Effect, why: str) -> None:
+    """Refuse the options with an effect that this run cannot have."""
+    for flag in changed(config, effect):
+        raise UsageError(flag.spelled, f"has no effect: {why}")
+
+
+def check_extra_inputs(config: TrainConfig, family: ModelFamily, task: Task) -> None:
+    """Refuse an extra input that no variant knows, before the variant is chosen by it."""
+    known: set[str] = set()
+    for variant in family.variants:
+        for name, source in family.spec(variant).with_task_inputs(task).inputs.items():
+            if isinstance(source, Column):
+                known |= {name, source.name}
+    for name in split_commas(config.extra_inputs):
+        if name not in known:
+            what = f"no variant of {family.name} reads {name!r}{nearest(name, known)}"
+            raise UsageError("--extra_inputs", what)
+
+
+def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> Hints:
+    """Return what tells the variant: model files, and the dataset's columns or cached
+    plans.
+    """
+    take_first = config.toy or not models
+    metadata = metadata_path(config)
+    if metadata is not None:
+        extra = set(split_commas(config.extra_inputs))
+        # The task's own inputs say nothing of the variant.
+        for name, source in task.inputs.items():
+            extra -= {name, source.name if isinstance(source, Column) else name}
+        keys = split_commas(config.data_file_keys) or None
+        score = score_columns(read_metadata(metadata).columns, extra, keys)
+        return Hints(models, score, take_first)
+    cache = config.feature_cache or config.dataset_base_path
+    if config.stage != "train" or not cache or not (cache / MARKER).is_file():
+        return Hints(models, None, take_first)
+    identities = [record["identity"] for _, record in FeatureCache.open(cache).plans()]
+    cached = {one["variant"] for one in identities if one["family"] == config.model}
+    return Hints(
+        models, lambda spec: (1, 0) if spec.variant in cached else None, take_first
+    )
+
+
+def check_components(config: TrainConfig, spec: PipelineSpec) -> None:
+    """Refuse a flag that names a component which the variant does not have."""
+    known = [*spec.components, *([spec.experts.denoiser] if spec.experts else [])]
+    for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
+        for name in split_commas(getattr(config, flag)):
+            if name.partition(".")[0] not in known:
+                hint = nearest(name, known)
+                what = f"{spec.family} {spec.variant} has no component {name!r}{hint}"
+                components = f"components: {', '.join(spec.components)}"
+                raise UsageError(f"--{flag}", what, components)
+
+
 def trainables_of(config: TrainConfig, family: ModelFamily) -> Trainables:
     """Return what the flags ask to train; by default LoRA on the family's component."""
     full = config.trainables
-    base = config.lora_base_model or ("" if full else family.default_trainable)
-    if not base:
+    component = config.lora_base_model or ("" if full else family.default_trainable)
+    if not component:
         return Trainables(full)
-    targets = config.lora_targets or family.lora_targets.get(base, ())
+    targets = config.lora_targets or family.lora_targets.get(component)
     if not targets:
         raise UsageError(
             "--lora_target_modules",
-            f"is required: {family.name} has no default targets for {base!r}",
+            f"is required: {family.name} has no default targets for {component!r}",
             f"it has for {', '.join(family.lora_targets)}",
         )
-    alpha = float(
-        config.lora_alpha if config.lora_alpha is not None else config.lora_rank
-    )
-    return Trainables(
-        full, (LoraConfig(base, tuple(targets), config.lora_rank, alpha),)
-    )
+    alpha = config.lora_rank if config.lora_alpha is None else config.lora_alpha
+    lora = LoraConfig(component, tuple(targets), config.lora_rank, float(alpha))
+    return Trainables(full, (lora,))
+
+
+def resolve_experts(
+    trainables: Trainables,
+    spec: PipelineSpec,
+    family: ModelFamily,
+    models: Sequence[ModelConfig],
+) -> Trainables:
+    """Train the expert whose files are given where the denoiser as a whole is asked
+    for.
+    """
+    if spec.experts is None:
+        return trainables
+    denoiser, known = spec.experts.denoiser, family.load("components")
+    given = {place_of(model, known) for model in models} & set(spec.experts.components)
+    if len(given) != 1:
+        return trainables
+    (expert,) = given
+    full = []
+    for name in trainables.full:
+        component, dot, part = name.partition(".")
+        full.append((expert if component == denoiser else component) + dot + part)
+    lora = []
+    for layers in trainables.lora:
+        chosen = expert if layers.component == denoiser else layers.component
+        lora.append(replace(layers, component=chosen))
+    return Trainables(tuple(full), tuple(lora))
+
+
+def check_saved_names(setup: Setup) -> None:
+    """Refuse flags on the names of saved weights that name, or are for, nothing that is
+    trained.
+    """
+    prefix = setup.config.remove_prefix_in_ckpt
+    trained = list(setup.trainables.components)
+    if setup.spec.experts and setup.trained_experts:
+        trained.append(setup.spec.experts.denoiser)
+    # Saved names carry no such prefix to begin with, so there is nothing to remove.
+    known = [f"pipe.{component}." for component in dict.fromkeys(trained)]
+    if prefix is not None and prefix not in known:
+        what = f"no saved name begins with {prefix!r}; want {' or '.join(known)}"
+        raise UsageError("--remove_prefix_in_ckpt", what)
+    component = setup.family.default_trainable
+    lora = [layers.component for layers in setup.trainables.lora]
+    if setup.saving is not None and component not in lora:
+        what = f"has no effect: no LoRA on {component} is trained"
+        raise UsageError(f"--{setup.saving.name}", what)
+
+
+def check_preset(setup: Setup) -> None:
+    """Refuse a preset of a component that neither training nor a preview loads, in any
+    stage.
+    """
+    preset, spec = setup.preset, setup.spec
+    if preset is None:
+        return
+    plans = [setup.plan(setup.all_inputs())]
+    if setup.config.preview_prompt:
+        inference = generate_task(spec, guided=True)
+        plans.append(make_plan(spec, frozenset(spec.inputs), inference))
+    # '' is the run that is not split, which loads what both stages load.
+    loaded = dict.fromkeys(name for plan in plans for name in plan.components[""])
+    if preset.component not in loaded:
+        what = f"has no effect: {preset.path} is for {preset.component}, which this run does not load"
+        raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
+
+
+def plan_of(config: TrainConfig) -> tuple[Plan, PipelineSpec, Task]:
+    """Plan a command line: for the columns of its metadata, or else for every column."""
+    setup = resolve(replace(config, dry_run=True))
+    return setup.plan(dataset_inputs(setup)), setup.spec, setup.task
+
+
+def dataset_inputs(setup: Setup) -> frozenset[str]:
+    """Return the inputs that the columns of the metadata give; without metadata, all."""
+    metadata = metadata_path(setup.config)
+    if metadata is None:
+        return setup.all_inputs()
+    inputs = setup.spec.inputs
+    columns = input_columns(read_metadata(metadata), setup.data_config, inputs)
+    measured = [
+        name
+        for name, source in inputs.items()
+        if isinstance(source, Measured) and source.of in columns
+    ]
+    return frozenset([*columns, *measured])
 
 
 def log_warnings(setup: Setup) -> None:
-    """Name the plugins that were left out because they are broken, and the data set's
-    columns that nobody reads.
+    """Name the plugins that were left out because they are broken, short clips, and the
+    columns that no input reads.
     """
     for reason in setup.extensions.broken:
-        logger.warning(f"{reason}")
+        logger.warning(reason)
     if setup.stage == "train":
         return
     if not setup.stage and setup.config.feature_cache is not None:
         logger.warning(
             f"--feature_cache has no effect in a single run; it is used by --task {setup.task.name}:train"
         )
-    shown = [
+    lengths = [
         cell.frames
         for cells in setup.dataset.rows
         for cell in cells.values()
         if cell.kind == "video"
     ]
-    short = [frames for frames in shown if frames < setup.config.num_frames]
+    wanted = setup.config.num_frames
+    short = [frames for frames in lengths if frames < wanted]
     if short:
         logger.warning(
-            f"{len(short)} of {len(shown)} clips have fewer than --num_frames "
-            f"{setup.config.num_frames} frames; the shortest has {min(short)}"
+            f"{len(short)} of {len(lengths)} clips have fewer than --num_frames {wanted} "
+            f"frames; the shortest has {min(short)}"
         )
     for name in setup.dataset.unused_columns:
         logger.warning(

@@ -15,8 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 
 from dstrain.config.schema import Precision, TrainConfig
 from dstrain.config.validation import validate
-from dstrain.console import get_logger
-from dstrain.distributed.world import ProcessGroup, distributed_run
+from dstrain.distributed.world import distributed_run
 from dstrain.errors import UsageError
 from dstrain.graph.render import as_text
 from dstrain.models.locate import changed_entries
@@ -24,18 +23,17 @@ from dstrain.models.toy import write_toy
 from dstrain.runs.loop import train
 from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.dry_run import as_summary
-from dstrain.runs.resolve import _inputs, resolve
+from dstrain.runs.resolve import dataset_inputs, resolve
 from dstrain.runs.setup import Setup
 from dstrain.training.memory import STAGE_1_ADVICE, oom_as_error
 from dstrain.training.module import TrainingModule
 
-logger = get_logger(__name__)
-
 
 @contextmanager
-def toy_models(setup: Setup, processes: ProcessGroup) -> Iterator[Setup]:
-    """Yield the setup with a toy model's files in place if --toy asks for them; its
-    weights depend on nothing else.
+def toy_models(setup: Setup) -> Iterator[Setup]:
+    """Yield the setup, with the files of a toy model if --toy asks for one.
+
+    Its weights depend on nothing else.
     """
     if not setup.config.toy:
         yield setup
@@ -65,22 +63,15 @@ def start(
     check_launcher(config)
     setup = resolve(config)
     if config.dry_run:
-        print(
-            as_text(setup.plan(_inputs(setup)), setup.spec, setup.task)
-            + as_summary(setup),
-            end="",
-        )
+        plan = setup.plan(dataset_inputs(setup))
+        print(as_text(plan, setup.spec, setup.task) + as_summary(setup), end="")
         return
     # Of several experts in training, one step of a process may need only one.
-    unused = config.find_unused_parameters or setup.trains_experts
+    unused = config.find_unused_parameters or len(setup.trained_experts) > 1
     ddp = DistributedDataParallelKwargs(find_unused_parameters=unused)
     accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp])
     setup = replace(setup, device=accelerator.device)
-    with (
-        distributed_run(accelerator) as processes,
-        toy_models(setup, processes) as ready,
-    ):
-        warn_of_one_process(processes)
+    with distributed_run(accelerator) as processes, toy_models(setup) as ready:
         if ready.stage == "data_process":
             with oom_as_error("stage 1", *STAGE_1_ADVICE):
                 data_process(ready, processes)
@@ -89,37 +80,23 @@ def start(
 
 
 def check_launcher(config: TrainConfig) -> None:
-    """Refuse flags that contradict what `accelerate launch` was told; raises UsageError
-    naming both.
+    """Refuse flags that contradict accelerate's configuration; raises UsageError naming
+    both.
     """
-    for name, plain in (
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision not in get_args(Precision):
+        raise UsageError(
+            "accelerate's configuration",
+            f"mixed precision {precision} is not supported; use no or bf16",
+        )
+    for name, default in (
         ("mixed_precision", "no"),
         ("gradient_accumulation_steps", "1"),
     ):
-        told = os.environ.get(f"ACCELERATE_{name.upper()}", plain)
-        asked = getattr(config, name)
-        if name == "mixed_precision" and told not in get_args(Precision):
-            raise UsageError(
-                "accelerate's configuration",
-                f"mixed precision {told} is not supported; use no or bf16",
-            )
-        if told != plain and asked is not None and str(asked) != told:
+        configured = os.environ.get(f"ACCELERATE_{name.upper()}", default)
+        value = getattr(config, name)
+        if configured != default and value is not None and str(value) != configured:
             raise UsageError(
                 f"--{name}",
-                f"is {asked}, but accelerate's configuration says {told}; change one of them",
+                f"is {value}, but accelerate's configuration says {configured}; change one of them",
             )
-
-
-def warn_of_one_process(processes: ProcessGroup) -> None:
-    """`accelerate launch --cpu` starts one process whatever it is told; what it leaves
-    behind gives it away.
-    """
-    if (
-        processes.size == 1
-        and "MASTER_PORT" in os.environ
-        and "WORLD_SIZE" not in os.environ
-    ):
-        logger.warning(
-            "the launcher was told to start several processes and started one; on CPUs: "
-            "ACCELERATE_USE_CPU=1 torchrun --nproc_per_node N -m dstrain ..."
-        )

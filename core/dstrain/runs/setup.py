@@ -1,8 +1,8 @@
 """The resolved run: a configuration with its family, variant, task and trainables."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,8 +14,7 @@ from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_dataset
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.images import Resolution
-from dstrain.data.metadata import read_metadata
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, InferenceOnly
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.schedule import TRAIN_TIMESTEPS, TimestepSampler
@@ -31,83 +30,16 @@ from dstrain.registry.hooks import Extensions
 from dstrain.storage.safetensors import read_tensors
 
 
-def preset_of(
-    config: TrainConfig, family: ModelFamily, spec: PipelineSpec
-) -> Preset | None:
-    """Return the preset that the flags name: for --preset_lora_model, else the
-    component its header or its keys name.
-
-    Raises UsageError if neither says one that the variant has, StateError for a file
-    that cannot be read.
-    """
-    path, named = config.preset_lora_path, config.preset_lora_model
-    if path is None:
+def metadata_path(config: TrainConfig) -> Path | None:
+    """Return the metadata of the dataset; None for a run that reads no dataset."""
+    if config.dataset_base_path is None or config.stage == "train":
         return None
-    if named is not None and named not in spec.components:
-        known = f"{', '.join(spec.components)}{nearest(named, spec.components)}"
-        what = f"variant {spec.variant} has no component {named!r}; components: {known}"
-        raise UsageError("--preset_lora_model", what)
-    check_lora_file(path)
-    tensors, header = read_tensors(path)
-    groups = groups_in(path, tensors, family)
-    told = [
-        name
-        for name in spec.components
-        if all(name in group.prefix.components for group in groups)
-    ]
-    by_header = [name for name in told if name == header.get("component")]
-    component = named or (
-        by_header[0] if by_header else told[0] if len(told) == 1 else ""
-    )
-    if not component:
-        what = (
-            f"is required: {path} may be of {' or '.join(told)}"
-            if told
-            else f"{path} is of several components"
-        )
-        raise UsageError("--preset_lora_model", what)
-    return Preset(path, component)
-
-
-def advice_on_lists(path: Path, family: ModelFamily, spec: PipelineSpec) -> list[str]:
-    """Name the variants that read several files, for each column of lists that this one
-    reads a single file from.
-    """
-    table, advice = read_metadata(path), []
-    for column in spec.inputs.values():
-        if (
-            isinstance(column, Column)
-            and column.kind == "image"
-            and column.name in table.columns
-        ):
-            cells = (row[column.name] for row in table.rows)
-            if any(
-                isinstance(cell, list) or cell.lstrip().startswith('["')
-                for cell in cells
-            ):
-                several = [
-                    name
-                    for name in family.variants
-                    if any(
-                        isinstance(one, Column)
-                        and (one.name, one.kind) == (column.name, "images")
-                        for one in family.spec(name).inputs.values()
-                    )
-                ]
-                other = (
-                    f"; several are read by --variant {' or '.join(several)}"
-                    if several
-                    else ""
-                )
-                advice.append(
-                    f"variant {spec.variant} reads one file from column {column.name!r}{other}"
-                )
-    return advice
+    return config.dataset_metadata_path or find_metadata(config.dataset_base_path)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run is, in the library's own terms."""
+    """A run in the library's own terms."""
 
     config: TrainConfig
     family: ModelFamily
@@ -118,79 +50,89 @@ class Setup:
     device: torch.device
     models: tuple[ModelConfig, ...]
     extensions: Extensions
-    _plans: dict[frozenset[str], Plan] = field(
-        init=False, default_factory=dict, repr=False, compare=False
-    )
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set's rows, checked; raises UsageError for blank cells that the run
+        """The dataset's rows, checked; raises UsageError for blank cells that the run
         needs.
 
         With --on_bad_sample skip, every file that the run reads was decoded, and bad
         rows are left out.
         """
-        skips = self.config.on_bad_sample == "skip"
-        planned = partial(
-            make_plan,
-            self.spec,
-            task=self.task,
-            trainables=self.trainables.components,
-        )
-        data = self.data_config
-        try:
-            found = open_dataset(
-                data,
-                self.spec.inputs,
-                lambda names, there: planned(names, columns=there),
-            )
-        except UsageError as error:
-            path = data.metadata_path or find_metadata(data.base_path)
-            advice = advice_on_lists(path, self.family, self.spec)
-            raise UsageError(
-                error.where, error.what, *error.help_lines, *advice
-            ) from error
-        for inputs in dict.fromkeys(frozenset(cells) for cells in found.rows):
-            planned(inputs, columns=found.table.columns)
-        return (
-            skip_undecodable(
-                found, lambda inputs: self.plan(inputs).used_inputs, self.list_folder
-            )
-            if skips
-            else found
+        components = self.trainables.components
+
+        def check_inputs(inputs: frozenset[str], columns: tuple[str, ...]) -> Plan:
+            return make_plan(self.spec, inputs, self.task, components, columns)
+
+        found = open_dataset(self.data_config, self.spec.inputs, check_inputs)
+        if self.config.on_bad_sample == "error":
+            return found
+        return skip_undecodable(
+            found, lambda inputs: self.plan(inputs).used_inputs, self.list_folder
         )
 
     @cached_property
-    def preset(self) -> Preset | None:
-        """The LoRA of --preset_lora_path, and the component it is merged into."""
-        return preset_of(self.config, self.family, self.spec)
+    def plan(self) -> Callable[[frozenset[str]], Plan]:
+        """A function that returns the plan for rows with these inputs."""
+        # Cached, since it is called for every row, and most rows have the same inputs.
+        components = self.trainables.components
+        return cache(lambda inputs: make_plan(self.spec, inputs, self.task, components))
 
-    def find(self, components: Iterable[str], config_only: Iterable[str]) -> Found:
-        """Find the files of components, a preset LoRA beside its own, and
-        configurations of these and `bare`.
+    @cached_property
+    def preset(self) -> Preset | None:
+        """The LoRA of --preset_lora_path, and the component it is merged into.
+
+        That is --preset_lora_model, else the component that the header or the keys name.
+        Raises UsageError if they name none, StateError for a file that cannot be read.
         """
+        path = self.config.preset_lora_path
+        if path is None:
+            return None
+        check_lora_file(path)
+        tensors, header = read_tensors(path)
+        for name in (self.config.preset_lora_model, header.get("component")):
+            if name is not None and name in self.spec.components:
+                return Preset(path, name)
+        groups = groups_in(path, tensors, self.family)
+        fitting = [
+            name
+            for name in self.spec.components
+            if all(name in group.prefix.components for group in groups)
+        ]
+        if len(fitting) != 1:
+            names = " or ".join(fitting) or "several components"
+            what = f"is required: {path} may be of {names}"
+            raise UsageError("--preset_lora_model", what)
+        return Preset(path, fitting[0])
+
+    def find(self, plans: Iterable[Plan]) -> Found:
+        """Find the files and configurations that the run's stage loads for these plans,
+        a preset LoRA beside those of its component.
+        """
+        components: dict[str, None] = {}
+        configs: dict[str, None] = {}
+        for plan in plans:
+            components |= dict.fromkeys(plan.components[self.stage])
+            configs |= dict.fromkeys(plan.configs[self.stage])
         found = find(
-            self.family, self.models, components, config_only, self.spec.components
+            self.family, self.models, components, configs, self.spec.components
         )
-        return self.preset.add_to(found) if self.preset is not None else found
+        return found if self.preset is None else self.preset.add_to(found)
 
     @property
     def data_config(self) -> DataConfig:
-        """The data set's flags."""
+        """The dataset's flags."""
         c = self.config
         if not c.dataset_base_path:
-            raise UsageError(
-                "--dataset_base_path", "is required: the dataset directory"
-            )
-        keys = split_commas(c.data_file_keys) if c.data_file_keys else None
-        optional = split_commas(c.extra_inputs)
+            what = "is required: the dataset directory"
+            raise UsageError("--dataset_base_path", what)
         return DataConfig(
             c.dataset_base_path,
             c.dataset_metadata_path,
-            keys,
+            split_commas(c.data_file_keys) or None,
             self.resolution,
-            optional,
-            self.frame_sampling,
+            split_commas(c.extra_inputs),
+            FrameSampling(c.num_frames, c.frame_sampling, c.frame_samples or 1),
             c.dataset_root,
             c.url_cache,
             c.on_bad_sample,
@@ -200,15 +142,6 @@ class Setup:
     def resolution(self) -> Resolution:
         """--height, --width and --max_pixels."""
         return Resolution(self.config.height, self.config.width, self.config.max_pixels)
-
-    @property
-    def frame_sampling(self) -> FrameSampling:
-        """--num_frames, --frame_sampling and --frame_samples."""
-        return FrameSampling(
-            self.config.num_frames,
-            self.config.frame_sampling,
-            self.config.frame_samples or 1,
-        )
 
     @property
     def mixed_precision(self) -> str:
@@ -223,66 +156,55 @@ class Setup:
         return DTYPES[self.mixed_precision]
 
     @property
+    def trained_experts(self) -> list[str]:
+        """The experts of the denoiser that are trained."""
+        experts = self.spec.experts.components if self.spec.experts else ()
+        return [name for name in experts if name in self.trainables.components]
+
+    @property
     def timestep_sampler(self) -> TimestepSampler:
-        """The noise levels this run draws: between its boundaries, else those of the
-        one expert trained.
+        """The distribution of timesteps between the boundaries given, else those of the
+        only expert that is trained.
         """
-        c, schedule, experts = self.config, self.spec.schedule, self.spec.experts
+        c, schedule = self.config, self.spec.schedule
         low, high = 0.0, 1.0
-        trained = (
-            [part for part in experts.components if part in self.trainables.components]
-            if experts
-            else []
-        )
-        if experts is not None and len(trained) == 1:
-            least, greatest = experts.ranges[trained[0]]
+        if self.spec.experts is not None and len(self.trained_experts) == 1:
+            least, greatest = self.spec.experts.ranges[self.trained_experts[0]]
             high = schedule.boundary_fraction(least)
-            low = (
-                schedule.boundary_fraction(greatest)
-                if greatest < TRAIN_TIMESTEPS
-                else 0.0
-            )
-        low = low if c.min_timestep_boundary is None else c.min_timestep_boundary
-        high = high if c.max_timestep_boundary is None else c.max_timestep_boundary
+            if greatest < TRAIN_TIMESTEPS:
+                low = schedule.boundary_fraction(greatest)
+        if c.min_timestep_boundary is not None:
+            low = c.min_timestep_boundary
+        if c.max_timestep_boundary is not None:
+            high = c.max_timestep_boundary
         return TimestepSampler(
             schedule, c.timestep_sampling, c.loss_weighting, low, high
         )
 
     @property
-    def trains_experts(self) -> bool:
-        """Whether several parts of a denoiser are trained at once."""
-        parts = self.spec.experts.components if self.spec.experts else ()
-        return len(set(parts) & set(self.trainables.components)) > 1
-
-    @property
     def cache_path(self) -> Path:
-        """The feature cache's folder: --feature_cache, else where the reference
-        documents put it for this stage.
+        """The folder of the feature cache: --feature_cache, else where
+        DiffSynth-Studio's commands have it in this stage.
         """
         c = self.config
-        place = c.feature_cache or (
-            c.output_path if self.stage == "data_process" else c.dataset_base_path
-        )
-        if not place:
-            raise UsageError(
-                "--feature_cache", "is required: the directory of the feature cache"
-            )
-        return place
+        default = c.output_path if self.stage == "data_process" else c.dataset_base_path
+        folder = c.feature_cache or default
+        if not folder:
+            what = "is required: the directory of the feature cache"
+            raise UsageError("--feature_cache", what)
+        return folder
 
     @property
     def saving(self) -> Option | None:
-        """The family's flag, if given, that says in which program's names LoRA is
-        saved.
-        """
-        given = self.config.family_options
-        return next(
-            (one for one in self.family.options if one.saves and one.name in given),
-            None,
-        )
+        """The family's flag that names another program's LoRA keys, if it is given."""
+        for option in self.family.options:
+            if option.saves and option.name in self.config.family_options:
+                return option
+        return None
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of the libraries that compute, and the device: recorded, and part of
+        """The versions of libraries that compute, and the device: recorded, and part of
         no key.
         """
         names = ("core", "torch", "transformers", "accelerate", "safetensors", "pillow")
@@ -298,34 +220,15 @@ class Setup:
         """The folder of bad_samples.jsonl: the run's logs, or in stage 1 its output."""
         return self.output if self.stage == "data_process" else self.output / "logs"
 
-    def plan(self, inputs: frozenset[str]) -> Plan:
-        """Return the plan for rows with these inputs, made once for each set of inputs."""
-        # Called for every row of a dataset, of which most have the same inputs.
-        if inputs not in self._plans:
-            self._plans[inputs] = make_plan(
-                self.spec, inputs, self.task, self.trainables.components
-            )
-        return self._plans[inputs]
-
-    @property
-    def used_inputs(self) -> frozenset[str]:
-        """Inputs that the data set's rows give and the run reads."""
-        return frozenset().union(
-            *(self.plan(frozenset(cells)).used_inputs for cells in self.dataset.rows)
-        )
-
     def all_inputs(self) -> frozenset[str]:
         """Return every input that a dataset of this variant can have, optional ones if
         asked for.
         """
         asked = split_commas(self.config.extra_inputs)
-        sources = self.spec.inputs.items()
-        left_out = {
-            name
-            for name, s in sources
-            if isinstance(s, Column) and s.optional and name not in asked
-        }
-        return (
-            frozenset(name for name, s in sources if not isinstance(s, InferenceOnly))
-            - left_out
-        )
+        names = []
+        for name, source in self.spec.inputs.items():
+            optional = isinstance(source, Column) and source.optional
+            if isinstance(source, InferenceOnly) or (optional and name not in asked):
+                continue
+            names.append(name)
+        return frozenset(names)

@@ -11,10 +11,8 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import SystemFault
 from dstrain.runs.setup import Setup
 from dstrain.storage.files import lock, write_file
-from dstrain.storage.hashing import hash_json
 
 logger = get_logger(__name__)
-
 
 LIST = "bad_samples.jsonl"
 
@@ -23,42 +21,32 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
     """Read the dataset; where files are decoded or fetched, one process does it, and
     the others find what it left.
 
-    With --on_bad_sample skip, say how many rows are left out; raises SystemFault if the
+    With --on_bad_sample skip, log how many rows are left out; raises SystemFault if the
     processes do not agree on them.
     """
     skips = setup.config.on_bad_sample == "skip"
-    alone = skips or setup.config.url_cache is not None
     start = time.monotonic()
-    if processes.is_main and alone:
-        with lock(setup.output) if skips else nullcontext():
-            if skips:
-                setup.list_folder.mkdir(exist_ok=True)
-            _ = setup.dataset
-    if alone:
+    if skips or setup.config.url_cache is not None:
+        if processes.is_main:
+            with lock(setup.output) if skips else nullcontext():
+                if skips:
+                    setup.list_folder.mkdir(exist_ok=True)
+                _ = setup.dataset
         processes.wait()
     dataset = setup.dataset
-    if skips:
-        seen = _number([fault.row for fault in dataset.skipped]).to(
-            processes.accelerator.device
-        )
-        if processes.total(seen) != processes.size * seen:
-            raise SystemFault(
-                str(dataset.table.path),
-                "its files are not the same for every process, or just changed",
-            )
-        bad = len({fault.row for fault in dataset.skipped})
-        where = f", listed in {setup.list_folder / LIST}" if bad else ""
-        seconds = time.monotonic() - start
-        logger.info(
-            f"{bad} of {len(dataset.table.rows)} rows are left out{where}; the files were checked in {seconds:.1f} s"
-        )
-
-
-def _number(rows: list[int]) -> torch.Tensor:
-    """Return a number that tells lists of rows apart, small enough that the sum over
-    many processes is exact.
-    """
-    return torch.tensor(int(hash_json("left out", rows)[:10], 16), dtype=torch.float64)
+    if not skips:
+        return
+    skipped = torch.zeros(len(dataset.table.rows), device=setup.device)
+    skipped[[fault.row for fault in dataset.skipped]] = 1
+    if not torch.equal(processes.total(skipped), processes.size * skipped):
+        what = "its files are not the same for every process, or just changed"
+        raise SystemFault(dataset.table.path, what)
+    count = int(skipped.sum())
+    where = f", listed in {setup.list_folder / LIST}" if count else ""
+    seconds = time.monotonic() - start
+    logger.info(
+        f"{count} of {len(skipped)} rows are left out{where}; the files were checked in {seconds:.1f} s"
+    )
 
 
 def write_list(setup: Setup) -> None:
@@ -72,21 +60,16 @@ def write_list(setup: Setup) -> None:
     if setup.stage == "train":
         return
     table, path = setup.dataset.table, setup.list_folder / LIST
-    lines = [
-        {
+    lines = []
+    for fault in setup.dataset.skipped:
+        line = {
             "file": table.path.name,
             "row": table.lines[fault.row],
             "column": fault.column,
             "reason": fault.reason,
         }
-        for fault in setup.dataset.skipped
-    ]
+        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     if lines:
-        write_file(
-            path,
-            "".join(
-                json.dumps(line, ensure_ascii=False) + "\n" for line in lines
-            ).encode(),
-        )
+        write_file(path, "".join(lines).encode())
     else:
         path.unlink(missing_ok=True)

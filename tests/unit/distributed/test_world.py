@@ -119,23 +119,3 @@ def test_nothing_is_trained_that_a_step_does_not_reach(
     )
     assert len(log(tmp_path / "out")) == 8
     assert files(tmp_path / "out")
-
-
-def test_a_launcher_that_started_one_process_instead_of_several_is_noticed(
-    here: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """As `accelerate launch --cpu --num_processes 2` does."""
-    given = words(
-        flags(here, task="sft:data_process", feature_cache=tmp_path / "cache")
-    )
-    assert commands(given)(0) == 0
-    assert "started one" not in capsys.readouterr().err
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert commands(given)(0) == 0
-    assert (
-        "the launcher was told to start several processes and started one"
-        in capsys.readouterr().err
-    )

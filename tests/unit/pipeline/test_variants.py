@@ -29,7 +29,6 @@ from dstrain.pipeline.variants import (
 from dstrain.registry.family import Option
 from dstrain.runs.resolve import resolve, resolve_experts
 from dstrain.runs.runner import run
-from dstrain.runs.setup import advice_on_lists
 from dstrain.training.losses import SFT
 
 from tests.support.family import MODEL, build, weights_of
@@ -43,37 +42,6 @@ COLUMNS = MappingProxyType(
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
-
-
-@pytest.mark.parametrize(
-    ("cell", "kinds", "advice"),
-    [
-        (
-            ["a.png"],
-            ("image", "images"),
-            "one file from column 'image'; several are read by --variant other",
-        ),
-        ('["a.png"]', ("image", "image"), "one file from column 'image'"),
-        (["a.png"], ("images", "image"), ""),
-        ("a.png", ("image", "images"), ""),
-    ],
-)
-def test_a_list_where_one_file_is_read_tells_the_variants_that_read_several(
-    cell: str | list[str], kinds: tuple[Any, Any], advice: str, tmp_path: Path
-) -> None:
-    (tmp_path / "metadata.json").write_text(
-        json.dumps([{"image": cell, "prompt": "a"}])
-    )
-    by_name = {
-        name: replace(
-            build(name),
-            inputs={**build(name).inputs, "input_image": Column("image", kind)},
-        )
-        for name, kind in zip(("base", "other"), kinds, strict=True)
-    }
-    family: Any = SimpleNamespace(variants=tuple(by_name), spec=by_name.__getitem__)
-    found = advice_on_lists(tmp_path / "metadata.json", family, by_name["base"])
-    assert found == ([f"variant base reads {advice}"] if advice else [])
 
 
 def test_the_name_given_wins_over_everything() -> None:

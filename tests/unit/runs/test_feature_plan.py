@@ -59,7 +59,7 @@ def test_a_store_that_was_never_finished_is_refused(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(
-            "dstrain.runs.precompute.cache_info",
+            "dstrain.runs.precompute.write_plan",
             lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
         )
         with pytest.raises(KeyboardInterrupt):

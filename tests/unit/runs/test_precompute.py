@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def test_what_is_stored_is_what_an_unsplit_run_computes(place: Place) -> None:
 
 
 def unsplit(setup: Setup) -> TrainingModule:
-    found = stage_1.find_components(setup)
+    stage = replace(setup, stage="data_process")
+    found = stage.find([setup.plan(frozenset(setup.dataset.rows[0]))])
     pipeline = Pipeline.from_found(
         setup.family, setup.spec, found, setup.device, setup.dtype
     )
@@ -275,3 +277,20 @@ def test_a_file_that_changes_after_its_key_was_made_stops_stage_1(
     fresh = place.values()
     assert place.fill(feature_cache=place.folder / "fresh") == ALL
     assert place.values(feature_cache=place.folder / "fresh") == fresh
+
+
+def test_the_log_in_the_feature_cache_has_every_fill_and_the_error_that_ended_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise StateError("shard", "is damaged")
+
+    with caplog.at_level("INFO", "dstrain"):
+        with monkeypatch.context() as patch:
+            patch.setattr(stage_1, "compute", broken)
+            with pytest.raises(StateError):
+                place.fill()
+        place.fill()
+    log = (place.cache / "dstrain.log").read_text()
+    assert log.count("INFO dstrain.runs.precompute: Precomputing 4 of 4 samples") == 2
+    assert log.count("ERROR dstrain.console: dstrain: error: shard: is damaged") == 1

@@ -47,6 +47,9 @@ def setup_of(
         config=SimpleNamespace(remove_prefix_in_ckpt=prefix),
         family=SimpleNamespace(default_trainable="dit"),
         trainables=trained,
+        trained_experts=[
+            name for name in ("dit", "dit2") if name in trained.components
+        ],
         spec=SimpleNamespace(
             experts=ExpertSchedule("dit", {"dit": (875, 1000), "dit2": (0, 875)})
         ),

@@ -87,26 +87,6 @@ def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(
     )
 
 
-def test_a_list_where_one_file_is_read_is_refused_with_what_the_variant_reads(
-    here: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "metadata.json").write_text(
-        json.dumps([{"image": ["0.png"], "prompt": "a"}])
-    )
-    with pytest.raises(UsageError, match="1 bad cell") as caught:
-        run(
-            config(
-                here,
-                variant="base",
-                dataset_base_path=tmp_path,
-                output_path=tmp_path / "out",
-            )
-        )
-    assert (
-        caught.value.help_lines[1] == "variant base reads one file from column 'image'"
-    )
-
-
 def test_a_data_set_without_its_columns_is_told_all_of_them(
     here: Path, tmp_path: Path
 ) -> None:
@@ -299,13 +279,13 @@ def test_a_toy_model_lies_in_a_folder_that_is_gone_afterwards(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     setup = resolve(config(here, toy=True))
-    with toy_models(setup, ProcessGroup(Accelerator(cpu=True))) as ready:
+    with toy_models(setup) as ready:
         paths = [Path(name) for model in ready.models for name in model.path or ()]
         assert len(paths) == 4
         assert all(path.is_file() for path in paths)
     assert not any(tmp_path.iterdir())
     plain = resolve(config(here))
-    with toy_models(plain, ProcessGroup(Accelerator(cpu=True))) as ready:
+    with toy_models(plain) as ready:
         assert ready is plain
 
 

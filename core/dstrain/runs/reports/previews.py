@@ -252,13 +252,7 @@ def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
         plans = stored_previews(setup, samples.source.store, recorded)
     else:
         plans = plan_previews(setup)
-    components = dict.fromkeys(
-        name for preview in plans for name in preview.plan.components[setup.stage]
-    )
-    configs = dict.fromkeys(
-        name for preview in plans for name in preview.plan.configs[setup.stage]
-    )
-    return Previews(setup, plans, setup.find(components, configs))
+    return Previews(setup, plans, setup.find(preview.plan for preview in plans))
 
 
 @contextmanager
