@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from dstrain.data.packets import MAX_FRAME_PIXELS
 from dstrain.data.truncation import check_end
@@ -203,7 +203,7 @@ def cover(image: Image.Image, size: Size | None) -> Image.Image:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(path: Path) -> Iterator[ImageFile.ImageFile]:
     """Open an image, and raise UsageError for anything that goes wrong inside."""
     try:
         with Image.open(path, formats=FORMATS) as image:

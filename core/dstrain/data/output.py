@@ -1,11 +1,12 @@
 """Write generated images and videos."""
 
-from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from dstrain.data.images import FORMATS
 from dstrain.data.videos import Pixels
 from dstrain.errors import UsageError
 from dstrain.graph.spec import PipelineSpec
@@ -14,47 +15,44 @@ from dstrain.storage.files import replacing
 
 
 def write_video(frames: Frames, path: Path) -> None:
-    """Write frames as .mp4 (H.264, yuv420p) or .gif (times in hundredths of a second).
+    """Write frames as .mp4 (H.264, yuv420p) or .gif (times in hundredths of a second),
+    whole or not at all.
 
     Raises UsageError for another suffix, for no frames, for a rate that is not above 0,
     and for odd sides of an mp4.
     """
     pixels: Pixels = frames.pixels.numpy()
     check_video_name(path)
-    if not len(pixels) or not frames.fps > 0:
-        what = (
-            f"cannot be written: {len(pixels)} frames at {frames.fps} frames per second"
-        )
+    count, height, width, _ = pixels.shape
+    if not count or not frames.fps > 0:
+        what = f"cannot be written: {count} frames at {frames.fps} frames per second"
         raise UsageError(path, what)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".gif":
-        _write_gif(pixels, frames.fps, path)
-        return
-    height, width = pixels.shape[1:3]
-    if height % 2 or width % 2:
+    is_gif = path.suffix.lower() == ".gif"
+    if not is_gif and (height % 2 or width % 2):
         what = f"{height} x {width} (height x width): the sides of an mp4 must be even"
         raise UsageError(path, what)
     from imageio.v3 import imwrite
 
-    imwrite(
-        path,
-        pixels,
-        plugin="pyav",
-        codec="libx264",
-        fps=frames.fps,
-        out_pixel_format="yuv420p",
-    )
+    with replacing(path) as building:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if is_gif:
+            _write_gif(pixels, frames.fps, building)
+        else:
+            imwrite(
+                building,
+                pixels,
+                plugin="pyav",
+                codec="libx264",
+                fps=frames.fps,
+                out_pixel_format="yuv420p",
+            )
 
 
 def _write_gif(pixels: Pixels, fps: float, path: Path) -> None:
     # Durations are whole hundredths of a second. Rounding the ends, not each duration,
     # keeps the video as long as it is.
-    durations: list[int] = []
-    before = 0
-    for number in range(1, len(pixels) + 1):
-        end = round(100 * number / fps)
-        durations.append(10 * max(1, end - before))
-        before = end
+    ends = [round(100 * number / fps) for number in range(len(pixels) + 1)]
+    durations = [10 * max(1, end - start) for start, end in pairwise(ends)]
     first, *others = [Image.fromarray(frame) for frame in pixels]
     first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
 
@@ -76,14 +74,11 @@ def check_output(path: Path, spec: PipelineSpec) -> None:
     if spec.makes_video:
         check_video_name(path)
         return
-    try:
-        kind = Image.registered_extensions()[path.suffix.lower()]
-        # Some formats can be read and not written, or not in colour.
-        Image.new("RGB", (8, 8)).save(BytesIO(), kind)
-    except (KeyError, OSError, ValueError) as error:
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    if kind not in FORMATS:
         suffix = path.suffix or "no suffix"
         what = f"{path}: {suffix} is not a supported image format; use .png"
-        raise UsageError("--output", what) from error
+        raise UsageError("--output", what)
 
 
 def save_image_or_video(output: Any, path: Path) -> None:
@@ -92,14 +87,9 @@ def save_image_or_video(output: Any, path: Path) -> None:
     The file is written as a whole or not at all. Raises UsageError, or SystemFault if it
     cannot be written; existing files are not modified then.
     """
-    try:
-        with replacing(path) as building:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(output, Frames):
-                write_video(output, building)
-            else:
-                output.save(building)
-    except UsageError as error:
-        raise UsageError(path, error.what) from error
-    except ValueError as error:
-        raise UsageError("--output", f"{path}: {error}") from error
+    if isinstance(output, Frames):
+        write_video(output, path)
+        return
+    with replacing(path) as building:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        output.save(building)

@@ -6,66 +6,54 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from PIL import Image
+from PIL import ImageFile
 
 from dstrain.errors import UsageError
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 JPEG_END = b"\xff\xd9"
 JPEG_START_OF_SCAN = 0xDA
+JPEG_FILL = 0xFF
 TAIL = 64
 """Bytes at the end of a file that are searched for its end mark, before all are."""
-BITS = MappingProxyType(
-    {"1": 1, "L": 8, "P": 8, "I;16B": 16, "I": 16, "RGB": 24, "F": 32}
-)
-"""Least bits of a pixel in a PPM file, by Pillow's colour mode."""
+BITS = MappingProxyType({"1": 1, "I;16B": 16, "I": 16, "RGB": 24, "F": 32})
+"""Least bits of a pixel without compression, by Pillow's colour mode; else 8."""
 
 
 @dataclass(frozen=True)
 class _File:
     """An image file, open in Pillow and for its bytes."""
 
-    image: Image.Image
+    image: ImageFile.ImageFile
     stream: IO[bytes]
     size: int
 
+    def read(self, start: int, length: int = -1) -> bytes:
+        """Read bytes from a place on, all of them without a length."""
+        self.stream.seek(max(0, start))
+        return self.stream.read(length)
+
     def tail(self) -> bytes:
         """Read the last bytes."""
-        self.stream.seek(max(0, self.size - TAIL))
-        return self.stream.read()
+        return self.read(self.size - TAIL)
 
-    def number(self, place: int, length: int = 4) -> int:
+    def number(self, start: int, length: int = 4) -> int:
         """Read an unsigned big-endian number."""
-        self.stream.seek(place)
-        return int.from_bytes(self.stream.read(length), "big")
+        return int.from_bytes(self.read(start, length), "big")
 
 
-def check_end(image: Image.Image, path: Path) -> None:
+def check_end(image: ImageFile.ImageFile, path: Path) -> None:
     """Raise UsageError for an image file, opened by Pillow, that ends too early."""
-    is_complete = _CHECKS.get(image.format or "")
-    if is_complete is None:
-        return
     with path.open("rb") as file:
         size = file.seek(0, 2)
-        if not is_complete(_File(image, file, size)):
+        if not _CHECKS[image.format or ""](_File(image, file, size)):
             what = f"is truncated or damaged: it does not end like a {image.format}"
             raise UsageError(path, what)
 
 
 def _png(file: _File) -> bool:
-    """PNG, third edition, 5.3: chunks of length, name, data and checksum; IEND is the
-    last.
-    """
-    if file.tail().endswith(PNG_END):
-        return True
-    # Something may follow the last chunk.
-    place = 8
-    while place + 12 <= file.size:
-        length = file.number(place)
-        if file.stream.read(4) == b"IEND":
-            return True
-        place += 12 + length
-    return False
+    """PNG, third edition, 5.3: IEND is the last chunk. Something may follow it."""
+    return file.tail().endswith(PNG_END) or PNG_END in file.read(0)
 
 
 def _jpeg(file: _File) -> bool:
@@ -74,19 +62,16 @@ def _jpeg(file: _File) -> bool:
     """
     if file.tail().rstrip(b"\0\r\n ").endswith(JPEG_END):
         return True
-    # Something may follow the end, as in the images of some phones.
-    file.stream.seek(0)
-    data = file.stream.read()
+    # Something may follow the end, as in the images of some phones. The segments before
+    # the scan, which Pillow has read, may hold a small image with an end of its own.
+    data = file.read(0)
     place = 2
-    while place + 4 <= file.size and data[place] == 0xFF:
-        marker = data[place + 1]
-        if marker == JPEG_START_OF_SCAN:
-            return JPEG_END in data[place:]
-        if marker == 0xFF:  # a fill byte
+    while data[place + 1] != JPEG_START_OF_SCAN:
+        if data[place + 1] == JPEG_FILL:
             place += 1
         else:
             place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    return False
+    return JPEG_END in data[place:]
 
 
 def _gif(file: _File) -> bool:
@@ -98,8 +83,7 @@ def _gif(file: _File) -> bool:
 
 def _webp(file: _File) -> bool:
     """RFC 9649, 2.4: the size of the RIFF chunk follows its name."""
-    file.stream.seek(4)
-    return int.from_bytes(file.stream.read(4), "little") + 8 <= file.size
+    return int.from_bytes(file.read(4, 4), "little") + 8 <= file.size
 
 
 def _avif(file: _File) -> bool:
@@ -115,23 +99,18 @@ def _avif(file: _File) -> bool:
     return place == file.size
 
 
-def _bmp(file: _File) -> bool:
-    """Rows of pixels without compression, of the length that Pillow found."""
-    return all(
-        offset + int(arguments[1]) * file.image.height <= file.size
-        for codec, _, offset, arguments in getattr(file.image, "tile", ())
-        if codec == "raw"
-    )
-
-
-def _ppm(file: _File) -> bool:
-    """Rows of pixels without compression, each of whole bytes; the text formats pass."""
-    row = (file.image.width * BITS.get(file.image.mode, 8) + 7) // 8
-    return all(
-        offset + row * file.image.height <= file.size
-        for codec, _, offset, _ in getattr(file.image, "tile", ())
-        if codec in ("raw", "ppm")
-    )
+def _rows(file: _File) -> bool:
+    """Rows of pixels without compression, each of whole bytes; text formats pass."""
+    image = file.image
+    for codec, _, offset, arguments in image.tile:
+        row = (image.width * BITS.get(image.mode, 8) + 7) // 8
+        if codec == "raw" and isinstance(arguments, tuple):
+            row = (
+                arguments[1] or row
+            )  # BMP pads its rows, and Pillow found their length
+        if codec in ("raw", "ppm") and offset + row * image.height > file.size:
+            return False
+    return True
 
 
 def _tiff(file: _File) -> bool:
@@ -150,12 +129,12 @@ Check = Callable[[_File], bool]
 _CHECKS: MappingProxyType[str, Check] = MappingProxyType(
     {
         "AVIF": _avif,
-        "BMP": _bmp,
+        "BMP": _rows,
         "GIF": _gif,
         "JPEG": _jpeg,
         "MPO": _jpeg,  # a JPEG with others behind it
         "PNG": _png,
-        "PPM": _ppm,
+        "PPM": _rows,
         "TIFF": _tiff,
         "WEBP": _webp,
     }
