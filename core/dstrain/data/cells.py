@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from dstrain.console import shown
@@ -23,7 +24,7 @@ from dstrain.data.images import (
 )
 from dstrain.data.metadata import RawValue, text_fault
 from dstrain.data.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
-from dstrain.data.videos import Video, read_frames, read_images
+from dstrain.data.videos import Video, read_frames
 from dstrain.graph.inputs import Column, stored_kind
 from dstrain.storage.hashing import Digests, hash_json
 
@@ -81,12 +82,12 @@ def load_cell(cell: Cell) -> Any:
 
 
 def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
-    paths = [Path(file) for file in cell.files]
-    size = parameters["sizes"][0]
+    (size,) = parameters["sizes"]
     if parameters["source"] == "pictures":
-        pixels = read_images(paths, size)
+        images = (load_image(Path(file), "RGB", size) for file in cell.files)
+        pixels = np.stack([np.asarray(image) for image in images])
     else:
-        pixels = read_frames(paths[0], parameters["frames"], size)
+        pixels = read_frames(Path(cell.files[0]), parameters["frames"], size)
     if cell.kind == "image":
         return convert(Image.fromarray(pixels[0]), parameters["mode"])
     # Late: a dataset is checked without torch, which is slow to import.
@@ -200,20 +201,19 @@ def texts(value: RawValue) -> list[str]:
 
     A list in csv is written as JSON. A single text is a list of one, a blank cell none.
     """
-    found: Any = value
-    if isinstance(value, str):
-        text = value.strip()
-        found = [value] if text else []
-        if text.startswith("[") and text.endswith("]"):
-            try:
-                found = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(
-                    f'is not a list of texts such as ["a.png", "b.png"]: {error}'
-                ) from error
+    if isinstance(value, list):
+        return value
+    text = value.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return [value] if text else []
+    try:
+        found: list[str] = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        what = f'is not a list of texts such as ["a.png", "b.png"]: {error}'
+        raise ValueError(what) from error
     if not all(isinstance(text, str) for text in found):
         raise ValueError("has an entry that is not text")
-    return list(found)
+    return found
 
 
 def _integer(text: str) -> int:

@@ -70,22 +70,19 @@ class DataRoots:
                     name, "is a URL; use --url_cache DIR to fetch such files"
                 )
             return str(self.urls.fetch(name))
-        found: dict[str, None] = {}
-        outside: list[str] = []
+        found: list[str] = []
         for folder in self.folders:
             joined = os.path.join(folder, name)
             path = os.path.realpath(joined)
             if not self.contains(path):
-                outside.append(path)
-            elif _exists(joined):
-                found[path] = None
+                raise self._outside(name, path)
+            if path not in found and _exists(joined):
+                found.append(path)
+        if not found:
+            raise FileNotFoundError(name)
         if len(found) > 1:
             raise UsageError(name, f"exists more than once: {' and '.join(found)}")
-        if found:
-            return next(iter(found))
-        if outside:
-            raise self._outside(name, outside[0])
-        raise FileNotFoundError(name)
+        return found[0]
 
     def contains(self, path: str) -> bool:
         """Return whether a real path is one of the folders or lies below one."""

@@ -21,7 +21,7 @@ LOADER_VERSION = 2
 are not used for it.
 """
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""The formats that are opened. Left out on purpose: EPS and its like, which run a program
+"""The formats that are read and written. Left out on purpose: EPS and its like, which run a program
 to be decoded.
 """
 ANIMATED = frozenset({"GIF", "PNG", "WEBP"})

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from dstrain.errors import SystemFault, UsageError
@@ -21,7 +20,7 @@ MAX_CELL_LENGTH = 2**20
 """Characters: above any caption or list of files; a longer cell is a quote that was never
 closed.
 """
-DELIMITERS = MappingProxyType({";": "semicolons", "\t": "tabs", "|": "bars"})
+DELIMITERS = ";\t|"
 """What separates cells in files that are called csv and are not."""
 RawValue = str | list[str]
 """A cell as written: text, or a list of texts from json. '' is an absent cell."""
@@ -82,12 +81,11 @@ def refuse(where: Path, kind: str, faults: Sequence[str]) -> None:
     nothing without faults.
     """
     count = len(faults)
-    if not count:
-        return
-    listed = list(faults[:MAX_FAULTS_SHOWN])
+    listed = [*faults[:MAX_FAULTS_SHOWN]]
     if count > MAX_FAULTS_SHOWN:
         listed.append(f"and {count - MAX_FAULTS_SHOWN} more")
-    raise UsageError(where, f"{count} bad {kind}{'s' * (count > 1)}", *listed)
+    if listed:
+        raise UsageError(where, f"{count} bad {kind}{'s' * (count > 1)}", *listed)
 
 
 def text_fault(text: str) -> str:
@@ -102,16 +100,15 @@ def text_fault(text: str) -> str:
 
 
 def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise UsageError(path, "no such metadata file")
     try:
         data = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise UsageError(path, "no such metadata file") from error
     except OSError as error:
         raise SystemFault(path, f"cannot be read: {error.strerror}") from error
     data = data.removeprefix(BYTE_ORDER_MARK)
-    # Without a mark: of Latin text in UTF-16 every other byte is 0.
-    start = data[:1000]
-    if data.startswith(UTF_16_MARKS) or start.count(0) > len(start) // 4:
+    # Of Latin text in UTF-16 every other byte is 0.
+    if data.startswith(UTF_16_MARKS) or 0 in data[:2]:
         what = "is UTF-16 or UTF-32 text, not UTF-8"
         raise UsageError(path, what, "save it as UTF-8")
     try:
@@ -128,18 +125,20 @@ def _read_csv(path: Path, text: str) -> Table:
         raise UsageError(path, "is empty; the first line must name the columns")
     (line, columns), *body = records
     if len(columns) == 1:
-        for sign, name in DELIMITERS.items():
+        for sign in DELIMITERS:
             if sign in columns[0]:
                 raise UsageError(
                     f"{path}:{line}",
-                    f"has {name} between its cells, not commas",
-                    f"save it with commas, and put quotes around texts that contain {name} or commas",
+                    f"has {sign!r} between its cells, not commas",
+                    "save it with commas, and put quotes around texts that contain commas",
                 )
     refuse(path, "column name", _column_faults(columns))
     faults: list[Fault] = []
     rows: list[Mapping[str, RawValue]] = []
     for row, (_, cells) in enumerate(body):
-        for name, cell in zip(columns, cells, strict=False):
+        values = dict(zip(columns, cells, strict=False))
+        rows.append(dict.fromkeys(columns, "") | values)
+        for name, cell in values.items():
             if reason := text_fault(cell):
                 faults.append(Fault(row, name, reason))
         if len(cells) != len(columns):
@@ -147,9 +146,6 @@ def _read_csv(path: Path, text: str) -> Table:
             if len(cells) > len(columns):
                 reason += "; put quotes around a text that contains commas"
             faults.append(Fault(row, "", reason))
-        rows.append(
-            dict.fromkeys(columns, "") | dict(zip(columns, cells, strict=False))
-        )
     lines = tuple(line for line, _ in body)
     return Table(path, tuple(columns), tuple(rows), lines, tuple(faults))
 
@@ -181,14 +177,15 @@ def _column_faults(columns: Iterable[str]) -> list[str]:
     faults: list[str] = []
     seen: set[str] = set()
     for number, name in enumerate(columns, 1):
-        if reason := text_fault(name):
-            faults.append(f"column {number} {reason}")
-        elif not name.strip():
-            faults.append(f"column {number} has no name; name it or remove it")
+        reason = text_fault(name)
+        if not name.strip():
+            reason = "has no name; name it or remove it"
         elif name != name.strip():
-            faults.append(f"column {number}, {name!r}, has spaces around its name")
+            reason = f"has spaces around its name, {name!r}"
         elif name in seen:
-            faults.append(f"column {number}, {name!r}, has the name of an earlier one")
+            reason = f"has the name of an earlier one, {name!r}"
+        if reason:
+            faults.append(f"column {number} {reason}")
         seen.add(name)
     return faults
 
@@ -221,8 +218,7 @@ def _read_json(path: Path, text: str) -> Table:
         records = _parse(text)
     except ValueError as error:
         advice = []
-        first = next(filter(str.strip, text.split("\n")), "")
-        if first.startswith("{") and first.rstrip().endswith("}"):
+        if re.match(r"\s*\{.*\}\s*\n", text):
             name = path.with_suffix(".jsonl").name
             advice.append(f"one object per line is jsonl: rename it to {name}")
         raise UsageError(path, str(error), *advice) from error

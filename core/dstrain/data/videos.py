@@ -97,12 +97,6 @@ def read_frames(path: Path, indices: Sequence[int], size: Size | None) -> Pixels
     return np.stack([pixels[index] for index in indices])
 
 
-def read_images(paths: Sequence[Path], size: Size | None) -> Pixels:
-    """Load images as frames, as `read_frames` does."""
-    images = [load_image(path, "RGB", size) for path in paths]
-    return np.stack([np.asarray(image) for image in images])
-
-
 def _probe_folder(path: Path) -> Video:
     """Inspect the images of a folder, in the order of the numbers in their names; hidden
     files are left out.
@@ -117,11 +111,10 @@ def _probe_folder(path: Path) -> Video:
             what = "is not a file: a folder of frames holds nothing but images"
             raise UsageError(file, what)
         sizes.append(read_size(file))
-    height, width = sizes[0]
-    for file, size in zip(files, sizes, strict=True):
-        if size != sizes[0]:
-            what = f"{file.name} is {size[0]} x {size[1]} (height x width), not {height} x {width} of {files[0].name}"
-            raise UsageError(path, what)
+    for file, (height, width) in zip(files, sizes, strict=True):
+        if (height, width) != sizes[0]:
+            what = f"is {height} x {width} (height x width), unlike {files[0].name}"
+            raise UsageError(file, what)
     names = tuple(map(str, files))
     return Video(str(path), sizes[0], (0.0,) * len(files), 0.0, names)
 

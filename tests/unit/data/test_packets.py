@@ -121,7 +121,7 @@ NO_VIDEOS: dict[str, tuple[Callable[[Path], object], str]] = {
     "list.m3u8": (playlist, "is not a video in a supported format"),
     "sound.mp4": (sound, "has no video stream"),
     "bare": (lambda path: path.mkdir(), "is a folder without frames"),
-    "mixed": (mixed_sizes, r"2.png is 7 x 9 (height x width), not 48 x 128 of 0.png"),
+    "mixed": (mixed_sizes, r"2.png: is 7 x 9 (height x width), unlike 0.png"),
     "text": (
         lambda path: (folder(path, [0.0]) / "notes.txt").write_text("x"),
         "notes.txt: is not an image in a supported",
