@@ -228,11 +228,7 @@ def adapter(**fields: Any) -> Header:
 
 def in_names_of(program: str, folder: Path, lora_config: LoraConfig = SPEC) -> Tensors:
     """What is written for another program."""
-    naming = next(
-        naming
-        for naming in key_formats(COMPONENTS[0], MODEL)
-        if naming.program == program
-    )
+    naming = key_formats(COMPONENTS[0], MODEL)[program]
     return layers_in(read(ours(folder, lora_config)[0]), naming, SHAPES)
 
 

@@ -8,7 +8,7 @@ that fits.
 import json
 from collections import UserDict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -48,15 +48,6 @@ from dstrain.storage.safetensors import (
 )
 
 
-@dataclass(frozen=True)
-class Converted:
-    """The content of a file to write."""
-
-    tensors: Mapping[str, Tensor]
-    header: Mapping[str, str]
-    summary: str
-
-
 def export(
     source: Path,
     output: Path,
@@ -83,35 +74,25 @@ def export(
     """
     tensors, header = read_tensors(source)
     header.pop(CHECKSUM, None)
-    if output.is_dir():
-        raise UsageError("OUTPUT", f"{output} is a directory; give a file name")
-    if output.exists() and output.samefile(source):
-        raise UsageError("OUTPUT", f"{output} is INPUT itself; give another name")
     if output.exists() and not overwrite:
         what = f"{output} already exists and was not modified"
         raise UsageError("OUTPUT", what, "give --overwrite to replace it")
-    recorded = header.get("family")
-    name = family_name or recorded
+    name = family_name or header.get("family")
     if name is None:
         what = f"is required: the header of {source} names no family"
         raise UsageError("--model", what)
-    if recorded not in (None, name):
-        what = f"is of family {recorded}, and --model is {name}"
-        raise StateError(source, what)
     family = load_family(name, left_out)
+    header = {"format": "pt", "family": name, **header}
     is_lora = any(KEY.fullmatch(key) for key in tensors)
     if alpha is not None and not is_lora:
         raise UsageError("--alpha", f"has no effect: {source} is not a LoRA file")
     if is_lora:
-        converted = _convert_lora(source, header, family, program, alpha)
+        converted, summary = _convert_lora(source, header, family, program, alpha)
     else:
-        converted = _convert_weights(source, tensors, header, family, program)
+        converted, summary = _convert_weights(source, tensors, family, program)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(
-        output, converted.tensors, with_checksum(converted.tensors, converted.header)
-    )
-    count, first = len(converted.tensors), min(converted.tensors)
-    return f"{converted.summary}, {count} keys; the first is {first}"
+    write_tensors(output, converted, with_checksum(converted, header))
+    return f"{summary}, {len(converted)} keys; the first is {min(converted)}"
 
 
 def layers_in(
@@ -129,18 +110,18 @@ def layers_in(
         shapes: The shapes of the component's network.
     """
     found: dict[str, Tensor] = {}
-    for name, places in key_table(key_format.checkpoint_format, shapes).items():
-        if not any(rows.layer in lora.layers for rows in places):
+    for name, rows in key_table(key_format.checkpoint_format, shapes).items():
+        if not any(one.layer in lora.layers for one in rows):
             continue
         if key_format.underscored:
             name = name.replace(".", "_")
-        matrices = _matrices(fuse(lora.layers, places), key_format.program)
+        matrices = _matrices(fuse(lora.layers, rows), key_format.program)
         for ending, tensor in matrices.items():
             found[f"{key_format.prefixes[0]}{name}.{ending}"] = tensor
     return found
 
 
-def fuse(layers: Mapping[str, LoraLayer], places: tuple[Rows, ...]) -> LoraLayer:
+def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
     """Return the one layer of a file that stands for several of the network, exactly:
     block by block.
 
@@ -148,21 +129,21 @@ def fuse(layers: Mapping[str, LoraLayer], places: tuple[Rows, ...]) -> LoraLayer
     rank is the same. Where these ratios differ they become part of `up`. A layer
     without LoRA has no block.
     """
-    if len(places) == 1:
-        return layers[places[0].layer]
-    parts = {rows.layer: layers[rows.layer] for rows in places if rows.layer in layers}
+    parts = {one.layer: layers[one.layer] for one in rows if one.layer in layers}
+    if len(rows) == 1:
+        return parts[rows[0].layer]
     if len({layer.alpha / layer.rank for layer in parts.values()}) > 1:
         parts = {name: _with_alpha_in_up(layer) for name, layer in parts.items()}
     rank = sum(layer.rank for layer in parts.values())
     alpha = sum(layer.alpha for layer in parts.values())
     first = next(iter(parts.values())).up
-    up = first.new_zeros(max(rows.stop for rows in places), rank, *first.shape[2:])
+    up = first.new_zeros(max(one.stop for one in rows), rank, *first.shape[2:])
     column = 0
     for name, layer in parts.items():
-        for rows in places:
-            if rows.layer == name:
-                part = layer.up[rows.offset :][: rows.stop - rows.start]
-                up[rows.start : rows.stop, column : column + layer.rank] = part
+        for one in rows:
+            if one.layer == name:
+                part = layer.up[one.offset :][: one.stop - one.start]
+                up[one.start : one.stop, column : column + layer.rank] = part
         column += layer.rank
     return LoraLayer(torch.cat([layer.down for layer in parts.values()]), up, alpha)
 
@@ -190,17 +171,20 @@ def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
     """Return the fields of `lora_adapter_metadata`, where diffusers finds rank and
     alpha.
     """
-    ranks = {name: layer.rank for name, layer in lora.layers.items()}
-    alphas = {name: layer.alpha for name, layer in lora.layers.items()}
-    rank, alpha = max(ranks.values()), max(alphas.values())
+    rank = max(layer.rank for layer in lora.layers.values())
+    alpha = max(layer.alpha for layer in lora.layers.values())
+    ranks = {name: one.rank for name, one in lora.layers.items() if one.rank != rank}
+    alphas = {
+        name: one.alpha for name, one in lora.layers.items() if one.alpha != alpha
+    }
     targets = sorted(lora.layers)
     if "targets" in lora.header:
         targets = lora.header["targets"].split(",")
-    fields: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": targets}
-    if any(other != rank for other in ranks.values()):
-        fields["rank_pattern"] = {n: r for n, r in ranks.items() if r != rank}
-    if any(other != alpha for other in alphas.values()):
-        fields["alpha_pattern"] = {n: a for n, a in alphas.items() if a != alpha}
+    fields = {"r": rank, "lora_alpha": alpha, "target_modules": targets}
+    if ranks:
+        fields["rank_pattern"] = ranks
+    if alphas:
+        fields["alpha_pattern"] = alphas
     return {prefix + name: value for name, value in fields.items()}
 
 
@@ -226,11 +210,12 @@ def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
 
 def _convert_lora(
     source: Path,
-    header: Mapping[str, str],
+    header: dict[str, str],
     family: ModelFamily,
     program: str,
     alpha: Alpha | None,
-) -> Converted:
+) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors of a file of `program` and a summary; adapts the header."""
     loras, networks = _read(source, header, family, alpha)
     tensors: dict[str, Tensor] = {}
     fields: dict[str, Any] = {}
@@ -238,23 +223,22 @@ def _convert_lora(
         key_format = _key_format(source, lora.component, family, program)
         tensors |= layers_in(lora, key_format, networks[lora.component])
         fields |= adapter_fields(lora, key_format.prefixes[0])
-    kept = {"format": "pt", "family": family.name, **header}
-    kept.pop(ADAPTER_HEADER, None)
+    header.pop(ADAPTER_HEADER, None)
     if program == "diffusers":
-        kept[ADAPTER_HEADER] = json.dumps(fields, sort_keys=True)
-    if program == "diffsynth" and "rank" in kept:
-        kept["alpha"] = str(float(kept["rank"]))
+        header[ADAPTER_HEADER] = json.dumps(fields, sort_keys=True)
+    if program == "diffsynth" and "rank" in header:
+        header["alpha"] = str(float(header["rank"]))
     summary = ", ".join(
         f"{len(lora.layers)} layers of {lora.component}" for lora in loras
     )
     if "timesteps" in header:
         summary += f", the expert of timesteps {header['timesteps']}"
-    return Converted(tensors, kept, f"LoRA on {summary}, in {program}'s names")
+    return tensors, f"LoRA on {summary}, in {program}'s names"
 
 
 def _read(
     source: Path, header: Mapping[str, str], family: ModelFamily, alpha: Alpha | None
-) -> tuple[tuple[Lora, ...], Mapping[str, Shapes]]:
+) -> tuple[list[Lora], Mapping[str, Shapes]]:
     """Read a LoRA with the header's configuration, or the first published ones that it
     fits.
     """
@@ -285,16 +269,14 @@ def _networks(
     """Yield the shapes of a family's networks, for each set of published configurations;
     the header's, if there is one, replaces that of its component.
     """
-    components = _buildable(family, header.get("component", ""))
+    components = _distinct(family, header.get("component", ""))
     own = _configuration(header)
     names = [name for component in components for name in component.published]
-    tried: list[dict[str, Mapping[str, Any]]] = []
     for name in dict.fromkeys(names or [""]):
         configs = {c.name: c.published[name] for c in components if name in c.published}
         if own is not None:
             configs[header["component"]] = own
-        if configs and configs not in tried:
-            tried.append(configs)
+        if configs:
             shapes = {}
             for component in components:
                 if component.name in configs:
@@ -303,26 +285,16 @@ def _networks(
             yield LazyShapes(shapes)
 
 
-def _buildable(family: ModelFamily, named: str) -> list[Component]:
-    """Return the components that can have LoRA and whose networks can be built; of
-    several with the same keys, the one that the header names, else the first.
+def _distinct(family: ModelFamily, named: str) -> list[Component]:
+    """Return the components that can have LoRA; of several with the same keys, the one
+    that the header names, else the first.
     """
-    known = components_of(family)
-    with_lora = [known[name] for name in known if name in family.lora_prefixes]
-    chosen = []
-    for component in with_lora:
-        alike = [one.name for one in with_lora if one.same_keys_as(component)]
-        if component.name == (named if named in alike else alike[0]):
+    chosen: list[Component] = []
+    for name in sorted(family.lora_prefixes, key=lambda name: name != named):
+        component = components_of(family)[name]
+        if not any(component.same_keys_as(other) for other in chosen):
             chosen.append(component)
-    buildable = [component for component in chosen if component.builder is not None]
-    others = [component.name for component in chosen if component.builder is None]
-    if others and (named in others or not buildable):
-        raise UsageError(
-            f"plugin {family.name}",
-            f"the shapes of {' and '.join(others)} are unknown: a plain function loads it",
-            "give its network a method build(configuration)",
-        )
-    return buildable
+    return chosen
 
 
 def _configuration(header: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -334,7 +306,10 @@ def _configuration(header: Mapping[str, str]) -> Mapping[str, Any] | None:
 
 
 def _shapes(component: Component, config: Mapping[str, Any]) -> Shapes:
-    assert component.builder is not None  # `_buildable` leaves others out
+    if component.builder is None:
+        what = f"the shapes of {component.name} are unknown: a plain function loads it"
+        advice = "give its network a method build(configuration)"
+        raise UsageError(f"component {component.name}", what, advice)
     build = partial(component.builder, component.configure(config))
     return shapes_of(empty_network(build))
 
@@ -343,8 +318,7 @@ def _key_format(
     source: Path, component: str, family: ModelFamily, program: str
 ) -> LoraKeyFormat:
     """Return a program's names for a component; raises UsageError if it has none."""
-    known = key_formats(components_of(family)[component], family)
-    found = {one.program: one for one in known}
+    found = key_formats(components_of(family)[component], family)
     if program not in found:
         what = f"{program} has no names for LoRA on {component}, of which {source} has layers"
         line = f"{component} has names in {', '.join(found)}"
@@ -355,11 +329,12 @@ def _key_format(
 def _convert_weights(
     source: Path,
     tensors: Mapping[str, Tensor],
-    header: Mapping[str, str],
     family: ModelFamily,
     program: str,
-) -> Converted:
-    """Convert the weights of one component, which are recognised by their own names."""
+) -> tuple[dict[str, Tensor], str]:
+    """Convert the weights of one component, which are recognised by their own names;
+    returns them and a summary.
+    """
     if program == "kohya":
         what = "kohya names LoRA files; the weights of a component are diffusers, comfyui or diffsynth"
         raise UsageError("--format", what)
@@ -384,6 +359,5 @@ def _convert_weights(
         if any(not torch.equal(state[name], value) for name, value in restored.items()):
             what = f"{program}'s format cannot hold all of its weights"
             raise StateError(source, what)
-    kept = {"format": "pt", "family": family.name, **header}
     summary = f"{len(state)} weights of {component.name}, in {program}'s names"
-    return Converted(converted, kept, summary)
+    return converted, summary

@@ -9,38 +9,35 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
 from dstrain.errors import StateError
-from dstrain.lora.layers import ADAPTER_HEADER
+from dstrain.lora.layers import ADAPTER_HEADER, first_few
 
 KEY = re.compile(
     r"(?P<layer>.+)\.(?:"
     r"lora_(?P<ab>[AB])(?:\.(?P<adapter>[^.]+))?\.weight|lora[_.](?P<way>down|up)\.weight"
     r"|lora_embedding_(?P<embedding>[AB])|alpha)"
 )
-MATRICES = MappingProxyType({"A": "A", "B": "B", "down": "A", "up": "B"})
+MATRICES: Mapping[str, str] = {"A": "A", "B": "B", "down": "A", "up": "B"}
 """What a key calls a matrix -> which it is."""
-UNSUPPORTED_KINDS = MappingProxyType(
-    {
-        "dora_scale": "DoRA",
-        "lora_magnitude_vector": "DoRA",
-        "hada_w*": "LoHa",
-        "lokr_w*": "LoKr",
-        "lora_mid": "LoCon with a core (Tucker decomposition)",
-        "oft_*": "OFT",
-        "diff": "differences of whole weights",
-        "diff_b": "differences of biases",
-        "set_weight": "whole weights",
-        "w_norm": "differences of norms",
-        "b_norm": "differences of norms",
-        "lora_bias": "LoRA with biases",
-        "bias": "LoRA with biases",
-    }
-)
+UNSUPPORTED_KINDS: Mapping[str, str] = {
+    "dora_scale": "DoRA",
+    "lora_magnitude_vector": "DoRA",
+    "hada_w*": "LoHa",
+    "lokr_w*": "LoKr",
+    "lora_mid": "LoCon with a core (Tucker decomposition)",
+    "oft_*": "OFT",
+    "diff": "differences of whole weights",
+    "diff_b": "differences of biases",
+    "set_weight": "whole weights",
+    "w_norm": "differences of norms",
+    "b_norm": "differences of norms",
+    "lora_bias": "LoRA with biases",
+    "bias": "LoRA with biases",
+}
 """Pattern of one of the last three parts of a key -> the kind of file it is from."""
 HARMLESS_FIELDS = frozenset(
     {
@@ -91,8 +88,8 @@ class AdapterConfig:
 
     def of(self, layer: str) -> tuple[int, float]:
         """Return a layer's rank and alpha."""
-        rank = _matching(self.ranks, layer, self.rank)
-        return int(rank), _matching(self.alphas, layer, self.alpha)
+        rank = _of_pattern(self.ranks, layer, self.rank)
+        return int(rank), _of_pattern(self.alphas, layer, self.alpha)
 
 
 def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:
@@ -113,22 +110,25 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
         part = MATRICES.get(hit["ab"] or hit["way"] or hit["embedding"], "alpha")
         if part in parts.setdefault(name, {}):
             raise StateError(path, f"has {name} twice; one of its keys is {key}")
+        is_number = (
+            tensor.numel() == 1 if part == "alpha" else tensor.is_floating_point()
+        )
+        if not (is_number and tensor.float().isfinite().all()):
+            raise StateError(path, f"{key} has values that are not finite numbers")
         parts[name][part] = tensor
         if hit["adapter"]:
             named.add(name)
     if unknown or not parts:
         raise StateError(path, *_describe_unknown(unknown, parts))
-    halves = [name for name, found in parts.items() if not {"A", "B"} <= found.keys()]
-    if halves:
-        what = f"incomplete LoRA file: {len(halves)} of {len(parts)} layers have only lora_A or lora_B"
-        lines = [f"{name} has only {', '.join(parts[name])}" for name in halves[:3]]
+    expected = {"A", "B"}.union(*parts.values())
+    incomplete = [name for name, found in parts.items() if found.keys() != expected]
+    if incomplete:
+        what = f"incomplete LoRA file: {len(incomplete)} of {len(parts)} layers lack lora_A, lora_B or an alpha"
+        lines = [f"{name} has only {', '.join(parts[name])}" for name in incomplete[:3]]
         raise StateError(path, what, *lines)
     layers = {}
     for name, found in parts.items():
-        for matrix in (found["A"], found["B"]):
-            if not (matrix.is_floating_point() and matrix.float().isfinite().all()):
-                raise StateError(path, f"{name} has values that are not finite numbers")
-        alpha = _alpha(path, name, found.get("alpha"))
+        alpha = float(found["alpha"]) if "alpha" in found else None
         layers[name] = LoraWeights(found["A"], found["B"], alpha, name in named)
     return layers
 
@@ -191,8 +191,8 @@ def _adapter(fields: Mapping[str, Any]) -> AdapterConfig:
         rank,
         alpha,
         targets=tuple(map(str, targets)) if isinstance(targets, list) else (),
-        ranks={str(name): int(value) for name, value in ranks.items()},
-        alphas={str(name): float(value) for name, value in alphas.items()},
+        ranks={name: int(value) for name, value in ranks.items()},
+        alphas={name: float(value) for name, value in alphas.items()},
     )
 
 
@@ -205,7 +205,7 @@ def _matters(name: str, value: Any) -> bool:
     return bool(value != peft.LoraConfig().to_dict().get(name))
 
 
-def _matching(patterns: Mapping[str, float], layer: str, default: float) -> float:
+def _of_pattern(patterns: Mapping[str, float], layer: str, default: float) -> float:
     for pattern, value in patterns.items():
         name = pattern.removeprefix("^").replace("\\", "")
         is_ending = not pattern.startswith("^") and layer.endswith(f".{name}")
@@ -214,27 +214,14 @@ def _matching(patterns: Mapping[str, float], layer: str, default: float) -> floa
     return default
 
 
-def _alpha(path: Path, name: str, tensor: Tensor | None) -> float | None:
-    if tensor is None:
-        return None
-    if tensor.numel() != 1 or not tensor.isfinite().all():
-        raise StateError(path, f"{name}.alpha is not a finite number")
-    return float(tensor.item())
-
-
 def _describe_unknown(keys: Collection[str], parts: Collection[str]) -> list[str]:
     """Return the message on keys that belong to no LoRA layer."""
-    first = next(iter(keys), None)
     is_checkpoint = not parts and any(key.endswith(".weight") for key in keys)
     for key in keys if not is_checkpoint else ():
         for pattern, kind in UNSUPPORTED_KINDS.items():
             if any(fnmatchcase(part, pattern) for part in key.split(".")[-3:]):
-                return [
-                    f"contains {kind}, which is not supported",
-                    f"{len(keys)} keys, the first is {key}",
-                ]
-    if first is None:
-        return ["is not a LoRA file: it has no keys"]
+                return [f"contains {kind}, which is not supported", f"one key: {key}"]
+    what = f"{len(keys)} of its keys are of no LoRA layer"
     if not parts:
-        return [f"is not a LoRA file: no key is of a LoRA layer; the first is {first}"]
-    return [f"{len(keys)} of its keys are of no LoRA layer; the first is {first}"]
+        what = "is not a LoRA file: it has no key of a LoRA layer"
+    return [what, f"other keys: {first_few(keys) or 'none'}"]

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError
+from dstrain.lora.names import layers_of, shapes_of
 from dstrain.storage.safetensors import with_checksum, write_tensors
 
 ADAPTER = "default"
 ADAPTER_HEADER = "lora_adapter_metadata"
-WRAPPED_KINDS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -91,30 +91,32 @@ def inject(
         lora_config: The layers to add.
         aliases: Other names of targets, each with the patterns it stands for.
     """
-    if not lora_config.targets:
-        raise UsageError(
-            "--lora_target_modules", f"lists no layer of {lora_config.component}"
-        )
+    layers = layers_of(shapes_of(module))
     counts = dict.fromkeys(lora_config.targets, 0)
     peft_targets: set[str] = set()
     for target in counts:
         for pattern in aliases.get(target, (target,)):
-            matched = _matched(module, pattern, lora_config.component)
+            matched = [
+                name for name in layers if fnmatchcase(f".{name}", f"*.{pattern}")
+            ]
             counts[target] += len(matched)
             # peft compares endings only: in place of a `*`, it gets the names.
             peft_targets.update(matched if "*" in pattern else [pattern])
     unmatched = [target for target, count in counts.items() if not count]
-    if unmatched:
-        names = ", ".join(map(repr, unmatched))
-        lines = []
-        for target in unmatched[:3]:
-            pattern = aliases.get(target, (target,))[0]
-            lines.append(f"nearest to {target!r}: {_nearest(module, pattern)}")
+    if unmatched or not counts:
+        names = ", ".join(map(repr, unmatched)) or "an empty list"
         what = f"no layer of {lora_config.component} matches {names}"
+        lines = [
+            f"nearest to {one!r}: {_nearest(one, layers)}" for one in unmatched[:3]
+        ]
         raise UsageError("--lora_target_modules", what, *lines)
     module.requires_grad_(False)
     config = _config(lora_config.rank, lora_config.alpha, sorted(peft_targets))
-    _add(module, config, ADAPTER)
+    try:
+        _add(module, config, ADAPTER)
+    except ValueError as error:
+        # A target also matches a module of a kind that peft cannot wrap.
+        raise UsageError("--lora_target_modules", str(error)) from error
     endings = (f".{ADAPTER}", f".{ADAPTER}.weight")
     for name, parameter in module.named_parameters():
         if "lora_" in name and name.endswith(endings):
@@ -125,8 +127,6 @@ def inject(
 def lora_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the trained LoRA weights by peft's names (`<layer>.lora_A.weight`), sharing
     memory with the module.
-
-    Raises StateError if the module has no LoRA layers.
     """
     return _state(module, ADAPTER)
 
@@ -232,9 +232,8 @@ def add_layers(
     for parameter in trainable:
         parameter.requires_grad_(True)
     _copy(layers, _state(module, adapter_name))
-    for name, layer in _lora_modules(module).items():
-        if name in layers:
-            layer.set_scale(adapter_name, scale)
+    for layer in _lora_modules(module):
+        layer.set_scale(adapter_name, scale)
 
 
 @torch.no_grad()
@@ -242,7 +241,7 @@ def load_layers(
     module: nn.Module,
     layers: Mapping[str, LoraLayer],
     lora_config: LoraConfig,
-    where: str,
+    path: Path,
     optional_layers: Collection[str] = (),
 ) -> None:
     """Fill the layers that `inject` added.
@@ -253,12 +252,17 @@ def load_layers(
         module: The network with LoRA layers.
         layers: The layers to copy from, by the module's own names.
         lora_config: The layers that `inject` added.
-        where: The place named in errors.
+        path: The file that the layers are from.
         optional_layers: Layers that no loss reaches: the file may lack them, and may
             have others if these have no effect.
     """
     for layer in layers.values():
-        _check_same(where, layer, lora_config)
+        for name in ("rank", "alpha"):
+            have, wanted = getattr(layer, name), getattr(lora_config, name)
+            # Files store alpha in fp32.
+            if not math.isclose(have, wanted, rel_tol=1e-6):
+                what = f"has {name} {have:g}, and the LoRA layers in training have {wanted:g}"
+                raise StateError(path, what, f"give --lora_{name} {have:g}")
     state = _state(module, ADAPTER)
     trained = {_layer_and_matrix(key)[0] for key in state}
     untrained = [
@@ -268,16 +272,16 @@ def load_layers(
     ]
     absent = sorted(trained - layers.keys() - set(optional_layers))
     lines = []
-    if untrained:
-        names = first_few(untrained)
-        lines.append(f"{len(untrained)} layers in the file but not trained: {names}")
-    if absent:
-        names = first_few(absent)
-        lines.append(f"{len(absent)} layers trained but not in the file: {names}")
+    for difference, names in (
+        ("in the file but not trained", untrained),
+        ("trained but not in the file", absent),
+    ):
+        if names:
+            lines.append(f"{len(names)} layers {difference}: {first_few(names)}")
     if lines:
+        advice = "--lora_target_modules chooses the layers to train"
         what = f"does not fit: it has LoRA on {len(layers)} layers, and {len(trained)} are trained"
-        lines.append("--lora_target_modules chooses the layers to train")
-        raise StateError(where, what, *lines)
+        raise StateError(path, what, *lines, advice)
     _copy(layers, state)
 
 
@@ -327,24 +331,16 @@ def _adapters(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _lora_modules(module: nn.Module) -> dict[str, Any]:
-    """Return peft's wrappers by the names of the layers they wrap."""
+def _lora_modules(module: nn.Module) -> list[Any]:
+    """Return the layers that peft has wrapped."""
     from peft.tuners.lora import LoraLayer
 
-    return {
-        name: layer
-        for name, layer in module.named_modules()
-        if isinstance(layer, LoraLayer)
-    }
+    return [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
 
 
 def _state(module: nn.Module, adapter_name: str) -> dict[str, Tensor]:
     from peft.utils import get_peft_model_state_dict
 
-    if adapter_name not in _adapters(module):
-        raise StateError(
-            type(module).__name__, f"has no LoRA layers named {adapter_name!r}"
-        )
     state: dict[str, Tensor] = get_peft_model_state_dict(
         module, adapter_name=adapter_name, save_embedding_layers=False
     )
@@ -368,55 +364,15 @@ def _add(module: nn.Module, config: Any, adapter_name: str) -> None:
         inject_adapter_in_model(config, module, adapter_name)
     cast_adapter_dtype(module, adapter_name)
     names = list(_adapters(module))
-    for layer in _lora_modules(module).values():
+    for layer in _lora_modules(module):
         layer.set_adapter(names, inference_mode=True)
 
 
-def _own_modules(module: nn.Module) -> dict[str, bool]:
-    """Return the network's own modules, without what peft added, each with whether LoRA
-    can wrap it.
-    """
-    wrapped = _lora_modules(module)
-    inside = tuple(f"{name}." for name in wrapped)
-    return {
-        name: name in wrapped or isinstance(layer, WRAPPED_KINDS)
-        for name, layer in module.named_modules()
-        if name and not name.startswith(inside)
-    }
-
-
-def _matched(module: nn.Module, pattern: str, component: str) -> list[str]:
-    matched = []
-    for name, can_wrap in _own_modules(module).items():
-        if not fnmatchcase(f".{name}", f"*.{pattern}"):
-            continue
-        if not can_wrap:
-            kind = type(module.get_submodule(name)).__name__
-            what = f"{pattern!r} matches {component}.{name}, a {kind}, which LoRA cannot wrap"
-            nearest = f"nearest: {_nearest(module, pattern)}"
-            raise UsageError("--lora_target_modules", what, nearest)
-        matched.append(name)
-    return matched
-
-
-def _nearest(module: nn.Module, pattern: str) -> str:
+def _nearest(pattern: str, layers: Iterable[str]) -> str:
     """Return up to three patterns that would match and resemble this one most."""
     endings: set[str] = set()
-    for name, can_wrap in _own_modules(module).items():
+    for name in layers:
         parts = name.split(".")
-        if can_wrap:
-            endings.update(".".join(parts[-length:]) for length in (1, 2, 3))
+        endings.update(".".join(parts[-length:]) for length in (1, 2, 3))
     usable = sorted(ending for ending in endings if not ending[0].isdigit())
-    nearest = difflib.get_close_matches(pattern, usable, n=3, cutoff=0.0)
-    return ", ".join(nearest) or "none: it has no such layer"
-
-
-def _check_same(where: str, layer: LoraLayer, lora_config: LoraConfig) -> None:
-    for name, actual, wanted in (
-        ("rank", layer.rank, lora_config.rank),
-        ("alpha", layer.alpha, lora_config.alpha),
-    ):
-        # Files store alpha in fp32.
-        if not math.isclose(actual, wanted, rel_tol=1e-6):
-            what = f"has {name} {actual:g}, and the LoRA layers in training have {wanted:g}"
-            raise StateError(where, what, f"give --lora_{name} {actual:g}")
+    return ", ".join(difflib.get_close_matches(pattern, usable, cutoff=0.0))

@@ -4,9 +4,9 @@ The names follow from the formats of the network's checkpoints. Names in files a
 looked up and never parsed, since '_' in place of '.' cannot be undone.
 """
 
+import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from torch import nn
@@ -70,8 +70,8 @@ def layers_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     }
 
 
-def key_formats(component: Component, family: ModelFamily) -> tuple[LoraKeyFormat, ...]:
-    """Return how each program names this component's layers: as declared, or by default.
+def key_formats(component: Component, family: ModelFamily) -> dict[str, LoraKeyFormat]:
+    """Return how each program names this component's layers, as declared or by default.
 
     `comfyui` and `kohya` have a default for the component that is trained by default,
     and for those with the same keys.
@@ -91,39 +91,41 @@ def key_formats(component: Component, family: ModelFamily) -> tuple[LoraKeyForma
         if not declared.prefixes:
             declared = replace(declared, prefixes=found[declared.program].prefixes)
         found[declared.program] = declared
-    return tuple(found[program] for program in PROGRAMS if program in found)
+    return found
 
 
-def prefixes(family: ModelFamily) -> tuple[Prefix, ...]:
+def prefixes(family: ModelFamily) -> list[Prefix]:
     """Return every known beginning of layer names, the longest first; the last is '',
     for every component.
     """
-    found: dict[tuple[str, bool], list[str]] = {}
+    found: dict[tuple[str, bool], dict[str, None]] = {}
     for component in components_of(family).values():
         if component.is_folder:
             continue
-        beginnings = [("", False), *((text, False) for text in component.prefixes)]
-        for key_format in key_formats(component, family):
+        own = LoraKeyFormat("", ("", *component.prefixes))
+        for key_format in (own, *key_formats(component, family).values()):
             for text in key_format.prefixes:
-                beginnings.append((text, key_format.underscored))
-        for beginning in dict.fromkeys(beginnings):
-            found.setdefault(beginning, []).append(component.name)
-    return tuple(
-        Prefix(text, tuple(found[text, underscored]), underscored)
-        for text, underscored in sorted(found, key=lambda beginning: -len(beginning[0]))
-    )
+                names = found.setdefault((text, key_format.underscored), {})
+                names[component.name] = None
+    known = [
+        Prefix(text, tuple(names), underscored)
+        for (text, underscored), names in found.items()
+    ]
+    return sorted(known, key=lambda prefix: len(prefix.text), reverse=True)
 
 
 def key_tables(
-    component: Component, family: ModelFamily, shapes: Shapes
-) -> dict[CheckpointFormat | None, KeyTable]:
-    """Return every set of names that this network's layers have in files: its own
-    (None), and those of each checkpoint format.
+    component: Component, family: ModelFamily, shapes: Shapes, underscored: bool
+) -> list[KeyTable]:
+    """Return every set of names that this network's layers have in files: its own, and
+    those of each checkpoint format.
     """
-    declared = [one.checkpoint_format for one in key_formats(component, family)]
-    tables: dict[CheckpointFormat | None, KeyTable] = {None: key_table(None, shapes)}
-    for checkpoint_format in (*declared, *component.formats):
-        tables[checkpoint_format] = key_table(checkpoint_format, shapes)
+    declared = key_formats(component, family).values()
+    formats = [one.checkpoint_format for one in declared]
+    tables = []
+    for one in dict.fromkeys((None, *formats, *component.formats)):
+        table = key_table(one, shapes)
+        tables.append(with_underscores(table) if underscored else table)
     return tables
 
 
@@ -153,24 +155,30 @@ def key_table(checkpoint_format: CheckpointFormat | None, shapes: Shapes) -> Key
     }
 
 
-def dotted_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names by their form with '_' for '.', without those whose forms are equal."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(name.replace(".", "_"), []).append(name)
-    return {form: same[0] for form, same in found.items() if len(same) == 1}
+def with_underscores(table: KeyTable) -> KeyTable:
+    """Return a table with '_' for '.' in its names, without those that become equal."""
+    found: dict[str, list[tuple[Rows, ...]]] = {}
+    for name, rows in table.items():
+        found.setdefault(name.replace(".", "_"), []).append(rows)
+    return {name: same[0] for name, same in found.items() if len(same) == 1}
 
 
 def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]:
     """Return the names that match a pattern; '{last}' stands for the highest index
     found in its place.
     """
-    resolved = [_resolve_last(pattern, names) for pattern in patterns]
-    return [
-        name
-        for name in names
-        if any(fnmatchcase(name, pattern) for pattern in resolved)
-    ]
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        before, mark, after = pattern.partition("{last}")
+        if mark:
+            inside = [
+                name.removeprefix(before) for name in names if name.startswith(before)
+            ]
+            indices = [name.partition(".")[0] for name in inside]
+            last = max((int(one) for one in indices if one.isdigit()), default=0)
+            pattern = f"{before}{last}{after}"
+        found |= dict.fromkeys(fnmatch.filter(names, pattern))
+    return list(found)
 
 
 def unused_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
@@ -180,15 +188,3 @@ def unused_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[
         for name in matching_names(patterns, names)
         if name.endswith(".weight")
     )
-
-
-def _resolve_last(pattern: str, names: Iterable[str]) -> str:
-    before, mark, after = pattern.partition("{last}")
-    if not mark:
-        return pattern
-    last = 0
-    for name in names:
-        index = name.removeprefix(before).partition(".")[0]
-        if name.startswith(before) and index.isdigit():
-            last = max(last, int(index))
-    return f"{before}{last}{after}"

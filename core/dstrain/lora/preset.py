@@ -8,7 +8,7 @@ from torch import nn
 
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.layers import merge_layers
-from dstrain.lora.names import shapes_of, unused_layers
+from dstrain.lora.names import shapes_of
 from dstrain.lora.reader import read_lora
 from dstrain.models.locate import Found
 from dstrain.registry.family import ModelFamily
@@ -49,10 +49,6 @@ def merge_preset(
     """Merge a LoRA file with any naming into a component's weights; raises what
     `read_lora` raises.
     """
-    shapes = shapes_of(module)
-    unused = unused_layers(spec.unused_parameters.get(component, ()), shapes)
-    optional_layers = {component: unused}
-    for lora in read_lora(
-        path, family, {component: shapes}, component, optional_layers
-    ):
+    networks = {component: shapes_of(module)}
+    for lora in read_lora(path, family, networks, component, spec.unused_parameters):
         merge_layers(module, lora.layers)

@@ -19,7 +19,7 @@ from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.lora.header import training_differences
 from dstrain.lora.layers import add_layers
-from dstrain.lora.names import shapes_of, unused_layers
+from dstrain.lora.names import shapes_of
 from dstrain.lora.reader import read_lora
 from dstrain.models.components import Files
 from dstrain.models.device import default_device
@@ -104,37 +104,25 @@ class Pipeline:
         """Add the layers of a LoRA file, times `scale`, to the components it was trained
         for; several files add up.
 
-        Raises what `read_lora` raises. Logs a warning for what is assumed about the
-        file, and for what it was trained with that differs here.
+        Raises what `read_lora` raises. Logs a warning for what it was trained with that
+        differs here.
         """
-        unused = self.optional_layers()
-        shapes = self.lora_shapes()
-        for lora in read_lora(path, self.family, shapes, optional_layers=unused):
-            name = lora.component
-            differences = training_differences(
-                path, lora.header, name, self.spec.variant, self.files.get(name)
-            )
-            for line in (*lora.notes, *differences):
-                logger.warning(line)
-            module = self.components[name]
-            adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
-            add_layers(module, lora.layers, scale, adapter_name)
-
-    def lora_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Return the shapes of each network's weights, as `read_lora` takes them."""
-        return {
+        shapes = {
             name: shapes_of(module)
             for name, module in self.components.items()
             if isinstance(module, nn.Module)
         }
-
-    def optional_layers(self) -> dict[str, frozenset[str]]:
-        """Return the layers of each network that no loss reaches."""
-        patterns = self.spec.unused_parameters
-        return {
-            name: unused_layers(patterns.get(name, ()), shapes)
-            for name, shapes in self.lora_shapes().items()
-        }
+        unused = self.spec.unused_parameters
+        for lora in read_lora(path, self.family, shapes, unused_parameters=unused):
+            name = lora.component
+            differences = training_differences(
+                path, lora.header, name, self.spec.variant, self.files.get(name)
+            )
+            for line in differences:
+                logger.warning(line)
+            module = self.components[name]
+            adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
+            add_layers(module, lora.layers, scale, adapter_name)
 
     def bind_components(
         self, function: FunctionSpec, expert: str = "", **context: Any

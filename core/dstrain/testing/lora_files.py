@@ -181,9 +181,7 @@ class LoraFiles:
                 *denoisers(family, spec),
                 *(name for name in encoders if name not in seen),
             ):
-                programs = tuple(
-                    naming.program for naming in key_formats(known[part], family)
-                )
+                programs = tuple(key_formats(known[part], family))
                 if part in seen:  # the same layers, but for a few: two namings show it
                     programs = ("diffusers", "comfyui")
                 yield LoraCase(

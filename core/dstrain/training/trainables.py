@@ -6,14 +6,11 @@ from pathlib import Path
 
 from torch import nn
 
-from dstrain.console import get_logger
 from dstrain.errors import UsageError, nearest
 from dstrain.lora.layers import LoraConfig, Trainables, inject, load_layers
-from dstrain.lora.names import matching_names, shapes_of
+from dstrain.lora.names import matching_names, shapes_of, unused_layers
 from dstrain.lora.reader import read_lora
 from dstrain.pipeline.pipeline import Pipeline
-
-logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,15 @@ def start_from_lora(
 
     Raises StateError unless every key, rank and alpha fits.
     """
-    unused = pipeline.optional_layers()
+    patterns = pipeline.spec.unused_parameters
     for component, lora_config in trained.items():
         network = pipeline.components[component]
-        networks = {component: shapes_of(network)}
-        for lora in read_lora(path, pipeline.family, networks, component, unused):
-            for note in lora.notes:
-                logger.warning(note)
-            load_layers(network, lora.layers, lora_config, str(path), unused[component])
+        shapes = shapes_of(network)
+        unused = unused_layers(patterns.get(component, ()), shapes)
+        for lora in read_lora(
+            path, pipeline.family, {component: shapes}, component, patterns
+        ):
+            load_layers(network, lora.layers, lora_config, path, unused)
 
 
 def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableModules:

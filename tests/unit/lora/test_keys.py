@@ -39,13 +39,13 @@ def test_every_spelling_of_a_pair_is_known(down: str, up: str) -> None:
 @pytest.mark.parametrize(
     ("tensors", "match"),
     [
-        ({}, "is not a LoRA file: it has no keys"),
-        ({"a.weight": UP}, "no key is of a LoRA layer; the first is a.weight"),
+        ({}, r"is not a LoRA file: it has no key of a LoRA layer\n  other keys: none"),
+        ({"a.weight": UP}, r"it has no key of a LoRA layer\n  other keys: a\.weight"),
         (
             {"a.lora_A.weight": DOWN},
-            "1 of 1 layers have only lora_A or lora_B\n  a has only A",
+            "1 of 1 layers lack lora_A, lora_B or an alpha\n  a has only A",
         ),
-        ({"a.alpha": torch.tensor(1.0)}, "1 of 1 layers have only"),
+        ({"a.alpha": torch.tensor(1.0)}, "1 of 1 layers lack"),
         (
             {
                 "a.lora_A.weight": DOWN,
@@ -56,10 +56,10 @@ def test_every_spelling_of_a_pair_is_known(down: str, up: str) -> None:
         ),
         (
             {"a.lora_A.weight": DOWN, "a.lora_B.weight": UP / 0},
-            "a has values that are not finite numbers",
+            "a.lora_B.weight has values that are not finite numbers",
         ),
         ({"a.hada_w1_a": DOWN}, "contains LoHa, which is not supported"),
-        ({"a.hada": DOWN}, "no key is of a LoRA layer"),
+        ({"a.hada": DOWN}, "it has no key of a LoRA layer"),
     ],
 )
 def test_what_is_no_whole_lora_is_refused(tensors: Any, match: str) -> None:

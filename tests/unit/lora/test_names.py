@@ -8,7 +8,6 @@ from dstrain.lora.layers import LoraConfig, inject
 from dstrain.lora.names import (
     PROGRAMS,
     Rows,
-    dotted_names,
     key_formats,
     key_table,
     key_tables,
@@ -17,6 +16,7 @@ from dstrain.lora.names import (
     prefixes,
     shapes_of,
     unused_layers,
+    with_underscores,
 )
 from dstrain.models.formats import LoraKeyFormat
 
@@ -40,17 +40,13 @@ def test_layers_are_weights_of_two_axes_or_more() -> None:
 
 
 def test_a_component_has_the_names_it_declares_and_defaults_for_the_others() -> None:
-    found = {one.program: one for one in key_formats(DIT, MODEL)}
-    assert tuple(found) == PROGRAMS
+    found = key_formats(DIT, MODEL)
+    assert set(found) == set(PROGRAMS)
     assert found["diffusers"].prefixes == ("transformer.",)
     assert found["comfyui"].checkpoint_format is ORIGINAL
     assert found["kohya"].underscored
     assert found["diffsynth"] is DIT.lora[0]
-    assert [one.program for one in key_formats(ENCODER, MODEL)] == [
-        "diffusers",
-        "kohya",
-        "diffsynth",
-    ]
+    assert set(key_formats(ENCODER, MODEL)) == {"diffusers", "kohya", "diffsynth"}
 
 
 def test_the_longest_beginning_comes_first_and_names_every_component_it_stands_for() -> (
@@ -84,24 +80,35 @@ def test_a_table_tells_which_rows_of_a_files_layer_are_whose() -> None:
         Rows("norm_out.linear", 0, 6, 6),
         Rows("norm_out.linear", 6, 12, 0),
     )
-    covered = [rows.layer for places in table.values() for rows in places]
+    covered = [one.layer for rows in table.values() for one in rows]
     assert set(covered) == set(layers_of(SHAPES))
 
 
 def test_every_format_has_a_table() -> None:
-    tables = key_tables(DIT, MODEL, SHAPES)
-    assert set(tables) == {None, ORIGINAL, DIT.lora[0].checkpoint_format}
+    known = (None, DIT.lora[0].checkpoint_format, ORIGINAL)
+    tables = key_tables(DIT, MODEL, SHAPES, underscored=False)
+    assert sorted(tables, key=list) == sorted(
+        (key_table(one, SHAPES) for one in known), key=list
+    )
 
 
 def test_a_declared_program_without_prefixes_has_its_default_ones() -> None:
     declared = LoraKeyFormat("kohya", checkpoint_format=ORIGINAL)
     found = key_formats(replace(DIT, lora=(declared,)), MODEL)
-    kohya = next(one for one in found if one.program == "kohya")
-    assert kohya == LoraKeyFormat("kohya", ("lora_unet_",), ORIGINAL)
+    assert found["kohya"] == LoraKeyFormat("kohya", ("lora_unet_",), ORIGINAL)
 
 
 def test_names_whose_underscored_forms_are_equal_are_left_out() -> None:
-    assert dotted_names(("a.b_c", "a_b.c", "a.d")) == {"a_d": "a.d"}
+    table = key_table(
+        None, {"a.b_c.weight": (1, 1), "a_b.c.weight": (1, 1), "a.d.weight": (1, 1)}
+    )
+    assert with_underscores(table) == {"a_d": (Rows("a.d", 0, 1, 0),)}
+    tables = key_tables(DIT, MODEL, SHAPES, underscored=True)
+    assert {"blocks_0_attn_to_q", "double_0_qkv"} <= {
+        *tables[0],
+        *tables[1],
+        *tables[2],
+    }
 
 
 @pytest.mark.parametrize(
