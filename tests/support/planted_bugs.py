@@ -260,8 +260,8 @@ BUGS = (
         "the_wrong_rows_of_a_fused_layer",
         "P26: a fused LoRA layer splits exactly",
         f"{CORE}/lora/reader.py",
-        "layer.up[rows.start : rows.stop])",
-        "layer.up[: rows.stop - rows.start])",
+        "layer.up[one.start : one.stop])",
+        "layer.up[: one.stop - one.start])",
         ("tests/unit/lora/test_reader.py",),
     ),
 )
