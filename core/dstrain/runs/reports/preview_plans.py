@@ -1,12 +1,12 @@
-"""What --preview_prompt asks for: inference with each prompt, split into stages by the
-same rule as training.
+"""Plan what --preview_prompt asks for: inference with each prompt, split into stages by
+the same rule as training.
 
-stage 1  the frozen units run; what crosses is stored under the same keys as what rows
-need stage 2  the live units, the sampler and the decoders
+In stage 1 the cached steps run, and values are stored under the same keys as those of
+rows; the rest runs in stage 2.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dstrain.cache.store import FeatureCache
@@ -31,168 +31,138 @@ the run that makes it.
 
 
 @dataclass(frozen=True)
-class Preview:
-    """Inference with one prompt. plan: split by what is trained."""
+class PreviewPlan:
+    """Inference with one prompt, split by what is trained."""
 
     prompt: str
     plan: Plan
     sampling: Sampling
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+    """Its inputs, decoded when they are needed."""
+    cached_values: Mapping[str, Any] | None = None
+    """In stage 2, what the feature cache has in place of them."""
 
 
-@dataclass(frozen=True)
-class PreviewPlan(Preview):
-    """A preview as the command line asks for it. cells: its inputs, decoded when they
-    are needed.
-    """
-
-    cells: Mapping[str, Cell]
-
-
-@dataclass(frozen=True)
-class StoredPreview(Preview):
-    """A preview with the values that cross, read from a feature cache."""
-
-    values: Mapping[str, Any]
-
-
-def plan_previews(setup: Setup) -> tuple[PreviewPlan, ...]:
-    """Plan inference with each prompt, as the variant's defaults have it; reads no file
-    but the data set's.
+def plan_previews(setup: Setup) -> list[PreviewPlan]:
+    """Plan inference with each prompt, with the variant's defaults; reads no file but
+    the dataset's.
 
     Raises UsageError for a variant that cannot be previewed, with the reason.
     """
+    spec = setup.spec
+    previews: list[PreviewPlan] = []
     if not setup.config.preview_prompt:
-        return ()
+        return previews
     try:
-        shared = _arguments(setup)
-        return tuple(
-            _plan_preview(setup, shared, prompt)
-            for prompt in setup.config.preview_prompt
-        )
+        shared = _shared_arguments(setup)
+        for prompt in setup.config.preview_prompt:
+            call = plan_inference(spec, {**shared, "prompt": prompt})
+            plan = _plan(setup, call.inputs, NEGATIVE in call.plan.branches)
+            cells = {
+                name: _cell(setup, name, call.inputs[name]) for name in plan.used_inputs
+            }
+            previews.append(PreviewPlan(prompt, plan, call.sampling, cells))
     except UsageError as error:
-        raise UsageError(
-            "--preview_prompt", f"{error.where}: {error.what}", *error.help_lines
-        ) from error
+        what = f"{error.where}: {error.what}"
+        raise UsageError("--preview_prompt", what, *error.help_lines) from error
+    return previews
 
 
 def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str, Any]:
     """Return the record of a preview in a feature cache: a row, with its sampling
     options.
     """
-    literals = [name for name in preview.plan.cached_values if name not in addresses]
+    values: dict[str, Any] = {name: {"at": at} for name, at in addresses.items()}
+    for name in preview.plan.cached_values:
+        if name not in addresses:
+            values[name] = serialize(preview.cells[name].literal, {}, name)
     return {
         "prompt": preview.prompt,
         "inputs": sorted(preview.plan.inputs),
         "sides": list(preview.plan.branches),
         "sampling": {name: getattr(preview.sampling, name) for name in RECORDED},
-        "values": {
-            name: serialize(preview.cells[name].literal, {}, name) for name in literals
-        }
-        | {name: {"at": at} for name, at in addresses.items()},
+        "values": values,
     }
 
 
 def stored_previews(
-    setup: Setup, store: FeatureCache, recorded: Sequence[Mapping[str, Any]]
-) -> tuple[StoredPreview, ...]:
+    setup: Setup, cache: FeatureCache, recorded: Sequence[Mapping[str, Any]]
+) -> list[PreviewPlan]:
     """Return the previews asked for, with their cached values.
 
     Raises StateError naming those that the cache lacks.
     """
-    known = {line["prompt"]: line for line in recorded}
-    found = [
-        _stored(setup, store, known[prompt])
-        for prompt in setup.config.preview_prompt
-        if prompt in known
-    ]
-    whole = {preview.prompt: preview for preview in found if preview is not None}
-    lacking = [prompt for prompt in setup.config.preview_prompt if prompt not in whole]
-    if lacking:
-        words = ", ".join(map(repr, lacking))
+    lines = {line["prompt"]: line for line in recorded}
+    previews, missing = [], []
+    for prompt in setup.config.preview_prompt:
+        preview = _stored(setup, cache, lines[prompt]) if prompt in lines else None
+        if preview is None:
+            missing.append(repr(prompt))
+        else:
+            previews.append(preview)
+    if missing:
         raise StateError(
-            str(store.folder),
-            f"lacks what previews of {words} need",
+            cache.folder,
+            f"lacks what previews of {', '.join(missing)} need",
             f"run --task {setup.task.name}:data_process with the same --preview_prompt",
         )
-    return tuple(whole[prompt] for prompt in setup.config.preview_prompt)
+    return previews
 
 
 def _stored(
-    setup: Setup, store: FeatureCache, line: Mapping[str, Any]
-) -> StoredPreview | None:
-    """One preview with its values; None if what is trained now needs values that are
-    not there.
-    """
-    task = generate_task(setup.spec, NEGATIVE in line["sides"])
-    plan = make_plan(
-        setup.spec, frozenset(line["inputs"]), task, setup.trainables.components
-    )
+    setup: Setup, cache: FeatureCache, line: Mapping[str, Any]
+) -> PreviewPlan | None:
+    """Return one preview with its values; None if what is trained now needs others."""
+    plan = _plan(setup, line["inputs"], NEGATIVE in line["sides"])
     forms = line["values"]
-    if any(
-        name not in forms or forms[name].get("at", "") not in {"", *store.where}
-        for name in plan.cached_values
-    ):
+    addresses = {form["at"] for form in forms.values() if "at" in form}
+    if not (forms.keys() >= {*plan.cached_values} and cache.where.keys() >= addresses):
         return None
-    read = {
-        name: store.read(form["at"]) if "at" in form else deserialize(form, {})
+    values = {
+        name: cache.read(form["at"]) if "at" in form else deserialize(form, {})
         for name, form in forms.items()
     }
-    return StoredPreview(line["prompt"], plan, Sampling(**line["sampling"]), read)
+    sampling = Sampling(**line["sampling"])
+    return PreviewPlan(line["prompt"], plan, sampling, cached_values=values)
 
 
-def _plan_preview(setup: Setup, shared: Mapping[str, Any], prompt: str) -> PreviewPlan:
-    spec = setup.spec
-    call = plan_inference(spec, {**shared, "prompt": prompt})
-    task = generate_task(spec, NEGATIVE in call.plan.branches)
-    plan = make_plan(spec, frozenset(call.inputs), task, setup.trainables.components)
-    cells = {name: _cell(name, call.inputs[name], setup) for name in plan.used_inputs}
-    return PreviewPlan(prompt, plan, call.sampling, cells)
+def _plan(setup: Setup, inputs: Iterable[str], guided: bool) -> Plan:
+    task = generate_task(setup.spec, guided)
+    return make_plan(setup.spec, frozenset(inputs), task, setup.trainables.components)
 
 
-def _cell(name: str, value: Any, setup: Setup) -> Cell:
-    """Return an input as a dataset would give it, so that both have one key."""
-    return (
-        value
-        if isinstance(value, Cell)
-        else Cell(as_column(name, setup.spec.inputs[name]).kind, value)
-    )
+def _cell(setup: Setup, name: str, value: Any) -> Cell:
+    """Return an input as a dataset would have it, so that both have one key."""
+    if isinstance(value, Cell):
+        return value
+    return Cell(as_column(name, setup.spec.inputs[name]).kind, value)
 
 
-def _arguments(setup: Setup) -> dict[str, Any]:
+def _shared_arguments(setup: Setup) -> dict[str, Any]:
     """Return what all previews have in common: sizes, and what only a row can give,
-    such as a image to be edited.
+    such as an image to be edited.
     """
-    spec, task = setup.spec, setup.task
-    given = setup.all_inputs() | (set(spec.defaults) & set(spec.inputs))
-    used = make_plan(
-        spec, frozenset(given), generate_task(spec, guided=False)
-    ).used_inputs
+    spec = setup.spec
+    names = setup.all_inputs() | (spec.defaults.keys() & spec.inputs.keys())
+    task = generate_task(spec, guided=False)
+    used = {
+        name: spec.inputs[name] for name in make_plan(spec, names, task).used_inputs
+    }
+    sizes = {name: own for name, own in used.items() if isinstance(own, Measured)}
     others = {*spec.defaults, *spec.cfg_inputs, *spec.cfg_inputs.values()}
-    from_row = {
-        n for n in used if isinstance(spec.inputs[n], Column) and n not in others
-    }
-    sizes = {
-        name: source
-        for name in sorted(used)
-        if isinstance(source := spec.inputs[name], Measured)
-    }
+    columns = {name for name, own in used.items() if isinstance(own, Column)} - others
     arguments: dict[str, Any] = {}
-    if from_row:
-        cells = _first_row_with(setup, from_row)
-        arguments |= {
-            name: cell
-            for name, cell in cells.items()
-            if name in from_row or name in sizes
-        }
+    if columns:
+        for name, cell in _first_row_with(setup, columns).items():
+            if name in columns or name in sizes:
+                arguments[name] = cell
     else:
         arguments |= _sizes(setup, sizes)
-    if task.runs_sampler:  # the number of steps is what is trained, without guidance
-        copy_if_shared = {
-            name: cell.literal
-            for name, cell in setup.dataset.rows[0].items()
-            if name in RECORDED
-        }
-        arguments |= {**copy_if_shared, "guidance_scale": 1.0}
+    if setup.task.runs_sampler:
+        # The number of steps is what is trained, without guidance.
+        row = setup.dataset.rows[0]
+        arguments |= {name: row[name].literal for name in RECORDED if name in row}
+        arguments["guidance_scale"] = 1.0
     return arguments
 
 
@@ -201,40 +171,32 @@ def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
     previews are.
     """
     dataset = setup.dataset
-    sample = max(
-        range(len(dataset.rows)),
-        key=lambda number: len(wanted & dataset.rows[number].keys()),
-    )
-    row, chunk = dataset.sample_ids[sample]
-    table = replace(
-        dataset.table,
-        rows=(dataset.table.rows[row],),
-        lines=(dataset.table.lines[row],),
-    )
+    counts = [len(wanted & cells.keys()) for cells in dataset.rows]
+    row, chunk = dataset.sample_ids[counts.index(max(counts))]
+    rows, lines = (dataset.table.rows[row],), (dataset.table.lines[row],)
+    table = replace(dataset.table, rows=rows, lines=lines)
     config = replace(setup.data_config, resolution=_resolution(setup))
     return check_rows(table, config, setup.spec.inputs).rows[chunk]
 
 
 def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
-    """--height, --width and --num_frames as far as inference reads them, else the
-    variant's size at most PIXELS.
+    """Return --height, --width and --num_frames as far as inference reads them, else the
+    variant's size, of at most PIXELS.
     """
     spec, defaults = setup.spec, setup.spec.defaults
-    names: dict[str, str] = {
-        source.axis: name for name, source in sizes.items() if name in defaults
-    }
+    names = {own.axis: name for name, own in sizes.items() if name in defaults}
     found = {}
-    if {"height", "width"} <= set(names):
-        measured = spec.inputs[sizes[names["height"]].of]
+    if names.keys() >= {"height", "width"}:
+        height, width = names["height"], names["width"]
+        measured = spec.inputs[sizes[height].of]
         multiple = measured.multiple if isinstance(measured, Column) else 0
-        size = (defaults[names["height"]], defaults[names["width"]])
-        found["height"], found["width"] = fit(size, _resolution(setup), multiple)
+        size = (defaults[height], defaults[width])
+        found[height], found[width] = fit(size, _resolution(setup), multiple)
     if "frames" in names:
-        found["frames"] = setup.config.num_frames
-    return {names[axis]: number for axis, number in found.items()}
+        found[names["frames"]] = setup.config.num_frames
+    return found
 
 
 def _resolution(setup: Setup) -> Resolution:
-    return replace(
-        setup.resolution, max_pixels=min(setup.resolution.max_pixels, PIXELS)
-    )
+    most = min(setup.resolution.max_pixels, PIXELS)
+    return replace(setup.resolution, max_pixels=most)

@@ -1,15 +1,15 @@
-"""Pictures, or videos, during training: inference by the pipeline that trains, which
+"""Make images or videos during training: inference by the pipeline that trains, which
 leaves training as it was.
 
-previews/step-000010-0.png   what the first --preview_prompt gives after 10 optimizer
-steps previews/prompts.json        step -> the prompts by number from there on, with
-seed, size and what else decides them
+    previews/step-000010-0.png  the first --preview_prompt after 10 optimizer steps
+    previews/prompts.json       step -> from there on, the prompts by number, with seed,
+                                size and what else decides them
 """
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from dstrain.runs.checkpoints.directory import PREVIEWS, PROMPTS
 from dstrain.runs.reports.preview_plans import (
     RECORDED,
     PreviewPlan,
-    StoredPreview,
     plan_previews,
     stored_previews,
 )
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-Asked = Callable[[], bool]
-"""Whether the run is to stop at once."""
+IsStopping = Callable[[], bool]
+"""Return whether the run is to stop at once."""
 
 
 class Stopped(Exception):
@@ -52,43 +51,15 @@ class Stopped(Exception):
 
 @dataclass
 class Previews:
-    """The previews of a run. found: what they need beside what is trained; pipeline and
-    values: once loaded.
-
-    noted: whether the folder says what each number stands for.
-    """
+    """The previews of a run."""
 
     setup: Setup
-    plans: tuple[PreviewPlan | StoredPreview, ...]
+    plans: list[PreviewPlan]
     found: Found
+    """The files that they need beside what is trained."""
     pipeline: Pipeline | None = None
-    values: tuple[dict[str, Any], ...] = ()
-    noted: bool = False
-
-    @property
-    def output(self) -> Path:
-        """The output folder of the run."""
-        return Path(self.setup.config.output_path or "")
-
-    @property
-    def folder(self) -> Path:
-        """The folder of previews."""
-        return self.output / PREVIEWS
-
-    def path(self, step: int, number: int) -> Path:
-        """Return the file of one prompt's preview after a step."""
-        return (
-            self.folder
-            / f"step-{step:06}-{number}.{'mp4' if self.setup.spec.makes_video else 'png'}"
-        )
-
-    def due(self, step: int, saved: bool) -> bool:
-        """Return whether there are previews after this step.
-
-        They come every --preview_steps, else with each save.
-        """
-        every = self.setup.config.preview_steps
-        return bool(self.plans) and (step % every == 0 if every else saved)
+    values: list[dict[str, Any]] = field(default_factory=list)
+    """The cached values of each."""
 
     def load(self, run: "TrainingRun") -> None:
         """Load what inference needs beside what is trained, and encode what does not
@@ -96,26 +67,14 @@ class Previews:
         """
         if not self.plans or not run.processes.is_main:
             return
-        trains, setup = run.module.pipeline, self.setup
-        files = {
-            name: own
-            for name, own in self.found.files.items()
-            if name not in trains.components
-        }
-        lacking = Found(
-            files,
-            {
-                name: own
-                for name, own in self.found.configs.items()
-                if name not in trains.configs
-            },
-        )
+        trains, setup, found = run.module.pipeline, self.setup, self.found
+        files, configs = dict(found.files), dict(found.configs)
+        for name in trains.components:
+            files.pop(name, None)
+        for name in trains.configs:
+            configs.pop(name, None)
         more = Pipeline.from_found(
-            setup.family,
-            setup.spec,
-            lacking,
-            setup.device,
-            setup.dtype,
+            setup.family, setup.spec, Found(files, configs), setup.device, setup.dtype
         )
         # A pipeline of its own: with one more expert loaded, training would choose
         # between them.
@@ -125,118 +84,102 @@ class Previews:
             configs={**more.configs, **trains.configs},
         )
         with undisturbed(self.pipeline):
-            self.values = tuple(
-                _crossing(self.pipeline, preview) for preview in self.plans
-            )
+            self.values = [_cached_values(self.pipeline, plan) for plan in self.plans]
 
-    def make_if_due(self, run: "TrainingRun", saved: bool, asked: Asked) -> None:
-        """Make the previews after this step that are due and not there, while the other
+    def make_if_due(
+        self, run: "TrainingRun", saved: bool, is_stopping: IsStopping
+    ) -> None:
+        """Make the previews that are due after this step and not there, while the other
         processes wait.
+
+        They are due every --preview_steps, else with each save.
         """
-        if not self.due(run.step, saved):
+        every = self.setup.config.preview_steps
+        is_due = run.step % every == 0 if every else saved
+        if not self.plans or not is_due:
             return
-        if run.processes.is_main:
-            self._make(run, asked)
+        if self.pipeline is not None:
+            self._make(self.pipeline, run.step, is_stopping)
         run.processes.wait()
 
-    def _note(self, step: int) -> None:
-        """Note what each number stands for from this step on; if that is new, remove
-        what the record had from there.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.folder)
-        told = [
-            self._told(plan, values)
-            for plan, values in zip(self.plans, self.values, strict=True)
-        ]
-        record = self.output / PROMPTS
-        files = RunFiles.read(self.output)
+    def _make(self, pipeline: Pipeline, step: int, is_stopping: IsStopping) -> None:
+        output = self.setup.output
+        suffix = "mp4" if self.setup.spec.makes_video else "png"
+        missing: dict[str, int] = {}
         try:
-            before = {
-                int(first): prompts
-                for first, prompts in json.loads(record.read_bytes()).items()
-            }
+            self._record_prompts(output, step)
+            for number in range(len(self.plans)):
+                name = f"{PREVIEWS}/step-{step:06}-{number}.{suffix}"
+                if not (output / name).exists():
+                    missing[name] = number
+            RunFiles.read(output).add(missing, step)
+        except (OSError, DstrainError) as error:
+            logger.warning(f"no previews in {output / PREVIEWS}: {_reason(error)}")
+            return
+
+        def on_step(index: int, latents: torch.Tensor) -> None:
+            bar.update()
+            if is_stopping():
+                raise Stopped
+
+        plans = [self.plans[number] for number in missing.values()]
+        steps = sum(plan.sampling.num_inference_steps for plan in plans)
+        bar = progress_bar("preview", steps, brief=True)
+        with undisturbed(pipeline), bar:
+            for name, number in missing.items():
+                plan, path = self.plans[number], output / name
+                seed = self.setup.config.seed
+                sampling = replace(plan.sampling, seed=seed, on_step=on_step)
+                try:
+                    values = send_to_device(self.values[number], pipeline.device)
+                    preview = pipeline.finish(plan.plan, values, sampling)
+                    save_image_or_video(preview, path)
+                    logger.info(f"preview {path}")
+                except Stopped:
+                    return
+                # Whatever it is, it is no reason to lose the training.
+                except Exception as error:
+                    logger.warning(f"no preview {path}: {_reason(error)}")
+        if pipeline.device.type == "cuda":
+            torch.cuda.empty_cache()  # other shapes than a training step's
+
+    def _record_prompts(self, output: Path, step: int) -> None:
+        """Record what each number stands for from this step on; if that is new, remove
+        what was made and recorded from there on.
+        """
+        path, files = output / PROMPTS, RunFiles.read(output)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent)
+        try:
+            record = json.loads(path.read_bytes())
+            before = {int(first): prompts for first, prompts in record.items()}
         except (OSError, ValueError, AttributeError):
             before = {}
-        kept = {first: prompts for first, prompts in before.items() if first <= step}
-        same = bool(kept) and kept[max(kept)] == told
-        if not same or kept != before:
-            outdated = [
-                path
-                for path, made_at in files.steps.items()
-                if path.startswith(f"{PREVIEWS}/step-") and made_at >= step
-            ]
-            files.remove(outdated)
-            files.add([PROMPTS])
-            write_json(record, kept if same else {**kept, step: told})
-        self.noted = True
+        now = {first: prompts for first, prompts in before.items() if first <= step}
+        prompts = [self._description(number) for number in range(len(self.plans))]
+        if not now or now[max(now)] != prompts:
+            now[step] = prompts
+        if now == before:
+            return
+        outdated = [
+            name
+            for name, made_at in files.steps.items()
+            if name.startswith(f"{PREVIEWS}/step-") and made_at >= step
+        ]
+        files.remove(outdated)
+        files.add([PROMPTS])
+        write_json(path, now)
 
-    def _told(
-        self, preview: PreviewPlan | StoredPreview, values: dict[str, Any]
-    ) -> dict[str, Any]:
-        plain = {
+    def _description(self, number: int) -> dict[str, Any]:
+        """Return what decides a preview, beside the weights."""
+        plan, values = self.plans[number], self.values[number]
+        described = {
             name: value
             for name, value in values.items()
             if isinstance(value, str | int | float)
         }
-        sampling = {name: getattr(preview.sampling, name) for name in RECORDED}
-        return {
-            **plain,
-            **sampling,
-            "prompt": preview.prompt,
-            "seed": self.setup.config.seed,
-        }
-
-    def _make(self, run: "TrainingRun", asked: Asked) -> None:
-        try:
-            if not self.noted:
-                self._note(run.step)
-            missing = self._list_missing(run.step)
-        except (OSError, DstrainError) as error:
-            logger.warning(f"no previews in {self.folder}: {_reason(error)}")
-            return
-        steps = sum(
-            self.plans[number].sampling.num_inference_steps for number in missing
-        )
-        assert self.pipeline is not None
-        with (
-            undisturbed(self.pipeline),
-            progress_bar("preview", steps, brief=True) as progress,
-        ):
-            for number, path in missing.items():
-                try:
-                    save_image_or_video(self._made(number, progress, asked), path)
-                    logger.info(f"preview {path}")
-                except Stopped:
-                    return
-                except (
-                    Exception
-                ) as error:  # whatever it is, it is no reason to lose the training
-                    logger.warning(f"no preview {path}: {_reason(error)}")
-        if self.setup.device.type == "cuda":
-            torch.cuda.empty_cache()  # other shapes than a training step's
-
-    def _list_missing(self, step: int) -> dict[int, Path]:
-        """Return the previews after this step that are not there, listed as the run's."""
-        paths = {number: self.path(step, number) for number in range(len(self.plans))}
-        missing = {number: path for number, path in paths.items() if not path.exists()}
-        names = [str(path.relative_to(self.output)) for path in missing.values()]
-        RunFiles.read(self.output).add(names, step)
-        return missing
-
-    def _made(self, number: int, progress: Any, asked: Asked) -> Any:
-        def on_step(index: int, latents: torch.Tensor) -> None:
-            progress.update()
-            if asked():
-                raise Stopped
-
-        preview, pipeline = self.plans[number], self.pipeline
-        assert pipeline is not None
-        values = send_to_device(self.values[number], pipeline.device)
-        sampling = replace(
-            preview.sampling, seed=self.setup.config.seed, on_step=on_step
-        )
-        return pipeline.finish(preview.plan, values, sampling)
+        described |= {name: getattr(plan.sampling, name) for name in RECORDED}
+        return {**described, "prompt": plan.prompt, "seed": self.setup.config.seed}
 
 
 def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
@@ -246,7 +189,6 @@ def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
     Raises UsageError for a variant that cannot be previewed, StateError for files or
     stored values that are missing.
     """
-    plans: tuple[PreviewPlan | StoredPreview, ...]
     if isinstance(samples.source, CachedSamples):
         recorded = samples.cache_info.previews if samples.cache_info else ()
         plans = stored_previews(setup, samples.source.store, recorded)
@@ -277,21 +219,18 @@ def undisturbed(pipeline: Pipeline) -> Iterator[None]:
                 module.training = mode
 
 
-def _crossing(
-    pipeline: Pipeline, preview: PreviewPlan | StoredPreview
-) -> dict[str, Any]:
-    """Return the cached values: what the cache had, or what cached steps compute of the
-    inputs, as stage 1 would.
+def _cached_values(pipeline: Pipeline, preview: PreviewPlan) -> dict[str, Any]:
+    """Return the cached values: those of the feature cache, or what cached steps compute
+    of the inputs, as stage 1 would.
     """
-    if isinstance(preview, StoredPreview):
-        return dict(preview.values)
-    table = {name: load_cell(cell) for name, cell in preview.cells.items()}
-    pipeline.run(preview.plan.cached_steps, table)
-    return {name: table[name] for name in preview.plan.cached_values}
+    if preview.cached_values is not None:
+        return dict(preview.cached_values)
+    values = {name: load_cell(cell) for name, cell in preview.cells.items()}
+    pipeline.run(preview.plan.cached_steps, values)
+    return {name: values[name] for name in preview.plan.cached_values}
 
 
 def _reason(error: Exception) -> str:
     """Return what went wrong, in one line, with its kind."""
-    if isinstance(error, DstrainError):
-        return f"{error.where}: {error.what}"
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line.removeprefix('dstrain: error: ')}"

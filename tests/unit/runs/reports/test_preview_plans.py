@@ -22,7 +22,7 @@ def here(tiny: None, tmp_path: Path) -> Path:
 
 
 def test_without_prompts_there_is_no_plan(here: Path) -> None:
-    assert plan_previews(resolve(config(here))) == ()
+    assert plan_previews(resolve(config(here))) == []
 
 
 def test_each_prompt_has_a_plan_of_its_own_and_a_small_size(here: Path) -> None:
