@@ -119,7 +119,7 @@ def test_it_is_shown_as_broken_with_its_reason_and_the_others_work(
 ) -> None:  # fmt: skip
     install(bad, fake_plugin, family_source)
     if "time.sleep" in bad.source:
-        monkeypatch.setattr(inspection, "PATIENCE", 5.0)
+        monkeypatch.setattr(inspection, "IMPORT_TIMEOUT", 5.0)
     monkeypatch.chdir(tmp_path)
     assert (
         main(

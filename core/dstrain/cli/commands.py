@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,9 +19,6 @@ from dstrain.config.schema import GenerateConfig, TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from dstrain.cli.inspection import Finding
 
 PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 """Programs whose key names `dstrain export` can write."""
@@ -130,29 +126,16 @@ def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
         return
     findings = inspect_all(left_out)
     if as_json:
-        click.echo(json.dumps([_as_data(found) for found in findings], indent=2))
+        rows = [dataclasses.asdict(found) for found in findings]
+        click.echo(json.dumps(rows, indent=2))
         return
-    rows = []
+    lines = []
     for found in findings:
-        plugin = found.plugin
+        distribution = f"{found.distribution} {found.version}"
         what = found.reason or ", ".join([*found.variants, *found.adds])
-        rows.append(
-            (plugin.name, f"{plugin.distribution} {plugin.version}", found.state, what)
-        )
+        lines.append((found.name, distribution, found.state, what))
     head = ("name", "distribution", "state", "variants, additions, or the reason")
-    click.echo(_table(head, rows))
-
-
-def _as_data(found: "Finding") -> dict[str, Any]:
-    return {
-        "name": found.plugin.name,
-        "distribution": found.plugin.distribution,
-        "version": found.plugin.version,
-        "variants": found.variants,
-        "adds": found.adds,
-        "state": found.state,
-        "reason": found.reason,
-    }
+    click.echo(_table(head, lines))
 
 
 def new_plugin(name: str) -> None:

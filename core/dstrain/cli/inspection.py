@@ -5,18 +5,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass, field
 
 import click
 
 from dstrain.cli.options import COMMAND_NAMES
 from dstrain.errors import DstrainError
 from dstrain.registry.discovery import (
+    GROUP,
     HOOK_GROUP,
     Installed,
     checked_family,
     installed,
-    name_clash,
+    refuse_clash,
 )
 from dstrain.registry.hooks import registered
 
@@ -24,44 +25,50 @@ IMPORT_TIMEOUT = 60.0
 """Seconds after which the import of a plugin is given up."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finding:
     """What one plugin offers, or why it cannot be used."""
 
-    plugin: Installed
-    variants: tuple[str, ...] = ()
+    name: str
+    distribution: str
+    version: str
+    variants: list[str] = field(default_factory=list)
     """Variants of a family."""
-    adds: tuple[str, ...] = ()
+    adds: list[str] = field(default_factory=list)
     """What another plugin adds, in words."""
+    state: str = "ready"
+    """'ready' or 'broken'."""
     reason: str = ""
-    """Why it cannot be used; '' for one that can."""
-
-    @property
-    def state(self) -> str:
-        """Return 'ready' or 'broken'."""
-        return "broken" if self.reason else "ready"
+    """Why it is broken."""
 
 
-def inspect_all(left_out: Collection[str] = ()) -> tuple[Finding, ...]:
+def inspect_all(left_out: Collection[str] = ()) -> list[Finding]:
     """Import every plugin in a process of its own, so that a broken one harms nothing
     else.
     """
     findings = []
-    for plugins in (installed(left_out), installed(left_out, HOOK_GROUP)):
-        findings += [
-            _inspect(plugin, name_clash(plugin, plugins)) for plugin in plugins
-        ]
-    return tuple(findings)
+    for group in (GROUP, HOOK_GROUP):
+        plugins = installed(left_out, group)
+        for plugin in plugins:
+            found = Finding(plugin.name, plugin.distribution, plugin.version)
+            try:
+                refuse_clash(plugin, plugins)
+                found.variants, found.adds, found.reason = _inspect(plugin)
+            except DstrainError as error:
+                found.reason = error.what
+            if found.reason:
+                found.state = "broken"
+            findings.append(found)
+    return findings
 
 
-def _inspect(plugin: Installed, clash: str) -> Finding:
-    if clash:
-        return Finding(plugin, reason=clash)
+def _inspect(plugin: Installed) -> tuple[list[str], list[str], str]:
+    """Return a plugin's variants, what it adds, and why it cannot be used."""
     code = "from dstrain.cli.inspection import _report; _report()"
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
         child = subprocess.run(
-            [sys.executable, "-c", code, json.dumps(asdict(plugin))],
+            [sys.executable, "-c", code, json.dumps(astuple(plugin))],
             capture_output=True,
             text=True,
             timeout=IMPORT_TIMEOUT,
@@ -69,55 +76,53 @@ def _inspect(plugin: Installed, clash: str) -> Finding:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        reason = f"its import took longer than {IMPORT_TIMEOUT:.0f} s"
-        return Finding(plugin, reason=reason)
+        return [], [], f"its import took longer than {IMPORT_TIMEOUT:.0f} s"
     if child.returncode != 0 or not child.stdout:
         reason = f"its import ended the process (exit code {child.returncode}) {child.stderr[-200:]}"
-        return Finding(plugin, reason=reason.strip())
+        return [], [], reason.strip()
     variants, adds, reason = json.loads(child.stdout)
-    return Finding(plugin, tuple(variants), tuple(adds), reason)
+    return variants, adds, reason
 
 
 def _report() -> None:
-    """In the child of `_inspect`: write the finding as JSON, and nothing that the
-    plugin prints.
+    """In the child of `_inspect`: write what the plugin offers as JSON, and nothing
+    that the plugin prints.
     """
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    plugin = Installed(**json.loads(sys.argv[1]))
-    variants: tuple[str, ...] = ()
-    adds: list[str] = []
-    try:
-        if plugin.group == HOOK_GROUP:
-            adds, reason = _additions(plugin)
-        else:
-            family = checked_family(plugin)
-            variants, reason = family.variants, next(family.missing_targets(), "")
-    except DstrainError as error:
-        reason = error.what
-    json.dump([variants, adds, reason], channel)
-    channel.close()
+    with os.fdopen(os.dup(1), "w") as channel:
+        os.dup2(2, 1)
+        plugin = Installed(*json.loads(sys.argv[1]))
+        variants: tuple[str, ...] = ()
+        adds: list[str] = []
+        try:
+            if plugin.group == HOOK_GROUP:
+                adds, reason = _additions(plugin)
+            else:
+                family = checked_family(plugin)
+                variants, reason = family.variants, next(family.missing_targets(), "")
+        except DstrainError as error:
+            reason = error.what
+        json.dump([variants, adds, reason], channel)
 
 
 def _additions(plugin: Installed) -> tuple[list[str], str]:
     """Return what an extension adds, in words, and why part of it cannot be used."""
     alone = registered((plugin,))
-    callers = alone.manager.get_hookcallers(alone.manager.get_plugin(plugin.name))
-    hooks = {hook.name for hook in callers or ()}
     adds: list[str] = []
     broken = [*alone.broken]
-    if "dstrain_commands" in hooks:
-        own = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
-        adds += [f"command {name}" for name in own.items]
-        broken += own.broken
-    if "dstrain_tasks" in hooks:
+    if alone.implement("dstrain_commands"):
+        commands, reasons = alone.offered(
+            "dstrain_commands", click.Command, COMMAND_NAMES
+        )
+        adds += [f"command {name}" for name in commands]
+        broken += reasons
+    if alone.implement("dstrain_tasks"):
         from dstrain.graph.task import Task
         from dstrain.training.distill import OWN_TASKS  # imports torch
 
-        tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
-        adds += [f"task {name}" for name in tasks.items]
-        broken += tasks.broken
-    if "dstrain_step_end" in hooks:
+        tasks, reasons = alone.offered("dstrain_tasks", Task, OWN_TASKS)
+        adds += [f"task {name}" for name in tasks]
+        broken += reasons
+    if alone.implement("dstrain_step_end"):
         adds.append("reads the numbers of each step")
     prefix = f"{plugin.where}: "
     return adds, "; ".join(reason.removeprefix(prefix) for reason in broken)

@@ -116,12 +116,12 @@ def _run_plugin_command(
 
     names = [word for word in shared if word not in ("--debug", "-p")]
     extensions = load_extensions([disabled_plugin(name) for name in names])
-    offers = extensions.offered("dstrain_commands", click.Command, own)
-    for reason in (*extensions.broken, *offers.broken):
+    offers, broken = extensions.offered("dstrain_commands", click.Command, own)
+    for reason in (*extensions.broken, *broken):
         logger.warning(reason)
-    command = offers.items.get(words[0])
+    command = offers.get(words[0])
     if command is None:
-        known = [*own, *offers.items]
+        known = [*own, *offers]
         what = f"no command named {words[0]!r}; commands: {', '.join(known)}"
         raise UsageError("command line", what + nearest(words[0], known))
     with command.make_context(f"dstrain {words[0]}", list(words[1:])) as context:

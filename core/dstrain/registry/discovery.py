@@ -1,4 +1,4 @@
-"""Finding families: installed plugins by their metadata, and their records, one at a
+"""Find installed plugins by their metadata, and import the record of one family at a
 time. Imports no torch.
 """
 
@@ -18,9 +18,9 @@ GROUP = "dstrain.models"
 HOOK_GROUP = "dstrain"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Installed:
-    """A plugin as its distribution's metadata tell of it: nothing of it is imported."""
+    """A plugin, as the metadata of its distribution describes it."""
 
     name: str
     distribution: str
@@ -30,130 +30,102 @@ class Installed:
 
     @property
     def where(self) -> str:
-        """How errors name it."""
+        """How errors name the plugin."""
         return f"plugin {self.distribution} {self.version}"
 
     def load(self) -> Any:
-        """Import what the entry point names; raises UsageError with the distribution,
-        its version and the reason.
-        """
+        """Import what the entry point names; raise UsageError if that fails."""
+        entry = importlib.metadata.EntryPoint(self.name, self.entry_point, self.group)
         try:
-            with redirect_stdout(
-                sys.stderr
-            ):  # standard output is for what a command answers
-                return importlib.metadata.EntryPoint(
-                    self.name, self.entry_point, self.group
-                ).load()
+            # Standard output is for the answers of commands.
+            with redirect_stdout(sys.stderr):
+                return entry.load()
         except (Exception, SystemExit) as error:
             reason = f"{self.entry_point} cannot be imported: {type(error).__name__}: {error}"
-            raise UsageError(
-                self.where, reason, f"leave it out with -p no:{self.name}"
-            ) from error
+            advice = f"leave it out with -p no:{self.name}"
+            raise UsageError(self.where, reason, advice) from error
 
 
 def installed(
     left_out: Collection[str] = (), group: str = GROUP
 ) -> tuple[Installed, ...]:
-    """Every plugin of a group by name, less those whose name or distribution is in
-    `left_out`; reads metadata only.
+    """Return the plugins of a group, sorted by name, without importing any.
+
+    left_out: Names of plugins, or of distributions, to leave out.
     """
     found = []
     for entry in importlib.metadata.entry_points(group=group):
-        if entry.dist is not None:
-            found.append(
-                Installed(
-                    entry.name, entry.dist.name, entry.dist.version, entry.value, group
-                )
-            )
-    kept = (
-        plugin
-        for plugin in found
-        if plugin.name not in left_out and plugin.distribution not in left_out
-    )
-    return tuple(sorted(kept, key=lambda plugin: (plugin.name, plugin.distribution)))
+        dist = entry.dist
+        if dist is None or entry.name in left_out or dist.name in left_out:
+            continue
+        plugin = Installed(entry.name, dist.name, dist.version, entry.value, group)
+        found.append(plugin)
+    return tuple(sorted(found))
 
 
 def refuse_unknown(left_out: Collection[str]) -> None:
-    """Raise UsageError when a name of `-p no:NAME` is neither a plugin nor the
-    distribution of one.
-    """
-    plugins = (*installed(), *installed(group=HOOK_GROUP))
-    known = sorted(
-        {name for plugin in plugins for name in (plugin.name, plugin.distribution)}
-    )
+    """Raise UsageError if a name is neither that of a plugin nor of a distribution."""
+    known: set[str] = set()
+    for plugin in (*installed(), *installed(group=HOOK_GROUP)):
+        known |= {plugin.name, plugin.distribution}
     for name in left_out:
         if name not in known:
-            raise UsageError(
-                "-p",
-                f"no plugin named {name!r}; installed: {', '.join(known) or 'none'}{nearest(name, known)}",
-            )
+            raise UsageError("-p", _no_such("plugin", name, sorted(known)))
 
 
 def load_family(name: str, left_out: Collection[str] = ()) -> ModelFamily:
-    """Import the record of the family named; no other plugin is imported.
+    """Import the record of a family, and of no other.
 
-    Raises UsageError when none or several distributions offer it, or when what it
-    imports is no record that fits.
+    Raises UsageError if no distribution provides the family, or several do, or if what
+    it provides is not a usable record.
     """
     plugins = installed(left_out)
-    same = [plugin for plugin in plugins if plugin.name == name]
-    if not same:
-        names = list(dict.fromkeys(plugin.name for plugin in plugins))
-        raise UsageError(
-            "--model",
-            f"no model named {name!r}; installed: {', '.join(names) or 'none'}{nearest(name, names)}",
-        )
-    clash = name_clash(same[0], plugins)
-    if clash:
-        raise UsageError(
-            "--model",
-            clash,
-            f"leave one out with -p no:{same[0].distribution}, or uninstall it",
-        )
-    return checked_family(same[0])
+    for plugin in plugins:
+        if plugin.name == name:
+            refuse_clash(plugin, plugins)
+            return checked_family(plugin)
+    names = list(dict.fromkeys(plugin.name for plugin in plugins))
+    raise UsageError("--model", _no_such("model", name, names))
+
+
+def _no_such(kind: str, name: str, known: Collection[str]) -> str:
+    names = ", ".join(known) or "none"
+    return f"no {kind} named {name!r}; installed: {names}{nearest(name, known)}"
 
 
 def variant_of(family: ModelFamily, name: str | None) -> str:
-    """Return the variant named, or the family's first; raise UsageError for one it does
-    not have.
+    """Return the variant of this name, or the family's first one for None.
+
+    Raises UsageError for a variant that the family does not have.
     """
     if name is None:
         return family.variants[0]
     if name not in family.variants:
+        hint = nearest(name, family.variants)
         known = ", ".join(family.variants)
-        raise UsageError(
-            "--variant",
-            f"{family.name} has no variant {name!r}; variants: {known}{nearest(name, family.variants)}",
-        )
+        what = f"{family.name} has no variant {name!r}; variants: {known}{hint}"
+        raise UsageError("--variant", what)
     return name
 
 
-def name_clash(plugin: Installed, plugins: Collection[Installed]) -> str:
-    """Why a plugin is refused when another one has its name, naming the distributions;
-    '' when none has.
-    """
-    same = [
-        f"{other.distribution} {other.version}"
-        for other in plugins
-        if other.name == plugin.name
-    ]
-    return (
-        f"{plugin.name!r} is offered by {' and by '.join(same)}"
-        if len(same) > 1
-        else ""
-    )
+def refuse_clash(plugin: Installed, plugins: Collection[Installed]) -> None:
+    """Raise UsageError if another plugin has the same name."""
+    same = [other for other in plugins if other.name == plugin.name]
+    if len(same) > 1:
+        names = " and by ".join(f"{one.distribution} {one.version}" for one in same)
+        raise UsageError(
+            plugin.where,
+            f"{plugin.name!r} is offered by {names}",
+            f"leave one out with -p no:{plugin.distribution}, or uninstall it",
+        )
 
 
 def checked_family(plugin: Installed) -> ModelFamily:
-    """Import a plugin's record; raises UsageError naming the distribution when it is
-    none that fits.
-    """
+    """Import the record of a family; raise UsageError if it cannot be used."""
     family = plugin.load()
     if not isinstance(family, ModelFamily):
-        raise UsageError(
-            plugin.where,
-            f"{plugin.entry_point} is a {type(family).__name__}, not a dstrain.registry.family.ModelFamily",
-        )
+        what = f"{plugin.entry_point} is a {type(family).__name__}, not a dstrain.registry.family.ModelFamily"
+        raise UsageError(plugin.where, what)
     if family.api != API:
         raise UsageError(
             plugin.where,
@@ -161,28 +133,14 @@ def checked_family(plugin: Installed) -> ModelFamily:
             "install versions of the plugin and of dstrain that fit together",
         )
     if family.name != plugin.name:
-        raise UsageError(
-            plugin.where,
-            f"its entry point is named {plugin.name!r}, its record {family.name!r}",
-        )
+        what = f"its entry point is named {plugin.name!r}, its record {family.name!r}"
+        raise UsageError(plugin.where, what)
     for problem in family.problems():
         raise UsageError(plugin.where, problem)
-    if not family.variants:
-        raise UsageError(plugin.where, f"the record of {plugin.name!r} has no variant")
+    taken = {"config", "debug", "format", "help", "p", "versions"}
+    taken |= {flag.name for flag in (*flags(TrainConfig), *flags(GenerateConfig))}
     for option in family.options:
-        if option.name in taken_names():
-            raise UsageError(
-                plugin.where,
-                f"its flag --{option.name} is already one of dstrain's own",
-            )
+        if option.name in taken:
+            what = f"its flag --{option.name} is already one of dstrain's own"
+            raise UsageError(plugin.where, what)
     return family
-
-
-def taken_names() -> frozenset[str]:
-    """Names that no family's flag can have: those of dstrain's own, and of what a
-    written configuration holds.
-    """
-    own = (
-        flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config)
-    )
-    return frozenset((*own, "config", "debug", "format", "help", "p", "versions"))

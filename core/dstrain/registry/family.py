@@ -38,7 +38,7 @@ class Option:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it stands alone, with no value after it."""
+        """Return whether it stands alone, with no value after it."""
         return bool(self.field or self.saves)
 
 
@@ -73,24 +73,22 @@ class ModelFamily:
     api: int = API
 
     def spec(self, variant: str) -> "PipelineSpec":
-        """Import the pipeline spec of a variant; imports torch. Raises UsageError where
+        """Import the pipeline spec of a variant, and with it torch; raise UsageError if
         there is none.
         """
         specs = self.load("pipelines")
         if not isinstance(specs, Mapping) or variant not in specs:
-            raise UsageError(
-                f"plugin {self.name}",
-                f"its pipelines, {self.pipelines}, have no {variant!r}; want a dict of "
-                "PipelineSpec by variant",
-            )
+            what = f"its pipelines, {self.pipelines}, have no {variant!r}"
+            want = "want a dict of PipelineSpec by variant"
+            raise UsageError(f"plugin {self.name}", f"{what}; {want}")
         spec: PipelineSpec = specs[variant]
         return replace(spec, family=self.name, variant=variant)
 
     def load(self, part: str) -> Any:
-        """Import what a field such as `pipelines` names; imports torch. Raises UsageError
-        where that cannot be.
+        """Import what a field such as `pipelines` names, and with it torch; raise
+        UsageError if that fails.
         """
-        place = str(getattr(self, part))
+        place = getattr(self, part)
         module, _, name = place.partition(":")
         try:
             return getattr(import_module(module), name)
@@ -101,36 +99,32 @@ class ModelFamily:
             raise UsageError(f"plugin {self.name}", reason) from error
 
     def problems(self) -> Iterator[str]:
-        """Say what of a record cannot be, as far as that is known without importing
-        what it names.
-        """
+        """Yield what is wrong with the fields, without importing what they name."""
         for name, hint in get_type_hints(type(self)).items():
-            value, kind = getattr(self, name), get_origin(hint) or hint
+            value = getattr(self, name)
+            kind = get_origin(hint) or hint
             if not isinstance(value, kind):
                 yield f"its field {name} is a {type(value).__name__}, not a {kind.__name__}"
-            one = get_args(hint)[0] if kind is tuple else object
-            if isinstance(value, tuple) and not all(
-                isinstance(part, one) for part in value
-            ):
-                yield f"its field {name} holds something else than {one.__name__}"
+            elif kind is tuple:
+                part = get_args(hint)[0]
+                if not all(isinstance(one, part) for one in value):
+                    yield f"its field {name} holds something else than {part.__name__}"
+        if not self.variants:
+            yield f"the record of {self.name!r} has no variant"
 
     def missing_targets(self) -> Iterator[str]:
-        """Say what a record names that cannot be found; of what it names, only the
-        packages above it are imported.
+        """Yield what the record names and cannot be found; only the packages above a
+        module are imported.
         """
-        for part in (
-            "pipelines",
-            "components",
-            "toy",
-            *(["variants_for"] if self.variants_for else []),
-        ):
-            module, _, name = str(getattr(self, part)).partition(":")
-            if not name or not _is_there(module):
-                yield f"its {part}, {getattr(self, part)!r}, is not there; want package.module:name of what is"
+        for part in ("pipelines", "components", "toy", "variants_for"):
+            target = getattr(self, part)
+            module, _, name = target.partition(":")
+            if target and not (name and _is_there(module)):
+                yield f"its {part}, {target!r}, is not there; want package.module:name of what is"
 
 
 def _is_there(module: str) -> bool:
-    """Whether a module can be found; packages above it are imported, it is not."""
+    """Return whether a module can be found; only the packages above it are imported."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError, AttributeError):

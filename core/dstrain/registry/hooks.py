@@ -1,18 +1,17 @@
-"""What a plugin may add beside a family: the hooks of entry-point group `dstrain`, and
-who answers them.
+"""Let plugins add commands, tasks and observers of training: the hooks of entry-point
+group `dstrain`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from dstrain.errors import DstrainError
-from dstrain.registry.discovery import HOOK_GROUP, Installed, installed, name_clash
+from dstrain.registry.discovery import HOOK_GROUP, Installed, installed, refuse_clash
 
 if TYPE_CHECKING:
     import click
@@ -25,7 +24,7 @@ hookimpl = pluggy.HookimplMarker(HOOK_GROUP)
 
 
 class Hooks:
-    """The hooks; a plugin implements any of them with `@hookimpl`."""
+    """The hooks. A plugin implements any of them with `@hookimpl`."""
 
     @hookspec
     def dstrain_commands(self) -> Sequence[click.Command]:
@@ -39,138 +38,103 @@ class Hooks:
 
     @hookspec
     def dstrain_step_end(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Look on after optimizer step `step`, with the numbers that are logged."""
+        """Observe optimizer step `step`, with the numbers that are logged."""
 
 
 @dataclass(frozen=True)
 class Extensions:
-    """Who answers the hooks, by name; `broken` says who does not, and why."""
+    """The plugins that implement hooks, and why others cannot be used."""
 
-    manager: pluggy.PluginManager
-    plugins: Mapping[str, Installed]
+    managers: dict[Installed, pluggy.PluginManager]
+    """A manager for each plugin, so that one that raises harms no other."""
     broken: tuple[str, ...] = ()
 
-    def offered(self, hook: str, kind: type, names_of_ours: Collection[str]) -> Offers:
-        """Ask every plugin by a hook for things that have a name; one whose answer
-        cannot be used harms no other.
+    def implement(self, hook: str) -> bool:
+        """Return whether any of the plugins implements a hook."""
+        managers = self.managers.values()
+        return any(getattr(one.hook, hook).get_hookimpls() for one in managers)
 
-        Left out, with the reason, are those of a plugin that raises, that are no
-        `kind`, or whose name is one of ours or that of another plugin's.
-        """
-        found: dict[str, tuple[Installed, Any]] = {}
-        twice: set[str] = set()
-        reasons = []
-        for plugin in self.plugins.values():
-            answered, reason = self._answer(plugin, hook, kind)
-            reasons += [reason] if reason else []
-            for item in answered:
-                word = f"its {kind.__name__.lower()} {item.name!r}"
-                if item.name in names_of_ours:
-                    reasons.append(
-                        f"{plugin.where}: {word} has the name of one of dstrain's own, and is left out"
-                    )
-                elif item.name in found:
-                    other = found[item.name][0].where
-                    reasons.append(
-                        f"{plugin.where}: {word} is offered by {other} too; both are left out"
-                    )
-                    twice.add(item.name)
-                else:
-                    found[item.name] = (plugin, item)
-        items = {name: item for name, (_, item) in found.items() if name not in twice}
-        return Offers(MappingProxyType(items), tuple(reasons))
+    def offered(
+        self, hook: str, kind: type[Any], own: Collection[str]
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Return what plugins offer by a hook, by name, and why some of it cannot be
+        used.
 
-    def step_end(self, step: int, numbers: Mapping[str, float]) -> tuple[str, ...]:
-        """Show a step's numbers to those who look on; one that raises is left out from
-        then on. Returns the reasons.
+        Args:
+            hook: A hook that returns things with a name.
+            kind: The type of these things.
+            own: Names of dstrain's own, which plugins cannot use.
         """
+        offers: dict[str, Any] = {}
+        owners: dict[str, Installed] = {}
         reasons = []
-        for name, plugin in self.plugins.items():
+        for plugin, manager in self.managers.items():
             try:
-                self._only(name, "dstrain_step_end")(step=step, numbers=numbers)
+                answers = getattr(manager.hook, hook)()
+                items = [item for answer in answers for item in answer]
             except (Exception, SystemExit) as error:
-                self.manager.unregister(name=name)
-                reasons.append(
-                    f"{plugin.where} disabled: its dstrain_step_end hook raised {_said(error)}"
-                )
-        return tuple(reasons)
+                reasons.append(f"{plugin.where}: {hook} failed: {_described(error)}")
+                continue
+            for item in items:
+                if not isinstance(item, kind):
+                    what = f"{hook} returned a {type(item).__name__}, not a {kind.__name__}"
+                    reasons.append(f"{plugin.where}: {what}")
+                    continue
+                word = f"{plugin.where}: its {kind.__name__.lower()} {item.name!r}"
+                if item.name in own:
+                    what = "has the name of one of dstrain's own, and is left out"
+                    reasons.append(f"{word} {what}")
+                elif item.name in owners:
+                    other = owners[item.name].where
+                    reasons.append(
+                        f"{word} is offered by {other} too; both are left out"
+                    )
+                    offers.pop(item.name, None)
+                else:
+                    owners[item.name] = plugin
+                    offers[item.name] = item
+        return offers, reasons
 
-    def _answer(
-        self, plugin: Installed, hook: str, kind: type
-    ) -> tuple[tuple[Any, ...], str]:
-        """Return what one plugin offers, or why that cannot be used."""
-        try:
-            items = tuple(
-                item for answer in self._only(plugin.name, hook)() for item in answer
-            )
-        except (Exception, SystemExit) as error:
-            return (), f"{plugin.where}: {hook} failed: {_said(error)}"
-        wrong = next((item for item in items if not isinstance(item, kind)), None)
-        if wrong is not None:
-            return (
-                (),
-                f"{plugin.where}: {hook} returned a {type(wrong).__name__}, not a {kind.__name__}",
-            )
-        return items, ""
+    def step_end(self, step: int, numbers: Mapping[str, float]) -> list[str]:
+        """Show a step's numbers to the plugins that observe training.
 
-    def _only(self, name: str, hook: str) -> pluggy.HookCaller:
-        """Return the hook as this plugin alone answers it."""
-        others = [
-            plugin for other, plugin in self.manager.list_name_plugin() if other != name
-        ]
-        return self.manager.subset_hook_caller(hook, others)
-
-
-@dataclass(frozen=True)
-class Offers:
-    """What plugins offer by one hook, by name; `broken` says what of it cannot be used,
-    and why.
-    """
-
-    items: Mapping[str, Any]
-    broken: tuple[str, ...] = ()
+        A plugin that raises is not called again; the reasons are returned.
+        """
+        reasons = []
+        for plugin, manager in list(self.managers.items()):
+            try:
+                manager.hook.dstrain_step_end(step=step, numbers=numbers)
+            except (Exception, SystemExit) as error:
+                del self.managers[plugin]
+                what = f"disabled: its dstrain_step_end hook raised {_described(error)}"
+                reasons.append(f"{plugin.where} {what}")
+        return reasons
 
 
 def load_extensions(left_out: Collection[str] = ()) -> Extensions:
-    """Import and register every plugin of the group that is installed, when a run
-    starts.
-    """
+    """Import and register every installed plugin of the group."""
     return registered(installed(left_out, HOOK_GROUP))
 
 
 def registered(plugins: Collection[Installed]) -> Extensions:
-    """Import and register these plugins of the group; one that is broken is told of and
-    left out.
-    """
-    manager = pluggy.PluginManager(HOOK_GROUP)
-    manager.add_hookspecs(Hooks)
-    reasons = {
-        plugin: _register(manager, plugin, name_clash(plugin, plugins))
-        for plugin in plugins
-    }
-    good = {plugin.name: plugin for plugin, reason in reasons.items() if not reason}
-    return Extensions(
-        manager,
-        MappingProxyType(good),
-        tuple(reason for reason in reasons.values() if reason),
-    )
+    """Import and register plugins of the group; those that are broken are left out."""
+    managers = {}
+    broken = []
+    for plugin in plugins:
+        manager = pluggy.PluginManager(HOOK_GROUP)
+        manager.add_hookspecs(Hooks)
+        try:
+            refuse_clash(plugin, plugins)
+            manager.register(plugin.load(), name=plugin.name)
+            manager.check_pending()
+        except DstrainError as error:
+            broken.append(f"{error.where}: {error.what}")
+        except Exception as error:
+            broken.append(f"{plugin.where}: {_described(error)}")
+        else:
+            managers[plugin] = manager
+    return Extensions(managers, tuple(broken))
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
-
-
-def _register(manager: pluggy.PluginManager, plugin: Installed, clash: str) -> str:
-    """Register one plugin; return why it could not be, or ''."""
-    if clash:
-        return f"{plugin.where}: {clash}"
-    try:
-        manager.register(plugin.load(), name=plugin.name)
-        manager.check_pending()
-    except DstrainError as error:
-        return f"{error.where}: {error.what}"
-    except Exception as error:
-        if manager.has_plugin(plugin.name):
-            manager.unregister(name=plugin.name)
-        return f"{plugin.where}: {_said(error)}"
-    return ""

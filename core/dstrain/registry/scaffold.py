@@ -1,73 +1,48 @@
-"""`dstrain plugins new NAME`: a family's package, written from the template that this
-distribution carries.
-"""
+"""Write the package of a new family from the template in this package."""
 
 import keyword
 import re
-from collections.abc import Iterator
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from dstrain.errors import UsageError
 from dstrain.registry.discovery import installed
 
-TEMPLATE = "my_model"
-"""The name of the template's own family; that of the new one replaces it, in files and
-in their names.
-"""
+COMMAND = "dstrain plugins new"
 
 
-def write_plugin(name: str, folder: Path) -> tuple[Path, ...]:
-    """Write the package of a family to a new folder; returns the files written.
+def write_plugin(name: str, folder: Path) -> None:
+    """Write the package of a family to a new folder.
 
-    Raises UsageError for a name that is none, or that an installed family has, and for
-    a folder that exists.
+    Raises UsageError for a name that no package can have, or that an installed family
+    has, and for a folder that exists.
     """
     check_name(name)
     if folder.exists():
-        raise UsageError(
-            "dstrain plugins new", f"{folder} exists; what is there is left as it is"
-        )
-    written = []
-    for place, content in _template(files("dstrain.registry") / "template"):
+        raise UsageError(COMMAND, f"{folder} exists; what is there is left as it is")
+    template = Path(__file__).with_name("template")
+    for source in template.rglob("*"):
+        place = source.relative_to(template)
+        if source.is_dir() or "__pycache__" in place.parts:
+            continue
         path = folder / _renamed(str(place), name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_renamed(content, name), encoding="utf-8")
-        written.append(path)
-    return tuple(written)
+        path.write_text(_renamed(source.read_text("utf-8"), name), encoding="utf-8")
 
 
 def check_name(name: str) -> None:
     """Raise UsageError for a name that cannot be a package's, or that an installed
     family has.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(
-        name
-    ):
-        what = f"{name!r} is no name of a family; want lower-case letters, digits and single underscores: my_model"
-        raise UsageError("dstrain plugins new", what)
-    taken = [plugin for plugin in installed() if plugin.name == name]
-    if taken:
-        raise UsageError(
-            "dstrain plugins new",
-            f"a family named {name!r} is installed, by {taken[0].where}",
-        )
+    words = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
+    if not re.fullmatch(words, name) or keyword.iskeyword(name):
+        want = "want lower-case letters, digits and single underscores: my_model"
+        raise UsageError(COMMAND, f"{name!r} is no name of a family; {want}")
+    for plugin in installed():
+        if plugin.name == name:
+            what = f"a family named {name!r} is installed, by {plugin.where}"
+            raise UsageError(COMMAND, what)
 
 
 def _renamed(text: str, name: str) -> str:
-    return text.replace(TEMPLATE, name).replace(
-        TEMPLATE.replace("_", "-"), name.replace("_", "-")
-    )
-
-
-def _template(
-    folder: Traversable, place: PurePosixPath | None = None
-) -> Iterator[tuple[PurePosixPath, str]]:
-    """Yield each file of the template: its place below the folder, and its text."""
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        at = (place or PurePosixPath()) / entry.name
-        if entry.is_dir() and not entry.name.startswith(("__pycache__", ".")):
-            yield from _template(entry, at)
-        elif entry.is_file():
-            yield at, entry.read_text(encoding="utf-8")
+    distribution = name.replace("_", "-")
+    return text.replace("my_model", name).replace("my-model", distribution)

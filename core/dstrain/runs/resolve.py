@@ -79,12 +79,12 @@ def resolve(config: TrainConfig) -> Setup:
     return setup
 
 
-def known_tasks(extensions: Extensions) -> tuple[Mapping[str, Task], tuple[str, ...]]:
+def known_tasks(extensions: Extensions) -> tuple[Mapping[str, Task], list[str]]:
     """Return tasks by name, core's own and those of plugins; and which of plugins
     cannot be used, and why.
     """
-    offers = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
-    return {**OWN_TASKS, **offers.items}, offers.broken
+    tasks, broken = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
+    return {**OWN_TASKS, **tasks}, broken
 
 
 def refuse_unused(config: TrainConfig, effect: Effect, why: str) -> None:

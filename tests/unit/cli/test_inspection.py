@@ -34,13 +34,13 @@ def test_what_a_plugin_adds_is_told_beside_what_of_it_cannot_be_used(
         "extra-some", {"some": "some_hooks"}, {"some_hooks": HOOKS}, group="dstrain"
     )
     (found,) = (
-        f for f in inspect_all(("flux", "qwen_image", "wan")) if f.plugin.name == "some"
+        f for f in inspect_all(("flux", "qwen_image", "wan")) if f.name == "some"
     )
-    assert found.adds == (
+    assert found.adds == [
         "command shout",
         "task whisper",
         "reads the numbers of each step",
-    )
+    ]
     assert (
         found.reason
         == "its command 'train' has the name of one of dstrain's own, and is left out"

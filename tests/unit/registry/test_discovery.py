@@ -76,11 +76,7 @@ def test_two_distributions_with_one_name_are_refused_naming_both(
     assert load_family("faky", ("plugin-two",)).variants == ("one",)
     with pytest.raises(UsageError, match="no model named 'faky'"):
         load_family("faky", ("faky",))
-    reasons = {
-        f.plugin.distribution: f.reason
-        for f in inspect_all()
-        if f.plugin.name == "faky"
-    }
+    reasons = {f.distribution: f.reason for f in inspect_all() if f.name == "faky"}
     assert set(reasons) == {"plugin-one", "plugin-two"}
     assert all(
         "plugin-one 1.0 and by plugin-two 2.5" in reason for reason in reasons.values()

@@ -42,10 +42,10 @@ def test_hooks_are_answered_and_a_broken_plugin_is_told_of(
             group="dstrain",
         )
     extensions = load_extensions()
-    assert dict(extensions.offered("dstrain_tasks", SimpleNamespace, ()).items) == {
-        "a task": SimpleNamespace(name="a task")
-    }
-    assert extensions.step_end(3, {"loss": 0.5}) == ()
+    offers, reasons = extensions.offered("dstrain_tasks", SimpleNamespace, ())
+    assert offers == {"a task": SimpleNamespace(name="a task")}
+    assert reasons == []
+    assert extensions.step_end(3, {"loss": 0.5}) == []
     assert sys.modules["extra_good"].SEEN == [(3, 0.5)]
     told = sorted(reason for reason in extensions.broken if "extra-" in reason)
     assert [reason.split(":")[0] for reason in told] == [
@@ -56,11 +56,10 @@ def test_hooks_are_answered_and_a_broken_plugin_is_told_of(
         and "nonsense" in told[1]
         and "not_there_at_all" in told[0]
     )
-    assert (
-        not load_extensions(("good",))
-        .offered("dstrain_tasks", SimpleNamespace, ())
-        .items
-    )
+    others = load_extensions(("good",))
+    assert others.offered("dstrain_tasks", SimpleNamespace, ()) == ({}, [])
+    assert extensions.implement("dstrain_tasks")
+    assert not others.implement("dstrain_tasks")
 
 
 def test_a_hook_plugin_name_offered_twice_is_refused(fake_plugin: Install) -> None:
@@ -72,7 +71,7 @@ def test_a_hook_plugin_name_offered_twice_is_refused(fake_plugin: Install) -> No
             group="dstrain",
         )
     extensions = load_extensions()
-    assert not extensions.offered("dstrain_tasks", SimpleNamespace, ()).items
+    assert extensions.offered("dstrain_tasks", SimpleNamespace, ()) == ({}, [])
     assert all(
         "offered by extra-one 1.0 and by extra-two 1.0" in reason
         for reason in extensions.broken
@@ -93,7 +92,7 @@ def test_a_hook_that_raises_is_left_out_from_then_on(fake_plugin: Install) -> No
     assert reason.startswith(
         "plugin extra-bad 1.0 disabled: its dstrain_step_end hook raised ValueError"
     )
-    assert extensions.step_end(2, {"loss": 0.25}) == ()
+    assert extensions.step_end(2, {"loss": 0.25}) == []
     assert sys.modules["looks_good"].SEEN == [(1, 0.5), (2, 0.25)]
 
 
@@ -109,14 +108,15 @@ def test_what_cannot_be_used_is_said(
 ) -> None:
     source = HOOKS.replace('return (SimpleNamespace(name="a task"),)', answer)
     fake_plugin("extra-odd", {"odd": "odd"}, {"odd": source}, group="dstrain")
-    offers = load_extensions().offered("dstrain_tasks", SimpleNamespace, ())
-    assert not offers.items
-    (said,) = offers.broken
+    found = load_extensions().offered("dstrain_tasks", SimpleNamespace, ())
+    offers, (said,) = found
+    assert not offers
     assert said.startswith(f"plugin extra-odd 1.0: {reason}")
 
 
 def test_a_name_of_dstrains_own_is_refused(fake_plugin: Install) -> None:
     fake_plugin("extra-good", {"good": "own"}, {"own": HOOKS}, group="dstrain")
-    offers = load_extensions().offered("dstrain_tasks", SimpleNamespace, ("a task",))
-    assert not offers.items
-    assert "has the name of one of dstrain's own" in offers.broken[0]
+    found = load_extensions().offered("dstrain_tasks", SimpleNamespace, ("a task",))
+    offers, (said,) = found
+    assert not offers
+    assert "has the name of one of dstrain's own" in said

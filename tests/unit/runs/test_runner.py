@@ -358,8 +358,8 @@ def test_tasks_of_one_name_are_left_out_with_the_reason(
     assert tasks["sft"] is SFT
     ours = "its task 'sft' has the name of one of dstrain's own, and is left out"
     both = "plugin extra-two 1.0: its task 'shared' is offered by plugin extra-one 1.0 too; both are left out"
-    assert broken == (
+    assert broken == [
         f"plugin extra-one 1.0: {ours}",
         f"plugin extra-two 1.0: {ours}",
         both,
-    )
+    ]
