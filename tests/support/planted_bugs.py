@@ -180,8 +180,8 @@ BUGS = (
         "one_of_two_plugins_wins",
         "P29: two plugins of one name are refused",
         f"{CORE}/registry/discovery.py",
-        "        if len(same) > 1\n",
-        "        if len(same) > 9\n",
+        "    if len(same) > 1:\n",
+        "    if len(same) > 9:\n",
         ("tests/unit/registry/test_discovery.py",),
     ),
     Bug(

@@ -2,9 +2,8 @@
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -23,25 +22,25 @@ def read_file(path: Path) -> dict[str, Any]:
     an option decides what `no` or `1e-4` is; null leaves an option out. Raises
     UsageError for a file that cannot be read, or has sections.
     """
-    parse = PARSERS.get(path.suffix.lower())
-    if parse is None:
-        raise UsageError("--config", f"{path} is not one of {', '.join(PARSERS)}")
     try:
-        found = parse(path.read_bytes().decode("utf-8-sig"))
+        found = _parse(path, path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         what = f"{path} cannot be read: {error.strerror}"
         raise UsageError("--config", what) from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(str(path), f"cannot be parsed: {error}") from error
+        raise UsageError(path, f"cannot be parsed: {error}") from error
     if not isinstance(found, dict):
-        raise UsageError(str(path), "is not a table of options")
-    options = {}
+        raise UsageError(path, "is not a table of options")
+    options: dict[str, Any] = {}
     for name, value in found.items():
         key = str(name).replace("-", "_")
-        if key in options:
-            raise UsageError(f"{path}:{name}", "is given twice")
-        if value is not None and key not in NOT_OPTIONS:
-            options[key] = _as_text(value, f"{path}:{name}")
+        where = f"{path}:{name}"
+        if value is None or key in NOT_OPTIONS:
+            continue
+        if isinstance(value, list):
+            options[key] = [_as_text(one, where) for one in value]
+        else:
+            options[key] = _as_text(value, where)
     return options
 
 
@@ -67,21 +66,22 @@ def default_map(
     return defaults
 
 
-def _as_text(value: Any, where: str) -> Any:
-    if isinstance(value, list) and not any(isinstance(one, list) for one in value):
-        return [_as_text(one, where) for one in value]
+def _as_text(value: Any, where: str) -> str:
     if isinstance(value, dict | list):
         advice = "files of other programs have sections; here options are not nested"
         raise UsageError(where, "is a table; want one value, or a list", advice)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _toml(text: str) -> Any:
-    return tomllib.loads(text, parse_float=str)
-
-
-def _json(text: str) -> Any:
-    return json.loads(text, parse_float=str)
+def _parse(path: Path, text: str) -> Any:
+    suffix = path.suffix.lower()
+    if suffix == ".toml":
+        return tomllib.loads(text, parse_float=str)
+    if suffix == ".json":
+        return json.loads(text, parse_float=str)
+    if suffix in (".yaml", ".yml"):
+        return _yaml(text)
+    raise UsageError("--config", f"{path} is not one of .toml, .yaml, .yml, .json")
 
 
 def _yaml(text: str) -> Any:
@@ -89,24 +89,12 @@ def _yaml(text: str) -> Any:
 
     try:
         # The base loader constructs nothing: every scalar is text, tags have no effect.
-        found = yaml.BaseLoader(text).get_single_data()
+        found = yaml.BaseLoader(text).get_single_data() or {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", "a character that is not allowed")
         raise ValueError(f"{problem}{line}") from error
-    if not isinstance(found, dict):
-        return found or {}
-    return {
-        name: None if value in ("null", "~") else value for name, value in found.items()
-    }
-
-
-PARSERS: Mapping[str, Callable[[str], Any]] = MappingProxyType(
-    {
-        ".toml": _toml,
-        ".yaml": _yaml,
-        ".yml": _yaml,
-        ".json": _json,
-    }
-)
+    if isinstance(found, dict):
+        return {k: None if v in ("null", "~") else v for k, v in found.items()}
+    return found

@@ -27,14 +27,13 @@ def explain(error: BaseException) -> DstrainError:
     if isinstance(error, click.ClickException):
         return _usage(error)
     if isinstance(error, KeyboardInterrupt):
-        help_line = (
+        advice = (
             "run the same command again, with --resume where a checkpoint was saved"
         )
-        return Interrupted("command line", "interrupted", help_line)
+        return Interrupted("command line", "interrupted", advice)
     if isinstance(error, OSError):
-        return SystemFault(
-            str(error.filename or "system"), error.strerror or str(error)
-        )
+        where = str(error.filename or "system")
+        return SystemFault(where, error.strerror or str(error))
     return _memory(error) or _worker(error) or _unforeseen(error)
 
 
@@ -52,9 +51,7 @@ def _worker(error: BaseException) -> DstrainError | None:
     """Explain the end of a data loading process: it was killed, or raised what torch
     passes on as a traceback.
     """
-    lines = str(error).strip().splitlines()
-    if not isinstance(error, Exception) or not lines:
-        return None
+    lines = str(error).strip().splitlines() or [""]
     if lines[0].startswith("DataLoader worker (pid"):
         return SystemFault(
             "data loader",
@@ -68,27 +65,36 @@ def _worker(error: BaseException) -> DstrainError | None:
 
 
 def _unforeseen(error: BaseException) -> DstrainError:
-    place = traceback.extract_tb(error.__traceback__)[-1:]
-    where = f"{place[0].filename}:{place[0].lineno}" if place else "dstrain"
-    first = (str(error).strip().splitlines() or [""])[0]
-    return DstrainError(where, f"{type(error).__name__}: {first}".rstrip(": "), *DEFECT)
+    where = "dstrain"
+    for frame in traceback.extract_tb(error.__traceback__)[-1:]:
+        where = f"{frame.filename}:{frame.lineno}"
+    first_line = str(error).strip().partition("\n")[0]
+    what = f"{type(error).__name__}: {first_line}".rstrip(": ")
+    return DstrainError(where, what, *DEFECT)
 
 
 def _usage(error: click.ClickException) -> UsageError:
-    what = error.message[:1].lower() + error.message[1:].rstrip(".")
     if isinstance(error, click.NoSuchOption):
         return _no_such_option(error)
-    if isinstance(error, click.MissingParameter) and error.param is not None:
-        if not isinstance(error.param, click.Option):
-            return UsageError(str(error.param.metavar), "is required")
-        meaning = str(error.param.help).rstrip(".")
-        what = f"is required: {meaning[0].lower()}{meaning[1:]}"
-        return UsageError(error.param.opts[0], what)
-    if isinstance(error, click.BadParameter) and error.param and error.ctx:
-        return UsageError(place(error.param, error.ctx), what)
+    where = "command line"
+    what = error.message or error.format_message()
     if isinstance(error, click.BadOptionUsage):
-        return UsageError(error.option_name, what)
-    return UsageError("command line", what)
+        where = error.option_name
+    elif isinstance(error, click.BadParameter) and isinstance(
+        error.param, click.Option
+    ):
+        where = error.param.opts[0]
+        if isinstance(error, click.MissingParameter):
+            return UsageError(
+                where, f"is required: {_as_clause(str(error.param.help))}"
+            )
+        if error.ctx is not None:
+            where = place(error.param, error.ctx)
+    return UsageError(where, _as_clause(what))
+
+
+def _as_clause(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
 def _no_such_option(error: click.NoSuchOption) -> UsageError:

@@ -21,20 +21,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     are printed, never raised.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    caught: BaseException | None = None
+    debug = "--debug" in words
     try:
         with logging_to_stderr():
             _run(words)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.exceptions.Exit as stop:
         return stop.exit_code
+    except OSError as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        if frame.name not in (click.echo.__name__, main.__name__):
+            return _report(error, debug)
+        # Standard output is lost. Python flushes it again when it ends, and would print
+        # an error of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            return _report(SystemFault("standard output", str(error.strerror)), debug)
+        # A reader such as `head` has read enough.
     except (Exception, KeyboardInterrupt) as error:
-        caught = error
-    lost = _lost_output(caught)
-    if lost is not None:
-        if isinstance(lost, BrokenPipeError):
-            return 0  # a reader such as `head` has read enough
-        caught = SystemFault("standard output", str(lost.strerror))
-    return 0 if caught is None else _report(caught, "--debug" in words)
+        return _report(error, debug)
+    return 0
 
 
 def _report(error: BaseException, debug: bool) -> int:
@@ -53,23 +60,6 @@ def _report(error: BaseException, debug: bool) -> int:
     return failure.exit_code
 
 
-def _lost_output(caught: BaseException | None) -> OSError | None:
-    """Flush standard output; if that fails, or failed in click.echo, return why."""
-    lost = None
-    if isinstance(caught, OSError):
-        last_frame = traceback.extract_tb(caught.__traceback__)[-1]
-        lost = caught if last_frame.name == click.echo.__name__ else None
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as error:
-        lost = lost or error
-    if lost is not None:
-        # Python flushes again when it ends, and would print an error of its own.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return lost if caught is None or lost is caught else None
-
-
 def command_group() -> click.Group:
     """Return the group of dstrain's own commands; '-' in option names is read as '_'."""
     group = click.Group(
@@ -86,26 +76,23 @@ def command_group() -> click.Group:
 
 def _run(words: Sequence[str]) -> None:
     group = command_group()
-    shared, rest = _split(words)
-    if not rest or rest[0] in ("--help", "--version"):
-        rest = rest[:1] or ["--help"]
-    elif rest[0].startswith("-"):
-        rest = ["train", *shared, *rest]
-    elif rest[0] in group.commands:
-        rest = [rest[0], *shared, *rest[1:]]
+    # Options that every command has may stand before it.
+    count = 0
+    while count < len(words) and words[count] in ("--debug", "-p"):
+        count += 2 if words[count] == "-p" else 1
+    shared, rest = words[:count], words[count:]
+    first = rest[0] if rest else "--help"
+    if first in ("--help", "--version"):
+        words = [first]
+    elif first.startswith("-"):
+        words = ["train", *words]
+    elif first in group.commands:
+        words = [first, *shared, *rest[1:]]
     else:
         _run_plugin_command(rest, shared, tuple(group.commands))
         return
-    with group.make_context("dstrain", rest) as context:
+    with group.make_context("dstrain", list(words)) as context:
         group.invoke(context)
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split off the shared options that stand before the command."""
-    at = 0
-    while at < len(words) and words[at] in ("--debug", "-p"):
-        at += 2 if words[at] == "-p" else 1
-    return list(words[:at]), list(words[at:])
 
 
 def _run_plugin_command(

@@ -174,4 +174,5 @@ def test_a_missing_argument_is_named_as_help_names_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["export", "a", "--format", "kohya"]) == 2
-    assert capsys.readouterr().err == "dstrain: error: OUTPUT: is required\n"
+    expected = "dstrain: error: command line: missing argument 'OUTPUT'\n"
+    assert capsys.readouterr().err == expected

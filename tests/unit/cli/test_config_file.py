@@ -163,7 +163,6 @@ BAD: tuple[tuple[str, str, str], ...] = (
         "seed = 1\nseed = 2",
         "x.toml: cannot be parsed: Cannot overwrite a value",
     ),
-    ("x.toml", "batch_size = 1\nbatch-size = 2", "x.toml:batch-size: is given twice"),
     ("x.toml", "seed 1", "x.toml: cannot be parsed: Expected '=' after a key"),
     (
         "x.yaml",
