@@ -31,20 +31,11 @@ from dstrain.storage.safetensors import add_tensor, write_tensors
 
 MARKER = "store.json"
 FORMAT = MappingProxyType({"format": "dstrain-features", "version": 1})
-SHARD_BYTES = 256 * 2**20
-SHARD_SECONDS = 60.0
 OPEN_SHARDS = 256
 """Most shards open at once: each one has an open file and mapped memory."""
+Values = Mapping[str, Any]
+"""Address -> {'form': the value's header, 'sha256': the digest of its tensors}."""
 AGAIN = "delete it, then run :data_process again: only what it held is computed anew"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """An open shard."""
-
-    file: Any
-    values: Mapping[str, Any]
-    """Address -> {'form': the value's header, 'sha256': the digest of its tensors}."""
 
 
 @dataclass
@@ -54,7 +45,7 @@ class FeatureCache:
     folder: Path
     where: dict[str, str] = field(default_factory=dict)
     """Address of each value -> the name of its shard."""
-    _open: dict[str, Shard] = field(default_factory=dict)
+    _open: dict[str, tuple[Any, Values]] = field(default_factory=dict)
     _verified: set[str] = field(default_factory=set)
 
     @classmethod
@@ -80,7 +71,8 @@ class FeatureCache:
             raise StateError(marker, what, "another version wrote this feature cache")
         cache = cls(folder)
         for path in _committed(folder / "shards", "*.safetensors"):
-            cache.where.update(dict.fromkeys(open_shard(path).values, path.stem))
+            _, values = open_shard(path)
+            cache.where |= dict.fromkeys(values, path.stem)
         return cache
 
     @staticmethod
@@ -99,7 +91,8 @@ class FeatureCache:
 
     def header(self, address: str) -> Any:
         """Return the header of a value, which has the shapes of its tensors."""
-        return self._shard(address).values[address]["form"]
+        _, record = self._stored(address)
+        return record["form"]
 
     def read(self, address: str) -> Any:
         """Return a value, its tensors copies of their own.
@@ -107,28 +100,30 @@ class FeatureCache:
         Its digest is verified at the first read. Raises StateError if it is damaged or
         missing.
         """
-        shard, path = self._shard(address), self._path(address)
-        header = shard.values[address]["form"]
+        file, record = self._stored(address)
+        path = self._path(self.where[address])
+        header = record["form"]
         tensors = {}
         try:
             for name in tensor_names(header):
                 # A tensor of an open file is mapped memory, which ends with the file.
-                tensors[name] = shard.file.get_tensor(name).clone()
+                tensors[name] = file.get_tensor(name).clone()
         except SafetensorError as error:
             raise StateError(path, f"is damaged: {error}", AGAIN) from error
         if address not in self._verified:
-            want = shard.values[address]["sha256"]
-            have = tensors_digest(tensors.values())
-            if have != want:
-                what = f"is damaged: the sha256 of value {address} is {have[:16]}..., not {want[:16]}..."
+            if tensors_digest(tensors.values()) != record["sha256"]:
+                what = (
+                    f"is damaged: the sha256 of value {address} is not the recorded one"
+                )
                 raise StateError(path, what, AGAIN)
             self._verified.add(address)
         return deserialize(header, tensors)
 
-    def _path(self, address: str) -> Path:
-        return self.folder / "shards" / f"{self.where[address]}.safetensors"
+    def _path(self, shard: str) -> Path:
+        return self.folder / "shards" / f"{shard}.safetensors"
 
-    def _shard(self, address: str) -> Shard:
+    def _stored(self, address: str) -> tuple[Any, Any]:
+        """Return the open shard of a value, and its entry in the shard's header."""
         if address not in self.where:
             what = f"lacks value {address}"
             raise StateError(self.folder, what, "run :data_process again")
@@ -136,8 +131,9 @@ class FeatureCache:
         if name not in self._open:
             if len(self._open) >= OPEN_SHARDS:
                 self._open.pop(next(iter(self._open)))
-            self._open[name] = open_shard(self._path(address))
-        return self._open[name]
+            self._open[name] = open_shard(self._path(name))
+        file, values = self._open[name]
+        return file, values[address]
 
     def __getstate__(self) -> dict[str, Any]:
         # Loader processes open the files themselves.
@@ -154,11 +150,11 @@ class FeatureCache:
             rows: JSON data, one per sample.
         """
         lines = b"".join(_line(row) for row in rows)
-        earlier = (record["sequence"] for _, record in self.plans())
+        sequences = [record["sequence"] for _, record in self.plans()]
         record = {
             "identity": identity,
             "about": about,
-            "sequence": 1 + max(earlier, default=0),
+            "sequence": 1 + max(sequences, default=0),
             "sha256": hashlib.sha256(lines).hexdigest(),
         }
         head = {"record": record, "digest": hash_json("record", record)}
@@ -209,8 +205,8 @@ class ShardWriter:
     store: FeatureCache
     about: Mapping[str, str]
     """Recorded in each shard."""
-    max_bytes: int = SHARD_BYTES
-    max_seconds: float = SHARD_SECONDS
+    max_bytes: int = 256 * 2**20
+    max_seconds: float = 60.0
     _tensors: dict[str, Tensor] = field(default_factory=dict)
     _values: dict[str, Any] = field(default_factory=dict)
     _bytes: int = 0
@@ -241,13 +237,13 @@ class ShardWriter:
             name = _text_digest(text)
             path = self.store.folder / "shards" / f"{name}.safetensors"
             write_tensors(path, self._tensors, {"dstrain": text})
-            self.store.where.update(dict.fromkeys(self._values, name))
+            self.store.where |= dict.fromkeys(self._values, name)
         self._tensors, self._values, self._bytes = {}, {}, 0
         self._since = time.monotonic()
 
 
-def open_shard(path: Path) -> Shard:
-    """Open a shard and verify its header by its name.
+def open_shard(path: Path) -> tuple[Any, Values]:
+    """Open a shard and verify its header by its name; return the file and its values.
 
     Raises StateError if it is damaged or missing.
     """
@@ -259,7 +255,7 @@ def open_shard(path: Path) -> Shard:
     if _text_digest(text) != path.stem:
         what = "is damaged: its name is not the hash of its header"
         raise StateError(path, what, AGAIN)
-    return Shard(file, json.loads(text)["values"])
+    return file, json.loads(text)["values"]
 
 
 def tensors_digest(tensors: Iterable[Tensor]) -> str:

@@ -104,7 +104,7 @@ def test_what_is_stored_is_not_stored_again(store: FeatureCache) -> None:
     (added,) = set(fill(FeatureCache.open(store.folder), {"b": 1, "c": 2})) - set(
         before
     )
-    assert set(open_shard(added).values) == {"c"}
+    assert set(open_shard(added)[1]) == {"c"}
 
 
 def test_more_shards_than_are_kept_open_can_be_read(
