@@ -123,7 +123,7 @@ CASES = (
     Case("a column without a name", "image,,prompt\na,b,c\n", (), ("column 2 has no name",)),
     Case("blanks around a name", "image, prompt\ngood.png,a\n", (), ("has spaces around its name, ' prompt'",)),
     Case("no header", "good.png,a dog\ngood.png,b\n", (),
-         ("there is no column 'image'", "columns: 'good.png', 'a dog'")),
+         ("there is no column 'image'", "columns of metadata.csv: 'good.png', 'a dog'")),
     Case("one object", '{"image": ["good.png"]}', (), ("is not a list of objects",), kind="json"),
     Case("broken json", '[{"image": "good.png"},]', (), ("is not json",), kind="json"),
     Case("jsonl called json", '{"prompt": "a"}\n{"prompt": "b"}\n', (), ("to metadata.jsonl",), kind="json"),

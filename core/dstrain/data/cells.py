@@ -45,23 +45,15 @@ class Cell:
     'sizes' holds one (height, width) per image, or a single one for all 'frames' of a
     video.
     """
-    size: Size | None = None
-    """(height, width) of the loaded image, video, or first of several images."""
 
     @property
-    def frames(self) -> int:
-        """Return the number of frames of a video; 1 for anything else."""
-        if self.kind != "video":
-            return 1
-        return len(dict(self.parameters)["frames"])
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return (height, width) of each image, or (frames, height, width) of a video."""
-        sizes: tuple[Size, ...] = dict(self.parameters).get("sizes", ())
-        if self.kind == "video":
-            return tuple((self.frames, *size) for size in sizes)
-        return sizes
+    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """Return (frames, height, width) of a video, and of each image, which is one
+        frame, as loaded.
+        """
+        parameters = dict(self.parameters)
+        frames = len(parameters["frames"]) if self.kind == "video" else 1
+        return tuple((frames, *size) for size in parameters.get("sizes", ()))
 
 
 def load_cell(cell: Cell) -> Any:
@@ -130,7 +122,7 @@ def image_cell(
     files = tuple(image.path for image in images)
     sizes = tuple(fit(image.size, resolution, column.multiple) for image in images)
     parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", sizes))
-    return Cell(column.kind, None, files, parameters, sizes[0])
+    return Cell(column.kind, None, files, parameters)
 
 
 @dataclass(frozen=True)
@@ -179,7 +171,7 @@ class ResampledVideo:
         ]
         if column.kind == "video":
             parameters.append(("fps", column.fps or self.video.fps))
-        return Cell(column.kind, None, files, tuple(parameters), self.size)
+        return Cell(column.kind, None, files, tuple(parameters))
 
 
 def file_names(value: RawValue, column: Column) -> list[str]:

@@ -1,8 +1,9 @@
 """Datasets: every row is checked before anything is decoded, and cells load when used."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +19,12 @@ from dstrain.data.clips import FrameSampling
 from dstrain.data.files import FileInfos, inspect_files
 from dstrain.data.images import ImageInfo, Resolution
 from dstrain.data.metadata import SUFFIXES, Fault, RawValue, Table, read_metadata
-from dstrain.data.required import CheckInputs, required_columns
 from dstrain.data.videos import Video
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Constant, Input, Measured
+
+CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
+"""Raises UsageError where a run cannot do with these inputs of a table with these columns."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def check_rows(
     columns = input_columns(table, config, inputs)
     if not table.rows:
         raise UsageError(table.path, "has no rows")
-    missing = required_columns(table, columns, inputs, check_inputs)
+    missing = _missing_inputs(table, columns, inputs, check_inputs)
     files = inspect_files(
         table, columns.values(), config.base_path, config.roots, config.url_cache
     )
@@ -269,6 +272,49 @@ def _loaded_columns(
     return set(keys)
 
 
+def _missing_inputs(
+    table: Table,
+    columns: Mapping[str, Column],
+    inputs: Mapping[str, Input],
+    check_inputs: CheckInputs | None,
+) -> Callable[[frozenset[str]], Collection[str]]:
+    """Return a function: the blank inputs of a row -> those of them that the run needs.
+
+    Raises UsageError if the table lacks a column that the run needs.
+    """
+
+    def problem(blank: Collection[str]) -> UsageError | None:
+        if check_inputs is None:
+            return None
+        present = columns.keys() - set(blank)
+        measured = [
+            name
+            for name, source in inputs.items()
+            if isinstance(source, Measured) and source.of in present
+        ]
+        try:
+            check_inputs(frozenset(present.union(measured)), table.columns)
+        except UsageError as error:
+            return error
+        return None
+
+    error = problem(())
+    if error is not None:
+        # A column may be absent because only bad rows have it.
+        table.refuse(table.faults)
+        names = ", ".join(map(repr, table.columns))
+        advice = (*error.help_lines, f"columns of {table.path.name}: {names}")
+        raise UsageError(error.where, error.what, *advice) from error
+
+    @cache
+    def missing(blank: frozenset[str]) -> list[str]:
+        if problem(blank) is None:
+            return []
+        return [name for name in columns if name in blank and problem((name,))]
+
+    return missing
+
+
 def _read(
     value: RawValue, column: Column, resolution: Resolution, files: FileInfos
 ) -> Cell | ResampledVideo | None:
@@ -310,9 +356,7 @@ def _derived(cells: Mapping[str, Cell], inputs: Mapping[str, Input]) -> dict[str
         if isinstance(source, Constant):
             derived[name] = Cell(source.kind, source.value)
         elif isinstance(source, Measured) and source.of in cells:
-            cell = cells[source.of]
-            if cell.size is not None:
-                height, width = cell.size
-                axes = {"height": height, "width": width, "frames": cell.frames}
-                derived[name] = Cell("integer", axes[source.axis])
+            frames, height, width = cells[source.of].shapes[0]
+            axes = {"height": height, "width": width, "frames": frames}
+            derived[name] = Cell("integer", axes[source.axis])
     return derived

@@ -1,13 +1,11 @@
 """Write generated images and videos."""
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from dstrain.data.images import FORMATS
-from dstrain.data.videos import Pixels
 from dstrain.errors import UsageError
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames
@@ -15,54 +13,38 @@ from dstrain.storage.files import replacing
 
 
 def write_video(frames: Frames, path: Path) -> None:
-    """Write frames as .mp4 (H.264, yuv420p) or .gif (times in hundredths of a second),
-    whole or not at all.
+    """Write frames as .mp4 (H.264, yuv420p), whole or not at all.
 
     Raises UsageError for another suffix, for no frames, for a rate that is not above 0,
-    and for odd sides of an mp4.
+    and for odd sides.
     """
-    pixels: Pixels = frames.pixels.numpy()
     check_video_name(path)
-    count, height, width, _ = pixels.shape
+    count, height, width, _ = frames.pixels.shape
     if not count or not frames.fps > 0:
         what = f"cannot be written: {count} frames at {frames.fps} frames per second"
         raise UsageError(path, what)
-    is_gif = path.suffix.lower() == ".gif"
-    if not is_gif and (height % 2 or width % 2):
+    if height % 2 or width % 2:
         what = f"{height} x {width} (height x width): the sides of an mp4 must be even"
         raise UsageError(path, what)
     from imageio.v3 import imwrite
 
     with replacing(path) as building:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if is_gif:
-            _write_gif(pixels, frames.fps, building)
-        else:
-            imwrite(
-                building,
-                pixels,
-                plugin="pyav",
-                codec="libx264",
-                fps=frames.fps,
-                out_pixel_format="yuv420p",
-            )
-
-
-def _write_gif(pixels: Pixels, fps: float, path: Path) -> None:
-    # Durations are whole hundredths of a second. Rounding the ends, not each duration,
-    # keeps the video as long as it is.
-    ends = [round(100 * number / fps) for number in range(len(pixels) + 1)]
-    durations = [10 * max(1, end - start) for start, end in pairwise(ends)]
-    first, *others = [Image.fromarray(frame) for frame in pixels]
-    first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
+        imwrite(
+            building,
+            frames.pixels.numpy(),
+            plugin="pyav",
+            codec="libx264",
+            fps=frames.fps,
+            out_pixel_format="yuv420p",
+        )
 
 
 def check_video_name(path: Path) -> None:
-    """Raise UsageError for a file whose suffix is not a video format that is written."""
-    if path.suffix.lower() not in (".mp4", ".gif"):
+    """Raise UsageError for a file that is not called .mp4."""
+    if path.suffix.lower() != ".mp4":
         suffix = path.suffix or "no suffix"
-        what = f"{suffix} is not a supported video format; use .mp4 or .gif"
-        raise UsageError(path, what)
+        raise UsageError(path, f"{suffix} is not a supported video format; use .mp4")
 
 
 def check_output(path: Path, spec: PipelineSpec) -> None:

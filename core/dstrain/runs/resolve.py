@@ -259,7 +259,7 @@ def log_warnings(setup: Setup) -> None:
             f"--feature_cache has no effect in a single run; it is used by --task {setup.task.name}:train"
         )
     lengths = [
-        cell.frames
+        cell.shapes[0][0]
         for cells in setup.dataset.rows
         for cell in cells.values()
         if cell.kind == "video"

@@ -98,7 +98,8 @@ def test_a_row_becomes_cells_and_sizes_are_known_before_decoding(base: Path) -> 
     assert {name: cell.literal for name, cell in row.items() if not cell.files} == {
         "prompt": "a dog", "seed": 1, "cfg_scale": 2.5, "height": 64, "width": 96,
     }  # fmt: skip
-    assert row["input_image"].size == (64, 96) and row["mask"].size == (100, 64)
+    assert row["input_image"].shapes == ((1, 64, 96),)
+    assert row["mask"].shapes == ((1, 100, 64),)
     assert row["input_image"].files == (str((base / "wide.png").resolve()),)
     assert row["input_image"].parameters == (
         ("loader", 2),
@@ -158,7 +159,7 @@ def test_a_list_of_files_in_csv_is_json_or_one_name(base: Path, written: str) ->
     assert [Path(file).name for file in cell.files] == ["wide.png", "square.png"][
         : 1 + written.count(",")
     ]
-    assert cell.size == (64, 96)
+    assert cell.shapes[0] == (1, 64, 96)
     assert len(load_cell(cell)) == len(cell.files)
 
 

@@ -150,7 +150,7 @@ def test_files_are_fetched_once_and_kept_under_the_digest_of_their_url(
     assert kept == [".mp4", ".png"]
     path = Path(cells[0]["image"].files[0])
     assert path.read_bytes() == site.files["/a.png"] and len(path.stem) == 64
-    assert cells[0]["clip"].frames == 5
+    assert cells[0]["clip"].shapes[0][0] == 5
 
 
 def test_without_the_flag_a_url_is_refused_and_nobody_is_asked(
