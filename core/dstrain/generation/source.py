@@ -22,7 +22,6 @@ from dstrain.models.toy import write_toy
 from dstrain.pipeline.loading import find_for_inference
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.variants import (
-    Hints,
     choose_variant,
     score_inputs,
     with_overrides,
@@ -80,8 +79,8 @@ def open_source(
     family = load_family(config.model, config.left_out)
     config, weights = _with_weights(config)
     models = model_configs(config, family)
-    hints = Hints(models, score_inputs(inputs), take_first=config.toy)
-    variant = choose_variant(family, config.variant, hints)
+    score = score_inputs(inputs)
+    variant = choose_variant(family, config.variant, models, score, config.toy)
     spec = with_overrides(family.spec(variant), family, config)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(family, spec.variant, Path(folder)) if config.toy else ()

@@ -11,7 +11,6 @@ import json
 import math
 import re
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -111,9 +110,14 @@ def inject(
         ]
         raise UsageError("--lora_target_modules", what, *lines)
     module.requires_grad_(False)
-    config = _config(lora_config.rank, lora_config.alpha, sorted(peft_targets))
     try:
-        _add(module, config, ADAPTER)
+        _add(
+            module,
+            ADAPTER,
+            r=lora_config.rank,
+            lora_alpha=lora_config.alpha,
+            target_modules=sorted(peft_targets),
+        )
     except ValueError as error:
         # A target also matches a module of a kind that peft cannot wrap.
         raise UsageError("--lora_target_modules", str(error)) from error
@@ -152,13 +156,13 @@ def save_lora(
             are stored as JSON.
     """
     before = f"{prefix}." if prefix else ""
+    tensors = {before + name: value for name, value in lora_state(module).items()}
+    header = lora_header(module, lora_config, metadata)
     adapter = {
         f"{before}r": lora_config.rank,
         f"{before}lora_alpha": lora_config.alpha,
-        f"{before}target_modules": _targets(module),
+        f"{before}target_modules": header["targets"].split(","),
     }
-    tensors = {before + name: value for name, value in lora_state(module).items()}
-    header = lora_header(module, lora_config, metadata)
     header[ADAPTER_HEADER] = json.dumps(adapter, sort_keys=True)
     write_tensors(path, tensors, with_checksum(tensors, header))
 
@@ -169,12 +173,13 @@ def lora_header(
     """Return the header of a file of the trained layers, whichever program it is for;
     metadata as in `save_lora`.
     """
+    adapters: Any = module.peft_config
     fields = {
         **metadata,
         "component": lora_config.component,
         "rank": lora_config.rank,
         "alpha": lora_config.alpha,
-        "targets": ",".join(_targets(module)),
+        "targets": ",".join(sorted(adapters[ADAPTER].target_modules)),
     }
     header = {"format": "pt"}
     for name, value in fields.items():
@@ -217,18 +222,26 @@ def add_layers(
     trainable = [
         parameter for parameter in module.parameters() if parameter.requires_grad
     ]
-    pairs = Counter((layer.rank, layer.alpha) for layer in layers.values())
-    # peft tries every pattern on every layer, so only the exceptions get one.
-    rank, alpha = pairs.most_common(1)[0][0]
-    config = _config(rank, alpha, "|".join(map(re.escape, layers)))
+    first = next(iter(layers.values()))
+    ranks = {}
+    alphas = {}
     for name, layer in layers.items():
         # Without `^`, peft would also match layers whose names end with this one.
         pattern = f"^{re.escape(name)}"
-        if layer.rank != rank:
-            config.rank_pattern[pattern] = layer.rank
-        if layer.alpha != alpha:
-            config.alpha_pattern[pattern] = layer.alpha
-    _add(module, config, adapter_name)
+        # peft tries every pattern on every layer, so only the exceptions get one.
+        if layer.rank != first.rank:
+            ranks[pattern] = layer.rank
+        if layer.alpha != first.alpha:
+            alphas[pattern] = layer.alpha
+    _add(
+        module,
+        adapter_name,
+        r=first.rank,
+        lora_alpha=first.alpha,
+        target_modules="|".join(map(re.escape, layers)),
+        rank_pattern=ranks,
+        alpha_pattern=alphas,
+    )
     for parameter in trainable:
         parameter.requires_grad_(True)
     _copy(layers, _state(module, adapter_name))
@@ -321,16 +334,6 @@ def _copy(layers: Mapping[str, LoraLayer], state: Mapping[str, Tensor]) -> None:
             tensor.copy_(layers[name].down if matrix == "A" else layers[name].up)
 
 
-def _targets(module: nn.Module) -> list[str]:
-    return sorted(_adapters(module)[ADAPTER].target_modules)
-
-
-def _adapters(module: nn.Module) -> dict[str, Any]:
-    """Return peft's configuration of each adapter by its name."""
-    found: dict[str, Any] = getattr(module, "peft_config", {})
-    return found
-
-
 def _lora_modules(module: nn.Module) -> list[Any]:
     """Return the layers that peft has wrapped."""
     from peft.tuners.lora import LoraLayer
@@ -347,25 +350,21 @@ def _state(module: nn.Module, adapter_name: str) -> dict[str, Tensor]:
     return state
 
 
-def _config(rank: int, alpha: float, targets: list[str] | str) -> Any:
+def _add(module: nn.Module, adapter_name: str, **settings: Any) -> None:
+    """Add an adapter in fp32 beside the others, all active and frozen; the settings are
+    those of `peft.LoraConfig`.
+    """
     import peft
-
-    return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
-
-
-def _add(module: nn.Module, config: Any, adapter_name: str) -> None:
-    """Add an adapter in fp32 beside the others, all active and frozen."""
-    from peft import inject_adapter_in_model
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
     with warnings.catch_warnings():
         # peft warns of a second adapter; several are intended here.
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")
-        inject_adapter_in_model(config, module, adapter_name)
+        peft.inject_adapter_in_model(peft.LoraConfig(**settings), module, adapter_name)
     cast_adapter_dtype(module, adapter_name)
-    names = list(_adapters(module))
+    adapters: Any = module.peft_config
     for layer in _lora_modules(module):
-        layer.set_adapter(names, inference_mode=True)
+        layer.set_adapter(list(adapters), inference_mode=True)
 
 
 def _nearest(pattern: str, layers: Iterable[str]) -> str:

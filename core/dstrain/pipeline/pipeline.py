@@ -32,7 +32,7 @@ from dstrain.pipeline.sampling import (
     plan_inference,
     seeded_noise,
 )
-from dstrain.pipeline.variants import Hints, choose_variant
+from dstrain.pipeline.variants import choose_variant
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
@@ -78,7 +78,7 @@ class Pipeline:
             torch_dtype: The dtype of the components.
         """
         loaded = load_family(family)
-        name = choose_variant(loaded, variant, Hints(model_configs))
+        name = choose_variant(loaded, variant, model_configs)
         spec = loaded.spec(name)
         found = find_for_inference(loaded, spec, model_configs)
         device = torch.device(device or default_device())

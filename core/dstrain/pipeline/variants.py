@@ -1,8 +1,8 @@
 """Choose the variant of a family that a run means, and apply flags to its constants."""
 
+import fnmatch
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from typing import Any
 
 from dstrain.config.schema import ModelChoice
@@ -19,35 +19,34 @@ Score = tuple[int, int]
 """(names of what is given that a variant uses, less the names that it lacks)."""
 
 
-@dataclass(frozen=True)
-class Hints:
-    """What tells the variant if --variant does not."""
-
-    models: Sequence[ModelConfig] = ()
-    score: Callable[[PipelineSpec], Score | None] | None = None
-    """Rates how well a variant fits what is given (a dataset's columns, the inputs of
-    inference); None if it cannot run with them.
-    """
-    take_first: bool = False
-    """Whether to take the first of several variants that are left."""
+Scorer = Callable[[PipelineSpec], Score | None]
+"""Rates how well a variant fits what is given (a dataset's columns, the inputs of
+inference); None if it cannot run with them.
+"""
 
 
-def choose_variant(family: ModelFamily, name: str | None, hints: Hints) -> str:
+def choose_variant(
+    family: ModelFamily,
+    name: str | None,
+    models: Sequence[ModelConfig] = (),
+    score: Scorer | None = None,
+    take_first: bool = False,
+) -> str:
     """Return the variant named, else the one left by the denoiser's id, then columns or
     inputs, then the denoiser's configuration, then other ids.
 
-    Raises UsageError naming the candidates if several are left.
+    Raises UsageError naming the candidates if several are left, unless the first of
+    them will do.
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
-    left = _by_id(family, _denoisers(family, hints.models)) or family.variants
-    left = _by_score(family, left, hints) or left
-    if len(left) > 1 and hints.models:
-        left = _by_config(family, left, hints.models) or left
-    if len(left) > 1:
-        others = _by_id(family, hints.models)
-        left = tuple(variant for variant in left if variant in others) or left
-    if len(left) > 1 and not hints.take_first:
+    left = _narrow(family.variants, _by_id(family, _denoisers(family, models)))
+    if score is not None:
+        left = _narrow(left, _by_score(family, left, score))
+    if len(left) > 1 and models:
+        left = _narrow(left, _by_config(family, models))
+    left = _narrow(left, _by_id(family, models))
+    if len(left) > 1 and not take_first:
         raise UsageError("--variant", f"could be {', '.join(left)}; say which")
     return left[0]
 
@@ -85,7 +84,7 @@ def score_columns(
     columns: Collection[str],
     extra: Collection[str],
     file_keys: Collection[str] | None = None,
-) -> Callable[[PipelineSpec], Score | None]:
+) -> Scorer:
     """Return a function that scores variants by the columns of a dataset that they use;
     None if a variant lacks one that it needs, or does not know an extra input.
 
@@ -113,7 +112,7 @@ def score_columns(
     return score
 
 
-def score_inputs(inputs: Collection[str]) -> Callable[[PipelineSpec], Score | None]:
+def score_inputs(inputs: Collection[str]) -> Scorer:
     """Return a function that scores variants by the inputs of inference that they use;
     None if a variant lacks one that it needs.
     """
@@ -139,35 +138,29 @@ def _denoisers(family: ModelFamily, models: Sequence[ModelConfig]) -> list[Model
     return inside or [config for config, place in places if not place]
 
 
-def _by_id(family: ModelFamily, models: Iterable[ModelConfig]) -> tuple[str, ...]:
+def _narrow(variants: Sequence[str], fitting: Collection[str]) -> Sequence[str]:
+    """Return those of the variants that fit, or all if none does."""
+    return [variant for variant in variants if variant in fitting] or variants
+
+
+def _by_id(family: ModelFamily, models: Iterable[ModelConfig]) -> list[str]:
     """Return the variants that some model id means."""
     ids = [config.model_id for config in models if config.model_id]
     found = []
-    for variant in family.variants:
-        patterns = family.model_ids.get(variant, ())
-        if any(fnmatchcase(one, pattern) for one in ids for pattern in patterns):
+    for variant, patterns in family.model_ids.items():
+        if any(fnmatch.filter(ids, pattern) for pattern in patterns):
             found.append(variant)
-    return tuple(found)
+    return found
 
 
-def _by_score(
-    family: ModelFamily, left: Sequence[str], hints: Hints
-) -> tuple[str, ...]:
+def _by_score(family: ModelFamily, left: Iterable[str], score: Scorer) -> list[str]:
     """Return the variants with the highest score."""
-    if hints.score is None or len(left) == 1:
-        return ()
-    scores: dict[str, Score] = {}
-    for variant in left:
-        score = hints.score(family.spec(variant))
-        if score is not None:
-            scores[variant] = score
-    best = max(scores.values(), default=None)
-    return tuple(variant for variant, score in scores.items() if score == best)
+    scores = {variant: score(family.spec(variant)) for variant in left}
+    best = max((one for one in scores.values() if one is not None), default=None)
+    return [variant for variant, one in scores.items() if one == best]
 
 
-def _by_config(
-    family: ModelFamily, left: Sequence[str], models: Sequence[ModelConfig]
-) -> tuple[str, ...]:
+def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection[str]:
     """Return the variants that fit the denoiser's configuration."""
     if not family.variants_for:
         return ()
@@ -176,8 +169,8 @@ def _by_config(
     except DstrainError:
         # Missing and unfit files are reported later, with what needs them.
         return ()
-    fitting = family.load("variants_for")(config)
-    return tuple(variant for variant in left if variant in fitting)
+    fitting: Collection[str] = family.load("variants_for")(config)
+    return fitting
 
 
 def _parse_constant(name: str, text: str, setting: Constant) -> Any:

@@ -21,7 +21,7 @@ from dstrain.models.device import default_device
 from dstrain.models.locate import ModelConfig, model_configs, place_of
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.variants import (
-    Hints,
+    Scorer,
     choose_variant,
     score_columns,
     with_overrides,
@@ -54,7 +54,9 @@ def resolve(config: TrainConfig) -> Setup:
         refuse_unused(config, "timestep_sampler", why)
     if config.variant is None:
         check_extra_inputs(config, family, task)
-    variant = choose_variant(family, config.variant, hints_of(config, models, task))
+    score = variant_score(config, task)
+    take_first = config.toy or not models
+    variant = choose_variant(family, config.variant, models, score, take_first)
     spec = with_overrides(family.spec(variant), family, config)
     if not spec.reads_videos:
         refuse_unused(config, "video", f"variant {variant} reads no videos")
@@ -106,11 +108,8 @@ def check_extra_inputs(config: TrainConfig, family: ModelFamily, task: Task) -> 
             raise UsageError("--extra_inputs", what)
 
 
-def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> Hints:
-    """Return what tells the variant: model files, and the dataset's columns or cached
-    plans.
-    """
-    take_first = config.toy or not models
+def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
+    """Return how the dataset's columns, or cached plans, rate a variant."""
     metadata = metadata_path(config)
     if metadata is not None:
         extra = set(split_commas(config.extra_inputs))
@@ -118,16 +117,13 @@ def hints_of(config: TrainConfig, models: Sequence[ModelConfig], task: Task) -> 
         for name, source in task.inputs.items():
             extra -= {name, source.name if isinstance(source, Column) else name}
         keys = split_commas(config.data_file_keys) or None
-        score = score_columns(read_metadata(metadata).columns, extra, keys)
-        return Hints(models, score, take_first)
+        return score_columns(read_metadata(metadata).columns, extra, keys)
     cache = config.feature_cache or config.dataset_base_path
     if config.stage != "train" or not cache or not (cache / MARKER).is_file():
-        return Hints(models, None, take_first)
+        return None
     identities = [record["identity"] for _, record in FeatureCache.open(cache).plans()]
     cached = {one["variant"] for one in identities if one["family"] == config.model}
-    return Hints(
-        models, lambda spec: (1, 0) if spec.variant in cached else None, take_first
-    )
+    return lambda spec: (1, 0) if spec.variant in cached else None
 
 
 def check_components(config: TrainConfig, spec: PipelineSpec) -> None:

@@ -23,38 +23,30 @@ ROUNDS = 6
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-class Permutation:
-    """A bijection of 0 .. size-1 chosen by a key.
+def permute(positions: Indices, size: int, key: Sequence[int]) -> Indices:
+    """Map positions to items by a bijection of 0 .. size-1 that the key chooses.
 
     It is a balanced Feistel network (Luby and Rackoff 1988; four rounds suffice, six
     are used) with cycle walking (Black and Rogaway 2002).
     """
+    # Halves of equal width, together just wide enough for size - 1.
+    width = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    half, mask = np.uint64(width), np.uint64((1 << width) - 1)
+    digests = [digest(key, "order", i) for i in range(ROUNDS)]
+    round_keys = [np.uint64(int.from_bytes(one[:8], "little")) for one in digests]
 
-    def __init__(self, size: int, key: Sequence[int]) -> None:
-        self.size = size
-        # Halves of equal width, together just wide enough for size - 1.
-        half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
-        self._half = np.uint64(half)
-        self._mask = np.uint64((1 << half) - 1)
-        self._keys = []
-        for i in range(ROUNDS):
-            round_key = digest(key, "order", i)[:8]
-            self._keys.append(np.uint64(int.from_bytes(round_key, "little")))
+    def encrypt(values: Indices) -> Indices:
+        left, right = values >> half, values & mask
+        for round_key in round_keys:
+            left, right = right, left ^ (_mix(right ^ round_key) & mask)
+        return (left << half) | right
 
-    def permute(self, indices: Indices) -> Indices:
-        """Map positions to items, both uint64 arrays below `size`."""
-        items = self._encrypt(indices)
-        # The network permutes a power of two. An item outside is encrypted again until
-        # it is inside, which keeps the whole a bijection.
-        while (outside := items >= self.size).any():
-            items[outside] = self._encrypt(items[outside])
-        return items
-
-    def _encrypt(self, values: Indices) -> Indices:
-        left, right = values >> self._half, values & self._mask
-        for key in self._keys:
-            left, right = right, left ^ (_mix(right ^ key) & self._mask)
-        return (left << self._half) | right
+    items = encrypt(positions)
+    # The network permutes a power of two. An item outside is encrypted again until it
+    # is inside, which keeps the whole a bijection.
+    while (outside := items >= size).any():
+        items[outside] = encrypt(items[outside])
+    return items
 
 
 def _mix(x: Indices) -> Indices:
@@ -131,12 +123,11 @@ class Order:
         """Yield the epoch's draws in order, each as repeat * (number of samples) +
         sample.
         """
-        permutation = Permutation(self.draws, (self.seed, epoch))
         # numpy is fast on many positions, and memory stays flat with few.
         for start in range(0, self.draws, CHUNK):
             stop = min(start + CHUNK, self.draws)
             positions = np.arange(start, stop, dtype=np.uint64)
-            yield from permutation.permute(positions).tolist()
+            yield from permute(positions, self.draws, (self.seed, epoch)).tolist()
 
 
 def with_excluded_rows(

@@ -27,7 +27,7 @@ from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
 from dstrain.models.locate import ModelConfig, find, model_configs
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.variants import Hints, choose_variant, score_columns
+from dstrain.pipeline.variants import choose_variant, score_columns
 from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL, units
 from dstrain_qwen_image.model_fn import latent_shape_edit, pack, predict_edit
@@ -363,7 +363,7 @@ def test_a_published_model_id_means_its_variant(variant: str) -> None:
                 model_id=model_id, origin_file_pattern="transformer/*.safetensors"
             ),
         )
-        assert choose_variant(MODEL, None, Hints(models)) == variant
+        assert choose_variant(MODEL, None, models) == variant
 
 
 def test_columns_and_the_denoisers_configuration_tell_the_variant_of_local_files(
@@ -375,7 +375,7 @@ def test_columns_and_the_denoisers_configuration_tell_the_variant_of_local_files
             for path in sorted((toy_of(toy) / "transformer").glob("*.safetensors"))
         ]
         return choose_variant(
-            MODEL, None, Hints((ModelConfig(path=paths),), score_columns(columns, ()))
+            MODEL, None, (ModelConfig(path=paths),), score_columns(columns, ())
         )
 
     assert chosen("base", "image", "prompt") == "base"

@@ -20,7 +20,6 @@ from dstrain.lora.layers import Trainables
 from dstrain.models.components import Component
 from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.variants import (
-    Hints,
     choose_variant,
     score_columns,
     score_inputs,
@@ -45,13 +44,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_name_given_wins_over_everything() -> None:
-    hints = Hints(
-        (ModelConfig(model_id="Tiny/Other-1", origin_file_pattern="x"),),
-        score_columns(("image",), ()),
-    )
-    assert choose_variant(MODEL, "base", hints) == "base"
+    models = (ModelConfig(model_id="Tiny/Other-1", origin_file_pattern="x"),)
+    score = score_columns(("image",), ())
+    assert choose_variant(MODEL, "base", models, score) == "base"
     with pytest.raises(UsageError, match=r"no variant 'othr'.*did you mean 'other'"):
-        choose_variant(MODEL, "othr", hints)
+        choose_variant(MODEL, "othr", models, score)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +72,7 @@ def test_the_denoisers_model_id_tells_the_variant(
 ) -> None:
     configs = tuple(ModelConfig(None, *pair) for pair in models)
     assert (
-        choose_variant(MODEL, None, Hints(configs, score_columns(COLUMNS["base"], ())))
+        choose_variant(MODEL, None, configs, score_columns(COLUMNS["base"], ()))
         == variant
     )
 
@@ -85,8 +82,7 @@ def test_columns_tell_the_variant_that_uses_most_of_them_and_lacks_least(
     variant: str,
 ) -> None:
     assert (
-        choose_variant(MODEL, None, Hints((), score_columns(COLUMNS[variant], ())))
-        == variant
+        choose_variant(MODEL, None, (), score_columns(COLUMNS[variant], ())) == variant
     )
 
 
@@ -106,7 +102,7 @@ def test_the_denoisers_configuration_decides_where_nothing_else_does(
     here: Path, tmp_path: Path
 ) -> None:
     shards = ModelConfig(path=weights_of(here / "model")["dit"])
-    assert choose_variant(MODEL, None, Hints((shards,))) == "base"
+    assert choose_variant(MODEL, None, (shards,)) == "base"
     shallow = tmp_path / "transformer"
     shallow.mkdir()
     for path in shards.path or ():
@@ -119,7 +115,7 @@ def test_the_denoisers_configuration_decides_where_nothing_else_does(
         choose_variant(
             MODEL,
             None,
-            Hints((ModelConfig(path=[str(p) for p in shallow.glob("*.s*")]),)),
+            (ModelConfig(path=[str(p) for p in shallow.glob("*.s*")]),),
         )
         == "other"
     )
@@ -139,13 +135,13 @@ def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
         files = [shared, ModelConfig(None, "Tiny/Other", own)]
         for models in (files, files[::-1]):
             if own.startswith("transformer"):
-                assert choose_variant(family, None, Hints(models)) == "other"
+                assert choose_variant(family, None, models) == "other"
                 continue
             with pytest.raises(UsageError, match="--variant: could be base, other"):
-                choose_variant(family, None, Hints(models))
+                choose_variant(family, None, models)
             assert (
                 choose_variant(
-                    family, None, Hints(models, score_columns(COLUMNS["other"], ()))
+                    family, None, models, score_columns(COLUMNS["other"], ())
                 )
                 == "other"
             )
@@ -191,9 +187,9 @@ def test_flags_for_videos_are_refused_where_there_are_none(
 def test_an_encoders_id_decides_only_between_what_everything_else_leaves() -> None:
     silent = replace(MODEL, variants_for="")
     encoder = (ModelConfig(None, "Tiny/Other-1", "vae/*.safetensors"),)
-    assert choose_variant(silent, None, Hints(encoder)) == "other"
+    assert choose_variant(silent, None, encoder) == "other"
     assert (
-        choose_variant(silent, None, Hints(encoder, score_columns(COLUMNS["base"], ())))
+        choose_variant(silent, None, encoder, score_columns(COLUMNS["base"], ()))
         == "base"
     )
 
@@ -202,8 +198,8 @@ def test_several_that_are_left_are_named_unless_either_will_do(here: Path) -> No
     silent = replace(MODEL, variants_for="")
     shards = (ModelConfig(path=weights_of(here / "model")["dit"]),)
     with pytest.raises(UsageError, match="--variant: could be base, other; say which"):
-        choose_variant(silent, None, Hints(shards))
-    assert choose_variant(silent, None, Hints(shards, take_first=True)) == "base"
+        choose_variant(silent, None, shards)
+    assert choose_variant(silent, None, shards, take_first=True) == "base"
 
 
 @pytest.mark.usefixtures("tiny")

@@ -14,7 +14,7 @@ from dstrain.training.order import (
     Indices,
     MicroBatch,
     Order,
-    Permutation,
+    permute,
     sample_index,
     split_across_ranks,
     with_excluded_rows,
@@ -35,7 +35,7 @@ HUGE = one_of_each_row(
 
 
 def whole(size: int, *key: int) -> Indices:
-    return Permutation(size, key or (0,)).permute(np.arange(size, dtype=np.uint64))
+    return permute(np.arange(size, dtype=np.uint64), size, key or (0,))
 
 
 def keys(count: int) -> list[SampleKey]:
@@ -66,7 +66,7 @@ def test_a_permutation_of_more_than_2_to_the_32_stays_within_it() -> None:
     there = np.concatenate([np.arange(50_000), np.arange(size - 50_000, size)]).astype(
         np.uint64
     )
-    items = Permutation(size, (5,)).permute(there)
+    items = permute(there, size, (5,))
     assert len(np.unique(items)) == 100_000
     assert int(items.max()) < size
     assert abs(float(items.astype(np.float64).mean()) / size - 0.5) < 0.005
