@@ -4,11 +4,11 @@ are loaded.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import filter as names_like
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -37,15 +37,6 @@ class Files:
         """The folder that holds them, where a configuration is looked for."""
         first = self.paths[0]
         return first if first.is_dir() else first.parent
-
-
-class Match(NamedTuple):
-    """How a component's weights are named in a file: after a prefix, in a layout (None:
-    the network's own).
-    """
-
-    prefix: str
-    checkpoint_format: CheckpointFormat | None
 
 
 class Network(Protocol):
@@ -158,26 +149,20 @@ class Component:
         accepts = getattr(self.network, "accepts_config", None)
         return accepts is None or bool(accepts(content))
 
-    def arrangement(self, names: list[str]) -> Match | None:
-        """How this component's weights are named among the names in a file; None if
-        they are not there.
+    def part_of(self, files: Files, names: list[str]) -> Files | None:
+        """Return this component's part of files with these keys; None if they have
+        none of it.
         """
         if self.is_folder:
             return None
-        arrangements = (
-            *(
-                (checkpoint_format, checkpoint_format.key_patterns)
-                for checkpoint_format in self.formats
-            ),
-            (None, self.key_patterns),
-        )
         for prefix in (*self.prefixes, ""):
             inside = [
                 name.removeprefix(prefix) for name in names if name.startswith(prefix)
             ]
-            for checkpoint_format, key_patterns in arrangements:
-                if inside and all(names_like(inside, mark) for mark in key_patterns):
-                    return Match(prefix, checkpoint_format)
+            for one in (*self.formats, None):
+                patterns = one.key_patterns if one else self.key_patterns
+                if inside and all(names_like(inside, mark) for mark in patterns):
+                    return replace(files, prefix=prefix, checkpoint_format=one)
         return None
 
     def same_keys_as(self, other: "Component") -> bool:

@@ -1,16 +1,17 @@
 """Find the files and the configuration of each component among the given model files."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dstrain.config.fields import parse_model_paths, parse_origins
 from dstrain.config.schema import Hub, ModelChoice, TrainConfig
-from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.errors import StateError, UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import Config
-from dstrain.models.hub import ModelSource, fetch, find_local, missing_error
+from dstrain.models.hub import ModelSource, fetch, find_local
 from dstrain.models.weights import header, recognise
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.hashing import Digests, hash_json
@@ -50,14 +51,7 @@ class ModelConfig:
 
         Raises StateError naming the place where they should be.
         """
-        source = self.source
-        if source is None:
-            names = [self.path] if isinstance(self.path, str) else self.path or ()
-            return Files(tuple(_existing(Path(name)) for name in names))
-        found = find_local(source, self.pattern)
-        if not found:
-            raise missing_error(source, self.pattern)
-        return self._files(source, found)
+        return replace(self, hub=None).fetch()
 
     def fetch(self) -> Files:
         """Find the files, fetching those of a published model that are missing.
@@ -66,10 +60,12 @@ class ModelConfig:
         """
         source = self.source
         if source is None:
-            return self.files()
-        return self._files(source, fetch(source, self.pattern))
-
-    def _files(self, source: ModelSource, names: Sequence[str]) -> Files:
+            paths = [self.path] if isinstance(self.path, str) else self.path or ()
+            for path in paths:
+                if not Path(path).exists():
+                    raise StateError(path, "does not exist")
+            return Files(tuple(map(Path, paths)))
+        names = fetch(source, self.pattern)
         if self.pattern.endswith("/"):
             names = [self.pattern]
         return Files(tuple(source.folder / name for name in names), source.model_id)
@@ -83,22 +79,16 @@ def model_configs(config: ModelChoice, family: ModelFamily) -> tuple[ModelConfig
     planning = isinstance(config, TrainConfig) and config.dry_run
     hub = None if planning else config.hub
     found = [
-        ModelConfig(path=group, hub=hub)
-        for group in parse_model_paths(config.model_paths)
+        ModelConfig(paths, hub=hub) for paths in parse_model_paths(config.model_paths)
     ]
-    for given in parse_origins(config.model_id_with_origin_paths):
+    for one in parse_origins(config.model_id_with_origin_paths):
         found.append(
-            ModelConfig(
-                model_id=given.model_id,
-                origin_file_pattern=given.pattern,
-                revision=given.revision,
-                hub=hub,
-            )
+            ModelConfig(None, one.model_id, one.pattern, revision=one.revision, hub=hub)
         )
     for option in family.options:
         path = config.family_options.get(option.name)
         if path and option.component and not option.field:
-            found.append(ModelConfig(path=path, component=option.component, hub=hub))
+            found.append(ModelConfig(path, component=option.component, hub=hub))
     return (*found, *changed_entries(config, family))
 
 
@@ -122,8 +112,8 @@ def find_folder(
 ) -> Files:
     """Find the folder of a tokenizer or processor; ask a hub only if none is here.
 
-    Raises StateError if there is none and SystemFault if a hub fails; both name the
-    flag that gives a folder.
+    Raises StateError, which names the flag that gives a folder, if there is none, and
+    SystemFault if a hub fails.
 
     Args:
         component: The component to find.
@@ -132,7 +122,6 @@ def find_folder(
         default: The family's own choice, "ID:FOLDER/" or ''; searched last.
         hub: The hub to fetch the default from.
     """
-    local = [root / folder for root in roots for folder in component.folders]
     published: list[tuple[ModelSource, str]] = []
     if source is not None:
         published += [(source, f"{folder}/") for folder in component.folders]
@@ -140,30 +129,26 @@ def find_folder(
         model_id, _, pattern = default.partition(":")
         published.append((ModelSource(model_id, hub=hub), pattern))
     published_places = [model.folder / pattern for model, pattern in published]
+    local = [root / folder for root in roots for folder in component.folders]
     for place in local:
         # A published folder may be fetched in part only; its record is asked below.
         if place.is_dir() and place not in published_places:
-            return Files((place,), source.model_id if source is not None else "")
-    advice = f"give --{component.name}_path FOLDER"
+            return Files((place,))
     for get in (find_local, fetch):
         for model, pattern in published:
-            try:
+            with suppress(StateError):
                 if get(model, pattern):
                     return Files((model.folder / pattern,), model.model_id)
-            except StateError:
-                continue
-            except SystemFault as fault:
-                raise SystemFault(
-                    fault.where, fault.what, *fault.help_lines, advice
-                ) from fault
     places = ", ".join(dict.fromkeys(map(str, [*local, *published_places])))
-    raise StateError(component.name, f"not found in {places}", advice)
+    raise StateError(
+        component.name, f"not found in {places}", f"give --{component.name}_path FOLDER"
+    )
 
 
 def assign(
     configs: Iterable[ModelConfig],
     components: Sequence[Component],
-    wanted: Iterable[str],
+    wanted: Collection[str],
 ) -> dict[str, Files]:
     """Find which component each set of files is, from the names in the files.
 
@@ -172,7 +157,7 @@ def assign(
     fetched one after the other until every wanted component is found. A missing file
     is an error only if a wanted component remains unfound.
     """
-    assigned = _Assignment(components, frozenset(wanted))
+    assigned = _Assignment(components, wanted)
     missing: list[StateError] = []
     unplaced: list[ModelConfig] = []
     for config in configs:
@@ -189,14 +174,8 @@ def assign(
             continue
         assigned.add(config, files)
     for config in unplaced:
-        if not assigned.unfound:
-            break
-        try:
-            files = config.fetch()
-        except StateError as error:
-            missing.append(error)
-            continue
-        assigned.add(config, files)
+        if assigned.unfound:
+            assigned.add(config, config.fetch())
     assigned.settle_twins()
     if assigned.unfound and missing:
         raise missing[0]
@@ -208,7 +187,7 @@ class _Assignment:
     """The files found so far."""
 
     components: Sequence[Component]
-    wanted: frozenset[str]
+    wanted: Collection[str]
     found: dict[str, Files] = field(default_factory=dict)
     """Component -> its files."""
     ambiguous: dict[Files, tuple[Component, ...]] = field(default_factory=dict)
@@ -223,7 +202,9 @@ class _Assignment:
         return [
             component.name
             for component in self.components
-            if component.name in self.wanted - seen and not component.is_folder
+            if component.name in self.wanted
+            and component.name not in seen
+            and not component.is_folder
         ]
 
     def add(self, config: ModelConfig, files: Files) -> None:
@@ -283,12 +264,13 @@ def _parts(
     path = files.paths[0]
     if not path.is_dir():
         return recognise(files, known)
-    folders = [c for c in known if c.is_folder]
-    for component in folders:
-        if config.component or component.is_in_folder(path):
-            return [((component,), files)]
-    names = ", ".join(folder for c in folders for folder in c.folders)
-    raise UsageError(str(path), f"is a folder; folders of this family: {names}")
+    folders: list[str] = []
+    for component in known:
+        if component.is_folder:
+            if config.component or component.is_in_folder(path):
+                return [((component,), files)]
+            folders += component.folders
+    raise UsageError(path, f"is a folder; folders of this family: {', '.join(folders)}")
 
 
 def place_of(config: ModelConfig, components: Sequence[Component]) -> str:
@@ -335,10 +317,10 @@ def find(
             these that the variant lacks.
     """
     by_name = components_of(family)
-    known = tuple(by_name.values())
+    known = list(by_name.values())
     wanted = tuple(components)
     files = assign(configs, _without_foreign_twins(known, among), wanted)
-    published = [config for config in configs if config.source is not None]
+    published = [config for config in configs if config.model_id]
     roots: list[Path] = []
     for part in files.values():
         roots += [part.folder.parent, part.folder]
@@ -352,27 +334,26 @@ def find(
                 "add them to --model_paths or --model_id_with_origin_paths, or use --toy",
             )
         source = published[0].source if published else None
-        default = family.default_ids.get(name, "")
         hub = configs[0].hub if configs else None
+        default = family.default_ids.get(name, "")
         files[name] = find_folder(by_name[name], roots, source, default, hub)
     found_configs: dict[str, Config] = {}
     for name in (*wanted, *config_only):
-        if not by_name[name].is_folder:
-            query = _config_query(by_name[name], files.get(name), published, known)
-            found_configs[name] = find_config(query)
-    for config in configs:
-        if config.entries and config.component in found_configs:
-            entries = {**found_configs[config.component], **config.entries}
-            found_configs[config.component] = entries
+        if by_name[name].is_folder:
+            continue
+        query = _config_query(by_name[name], files.get(name), published, known)
+        content = dict(find_config(query))
+        for config in configs:
+            if config.component == name:
+                content.update(config.entries)
+        found_configs[name] = content
     return Found({name: files[name] for name in wanted}, found_configs)
 
 
 def _without_foreign_twins(
     known: Sequence[Component], among: Collection[str] | None
 ) -> list[Component]:
-    if among is None:
-        return list(known)
-    own = [component for component in known if component.name in among]
+    own = [c for c in known if among is not None and c.name in among]
     return [c for c in known if c in own or not any(map(c.same_keys_as, own))]
 
 
@@ -385,18 +366,20 @@ def _config_query(
     """Return where the configuration of a component may be: for local files, only
     beside them.
     """
-    own = [config for config in published if place_of(config, known) == component.name]
-    others = published
+
+    def is_other(config: ModelConfig) -> bool:
+        return place_of(config, known) != component.name
+
+    models = sorted(published, key=is_other)
     if files is not None:
-        same_model = [
-            config for config in (*own, *published) if config.model_id == files.model_id
-        ]
-        own, others = same_model, []
-    if own:
-        return ConfigQuery(
-            component, files, own[0].source, own[0].pattern.rpartition("/")[0]
-        )
-    return ConfigQuery(component, files, others[0].source if others else None)
+        models = [config for config in models if config.model_id == files.model_id]
+    if not models:
+        return ConfigQuery(component, files)
+    first = models[0]
+    if files is None and is_other(first):
+        return ConfigQuery(component, None, first.source)
+    folder = first.pattern.rpartition("/")[0]
+    return ConfigQuery(component, files, first.source, folder)
 
 
 def denoiser_config(family: ModelFamily, configs: Sequence[ModelConfig]) -> Config:
@@ -411,21 +394,13 @@ def denoiser_config(family: ModelFamily, configs: Sequence[ModelConfig]) -> Conf
     errors: list[StateError] = []
     for twin in (default, *filter(default.same_keys_as, by_name.values())):
         # The weights of this machine tell more; without them config.json is fetched.
-        for places, files, config_only in (
-            (offline, (twin.name,), ()),
-            (configs, (), (twin.name,)),
-        ):
+        name = twin.name
+        for places, files, only in ((offline, [name], []), (configs, [], [name])):
             try:
-                return find(family, places, files, config_only).configs[twin.name]
+                return find(family, places, files, only).configs[name]
             except StateError as error:
                 errors.append(error)
     raise errors[0]
-
-
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise StateError(str(path), "does not exist")
-    return path
 
 
 def component_digests(found: Found, digests: Digests) -> dict[str, str]:
@@ -434,10 +409,10 @@ def component_digests(found: Found, digests: Digests) -> dict[str, str]:
     """
     digest: dict[str, str] = {}
     for name, files in found.files.items():
-        parts = [digests.of_all(files.paths), dict(found.configs.get(name, {}))]
+        parts = [digests.of_all(files.paths), found.configs.get(name, {})]
         if files.preset is not None:
             parts.append(digests.of(files.preset))
         digest[name] = hash_json("component", parts)
     for name, config in found.configs.items():
-        digest[f"{name}_config"] = hash_json("config", dict(config))
+        digest[f"{name}_config"] = hash_json("config", config)
     return digest

@@ -6,7 +6,7 @@ nothing but tensors is read.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,17 +90,14 @@ class Weights:
         """
         read: dict[tuple[TensorSlice, ...], Tensor] = {}
         with ExitStack() as stack:
-            readers: dict[Path, Callable[[TensorSlice], Tensor]] = {}
-            for ours in wanted:
-                parts = self.parts[ours]
-                if parts in read:
-                    continue
+            tensor_of: dict[Path, Callable[[str], Tensor]] = {}
+            for path in {tensor.path for tensor in self.tensors.values()}:
+                tensor_of[path] = stack.enter_context(_opened(path))
+            for parts in {self.parts[ours] for ours in wanted}:
                 values = []
                 for part in parts:
                     tensor = self.tensors[part.name]
-                    if tensor.path not in readers:
-                        readers[tensor.path] = stack.enter_context(_reader(tensor.path))
-                    value = readers[tensor.path](part._replace(name=tensor.name))
+                    value = part.of(tensor_of[tensor.path](tensor.name))
                     values.append(_copied(value, dtype))
                 read[parts] = join(values)
         return {
@@ -109,19 +106,18 @@ class Weights:
         }
 
     def _joined_shape(self, parts: Sequence[TensorSlice]) -> Shape:
-        shapes = [self.tensors[part.name].shape for part in parts]
-        if len(parts) == 1 and parts[0].is_whole:
-            return shapes[0]
-        if len({shape[1:] for shape in shapes}) != 1:
+        slices = []
+        for part in parts:
+            shape = self.tensors[part.name].shape
+            slices.append(part.of(torch.empty(shape, device="meta")))
+        try:
+            return tuple(join(slices).shape)
+        except RuntimeError as error:
             names = ", ".join(self.tensors[part.name].name for part in parts)
             raise StateError(
-                str(self.tensors[parts[0].name].path),
+                self.tensors[parts[0].name].path,
                 f"{names}: parts of one weight differ in shape",
-            )
-        rows = 0
-        for part, shape in zip(parts, shapes, strict=True):
-            rows += len(range(shape[0])[part.start : part.stop])
-        return (rows, *shapes[0][1:])
+            ) from error
 
 
 def recognise(
@@ -135,28 +131,26 @@ def recognise(
     """
     names = list(find_weights(files.paths))
     found: dict[Files, list[Component]] = {}
-    by_prefix: dict[str, list[Component]] = {}
     for component in components:
-        match = component.arrangement(names)
-        if match is not None:
-            part = replace(
-                files, prefix=match.prefix, checkpoint_format=match.checkpoint_format
-            )
+        part = component.part_of(files, names)
+        if part is not None:
             found.setdefault(part, []).append(component)
-            by_prefix.setdefault(match.prefix, []).append(component)
-    first = str(files.paths[0])
+    where = files.paths[0]
     its_names = f"its first names: {', '.join(names[:3])}"
     if not found:
         known = _names(c for c in components if c.key_patterns)
-        raise StateError(first, f"is none of {known}; {its_names}")
+        raise StateError(where, f"is none of {known}; {its_names}")
+    by_prefix: dict[str, list[Component]] = {}
+    for part, fitting in found.items():
+        by_prefix.setdefault(part.prefix, []).extend(fitting)
     for fitting in by_prefix.values():
         if not all(component.same_keys_as(fitting[0]) for component in fitting):
-            raise StateError(first, f"fits {_names(fitting)} alike; {its_names}")
+            raise StateError(where, f"fits {_names(fitting)} alike; {its_names}")
     others = [name for name in names if not name.startswith(tuple(by_prefix))]
     if others:
-        these = _names(c for fitting in by_prefix.values() for c in fitting)
+        these = _names(c for fitting in found.values() for c in fitting)
         raise StateError(
-            first,
+            where,
             f"{len(others)} of its names belong to none of {these}: {', '.join(others[:3])}",
         )
     return [(tuple(fitting), part) for part, fitting in found.items()]
@@ -187,24 +181,13 @@ def _shapes(path: Path) -> dict[str, Shape]:
 
 
 @contextmanager
-def _reader(path: Path) -> Iterator[Callable[[TensorSlice], Tensor]]:
-    """Yield a function that reads rows from the open file; the tensor may be mapped to
-    it.
-    """
+def _opened(path: Path) -> Iterator[Callable[[str], Tensor]]:
+    """Yield a function that returns a tensor of the open file, possibly mapped to it."""
     if path.suffix in TORCH_SUFFIXES:
-        weights = _torch_weights(path)
-        yield lambda part: part.of(weights[part.name])
-        return
-    with safe_open(path, framework="pt") as file:
-
-        def read(part: TensorSlice) -> Tensor:
-            if part.is_whole:
-                whole: Tensor = file.get_tensor(part.name)
-                return whole
-            rows: Tensor = file.get_slice(part.name)[part.start : part.stop]
-            return rows
-
-        yield read
+        yield _torch_weights(path).__getitem__
+    else:
+        with safe_open(path, framework="pt") as file:
+            yield file.get_tensor
 
 
 def _torch_weights(path: Path) -> dict[str, Tensor]:

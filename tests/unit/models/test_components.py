@@ -32,13 +32,14 @@ def test_keys_tell_the_prefix_and_the_format(
     names: list[str], wanted: tuple[str, CheckpointFormat | None] | None
 ) -> None:
     dit = component("dit", "new.*", formats=(OLD,), prefixes=("net.",))
-    assert dit.arrangement(names) == wanted
+    part = dit.part_of(Files(()), names)
+    assert (part and (part.prefix, part.checkpoint_format)) == wanted
 
 
 def test_a_folder_without_weights_has_no_keys() -> None:
     tokenizer = component("tokenizer")
     assert tokenizer.is_folder
-    assert tokenizer.arrangement(["x"]) is None
+    assert tokenizer.part_of(Files(()), ["x"]) is None
     assert not tokenizer.same_keys_as(component("processor"))
 
 
