@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from dstrain.config.schema import TrainConfig
-from dstrain.console import Progress
+from dstrain.console import progress_bar
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.schedule import TRAIN_TIMESTEPS
 from dstrain.runs.build import open_training_data, prepare
@@ -65,42 +65,36 @@ def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
     processes = ProcessGroup(Accelerator(mixed_precision="no", cpu=True))
     data_process(resolve(replace(config, task="sft:data_process")), processes)
     setup = resolve(replace(config, task="sft:train"))
-    outputs = RunDirectory(setup, processes)
-    with outputs.opened():
-        training_run = prepare(
-            setup, processes, open_training_data(setup), TrainingModule
-        )
-        outputs.begin(training_run)
-        log = MetricsLogger(outputs.folder, setup.extensions, is_main=True)
-        with (
-            log.opened(training_run.step),
-            Progress("train", training_run.total_steps) as progress,
-        ):
+    directory = RunDirectory(setup, processes)
+    with directory.opened():
+        samples = open_training_data(setup)
+        training_run = prepare(setup, processes, samples, TrainingModule)
+        directory.load_state(training_run)
+        directory.start(training_run)
+        log = MetricsLogger(directory.folder, setup.extensions, is_main=True)
+        bar = progress_bar("train", training_run.total_steps)
+        with log.opened(training_run.step), bar as progress:
+            numbers = directory.with_last_checkpoint(steps(training_run))
             yield (
                 training_run,
-                partial(
-                    logged_step,
-                    outputs.watched(steps(training_run)),
-                    log,
-                    RunStatistics(),
-                    progress,
-                ),
+                partial(logged_step, numbers, log, RunStatistics(), progress),
             )
 
 
 def logged_step(
     numbers: Iterator[Mapping[str, float]],
     log: MetricsLogger,
-    totals: RunStatistics,
-    progress: Progress,
+    statistics: RunStatistics,
+    progress: Any,
 ) -> None:
     """Do what `dstrain.runs.loop.run_steps` does at every step but those that save."""
-    made = next(numbers)
-    log.add(made)
-    totals.add(made)
-    progress.step(
-        f"loss {made['loss']:.4f} lr {made['learning_rate']:.2e} {made['samples_per_second']:.2f} samples/s"
+    step = next(numbers)
+    log.add(step)
+    statistics.add(step)
+    progress.set_postfix_str(
+        f"loss {step['loss']:.4f} lr {step['learning_rate']:.2e}", refresh=False
     )
+    progress.update()
 
 
 def bare_step(training_run: TrainingRun, predict: Predict) -> Step:
