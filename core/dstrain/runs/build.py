@@ -115,19 +115,18 @@ def _load_module(
 ) -> TrainingModule:
     """Load the pipeline, and put what is trained into training mode."""
     config = setup.config
-    initial = initial_weights(setup, found)
+    found, loras = initial_weights(setup, found)
     check_lora_file(config.lora_checkpoint)
     pipeline = Pipeline.from_found(
         setup.family,
         setup.spec,
-        initial.replacing_files(found),
+        found,
         setup.device,
         setup.dtype,
         _full_precision(setup, plans),
     )
     module = module_class(pipeline, setup.task, setup.timestep_sampler, setup.stage)
     module.switch_to_training_mode(setup.trainables, config.seed)
-    loras = list(initial.lora.values())
     if config.lora_checkpoint is not None:
         loras.insert(0, config.lora_checkpoint)
     for path in loras:

@@ -1,12 +1,12 @@
-"""--resume_from_checkpoint: saved weights of what is trained, as the start of a new
-run.
-"""
+"""Start a new run from saved weights of what is trained: --resume_from_checkpoint."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from dstrain.config.fields import split_commas
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.keys import KEY
 from dstrain.models.components import Files
@@ -19,94 +19,79 @@ from dstrain.storage.safetensors import verify_file
 FLAG = "--resume_from_checkpoint"
 
 
-@dataclass(frozen=True)
-class InitialWeights:
-    """Files by component: `full` hold all its weights, `lora` its LoRA layers."""
+def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
+    """Return what was found, with the weights that the flag names in place of published
+    ones, and the LoRA files that it names.
 
-    full: Mapping[str, Path]
-    lora: Mapping[str, Path]
-
-    def replacing_files(self, found: Found) -> Found:
-        """Return what was found, with these weights in place of the published ones."""
-        return replace(
-            found,
-            files={
-                **found.files,
-                **{name: Files((path,)) for name, path in self.full.items()},
-            },
-        )
-
-
-def initial_weights(setup: Setup, found: Found) -> InitialWeights:
-    """Check the files that the flag names, one per component, before any model is
-    loaded.
-
-    Raises StateError for one that is absent, damaged, of something else than what is
-    trained, or of another configuration; names and shapes are checked when they are
-    loaded.
+    Raises StateError, before any model is loaded, for a file that is absent, damaged, of
+    something else than what is trained, or of another configuration; names and shapes
+    are checked when they are loaded.
     """
     full: dict[str, Path] = {}
     lora: dict[str, Path] = {}
-    for path in _paths(setup.config.resume_from_checkpoint):
+    for name in split_commas(str(setup.config.resume_from_checkpoint or "")):
+        path = Path(name)
         header = _read_header(path, setup)
         component, kind = header["component"], lora if _is_lora(path) else full
-        if component in full or component in lora:
-            raise UsageError(
-                FLAG,
-                f"names two files of {component}: {(full | lora)[component]} and {path}",
-            )
-        _check_kind(path, component, kind is lora, setup)
+        if component in full | lora:
+            raise UsageError(FLAG, f"names two files of {component}: one is {path}")
+        _check_trained(path, component, kind is lora, setup)
         if kind is full:
             _check_preset(path, component, setup)
             _check_configuration(path, header, found.configs.get(component, {}))
         elif setup.config.lora_checkpoint is not None:
-            raise UsageError(
-                "--lora_checkpoint",
-                f"fills the same LoRA layers as {FLAG} {path}; give one of them",
-            )
+            what = f"fills the same LoRA layers as {FLAG} {path}; give one of them"
+            raise UsageError("--lora_checkpoint", what)
         kind[component] = path
-    return InitialWeights(full, lora)
-
-
-def _paths(given: Path | None) -> list[Path]:
-    """Return the files named, comma-separated if several; a file whose name has a comma
-    is one file.
-    """
-    if given is None or given.exists():
-        return [] if given is None else [given]
-    return [Path(part.strip()) for part in str(given).split(",") if part.strip()]
+    files = {name: Files((path,)) for name, path in full.items()}
+    return replace(found, files={**found.files, **files}), list(lora.values())
 
 
 def _read_header(path: Path, setup: Setup) -> dict[str, str]:
+    if (path / RECORD).exists():
+        advice = f"to resume from a state: --resume {path}"
+        raise StateError(path, f"is a state; {FLAG} takes weights files", advice)
     if not path.is_file():
-        is_state = path.is_dir() and (path / RECORD).exists()
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise StateError(
-            str(path),
-            f"{what}; {FLAG} takes weights files that a run saved",
-            *([f"to resume from a state: --resume {path}"] if is_state else []),
-        )
+        raise StateError(path, f"no such file; {FLAG} takes weights that a run saved")
     header = verify_file(path)
     if "component" not in header:
+        advice = "give model files with --model_paths"
+        raise StateError(path, "its header names no component", advice)
+    family = header.get("family")
+    if family != setup.spec.family:
         raise StateError(
-            str(path),
-            "its header names no component",
-            "give model files with --model_paths",
-        )
-    if header.get("family") != setup.spec.family:
-        raise StateError(
-            str(path),
-            f"is of family {header.get('family')}, and this is {setup.spec.family}",
+            path, f"is of family {family}, and this is {setup.spec.family}"
         )
     return header
 
 
 def _is_lora(path: Path) -> bool:
-    """Whether a file has matrices of LoRA layers, in any program's names; an alpha may
-    be a network's own.
+    """Return whether a file has matrices of LoRA layers, in any program's names; an
+    alpha may be a network's own.
     """
-    hits = (KEY.fullmatch(name) for name in find_weights((path,)))
-    return any(hit and (hit["ab"] or hit["way"] or hit["embedding"]) for hit in hits)
+    for name in find_weights((path,)):
+        found = KEY.fullmatch(name)
+        if found and (found["ab"] or found["way"] or found["embedding"]):
+            return True
+    return False
+
+
+def _check_trained(path: Path, component: str, is_lora: bool, setup: Setup) -> None:
+    """Refuse weights of what is not trained, and LoRA layers where all is trained or
+    the other way round.
+    """
+    layers = {lora_config.component for lora_config in setup.trainables.lora}
+    trained = [
+        f"LoRA layers of {name}" if name in layers else f"all of {name}"
+        for name in setup.trainables.components
+    ]
+    content = f"LoRA layers of {component}" if is_lora else f"all of {component}"
+    if content not in trained:
+        raise StateError(
+            path,
+            f"holds {content}, and this run trains {', '.join(trained)}",
+            "train what it holds, or give other weights with --model_paths",
+        )
 
 
 def _check_preset(path: Path, component: str, setup: Setup) -> None:
@@ -114,57 +99,22 @@ def _check_preset(path: Path, component: str, setup: Setup) -> None:
     that run in them.
     """
     if setup.preset is not None and setup.preset.component == component:
-        what = f"is not merged into {component}, all of which {FLAG} {path} takes the place of"
         raise UsageError(
             "--preset_lora_path",
-            what,
+            f"is not merged into {component}, all of which {FLAG} {path} replaces",
             "leave it out: a preset is in the weights that were trained on it",
-            "if these were trained without it, "
-            f"give them with --model_paths in the place of the published {component}",
-        )
-
-
-def _check_kind(path: Path, component: str, is_lora: bool, setup: Setup) -> None:
-    """Refuse weights of what is not trained, and LoRA layers where all is trained or
-    the other way round.
-    """
-    layers = {lora_config.component for lora_config in setup.trainables.lora}
-    if component not in setup.trainables.components:
-        trained = ", ".join(setup.trainables.components)
-        raise StateError(
-            str(path), f"is of {component}, and what is trained is {trained}"
-        )
-    if is_lora and component not in layers:
-        what = f"holds LoRA layers of {component}, which is trained in full"
-        raise StateError(
-            str(path), what, f"train LoRA layers: --lora_base_model {component}"
-        )
-    if not is_lora and component in layers:
-        what = f"holds all of {component}, of which LoRA layers are trained"
-        raise StateError(
-            str(path),
-            what,
-            f"give it with --model_paths, in the place of the published {component}",
         )
 
 
 def _check_configuration(
-    path: Path, header: Mapping[str, str], want: Mapping[str, object]
+    path: Path, header: Mapping[str, str], config: Mapping[str, Any]
 ) -> None:
-    have = json.loads(header.get("config", "{}"))
-    expected = json.loads(json.dumps(dict(want)))
-    names = [
-        name
-        for name in {**expected, **have}
-        if have.get(name) != expected.get(name) and not name.startswith("_")
+    there = json.loads(header.get("config", "{}"))
+    here = json.loads(json.dumps(dict(config)))
+    differing = [
+        f"{name}: there {there.get(name)}, this run {here.get(name)}"
+        for name in here | there
+        if there.get(name) != here.get(name) and not name.startswith("_")
     ]
-    if names:
-        words = [
-            f"{name}: there {have.get(name)}, this run {expected.get(name)}"
-            for name in names
-        ]
-        raise StateError(
-            str(path),
-            f"is of another configuration: {', '.join(names)} differ",
-            "; ".join(words),
-        )
+    if differing:
+        raise StateError(path, "is of another configuration", "; ".join(differing))
