@@ -48,7 +48,7 @@ def test_it_needs_only_the_header_row_of_the_metadata(
     told = capsys.readouterr().out
     assert "stage 1  sft:data_process   loads text_encoder, vae, tokenizer" in told
     assert "stage 2  sft:train   loads dit" in told
-    assert ("    no rows yet in metadata.csv\n" in told) is (stage != ":train")
+    assert ("    0 rows in metadata.csv x 1" in told) is (stage != ":train")
     assert "0 steps" not in told and "not ready" not in told
     assert [path.name for path in bare.iterdir()] == ["metadata.csv"]
 
@@ -65,13 +65,13 @@ def test_it_needs_no_data_set_at_all(
     [
         (
             {"dataset_repeat": 5, "num_epochs": 3, "batch_size": 4},
-            ["samples a step: 4", "24 steps; more where"],
+            ["samples a step: 4", "24 steps, if each row is one sample"],
         ),
         ({"max_steps": 7}, ["samples a step: 1", "7 steps"]),
-        ({"max_steps": 7, "num_epochs": 2}, ["12 steps, of which 7 are made at most"]),
+        ({"max_steps": 7, "num_epochs": 2}, ["7 steps"]),
         (
             {"gradient_accumulation_steps": 3},
-            ["samples a step: 3", "2 steps; more where"],
+            ["samples a step: 3", "2 steps, if each row is one sample"],
         ),
         ({"trainable_models": "dit"}, ["trains dit in full"]),
         (
