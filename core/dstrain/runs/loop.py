@@ -67,7 +67,8 @@ def run_steps(run: TrainingRun, directory: RunDirectory, previews: Previews) -> 
     statistics = RunStatistics()
     bar = progress_bar("train", run.total_steps, run.step)
     log = MetricsLogger(directory.folder, run.setup.extensions, run.processes.is_main)
-    with log.opened(run.step), bar as progress, catch_stop_signals() as asked:
+    log.begin(run.step)
+    with bar as progress, catch_stop_signals() as asked:
         previews.make_if_due(run, True, asked)
         for numbers in directory.with_last_checkpoint(steps(run)):
             log.add(numbers)

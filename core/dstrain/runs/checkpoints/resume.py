@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +30,11 @@ def data_fingerprint(run: "TrainingRun") -> dict[str, str]:
     """
     if run.cache_info is not None:
         return {"metadata": run.cache_info.metadata_sha256}
-    dataset, size = run.setup.dataset, cache(os.path.getsize)
-    used = {
-        inputs: sorted(run.setup.plan(inputs).used_inputs)
-        for inputs in {frozenset(row) for row in dataset.rows}
-    }
-    sizes = [
-        [size(file) for name in used[frozenset(row)] for file in row[name].files]
-        for row in dataset.rows
-    ]
+    dataset, sizes = run.setup.dataset, []
+    for row in dataset.rows:
+        used = sorted(run.setup.plan(frozenset(row)).used_inputs)
+        files = [file for name in used for file in row[name].files]
+        sizes.append([os.path.getsize(file) for file in files])
     return {
         "metadata": sha256(dataset.table.path),
         "files (by their sizes)": hash_json("sizes", sizes),
@@ -68,14 +63,13 @@ def check_start(config: TrainConfig, folder: Path) -> None:
 
 def _check_named(path: Path) -> None:
     """Refuse something else than a folder with a state."""
-    advice = ["--resume takes auto, or a folder states/step-STEP of an earlier run"]
-    if not path.is_dir():
-        what = "is a file, and a state is a folder"
-        raise StateError(path, what if path.exists() else "no such folder", *advice)
-    inside = states(path)
-    if inside and not (path / RECORD).exists():
-        advice = [f"the newest is --resume {inside[0]}"]
-        raise StateError(path, "is no state, but holds some", *advice)
+    if (path / RECORD).exists():
+        return
+    advice = "--resume takes auto, or a folder states/step-STEP of an earlier run"
+    newest = states(path)[:1]
+    if newest:
+        advice = f"the newest there: --resume {newest[0]}"
+    raise StateError(path, "is not the folder of a state", advice)
 
 
 def config_digest(run: "TrainingRun") -> str:

@@ -80,10 +80,14 @@ def save_state(folder: Path, state: TrainingState) -> None:
     in place. Raises SystemFault.
     """
     optimizer: dict[str, Tensor] = {}
-    rest = {name: getattr(state, name) for name in ("step", "config_digest")}
-    rest |= {name: dict(getattr(state, name)) for name in ("versions", "content")}
-    for name in ("scheduler", "optimizer"):
-        rest[name] = _pack(getattr(state, name), optimizer, name)
+    rest = {
+        "step": state.step,
+        "config_digest": state.config_digest,
+        "versions": dict(state.versions),
+        "content": dict(state.content),
+        "scheduler": _pack(state.scheduler, optimizer, "scheduler"),
+        "optimizer": _pack(state.optimizer, optimizer, "optimizer"),
+    }
     building = temporary(folder)
     try:
         shutil.rmtree(building, ignore_errors=True)
@@ -134,20 +138,14 @@ def damage(folder: Path) -> str:
             return f"{RECORD} is damaged: it lists {sorted(digests)}"
         wrong = [name for name in FILES if sha256(folder / name) != digests[name]]
     except FileNotFoundError as error:
-        return (
-            f"is not whole: {Path(error.filename).name} is missing"
-            if folder.is_dir()
-            else "no such folder"
-        )
+        return f"is not whole: {Path(error.filename).name} is missing"
     except OSError as error:
         return f"cannot be read: {error}"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{RECORD} is damaged: {error!r}"
-    return (
-        f"is damaged: the sha256 of {', '.join(wrong)} is not the recorded one"
-        if wrong
-        else ""
-    )
+    if wrong:
+        return f"is damaged: the sha256 of {', '.join(wrong)} is not the recorded one"
+    return ""
 
 
 def states(output: Path) -> list[Path]:
@@ -221,28 +219,17 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
-    if isinstance(value, Mapping):
-        for key in value:
-            if type(key) not in (str, int):
-                raise StateError(
-                    name,
-                    f"a key of type {type(key).__name__} cannot be kept in a state",
-                )
-        return {
-            "dict": [
-                [key, _pack(item, tensors, f"{name}/{key}")]
-                for key, item in value.items()
-            ]
-        }
+    # JSON would turn keys that are numbers into texts, so pairs are kept.
+    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+        pairs = [
+            [key, _pack(item, tensors, f"{name}/{key}")] for key, item in value.items()
+        ]
+        return {"dict": pairs}
     if type(value) in (list, tuple):
-        return {
-            type(value).__name__: [
-                _pack(item, tensors, f"{name}/{i}") for i, item in enumerate(value)
-            ]
-        }
-    raise StateError(
-        name, f"a value of type {type(value).__name__} cannot be kept in a state"
-    )
+        items = [_pack(item, tensors, f"{name}/{i}") for i, item in enumerate(value)]
+        return {type(value).__name__: items}
+    kind = type(value).__name__
+    raise StateError(name, f"a value of type {kind} cannot be kept in a state")
 
 
 def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -264,14 +251,12 @@ def _published(module: nn.Module) -> dict[str, Tensor]:
     weights tied to another.
     """
     state: dict[str, Tensor] = module.state_dict()
-    if not any(
-        kind.__module__.startswith("transformers.") for kind in type(module).__mro__
-    ):
+    tied = getattr(module, "all_tied_weights_keys", None)
+    if tied is None:
         return state
     from transformers.core_model_loading import revert_weight_conversion
 
-    tied = getattr(module, "all_tied_weights_keys", {})
     published: dict[str, Tensor] = revert_weight_conversion(
-        module, {k: v for k, v in state.items() if k not in tied}
+        module, {name: value for name, value in state.items() if name not in tied}
     )
     return published

@@ -69,13 +69,13 @@ def test_a_run_that_ended_before_its_first_save_is_not_resumed_and_the_way_on_is
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("nothing", "nothing: no such folder"),
+        ("nothing", "nothing: is not the folder of a state"),
         (
             "out",
-            "out: is no state, but holds some\n  the newest is --resume {0}/out/states/step-2",
+            "out: is not the folder of a state\n  the newest there: --resume {0}/out/states/step-2",
         ),
-        ("out/step-2.safetensors", "is a file, and a state is a folder"),
-        ("empty", "is not whole: record.json is missing"),
+        ("out/step-2.safetensors", "is not the folder of a state"),
+        ("empty", "is not the folder of a state\n  --resume takes auto, or"),
     ],
 )
 def test_a_path_that_is_no_state_is_refused_saying_what_it_is(

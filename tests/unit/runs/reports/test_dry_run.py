@@ -135,7 +135,7 @@ def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
     assert f"    out: {what}\n" in capsys.readouterr().out
     words = ["--model", "tiny", "--dry_run", "--output_path", "new"]
     assert main([*words, "--resume", "nowhere"]) == 0
-    assert "    nowhere: no such folder\n" in capsys.readouterr().out
+    assert "    nowhere: is not the folder of a state\n" in capsys.readouterr().out
 
 
 def test_rows_that_are_no_rows_are_refused_or_left_out(

@@ -34,9 +34,9 @@ def log_in(
 
 def write(folder: Path, steps: range, after: int = 0) -> None:
     log = log_in(folder)
-    with log.opened(after):
-        for step in steps:
-            log.add({**NUMBERS, "step": step})
+    log.begin(after)
+    for step in steps:
+        log.add({**NUMBERS, "step": step})
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -58,9 +58,9 @@ def rows(folder: Path) -> list[dict[str, float]]:
 def test_both_files_have_a_row_for_each_step_and_plugins_see_it(tmp_path: Path) -> None:
     shown: list[Any] = []
     log = log_in(tmp_path, shown=shown)
-    with log.opened(0):
-        log.add(NUMBERS)
-        (row,) = rows(tmp_path)  # while the log is open
+    log.begin(0)
+    log.add(NUMBERS)
+    (row,) = rows(tmp_path)
     assert {**row, "memory_gib": 0} == {
         **NUMBERS,
         "loss": 0.333333,
@@ -97,29 +97,19 @@ def test_a_log_in_json_that_is_missing_is_made_from_the_table(tmp_path: Path) ->
 
 def test_only_the_main_process_writes(tmp_path: Path) -> None:
     log = log_in(tmp_path, is_main=False)
-    with log.opened(0):
-        log.add(NUMBERS)
+    log.begin(0)
+    log.add(NUMBERS)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_row_that_cannot_be_written_is_an_error_that_names_the_file(
     tmp_path: Path,
 ) -> None:
-    class Full:
-        name = "out/logs/loss.jsonl"
-
-        def write(self, line: str) -> None:
-            raise OSError(28, "No space left on device")
-
-        def close(self) -> None: ...
-
     log = log_in(tmp_path)
-    with log.opened(0):
-        log._files[1].close()
-        full: Any = Full()
-        log._files = (log._files[0], full)
-        with pytest.raises(
-            SystemFault,
-            match=r"out/logs/loss.jsonl: row 1 cannot be written: No space left on device",
-        ):
-            log.add(NUMBERS)
+    log.begin(0)
+    (tmp_path / "logs/loss.jsonl").unlink()
+    (tmp_path / "logs/loss.jsonl").mkdir()
+    with pytest.raises(
+        SystemFault, match=r"loss\.jsonl: row 1 cannot be written: Is a directory"
+    ):
+        log.add(NUMBERS)
