@@ -38,7 +38,7 @@ class DiffusersNetwork:
         """Return whether the content of a `config.json` can be this network's: it names
         no other class, nor one of transformers.
         """
-        name = self._place[1]
+        name = self.name.rpartition(":")[2]
         return data.get("_class_name", name) == name and "architectures" not in data
 
     def configure(self, data: Config) -> SimpleNamespace:
@@ -66,15 +66,8 @@ class DiffusersNetwork:
         network: nn.Module = self._class()(**vars(configuration))
         return network
 
-    @property
-    def _place(self) -> tuple[str, str]:
-        """Module and name of the class."""
-        module, _, name = self.name.rpartition(":")
-        return module or "diffusers", name
-
     def _class(self) -> Any:
-        module, name = self._place
-        return getattr(import_module(module), name)
+        return _load_class(self.name, "diffusers")
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,7 @@ class TransformersNetwork:
         """Return whether the content of a `config.json` can be this network's: it names
         no other type, nor a class of diffusers.
         """
-        own = _transformers(self.config).model_type
+        own = _load_class(self.config).model_type
         return bool(data.get("model_type", own) == own) and "_class_name" not in data
 
     def configure(self, data: Config) -> Any:
@@ -99,7 +92,7 @@ class TransformersNetwork:
             name: dict(value) if isinstance(value, Mapping) else value
             for name, value in data.items()
         }
-        return _transformers(self.config).from_dict(plain)
+        return _load_class(self.config).from_dict(plain)
 
     def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
         """Build the network and fill it; raises what `load_network` raises."""
@@ -116,7 +109,7 @@ class TransformersNetwork:
     def build(self, configuration: Any) -> nn.Module:
         """Build the network for a configuration record, its weights random."""
         # A copy, because some constructors change their configuration.
-        network: nn.Module = _transformers(self.model)(deepcopy(configuration))
+        network: nn.Module = _load_class(self.model)(deepcopy(configuration))
         return network
 
 
@@ -125,11 +118,12 @@ class Tokenizer:
     """A tokenizer of transformers; it has neither configuration nor dtype."""
 
     name: str
-    """The name of its class."""
+    """A class of transformers, or "package.module:Class" of one with the same
+    `from_pretrained`, such as a processor."""
 
     def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
         """Load the tokenizer from its folder."""
-        return _transformers(self.name).from_pretrained(
+        return _load_class(self.name).from_pretrained(
             files.folder, local_files_only=True
         )
 
@@ -144,7 +138,7 @@ class Tokenizer:
             else value
             for name, value in arguments.items()
         }
-        return _transformers(self.name)(**converted)
+        return _load_class(self.name)(**converted)
 
 
 def empty_network(build: Callable[[], nn.Module]) -> nn.Module:
@@ -230,8 +224,10 @@ def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> 
         raise StateError(str(files.folder), what, *lines)
 
 
-def _transformers(name: str) -> Any:
-    return getattr(import_module("transformers"), name)
+def _load_class(name: str, library: str = "transformers") -> Any:
+    """Import a class of a library, or "package.module:Class"."""
+    module, _, attribute = name.rpartition(":")
+    return getattr(import_module(module or library), attribute)
 
 
 def _some(names: list[str]) -> str:

@@ -5,18 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from dstrain.plugin import (
     Component,
     DiffusersNetwork,
-    Files,
     Shapes,
     Tokenizer,
     TransformersNetwork,
     read_key_maps,
 )
-
-from dstrain_qwen_image.processor import Processor
 
 CONFIGS = Path(__file__).parent / "configs"
 # Models whose text encoder, VAE and (but for the last one's zero_cond_t) transformer
@@ -47,14 +43,6 @@ def infer_dit(shapes: Shapes) -> Mapping[str, Any] | None:
         "num_attention_heads": width // head,
         "joint_attention_dim": shapes["txt_in.weight"][1],
     }
-
-
-class ProcessorFolder:
-    """The processor, which has neither configuration nor dtype."""
-
-    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Processor:
-        """Load it from its folder."""
-        return Processor.from_folder(files.folder)
 
 
 COMPONENTS = (
@@ -99,5 +87,9 @@ COMPONENTS = (
         default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
     ),
     Component("tokenizer", network=Tokenizer("Qwen2Tokenizer"), folder="tokenizer"),
-    Component("processor", network=ProcessorFolder(), folder="processor"),
+    Component(
+        "processor",
+        network=Tokenizer("dstrain_qwen_image.processor:Processor"),
+        folder="processor",
+    ),
 )

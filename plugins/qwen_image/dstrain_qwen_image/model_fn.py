@@ -1,14 +1,14 @@
 """Qwen-Image's denoiser: one call of it, its guidance, and the shape of its latents.
 
-Latents lie in the VAE's layout, (batch, 16, 1, height / 8, width / 8); the transformer
-reads tokens, which are patches of 2x2: (batch, height / 16 * width / 16, 64). Pictures
-to be edited are more tokens of the same kind.
+Latents keep the VAE's layout, (batch, 16, 1, height / 8, width / 8); the transformer
+reads tokens, which are patches of 2x2: (batch, height / 16 * width / 16, 64). Images to
+edit are more tokens of the same kind.
 """
 
 from typing import Any
 
 import torch
-from dstrain.plugin import functional as latents
+from dstrain.plugin import functional
 from dstrain.plugin.functional import override_positional_args
 from PIL import Image
 from torch import Tensor
@@ -28,9 +28,9 @@ def predict(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict noise - x_0, shaped as noisy.
+    """Predict noise - x_0, shaped as noisy_latents.
 
-    noisy: (batch, 16, 1, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb: (batch,
+    noisy_latents: (batch, 16, 1, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb: (batch,
     tokens, channels). prompt_mask: (batch, tokens) bool; all true counts as no mask,
     which lets attention use its faster kernels.
     """
@@ -46,55 +46,49 @@ def predict_edit(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict as `predict` does; the tokens of pictures to be edited, (batch, 16, 1, h,
-    w) each, follow the noisy ones.
+    """Predict as `predict` does; the tokens of images to edit, (batch, 16, 1, h, w)
+    each, follow the noisy ones.
 
-    Each picture has its own grid of positions. A denoiser with `zero_cond_t` sees these
+    Each image has its own grid of positions. A denoiser with `zero_cond_t` sees these
     tokens at timestep 0.
     """
     images = [noisy_latents, *edit_latents]
-    grids = [
-        (1, image.shape[-2] // PATCH, image.shape[-1] // PATCH) for image in images
-    ]
+    packed = [pack(image) for image in images]
+    grids = []
+    for image in images:
+        height, width = image.shape[-2:]
+        grids.append((1, height // PATCH, width // PATCH))
     time = timestep / 1000
-    with override_positional_args(
-        dit.time_text_embed,
-        torch.cat([time, torch.zeros_like(time)]) if dit.zero_cond_t else time,
-    ):
+    exact = torch.cat([time, torch.zeros_like(time)]) if dit.zero_cond_t else time
+    with override_positional_args(dit.time_text_embed, exact):
         tokens = dit(
-            hidden_states=torch.cat([pack(image) for image in images], dim=1),
+            hidden_states=torch.cat(packed, dim=1),
             timestep=time,
             encoder_hidden_states=prompt_emb,
             encoder_hidden_states_mask=None if prompt_mask.all() else prompt_mask,
             img_shapes=[grids] * len(noisy_latents),
             return_dict=False,
         )[0]
-    _, rows, columns = grids[0]
-    return unpack(tokens[:, : rows * columns], rows, columns)
+    return unpack(tokens[:, : packed[0].shape[1]], *noisy_latents.shape[-2:])
 
 
 def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance, each token then rescaled to the norm it has in
-    `positive`.
+    """Apply classifier-free guidance, then rescale each token to the norm it has in
+    `positive`, as QwenImagePipeline of diffusers does.
 
-    All are (batch, 16, 1, h, w). Source: QwenImagePipeline of diffusers.
+    All are (batch, 16, 1, h, w).
     """
-    rows, columns = positive.shape[-2] // PATCH, positive.shape[-1] // PATCH
     wanted = pack(positive)
-    guided = latents.apply_guidance(wanted, pack(negative), scale)
-    return unpack(
-        guided
-        * (wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)),
-        rows,
-        columns,
-    )
+    guided = functional.apply_guidance(wanted, pack(negative), scale)
+    ratio = wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+    return unpack(guided * ratio, *positive.shape[-2:])
 
 
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
     """Return (1, 16, 1, height / 8, width / 8); raises InputError for a side that is no
     multiple of 16.
     """
-    latents.check_sides(height, width, DOWNSCALE * PATCH)
+    functional.check_sides(height, width, DOWNSCALE * PATCH)
     return (1, CHANNELS, 1, height // DOWNSCALE, width // DOWNSCALE)
 
 
@@ -103,22 +97,18 @@ def latent_shape_edit(
     height: int | None = None,
     width: int | None = None,
 ) -> tuple[int, ...]:
-    """Return the shape for a side that is given, else for that of the last picture to
-    be edited, as diffusers does.
+    """Return the shape for a side that is given, else for that of the last image to
+    edit, as diffusers does.
     """
     last = edit_pictures[-1]
     return latent_shape(height or last.height, width or last.width)
 
 
-def pack(grid: Tensor) -> Tensor:
-    """Latents, (batch, channels, 1, 2 rows, 2 columns) -> tokens, (batch, rows *
-    columns, 4 channels).
-    """
-    return latents.pack(grid[:, :, 0], PATCH)
+def pack(latents: Tensor) -> Tensor:
+    """Return latents, (batch, 16, 1, h, w), as tokens, (batch, h / 2 * w / 2, 64)."""
+    return functional.pack(latents[:, :, 0], PATCH)
 
 
-def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
-    """Tokens, (batch, rows * columns, 4 channels) -> latents, (batch, channels, 1, 2
-    rows, 2 columns).
-    """
-    return latents.unpack(tokens, rows * PATCH, columns * PATCH, PATCH)[:, :, None]
+def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
+    """Return tokens of `pack` as latents, (batch, 16, 1, height, width)."""
+    return functional.unpack(tokens, height, width, PATCH)[:, :, None]

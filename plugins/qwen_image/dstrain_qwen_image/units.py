@@ -1,7 +1,6 @@
-"""Qwen-Image's units: prompt and picture -> what the denoiser reads, and latents ->
-picture.
-"""
+"""Qwen-Image's units: prompt and images to conditions, and latents to an image."""
 
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any, TypedDict
 
@@ -24,11 +23,9 @@ PREFIX = (
 )
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
 PREFIX_TOKENS = 34
-"""Tokens of PREFIX, whose embeddings are dropped (QwenImagePipeline of diffusers,
-`prompt_template_encode`).
-"""
+"""Tokens of PREFIX, whose embeddings are dropped (QwenImagePipeline of diffusers)."""
 MAX_TOKENS = 4096
-"""Tokens of a prompt and SUFFIX that are kept, those of pictures among them."""
+"""Tokens of a prompt and SUFFIX that are kept, those of images among them."""
 
 EDIT_PREFIX = (
     "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
@@ -37,22 +34,16 @@ EDIT_PREFIX = (
     "<|im_end|>\n<|im_start|>user\n"
 )
 EDIT_PREFIX_TOKENS = 64
-"""Tokens of EDIT_PREFIX, whose embeddings are dropped (QwenImageEditPipeline of
-diffusers).
-"""
+"""Tokens of EDIT_PREFIX, dropped alike (QwenImageEditPipeline of diffusers)."""
 IMAGE = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
 NUMBERED_IMAGE = f"Picture {{}}: {IMAGE}"
-"""How a prompt about several pictures begins, once for each (QwenImageEditPlusPipeline
-of diffusers).
-"""
+"""The beginning of a prompt, for each of several images (QwenImageEditPlusPipeline)."""
 EDIT_MULTIPLE = 32
-"""Of what the sides of resized edit pictures are multiples (`calculate_dimensions` in
-diffusers).
-"""
+"""Sides of images to edit are multiples of it (`calculate_dimensions` of diffusers)."""
 
 
 class Prompt(TypedDict):
-    """A prompt as the denoiser reads it."""
+    """An encoded prompt."""
 
     prompt_emb: Tensor
     """(1, tokens, channels), the text encoder's dtype."""
@@ -61,37 +52,35 @@ class Prompt(TypedDict):
 
 
 class Latents(TypedDict):
-    """A picture in the VAE's latent space, normalised per channel."""
+    """An image in the VAE's latent space, normalized per channel."""
 
     input_latents: Tensor
     """(1, 16, 1, height / 8, width / 8), fp32."""
 
 
 class EditImages(TypedDict):
-    """The pictures to be edited as text encoder and VAE see them, where both see the
-    same.
-    """
+    """Images to edit, as both the text encoder and the VAE get them."""
 
     edit_pictures: list[Image.Image]
     """About `edit_pixels` pixels each."""
 
 
 class EditImagesInTwoSizes(EditImages):
-    """The pictures to be edited as the VAE sees them, and as the text encoder does."""
+    """Images to edit, as the VAE and as the text encoder gets them."""
 
     edit_text_pictures: list[Image.Image]
     """About `edit_text_pixels` pixels each."""
 
 
 class EditLatents(TypedDict):
-    """The pictures to be edited in the VAE's latent space, normalised per channel."""
+    """Images to edit in the VAE's latent space, normalized per channel."""
 
     edit_latents: list[Tensor]
     """(1, 16, 1, height / 8, width / 8) each, fp32."""
 
 
 class DecodedImage(TypedDict):
-    """A generated picture."""
+    """A generated image."""
 
     image: Image.Image
 
@@ -99,44 +88,26 @@ class DecodedImage(TypedDict):
 def encode_prompt(
     prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
 ) -> Prompt:
-    """Text -> the text encoder's last hidden states, without those of the chat
-    template's prefix.
-
-    Raises InputError when the tokenizer does not turn the prefix into 34 tokens: it is
-    then another model's.
-    """
+    """Encode a prompt as the text encoder's last hidden states."""
     check_prefix(tokenizer, PREFIX, PREFIX_TOKENS, "tokenizer")
-    text = PREFIX + prompt + SUFFIX
     tokens = tokenizer(
-        [text],
+        [PREFIX + prompt + SUFFIX],
         max_length=PREFIX_TOKENS + MAX_TOKENS,
         truncation=True,
         return_tensors="pt",
-    ).to(device)
-    # The language model alone: its head would compute a score for each of 152,064
-    # words, which nothing reads.
-    outputs = text_encoder.model(
-        input_ids=tokens.input_ids,
-        attention_mask=tokens.attention_mask,
-        use_cache=False,
     )
-    return {
-        "prompt_emb": outputs.last_hidden_state[:, PREFIX_TOKENS:],
-        "prompt_mask": tokens.attention_mask[:, PREFIX_TOKENS:].bool(),
-    }
+    return _encode_tokens(tokens, PREFIX_TOKENS, text_encoder, device)
 
 
 def resize_edit_image(edit_image: Image.Image, edit_pixels: int) -> EditImages:
-    """Resize the one picture to be edited to about `edit_pixels` pixels."""
+    """Resize the image to edit to about `edit_pixels` pixels."""
     return {"edit_pictures": [resize(edit_image, edit_pixels)]}
 
 
 def resize_edit_images(
     edit_image: list[Image.Image], edit_pixels: int, edit_text_pixels: int
 ) -> EditImagesInTwoSizes:
-    """Resize each picture to be edited to about `edit_pixels` pixels, and again to
-    about `edit_text_pixels`.
-    """
+    """Resize each image to edit to both areas."""
     return {
         "edit_pictures": [resize(image, edit_pixels) for image in edit_image],
         "edit_text_pictures": [resize(image, edit_text_pixels) for image in edit_image],
@@ -144,17 +115,15 @@ def resize_edit_images(
 
 
 def resize(image: Image.Image, pixels: int) -> Image.Image:
-    """Resize a picture, keeping its aspect ratio but for the rounding, to about
-    `pixels` pixels in multiples of 32.
+    """Resize an image to about `pixels` pixels, with sides that are multiples of 32, as
+    `calculate_dimensions` of diffusers does.
 
-    Raises InputError where a side would be rounded to nothing. Source:
-    `calculate_dimensions` of diffusers.
+    Raises InputError where a side would be rounded to nothing.
     """
     ratio = image.width / image.height
     exact = sqrt(pixels * ratio)
-    width, height = (
-        round(side / EDIT_MULTIPLE) * EDIT_MULTIPLE for side in (exact, exact / ratio)
-    )
+    width = round(exact / EDIT_MULTIPLE) * EDIT_MULTIPLE
+    height = round(exact / ratio / EDIT_MULTIPLE) * EDIT_MULTIPLE
     if not width or not height:
         size = f"{image.width} x {image.height} (width x height)"
         raise InputError(
@@ -172,12 +141,9 @@ def encode_edit_prompt(
     processor: Any,
     device: torch.device,
 ) -> Prompt:
-    """Text and the picture it is about -> hidden states of the picture's and the text's
-    tokens.
-    """
-    return _encode_with_images(
-        IMAGE + prompt, edit_pictures, text_encoder, processor, device
-    )
+    """Encode a prompt and the image that it is about."""
+    text = IMAGE + prompt
+    return _encode_with_images(text, edit_pictures, text_encoder, processor, device)
 
 
 def encode_numbered_prompt(
@@ -188,23 +154,19 @@ def encode_numbered_prompt(
     processor: Any,
     device: torch.device,
 ) -> Prompt:
-    """Text that speaks of 'Picture 1', 'Picture 2' ..., and these -> hidden states of
-    all their tokens.
-    """
-    images = "".join(
-        NUMBERED_IMAGE.format(number)
-        for number, _ in enumerate(edit_text_pictures, start=1)
-    )
+    """Encode a prompt about 'Picture 1', 'Picture 2' ..., and these images."""
+    numbers = range(1, len(edit_text_pictures) + 1)
+    text = "".join(NUMBERED_IMAGE.format(number) for number in numbers) + prompt
     return _encode_with_images(
-        images + prompt, edit_text_pictures, text_encoder, processor, device
+        text, edit_text_pictures, text_encoder, processor, device
     )
 
 
 def encode_image(
     input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Latents:
-    """RGB picture -> the mode of the VAE's distribution, normalised in fp32; sides are
-    multiples of 16.
+    """Encode an RGB image, its sides multiples of 16, as the mode of the VAE's
+    distribution.
     """
     return {"input_latents": _encode_image(input_image, vae, device, dtype)}
 
@@ -216,9 +178,7 @@ def encode_edit_images(
     device: torch.device,
     dtype: torch.dtype,
 ) -> EditLatents:
-    """RGB pictures to be edited -> the modes of the VAE's distributions, normalised in
-    fp32.
-    """
+    """Encode RGB images to edit, each as `encode_image` does."""
     return {
         "edit_latents": [
             _encode_image(image, vae, device, dtype) for image in edit_pictures
@@ -227,26 +187,24 @@ def encode_edit_images(
 
 
 def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
-    """Latents, (1, 16, 1, height / 8, width / 8) -> RGB picture."""
+    """Decode latents, (1, 16, 1, height / 8, width / 8), to an RGB image."""
     latents = latents.to(vae.device, torch.float32)
     mean, std = latents_mean_std(vae.config, latents)
     # Not latents * std: diffusers divides, and then the pixels are equal, too.
-    pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[
-        0
-    ]
+    scaled = (latents / (1 / std) + mean).to(vae.dtype)
+    pixels = vae.decode(scaled, return_dict=False)[0]
     return {"image": tensor_to_image(pixels[:, :, 0])}
 
 
 def check_prefix(tokenizer: Any, prefix: str, wanted: int, component: str) -> None:
-    """Raise InputError when a tokenizer does not turn a chat template's prefix into the
-    number of tokens dropped.
+    """Refuse a tokenizer that turns a chat template's prefix into another number of
+    tokens than is dropped: it is another model's.
     """
     found = len(tokenizer(prefix).input_ids)
     if found != wanted:
-        what = f"turns the chat template's prefix into {found} tokens, want {wanted}"
         raise InputError(
             f"{component} {tokenizer.name_or_path}",
-            what,
+            f"turns the chat template's prefix into {found} tokens, want {wanted}",
             f"give Qwen-Image's {component} with --{component}_path",
         )
 
@@ -258,19 +216,26 @@ def _encode_with_images(
     processor: Any,
     device: torch.device,
 ) -> Prompt:
-    """Text with pictures in it -> the last hidden states, without those of the edit
-    template's prefix.
-    """
     check_prefix(processor.tokenizer, EDIT_PREFIX, EDIT_PREFIX_TOKENS, "processor")
-    read = processor(
-        EDIT_PREFIX + text + SUFFIX, images, EDIT_PREFIX_TOKENS + MAX_TOKENS
-    )
-    outputs = text_encoder.model(
-        **{name: value.to(device) for name, value in read.items()}, use_cache=False
-    )
+    text = EDIT_PREFIX + text + SUFFIX
+    tokens = processor(text, images, EDIT_PREFIX_TOKENS + MAX_TOKENS)
+    return _encode_tokens(tokens, EDIT_PREFIX_TOKENS, text_encoder, device)
+
+
+def _encode_tokens(
+    tokens: Mapping[str, Tensor],
+    dropped: int,
+    text_encoder: Any,
+    device: torch.device,
+) -> Prompt:
+    """Return the last hidden states, without those of the first `dropped` tokens."""
+    inputs = {name: value.to(device) for name, value in tokens.items()}
+    # The language model alone: its head would compute a score for each of 152,064
+    # words, which nothing reads.
+    states = text_encoder.model(**inputs, use_cache=False).last_hidden_state
     return {
-        "prompt_emb": outputs.last_hidden_state[:, EDIT_PREFIX_TOKENS:],
-        "prompt_mask": read["attention_mask"][:, EDIT_PREFIX_TOKENS:].bool().to(device),
+        "prompt_emb": states[:, dropped:],
+        "prompt_mask": inputs["attention_mask"][:, dropped:].bool(),
     }
 
 
@@ -280,5 +245,5 @@ def _encode_image(
     pixels = images_to_tensor([image]).to(device, dtype)
     mode = vae.encode(pixels[:, :, None]).latent_dist.mode().float()
     mean, std = latents_mean_std(vae.config, mode)
-    normalised: Tensor = (mode - mean) / std
-    return normalised
+    normalized: Tensor = (mode - mean) / std
+    return normalized

@@ -19,7 +19,7 @@ from diffusers.pipelines.qwenimage import (
 )
 from dstrain import Pipeline
 from dstrain.testing import Conformance
-from dstrain_qwen_image.model_fn import DOWNSCALE, PATCH, pack, unpack
+from dstrain_qwen_image.model_fn import DOWNSCALE, pack, unpack
 from dstrain_qwen_image.processor import Processor
 from torch import Tensor
 from transformers import Qwen2VLProcessor
@@ -71,15 +71,13 @@ def by_diffusers(
         scheduler=scheduler, transformer=pipe.components["dit"], **shared, **parts
     )
     published.set_progress_bar_config(disable=True)
-    rows, columns = (
-        arguments[side] // DOWNSCALE // PATCH for side in ("height", "width")
-    )
+    height, width = (arguments[side] // DOWNSCALE for side in ("height", "width"))
     passed: list[Tensor] = []
 
     def family(
         pipeline: Any, step: int, timestep: Any, values: dict[str, Any]
     ) -> dict[str, Any]:
-        passed.append(unpack(values["latents"], rows, columns))
+        passed.append(unpack(values["latents"], height, width))
         return values
 
     given = {

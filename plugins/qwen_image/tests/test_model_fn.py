@@ -41,7 +41,7 @@ def plain_call(dit: Any, timestep: Tensor, given: dict[str, Tensor]) -> Tensor:
         img_shapes=[[(1, 4, 6)]] * len(given["noisy_latents"]),
         return_dict=False,
     )[0]
-    return unpack(tokens, 4, 6)
+    return unpack(tokens, 8, 12)
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def test_packing_is_undone_by_unpacking_and_groups_2x2_patches() -> None:
     tokens = pack(latents)
     assert tokens.shape == (2, 6, 64)
     assert torch.equal(tokens[1, 1].view(16, 2, 2), latents[1, :, 0, :2, 2:4])
-    assert torch.equal(unpack(tokens, 2, 3), latents)
+    assert torch.equal(unpack(tokens, 4, 6), latents)
 
 
 def test_guidance_keeps_each_tokens_norm() -> None:
