@@ -150,12 +150,13 @@ class LoraKeyFormat:
 def read_key_maps(
     path: Path, configurations: Mapping[str, Callable[..., Any]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the `prefixes`, `formats` and `lora` of a family's components, by name.
+    """Return, by component, arguments of `Component` that are in a JSON file.
 
     Args:
-        path: A JSON file, component -> fields of `Component`. Formats have names, which
-            LoRA formats refer to; each of their rows has the fields of a `KeyMap`.
-            Formats without `key_patterns` are those of LoRA files alone.
+        path: The file: component -> `key_patterns`, `prefixes`, `formats` and `lora`.
+            Formats have names, which LoRA formats refer to; each of their rows has the
+            fields of a `KeyMap`. Formats without `key_patterns` are those of LoRA files
+            alone.
         configurations: Functions that a format may name as its `configuration`, beside
             "same" for `same_config`.
     """
@@ -171,7 +172,7 @@ def read_key_maps(
                 known[one.get("configuration")],
             )
         components[component] = {
-            "prefixes": tuple(content.get("prefixes", ())),
+            **content,
             "formats": tuple(
                 one for one in formats.values() if one and one.key_patterns
             ),

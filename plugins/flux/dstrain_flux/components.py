@@ -60,10 +60,6 @@ COMPONENTS = (
         "dit",
         network=DiffusersNetwork("FluxTransformer2DModel"),
         folder="transformer",
-        key_patterns=(
-            "context_embedder.weight",
-            "single_transformer_blocks.*.proj_mlp.weight",
-        ),
         default_configs={
             **dict.fromkeys(IDS, CONFIGS / "dit.json"),
             "black-forest-labs/FLUX.1-schnell": CONFIGS / "dit_schnell.json",
@@ -76,10 +72,6 @@ COMPONENTS = (
         "text_encoder_1",
         network=TransformersNetwork("CLIPTextModel", "CLIPTextConfig"),
         folder="text_encoder",
-        key_patterns=(
-            "embeddings.token_embedding.weight",
-            "encoder.layers.*.mlp.fc1.weight",
-        ),
         default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder.json"),
         **KEY_MAPS["text_encoder_1"],
     ),
@@ -87,10 +79,6 @@ COMPONENTS = (
         "text_encoder_2",
         network=TransformersNetwork("T5EncoderModel", "T5Config"),
         folder="text_encoder_2",
-        key_patterns=(
-            "encoder.block.*.layer.1.DenseReluDense.wi_0.weight",
-            "encoder.block.*.layer.0.SelfAttention.q.weight",
-        ),
         default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder_2.json"),
         **KEY_MAPS["text_encoder_2"],
     ),
@@ -98,10 +86,6 @@ COMPONENTS = (
         "vae",
         network=DiffusersNetwork("AutoencoderKL"),
         folder="vae",
-        key_patterns=(
-            "encoder.down_blocks.*.resnets.*.conv1.weight",
-            "decoder.mid_block.attentions.0.to_q.weight",
-        ),
         default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
         original_filenames=("ae.*",),
         **KEY_MAPS["vae"],

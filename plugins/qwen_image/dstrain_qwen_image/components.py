@@ -50,11 +50,6 @@ COMPONENTS = (
         "dit",
         network=DiffusersNetwork("QwenImageTransformer2DModel"),
         folder="transformer",
-        key_patterns=(
-            "txt_norm.weight",
-            "transformer_blocks.*.img_mod.1.weight",
-            "proj_out.weight",
-        ),
         default_configs={
             **dict.fromkeys(IDS, CONFIGS / "dit.json"),
             "Qwen/Qwen-Image-Edit-2511": CONFIGS / "dit_edit_2511.json",
@@ -68,10 +63,6 @@ COMPONENTS = (
             "Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig"
         ),
         folder="text_encoder",
-        key_patterns=(
-            "model.language_model.embed_tokens.weight",
-            "model.visual.patch_embed.proj.weight",
-        ),
         default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder.json"),
         **KEY_MAPS["text_encoder"],
     ),
@@ -79,12 +70,8 @@ COMPONENTS = (
         "vae",
         network=DiffusersNetwork("AutoencoderKLQwenImage"),
         folder="vae",
-        key_patterns=(
-            "post_quant_conv.weight",
-            "encoder.*.gamma",
-            "decoder.up_blocks.*",
-        ),
         default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
+        **KEY_MAPS["vae"],
     ),
     Component("tokenizer", network=Tokenizer("Qwen2Tokenizer"), folder="tokenizer"),
     Component(

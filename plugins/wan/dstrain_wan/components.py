@@ -119,11 +119,6 @@ def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
         network=DiffusersNetwork("WanTransformer3DModel"),
         folder=folder,
         other_folders=(original,),
-        key_patterns=(
-            "patch_embedding.weight",
-            "condition_embedder.time_proj.weight",
-            "blocks.*.attn2.to_q.weight",
-        ),
         default_configs=of_published(DIT_CONFIGS),
         infer=infer_dit,
         original_filenames=filenames,
@@ -138,10 +133,6 @@ COMPONENTS = (
         "text_encoder",
         network=TransformersNetwork("UMT5EncoderModel", "UMT5Config"),
         folder="text_encoder",
-        key_patterns=(
-            "encoder.block.*.SelfAttention.relative_attention_bias.weight",
-            "encoder.final_layer_norm.weight",
-        ),
         default_configs=of_published(dict.fromkeys(DIT_CONFIGS, "text_encoder.json")),
         original_filenames=("models_t5_umt5*",),
         **KEY_MAPS["text_encoder"],
@@ -150,11 +141,6 @@ COMPONENTS = (
         "vae",
         network=DiffusersNetwork("AutoencoderKLWan"),
         folder="vae",
-        key_patterns=(
-            "post_quant_conv.weight",
-            "encoder.*.gamma",
-            "decoder.up_blocks.*",
-        ),
         default_configs=of_published(VAE_CONFIGS),
         original_filenames=("Wan2.*_VAE.*",),
         **KEY_MAPS["vae"],
@@ -163,7 +149,6 @@ COMPONENTS = (
         "image_encoder",
         network=TransformersNetwork("CLIPVisionModel", "CLIPVisionConfig"),
         folder="image_encoder",
-        key_patterns=("embeddings.class_embedding", "post_layernorm.weight"),
         default_configs=of_published(
             dict.fromkeys(IMAGE_TO_VIDEO, "image_encoder.json")
         ),

@@ -110,6 +110,7 @@ def test_shapes_of_another_format_may_have_more_axes_of_length_1() -> None:
 
 KEY_MAPS = {
     "dit": {
+        "key_patterns": ["layers.*"],
         "prefixes": ["net."],
         "formats": {
             "original": {
@@ -150,7 +151,8 @@ def test_key_maps_are_read_as_fields_of_components(tmp_path: Path) -> None:
     original = CheckpointFormat(("blocks.*.qk.weight",), rows, ("log.*",), own)
     other = CheckpointFormat((), (KeyMap("layers", "others"),))
     assert found["dit"] == {
-        "prefixes": ("net.",),
+        "key_patterns": ["layers.*"],
+        "prefixes": ["net."],
         # Without key patterns, `other` is a format of LoRA files alone.
         "formats": (original,),
         "lora": (
@@ -159,7 +161,7 @@ def test_key_maps_are_read_as_fields_of_components(tmp_path: Path) -> None:
         ),
     }
     published = CheckpointFormat(("encoder.*",), configuration=same_config)
-    assert found["vae"] == {"prefixes": (), "formats": (published,), "lora": ()}
+    assert found["vae"] == {"formats": (published,), "lora": ()}
 
 
 @pytest.mark.parametrize("field", ["configuration", "format"])
