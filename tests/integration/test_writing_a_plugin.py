@@ -72,7 +72,7 @@ def package(
     assert main(["plugins", "new", name]) == 0
     folder = tmp_path / name
     (folder / f"dstrain_{name}/networks.py").unlink()
-    (folder / "tests/digests.json").unlink()
+    (folder / "tests/fingerprints.json").unlink()
     for place, text in tutorial.files:
         (tmp_path / place).write_text(text)
     distribution = "plugin-" + name.replace("_", "-")

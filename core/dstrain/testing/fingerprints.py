@@ -25,7 +25,7 @@ from dstrain.randomness import Rng, SampleKey
 from dstrain.testing.rows import data_inputs, inputs
 from dstrain.training.losses import SFT
 
-FILE = "digests.json"
+FILE = "fingerprints.json"
 TOLERANCE = 1e-3
 COSINES = 4
 
@@ -115,7 +115,7 @@ def changed(
         mark = f"{unit} {versions[unit]}"
         known = recorded.get(mark, {}).get(variant)
         if known is None:
-            faults.append(f"{mark}: no digest is recorded for {variant}")
+            faults.append(f"{mark}: no fingerprint is recorded for {variant}")
         elif known.keys() != fingerprints.keys() or any(
             not matches(known[name], one) for name, one in fingerprints.items()
         ):

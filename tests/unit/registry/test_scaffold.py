@@ -44,7 +44,7 @@ def test_the_package_has_the_files_of_a_family_under_its_own_name(
     assert files == {
         "README.md",
         "pyproject.toml",
-        "tests/digests.json",
+        "tests/fingerprints.json",
         "tests/test_conformance.py",
         *(
             f"tests/plans/base-sft-{trained}.txt"

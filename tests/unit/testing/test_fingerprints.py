@@ -15,7 +15,7 @@ from PIL import Image
 from tests.support.kit import install_family
 
 
-def test_digests_change_only_under_a_new_version(site: Path) -> None:
+def test_fingerprints_change_only_under_a_new_version(site: Path) -> None:
     changes = (
         (
             "units.py",
@@ -35,7 +35,7 @@ def test_digests_change_only_under_a_new_version(site: Path) -> None:
     )
     tests = install_family("versioned", site, (*changes, *raised))
     write_golden("versioned", tests)
-    assert set(json.loads((tests / "digests.json").read_text())) == {
+    assert set(json.loads((tests / "fingerprints.json").read_text())) == {
         "encode_image 2",
         "encode_prompt 1",
     }
@@ -44,12 +44,12 @@ def test_digests_change_only_under_a_new_version(site: Path) -> None:
 @pytest.mark.parametrize(
     ("factor", "equal"), [(1.0, True), (1 + 2e-4, True), (1 + 5e-3, False)]
 )
-def test_digests_are_equal_within_a_thousandth(factor: float, equal: bool) -> None:
+def test_fingerprints_are_equal_within_a_thousandth(factor: float, equal: bool) -> None:
     values = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     assert matches(fingerprint(values, "x"), fingerprint(values * factor, "x")) is equal
 
 
-def test_digests_tell_shapes_elements_texts_and_pixels_apart() -> None:
+def test_fingerprints_tell_shapes_elements_texts_and_pixels_apart() -> None:
     values = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
     moved = values.clone()
     moved[5, 5] += 1
