@@ -49,9 +49,8 @@ def write_model(family: str, variant: str, folder: Path, assets: Path) -> None:
         "wan": {"text_encoder": {"vocab_size": 256384}},
     }.get(family, {})
     if family == "qwen_image":
-        configs = import_module("dstrain_qwen_image.components").CONFIGS
-        toy = json.loads((configs / "toy.json").read_bytes())["networks"]
-        text = toy["text_encoder"]["text_config"]
+        toy = import_module("dstrain_qwen_image.toy").TOY
+        text = toy["networks"]["text_encoder"]["text_config"]
         sizes["text_encoder"] = {
             **QWEN_IDS,
             "text_config": {**text, "vocab_size": 152064},

@@ -26,7 +26,7 @@ PUBLIC = {
         FlowMatchSchedule Frames InferenceOnly InputError KeyMap LatentConstraint
         LoraKeyFormat Measured ModelFamily Option PipelineSpec Shapes Tokenizer
         TransformersNetwork Unit at_least hookimpl read_key_maps
-        same_config toy_writer write_model
+        same_config toy_writer
     """,
     "dstrain.plugin.functional": """
         apply_guidance as_uint8 check_sides convert_image images_to_tensor

@@ -55,16 +55,32 @@ def fill_folder(
         ) from error
 
 
-def toy_writer(components: Iterable[Component], path: Path) -> Callable[..., None]:
-    """Return a family's function that writes its toys, which are described by a file.
+def toy_writer(
+    components: Iterable[Component],
+    networks: Entries,
+    files: Entries | None = None,
+    sharded: Collection[str] = (),
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Callable[..., None]:
+    """Return a family's function that writes its toys.
 
     Args:
         components: Those of the family.
-        path: A JSON file. Its `networks` are the `sizes` of `write_model` and `sharded`
-            is its argument; `files` are other JSON files of the folder. `variants` has
-            the entries of these that a variant changes, `like` another variant if it
-            says so.
+        networks: Component -> content of its config.json, as far as it is not the
+            default, or arguments of its tokenizer; others are not written.
+        files: Other JSON files of the folder, by path.
+        sharded: Components whose weights are written to two files.
+        variants: Variant -> its own entries of `networks` and `files`; `like` names a
+            variant whose entries it has, too.
     """
+    base: dict[str, Entries] = {"networks": networks, "files": files or {}}
+
+    def toy_of(variant: str) -> dict[str, Entries]:
+        own = (variants or {}).get(variant)
+        if own is None:
+            return base
+        like = toy_of(own.get("like", ""))
+        return {kind: _changed(like[kind], own.get(kind, {})) for kind in base}
 
     def write(
         folder: Path, variant: str = "", seed: int = 0, sizes: Entries | None = None
@@ -73,54 +89,39 @@ def toy_writer(components: Iterable[Component], path: Path) -> Callable[..., Non
 
         sizes: component -> entries of its config.json that replace the toy's own.
         """
-        toy = json.loads(path.read_bytes())
-        for name, content in _entries(toy, "files", variant).items():
+        toy = toy_of(variant)
+        for name, content in toy["files"].items():
             _write_json(folder / name, content)
-        networks = _entries(toy, "networks", variant)
-        write_model(folder, components, networks, sizes, seed, toy["sharded"])
+        configs = _changed(toy["networks"], sizes or {})
+        _write_components(folder, components, configs, seed, sharded)
 
     return write
 
 
-def _entries(toy: Mapping[str, Any], kind: str, variant: str) -> Entries:
-    """Return the `files` or `networks` of a variant."""
-    own = toy["variants"].get(variant)
-    if own is None:
-        entries: Entries = toy[kind]
-        return entries
-    found = dict(_entries(toy, kind, own.get("like", "")))
-    for name, changes in own.get(kind, {}).items():
-        found[name] = {**found.get(name, {}), **changes}
-    return found
+def _changed(entries: Entries, changes: Entries) -> Entries:
+    """Return entries of which some are replaced, or new."""
+    return {
+        name: {**entries.get(name, {}), **changes.get(name, {})}
+        for name in {**entries, **changes}
+    }
 
 
-def write_model(
+def _write_components(
     folder: Path,
     components: Iterable[Component],
-    sizes: Entries,
-    changes: Entries | None = None,
-    seed: int = 0,
-    sharded: Collection[str] = (),
+    configs: Entries,
+    seed: int,
+    sharded: Collection[str],
 ) -> None:
-    """Write networks with random weights in the published layout. Equal arguments write
-    equal files, and torch's generator is left as it was.
-
-    Args:
-        folder: The folder of the model.
-        components: Those of the family.
-        sizes: Component -> content of its config.json, as far as it is not the default,
-            or arguments of its tokenizer; other components are not written.
-        changes: Component -> entries that replace those of `sizes`.
-        seed: Of the weights.
-        sharded: Components whose weights are written to two files.
+    """Write networks with random weights, and tokenizers, in the published layout;
+    torch's generator is left as it was.
     """
     written: list[Component] = []
     with torch.random.fork_rng(devices=[]):
         for component in components:
-            if component.name not in sizes:
+            if component.name not in configs:
                 continue
-            changed = (changes or {}).get(component.name, {})
-            config = {**sizes[component.name], **changed}
+            config = configs[component.name]
             place = folder / component.folder
             place.mkdir(parents=True, exist_ok=True)
             network: Any = component.network

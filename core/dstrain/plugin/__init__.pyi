@@ -22,7 +22,6 @@ from dstrain.models.networks import DiffusersNetwork as DiffusersNetwork
 from dstrain.models.networks import Tokenizer as Tokenizer
 from dstrain.models.networks import TransformersNetwork as TransformersNetwork
 from dstrain.models.toy import toy_writer as toy_writer
-from dstrain.models.toy import write_model as write_model
 from dstrain.registry.family import ModelFamily as ModelFamily
 from dstrain.registry.family import Option as Option
 from dstrain.registry.hooks import hookimpl as hookimpl

@@ -6,6 +6,7 @@ initial range that makes prompts differ clearly. The tokenizers turn the prefix 
 chat template into as many tokens as the real one does.
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ from dstrain.plugin import toy_writer
 
 from dstrain_qwen_image.components import COMPONENTS, CONFIGS
 
-write_components = toy_writer(COMPONENTS, CONFIGS / "toy.json")
+TOY = json.loads((CONFIGS / "toy.json").read_bytes())
+write_components = toy_writer(COMPONENTS, **TOY)
 
 
 def write(

@@ -11,7 +11,7 @@ import torch
 from dstrain.errors import SystemFault
 from dstrain.models.components import Component
 from dstrain.models.networks import Tokenizer
-from dstrain.models.toy import toy_writer, write_model, write_toy
+from dstrain.models.toy import toy_writer, write_toy
 from dstrain.registry.family import ModelFamily
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -46,7 +46,10 @@ def test_toy_files_are_one_entry_per_component(tmp_path: Path) -> None:
     }
 
 
-SIZES = {"dit": {"width": 8, "depth": 2}, "vae": {"branch": 8}}
+SIZES: dict[str, dict[str, int]] = {
+    "dit": {"width": 8, "depth": 2},
+    "vae": {"branch": 8},
+}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -59,7 +62,7 @@ def test_equal_arguments_write_equal_models_and_leave_the_generator_alone(
 ) -> None:
     before = torch.random.get_rng_state()
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
-        write_model(tmp_path / name, COMPONENTS, SIZES, seed=seed)
+        toy_writer(COMPONENTS, SIZES)(tmp_path / name, seed=seed)
     assert torch.equal(before, torch.random.get_rng_state())
     one, same, other = (contents(tmp_path / name) for name in ("one", "same", "other"))
     assert one == same
@@ -77,7 +80,7 @@ def test_equal_arguments_write_equal_models_and_leave_the_generator_alone(
 
 def test_sizes_may_be_changed_and_weights_sharded(tmp_path: Path) -> None:
     changes = {"dit": {"width": 16}}
-    write_model(tmp_path, COMPONENTS, SIZES, changes, sharded=("dit",))
+    toy_writer(COMPONENTS, SIZES, sharded=("dit",))(tmp_path, sizes=changes)
     config = json.loads((tmp_path / "transformer/config.json").read_text())
     assert config == {"width": 16, "depth": 2}
     index = (tmp_path / "transformer/model.safetensors.index.json").read_text()
@@ -87,7 +90,7 @@ def test_sizes_may_be_changed_and_weights_sharded(tmp_path: Path) -> None:
 def test_experts_of_one_network_have_different_weights(tmp_path: Path) -> None:
     twin = replace(COMPONENTS[0], name="dit2", folder="transformer_2")
     sizes = {"dit": SIZES["dit"], "dit2": SIZES["dit"]}
-    write_model(tmp_path, (COMPONENTS[0], twin), sizes)
+    toy_writer((COMPONENTS[0], twin), sizes)(tmp_path)
     one, other = (
         load_file(tmp_path / folder / "model.safetensors")
         for folder in ("transformer", "transformer_2")
@@ -100,14 +103,14 @@ TOKENIZER = Component("tokenizer", network=Tokenizer("T5Tokenizer"), folder="wor
 WORDS = [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["▁", -2.0], ["dog", -3.0]]
 
 
-def test_tokenizers_are_written_with_the_words_of_a_json_file(tmp_path: Path) -> None:
+def test_tokenizers_are_written_with_words_as_json_has_them(tmp_path: Path) -> None:
     sizes = {"tokenizer": {"vocab": WORDS, "extra_ids": 0}}
-    write_model(tmp_path, (TOKENIZER,), sizes)
+    toy_writer((TOKENIZER,), sizes)(tmp_path)
     found = T5Tokenizer.from_pretrained(tmp_path / "words")
     assert found("dog cat").input_ids == [3, 4, 3, 2, 1]
 
 
-TOY = {
+TOY: dict[str, Any] = {
     "files": {"model_index.json": {"kind": "Tiny", "parts": 1}},
     "networks": {"dit": {"width": 8, "depth": 2}},
     "sharded": ["dit"],
@@ -121,12 +124,11 @@ TOY = {
 }
 
 
-def test_a_variants_toy_has_the_files_and_sizes_of_a_json_file(tmp_path: Path) -> None:
+def test_a_variants_toy_has_files_and_sizes_of_its_own(tmp_path: Path) -> None:
     def read(place: str) -> Any:
         return json.loads((tmp_path / place).read_text())
 
-    (tmp_path / "toy.json").write_text(json.dumps(TOY))
-    write = toy_writer(COMPONENTS, tmp_path / "toy.json")
+    write = toy_writer(COMPONENTS, **TOY)
     write(tmp_path / "base", "base")
     assert read("base/model_index.json") == {"kind": "Tiny", "parts": 1}
     assert read("base/transformer/config.json") == {"width": 8, "depth": 2}
