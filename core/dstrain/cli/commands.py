@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -14,7 +15,7 @@ from dstrain.cli.options import (
     model_options,
     shared_options,
 )
-from dstrain.config.fields import check_choice, parse_alpha
+from dstrain.config.fields import parse_alpha
 from dstrain.config.schema import GenerateConfig, TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
@@ -72,10 +73,9 @@ def toy(
 
     family = load_family(model, left_out)
     chosen = variant_of(family, variant)
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UsageError(
-            "--output", f"{output} exists; existing files were not modified"
-        )
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        what = f"{output} exists; existing files were not modified"
+        raise UsageError("--output", what)
     advice = "make room, remove what was written, and run the same command again"
     fill_folder(family, chosen, seed, output, advice)
     click.echo(
@@ -89,16 +89,14 @@ def export(
     program: str,
     model: str | None,
     overwrite: bool,
-    alpha: str | None,
+    alpha: float | Literal["rank"] | None,
     left_out: tuple[str, ...],
 ) -> None:
     """Convert a LoRA file or weights for another program."""
     from dstrain.lora.export import export as run
 
     program = "diffsynth" if program == "reference" else program  # an alias
-    check_choice("--format", program, PROGRAMS)
-    number = parse_alpha(alpha) if alpha is not None else None
-    done = run(source, output, program, model, overwrite, left_out, number)
+    done = run(source, output, program, model, overwrite, left_out, alpha)
     click.echo(f"wrote {output}: {done}")
 
 
@@ -106,10 +104,7 @@ def models(left_out: tuple[str, ...]) -> None:
     """List the installed model families."""
     from dstrain.registry.discovery import installed
 
-    rows = [
-        (plugin.name, plugin.distribution, plugin.version)
-        for plugin in installed(left_out)
-    ]
+    rows = [(one.name, one.distribution, one.version) for one in installed(left_out)]
     click.echo(_table(("name", "distribution", "version"), rows))
 
 
@@ -208,6 +203,7 @@ def _export_params() -> tuple[click.Parameter, ...]:
     return (
         click.Option(
             ["--format", "program"],
+            type=click.Choice((*PROGRAMS, "reference")),
             metavar=f"[{'|'.join(PROGRAMS)}]",
             required=True,
             help="Program whose key names the file gets.",
@@ -220,6 +216,7 @@ def _export_params() -> tuple[click.Parameter, ...]:
         ),
         click.Option(
             ["--alpha"],
+            type=parse_alpha,
             metavar="rank|NUMBER",
             help="Alpha of a LoRA file that does not contain it.",
         ),

@@ -49,7 +49,7 @@ def disabled_plugin(text: str) -> str:
     if not text.startswith("no:"):
         raise click.BadParameter(f"want no:NAME, got {text!r}")
     name = text.removeprefix("no:")
-    refuse_unknown((name,))
+    refuse_unknown(name)
     return name
 
 
@@ -77,19 +77,28 @@ KINDS: Mapping[type, tuple[Any, str | None]] = MappingProxyType(
 
 
 class GroupedOption(click.Option):
-    """An option with a group of --help."""
+    """An option with a group of --help, which a file of --config may have or not."""
 
     def __init__(
-        self, *declarations: str, group: str = "general", **settings: Any
+        self,
+        *declarations: str,
+        group: str = "general",
+        in_files: bool = True,
+        **settings: Any,
     ) -> None:
-        super().__init__(list(declarations), **settings)
+        super().__init__(declarations, **settings)
         self.group = group
+        self.in_files = in_files
 
 
 def debug_option() -> click.Option:
     """Return --debug; `main` looks for it itself."""
     return GroupedOption(
-        "--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."
+        "--debug",
+        is_flag=True,
+        in_files=False,
+        expose_value=False,
+        help="Show tracebacks of errors.",
     )
 
 
@@ -120,22 +129,16 @@ def as_option(flag: Flag) -> click.Option:
     settings: dict[str, Any] = {"group": flag.group, "help": flag.help}
     if flag.kind is bool:
         return GroupedOption(flag.spelled, is_flag=True, **settings)
-    parser, metavar = KINDS[flag.kind]
+    settings["type"], settings["metavar"] = KINDS[flag.kind]
     if flag.choices:
-        metavar = f"[{'|'.join(flag.choices)}]"
+        settings["metavar"] = f"[{'|'.join(flag.choices)}]"
     if flag.bare is not None:
-        metavar = f"[{flag.bare}|PATH]"
-        settings.update(is_flag=False, flag_value=flag.bare)
+        bare = {"metavar": f"[{flag.bare}|PATH]", "flag_value": flag.bare}
+        settings |= {"is_flag": False, **bare}
     if not flag.required:
-        shown = flag.default is not None and not flag.many
-        settings.update(default=flag.default, show_default=shown)
+        settings |= {"default": flag.default, "show_default": True}
     return GroupedOption(
-        flag.spelled,
-        type=parser,
-        metavar=metavar,
-        required=flag.required,
-        multiple=flag.many,
-        **settings,
+        flag.spelled, required=flag.required, multiple=flag.many, **settings
     )
 
 
@@ -163,6 +166,7 @@ class FamilyCommand(click.Command):
             "--config",
             type=file_path,
             metavar="FILE",
+            in_files=False,
             help="Read options from a TOML, YAML or JSON file. The command line takes precedence.",
         )
         own: list[click.Parameter] = [as_option(flag) for flag in flags(config)]
@@ -177,15 +181,16 @@ class FamilyCommand(click.Command):
         family: ModelFamily | None = ctx.meta.get(FAMILY)
         if family is None:
             return params
-        options = []
-        for option in self._family_options(family):
-            # click takes is_flag=False to mean that the value may be left out.
-            settings = {"is_flag": True} if option.is_flag else {}
-            options.append(
-                GroupedOption(
-                    f"--{option.name}", group=family.name, help=option.help, **settings
-                )
+        options = [
+            GroupedOption(
+                f"--{option.name}",
+                group=family.name,
+                help=option.help,
+                # click takes False to mean that the value may be left out.
+                is_flag=option.is_flag or None,
             )
+            for option in self._family_options(family)
+        ]
         return [*options, *params]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -211,26 +216,20 @@ class FamilyCommand(click.Command):
         values = read_file(file) if file is not None else {}
         if first.get("run") is not None:
             values.setdefault("model", read_resolved(first["run"])["model"])
-        model = first["model"] if first["model"] is not None else values.get("model")
+        model = first["model"] or values.get("model")
         if model is None:
             return  # click says that it is required
         disabled = [name.removeprefix("no:") for name in values.get("p", ())]
         ctx.meta[FAMILY] = load_family(model, first["left_out"] or disabled)
         if values:
-            path = first["run"] if file is None else file
+            path = file or first["run"]
             ctx.meta[CONFIG_FILE] = path
-            ctx.default_map = default_map(path, values, self._file_options(ctx))
-
-    def _file_options(self, ctx: click.Context) -> dict[str, click.Option]:
-        """Return the options that a file may give: all that a written one has."""
-        family: ModelFamily = ctx.meta[FAMILY]
-        names = {flag.name for flag in flags(self.config)} | {"left_out"}
-        names |= {option.name for option in family.options}
-        return {
-            param.opts[0].lstrip("-"): param
-            for param in self.get_params(ctx)
-            if isinstance(param, click.Option) and param.name in names
-        }
+            options = {
+                param.opts[0].lstrip("-"): param
+                for param in self.get_params(ctx)
+                if isinstance(param, GroupedOption) and param.in_files
+            }
+            ctx.default_map = default_map(path, values, options)
 
     def invoke(self, ctx: click.Context) -> None:
         """Build the configuration and call the body with it."""
@@ -264,15 +263,16 @@ class FamilyCommand(click.Command):
         groups: list[str] = list(get_args(Group))
         if family is not None:
             groups.insert(1, family.name)
-        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in groups}
-        for param in self.get_params(ctx):
-            row = param.get_help_record(ctx)
-            if row is not None:
-                rows[getattr(param, "group", "general")].append(row)
+        records = [(one, one.get_help_record(ctx)) for one in self.get_params(ctx)]
         for group in groups:
-            if rows[group]:
+            rows = [
+                record
+                for param, record in records
+                if record and getattr(param, "group", "general") == group
+            ]
+            if rows:
                 with formatter.section(group):
-                    formatter.write_dl(rows[group])
+                    formatter.write_dl(rows)
 
     def _family_options(self, family: ModelFamily) -> list[Option]:
         """Return the family's options that act here; what is saved is for training."""
@@ -287,9 +287,7 @@ def _check_family(config: ModelChoice, family: ModelFamily) -> None:
     if config.variant is not None:
         variant_of(family, config.variant)
     for option in family.options:
-        names_file = bool(option.component) and not option.field
+        names_file = option.component and not option.field
         if config.toy and names_file and option.name in config.family_options:
-            raise UsageError(
-                f"--{option.name}",
-                f"has no effect: --toy builds its own {option.component}",
-            )
+            what = f"has no effect: --toy builds its own {option.component}"
+            raise UsageError(f"--{option.name}", what)

@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -174,8 +174,10 @@ def check_value(flag: Flag, value: Any) -> None:
         is_bool = isinstance(one, bool) and flag.kind is not bool
         if is_bool or not isinstance(one, wanted):
             raise UsageError(flag.spelled, f"want {flag.kind.__name__}, got {one!r}")
-    if flag.choices:
-        check_choice(flag.spelled, value, flag.choices)
+    if flag.choices and value not in flag.choices:
+        hint = nearest(value, flag.choices)
+        what = f"want one of {', '.join(flag.choices)}, got {value!r}{hint}"
+        raise UsageError(flag.spelled, what)
     if flag.kind is float and not math.isfinite(value):
         raise UsageError(flag.spelled, f"want a finite number, got {value}")
     if flag.above is not None and value <= flag.above:
@@ -184,14 +186,6 @@ def check_value(flag: Flag, value: Any) -> None:
         raise UsageError(flag.spelled, f"want {flag.minimum} or more, got {value}")
     if flag.maximum is not None and value > flag.maximum:
         raise UsageError(flag.spelled, f"want {flag.maximum} or less, got {value}")
-
-
-def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
-    """Raise UsageError for a value that is not among the choices."""
-    if value not in choices:
-        hint = nearest(value, choices)
-        what = f"want one of {', '.join(choices)}, got {value!r}{hint}"
-        raise UsageError(where, what)
 
 
 def split_commas(text: str | None) -> tuple[str, ...]:

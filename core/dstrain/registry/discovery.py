@@ -63,14 +63,13 @@ def installed(
     return tuple(sorted(found))
 
 
-def refuse_unknown(left_out: Collection[str]) -> None:
+def refuse_unknown(name: str) -> None:
     """Raise UsageError if a name is neither that of a plugin nor of a distribution."""
     known: set[str] = set()
     for plugin in (*installed(), *installed(group=HOOK_GROUP)):
         known |= {plugin.name, plugin.distribution}
-    for name in left_out:
-        if name not in known:
-            raise UsageError("-p", _no_such("plugin", name, sorted(known)))
+    if name not in known:
+        raise UsageError("-p", _no_such("plugin", name, sorted(known)))
 
 
 def load_family(name: str, left_out: Collection[str] = ()) -> ModelFamily:

@@ -58,7 +58,7 @@ def answer_of(
         (["toy", "--model", "faky"], "--output: is required"),
         (
             ["export", "a", "b", "--format", "komfy"],
-            "--format: want one of diffusers, comfyui, kohya, diffsynth, got 'komfy'; did you mean 'comfyui'?",
+            "--format: 'komfy' is not one of 'diffusers', 'comfyui', 'kohya', 'diffsynth'",
         ),
         (
             ["generate", "--model", "faky", "--toy", "--output", "x.png"],

@@ -85,11 +85,12 @@ def test_two_distributions_with_one_name_are_refused_naming_both(
 
 def test_a_plugin_to_leave_out_must_be_there(fake_plugin: Install) -> None:
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {})
-    refuse_unknown(("faky", "plugin-faky"))
+    refuse_unknown("faky")
+    refuse_unknown("plugin-faky")
     with pytest.raises(
         UsageError, match=r"no plugin named 'fakky'.*did you mean 'faky'"
     ):
-        refuse_unknown(("fakky",))
+        refuse_unknown("fakky")
 
 
 def test_a_variant_is_the_first_or_the_one_named(
