@@ -61,6 +61,9 @@ class LoraFile:
     path: Path
     scale: float = 1.0
 
+    def __str__(self) -> str:
+        return f"{self.path}:{self.scale}"
+
 
 class PublishedFiles(NamedTuple):
     """Files of a published model: its id, a pattern of their names, and a revision (''
@@ -80,6 +83,9 @@ class NamedInput:
 
     name: str
     text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.text}"
 
 
 @dataclass(frozen=True)

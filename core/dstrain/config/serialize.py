@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.fields import LoraFile, NamedInput, flags, split_commas
+from dstrain.config.fields import LoraFile, flags, split_commas
 from dstrain.config.schema import (
     GenerateConfig,
     ModelChoice,
@@ -93,8 +93,6 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
-    if isinstance(value, LoraFile):
-        return redacted(f"{value.path}:{value.scale}")
-    if isinstance(value, NamedInput):
-        return redacted(f"{value.name}={value.text}")
-    return redacted(str(value)) if isinstance(value, str | Path) else value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return redacted(str(value))

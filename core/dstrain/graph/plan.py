@@ -103,7 +103,7 @@ def make_plan(
     check_components(spec, task.loss, LOSS_CONTEXT)
     inputs |= frozenset(spec.settings)
     available, skipped = spec.find_available(inputs)
-    trained = _trained(spec, trainables)
+    trained = tuple(dict.fromkeys(name.partition(".")[0] for name in trainables))
     planner = _Planner(spec, task, trained, available, skipped)
     planner.refuse_missing_inputs(columns)
     units = planner.needed_units()
@@ -266,11 +266,9 @@ class _Planner:
             configs[stage] = tuple(name for name in known if name in config_only)
         for name in self.trained:
             if name not in components["train"]:
-                raise UsageError(
-                    self.spec.where,
-                    f"cannot train {name!r}: task {self.task.name} does not use it",
-                    f"used in a training step: {', '.join(components['train'])}",
-                )
+                what = f"cannot train {name!r}: task {self.task.name} does not use it"
+                used_here = f"used in a training step: {', '.join(components['train'])}"
+                raise UsageError(self.spec.where, what, used_here)
         return components, configs
 
     def _components(self, function: FunctionSpec) -> Iterator[str]:
@@ -318,19 +316,6 @@ class _Planner:
         if not from_table or not isinstance(source, Column):
             return f"input {name!r}"
         return f"column {source.name!r} (input {name}){nearest(source.name, columns)}"
-
-
-def _trained(spec: PipelineSpec, trainables: tuple[str, ...]) -> tuple[str, ...]:
-    trained = tuple(dict.fromkeys(name.partition(".")[0] for name in trainables))
-    for name in trained:
-        if name not in spec.components:
-            hint = nearest(name, spec.components)
-            raise UsageError(
-                spec.where,
-                f"no component named {name!r} to train{hint}",
-                f"components: {', '.join(spec.components)}",
-            )
-    return trained
 
 
 def _cached_values(

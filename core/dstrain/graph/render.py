@@ -1,6 +1,6 @@
 """Print a plan as text or as JSON data."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dstrain.graph.plan import Plan, Step
@@ -19,21 +19,21 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "family": plan.family,
         "variant": plan.variant,
         "task": plan.task,
-        "branches": list(plan.branches),
+        "branches": plan.branches,
         "inputs": sorted(plan.inputs),
-        "trainables": list(plan.trainables),
+        "trainables": plan.trainables,
         "data_process": [_step(step) for step in plan.cached_steps],
         "train": [_step(step) for step in plan.train_steps],
-        "cached_values": {key: plan.cached_kinds[key] for key in plan.cached_values},
-        "components": {
-            stage or "unsplit": list(names) for stage, names in plan.components.items()
-        },
-        "configs": {
-            stage or "unsplit": list(names) for stage, names in plan.configs.items()
-        },
-        "skipped": dict(plan.skipped),
-        "idle": list(plan.unused_units),
+        "cached_values": plan.cached_kinds,
+        "components": _by_stage(plan.components),
+        "configs": _by_stage(plan.configs),
+        "skipped": plan.skipped,
+        "idle": plan.unused_units,
     }
+
+
+def _by_stage(names: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    return {stage or "unsplit": names[stage] for stage in names}
 
 
 def as_text(plan: Plan, spec: PipelineSpec, task: Task) -> str:
@@ -44,20 +44,18 @@ def as_text(plan: Plan, spec: PipelineSpec, task: Task) -> str:
     title = f"{plan.family} {plan.variant}, task {plan.task}, trains {trained}"
     if len(plan.branches) > 1:
         title += f", branches {' and '.join(plan.branches)}"
-    stage_1 = (
-        f"stage 1  {plan.task}:data_process   loads {_loaded(plan, 'data_process')}"
-    )
-    lines = [title, "", stage_1]
+    loads = _loaded(plan, "data_process")
+    lines = [title, "", f"stage 1  {plan.task}:data_process   loads {loads}"]
     lines += _rows(plan.cached_steps) or ["    (nothing to do)"]
     lines += ["", "    stored between the stages"]
     width = max(map(len, plan.cached_values), default=0)
-    for key in plan.cached_values:
-        lines.append(f"    = {key:{width}}  {plan.cached_kinds[key]}")
+    for key, kind in plan.cached_kinds.items():
+        lines.append(f"    = {key:{width}}  {kind}")
     lines += ["", f"stage 2  {plan.task}:train   loads {_loaded(plan, 'train')}"]
     lines += _rows(plan.train_steps)
     lines.append(_reader(plan, spec.model_fn, GIVEN_TO_MODEL_FN, spec))
-    constraint = spec.constrain_latents
-    if constraint is not None:
+    if spec.constrain_latents is not None:
+        constraint = spec.constrain_latents
         lines.append(_reader(plan, constraint, GIVEN_TO_CONSTRAIN_LATENTS, spec))
     arguments = ", ".join(["predict", *task.loss.inputs])
     lines.append(f"    {task.loss.name}({arguments}) -> loss")
@@ -73,9 +71,9 @@ def _step(step: Step) -> dict[str, Any]:
         "unit": step.unit.name,
         "version": step.unit.version,
         "branch": step.branch,
-        "inputs": dict(step.inputs),
-        "outputs": dict(step.outputs),
-        "components": list(step.unit.components),
+        "inputs": step.inputs,
+        "outputs": step.outputs,
+        "components": step.unit.components,
     }
 
 
@@ -83,10 +81,8 @@ def _rows(steps: Iterable[Step]) -> list[str]:
     rows = []
     for step in steps:
         uses = [name for name in step.unit.components if name not in CONTEXT]
-        inputs, outputs = (
-            ", ".join(step.inputs.values()),
-            ", ".join(step.outputs.values()),
-        )
+        inputs = ", ".join(step.inputs.values())
+        outputs = ", ".join(step.outputs.values())
         rows.append(f"    {step.unit.name}({inputs}) -> {outputs}{_uses(uses)}")
     return rows
 
@@ -106,9 +102,8 @@ def _reader(
     """Return the line of model_fn or constrain_latents: the inputs that are present and
     the components, the denoiser by the names of its experts.
     """
-    computed = {name for step in plan.train_steps for name in step.outputs}
-    present = computed | {*plan.cached_values}
-    arguments = [*given, *(name for name in function.inputs if name in present)]
+    inputs = [name for name in function.inputs if name in plan.loss_inputs]
+    arguments = [*given, *inputs]
     uses = []
     for name in function.components:
         if spec.experts is not None and name == spec.experts.denoiser:

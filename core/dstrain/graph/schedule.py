@@ -31,11 +31,10 @@ class FlowMatchSchedule:
     shift: float | None = None
     """Factor k of sigma' = k sigma / (1 + (k - 1) sigma); None for the exponential form,
     whose mu grows linearly from `base_mu` at `base_tokens` to `max_mu` at `max_tokens`.
+    These have no effect beside a shift.
     """
-    base_mu: float | None = None
-    """By default 0.5."""
-    max_mu: float | None = None
-    """By default 1.15."""
+    base_mu: float = 0.5
+    max_mu: float = 1.15
     base_tokens: int = 256
     max_tokens: int = 4096
     training_mu: float = 0.8
@@ -47,21 +46,10 @@ class FlowMatchSchedule:
     latents_per_token: int = 4
     """Positions of the latents in one token of the denoiser."""
 
-    def __post_init__(self) -> None:
-        exponential = [n for n in ("base_mu", "max_mu") if getattr(self, n) is not None]
-        if self.shift is not None and exponential:
-            raise UsageError(
-                "FlowMatchSchedule",
-                f"has both shift and {exponential[0]}; shift is one form of the "
-                "schedule, mu that grows with the tokens another",
-            )
-
     def mu(self, tokens: int) -> float:
         """Return mu of the exponential shift for latents of this many tokens."""
-        base_mu = 0.5 if self.base_mu is None else self.base_mu
-        max_mu = 1.15 if self.max_mu is None else self.max_mu
-        slope = (max_mu - base_mu) / (self.max_tokens - self.base_tokens)
-        return tokens * slope + base_mu - slope * self.base_tokens
+        slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
+        return tokens * slope + self.base_mu - slope * self.base_tokens
 
     def sigmas(self, steps: int, tokens: int) -> Tensor:
         """Return (steps + 1,) fp32 sigmas for inference, from 1 to a final 0.
@@ -110,10 +98,9 @@ class TimestepSampler:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_boundary < self.max_boundary <= 1.0:
-            raise UsageError(
-                "--min_timestep_boundary, --max_timestep_boundary",
-                f"want 0 <= min < max <= 1, got {self.min_boundary} and {self.max_boundary}",
-            )
+            bounds = f"{self.min_boundary} and {self.max_boundary}"
+            what = f"want 0 <= min < max <= 1, got {bounds}"
+            raise UsageError("--min_timestep_boundary", what)
 
     def draw(self, rng: Rng) -> Tensor:
         """Return (batch,) fp32 sigmas, one per sample."""

@@ -39,12 +39,10 @@ class FunctionSpec:
         """Read the signature of a function whose first parameters are those in `given`,
         which the caller itself supplies.
 
-        Raises UsageError for what is not a function, lacks these parameters, has *args,
-        **kwargs or a positional-only parameter, or a default on a component.
+        Raises UsageError if the function lacks these parameters, or has *args, **kwargs
+        or a positional-only parameter. A component is always passed, so that a default
+        has no effect.
         """
-        if not callable(function) or isinstance(function, type):
-            what = f"{function!r} is not a function; pass the function itself"
-            raise UsageError("pipeline spec", what)
         name = getattr(function, "__name__", type(function).__name__)
         where = f"{function.__module__}.{name}"
         inputs: dict[str, bool] = {}
@@ -54,17 +52,13 @@ class FunctionSpec:
             what = f"its first parameters must be {', '.join(given)}: it is given these"
             raise UsageError(where, what)
         for parameter in parameters[len(given) :]:
-            required = parameter.default is parameter.empty
             if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-                inputs[parameter.name] = required
-            elif parameter.kind is not parameter.KEYWORD_ONLY:
+                inputs[parameter.name] = parameter.default is parameter.empty
+            elif parameter.kind is parameter.KEYWORD_ONLY:
+                components.append(parameter.name)
+            else:
                 what = f"parameter {parameter} hides names; write each one out"
                 raise UsageError(where, what)
-            elif not required:
-                what = f"component {parameter.name!r} has a default; a component is always given"
-                raise UsageError(where, what)
-            else:
-                components.append(parameter.name)
         return cls(name, function, inputs, tuple(components))
 
     @property

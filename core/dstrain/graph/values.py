@@ -40,8 +40,6 @@ def kind_of(annotation: Any, where: str) -> str:
     plain = {Tensor: "tensor", Image.Image: "image", Frames: "video", **SCALARS}
     if annotation in plain:
         return plain[annotation]
-    if annotation is None:
-        return "none"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
         return " | ".join(kind_of(argument, where) for argument in arguments)

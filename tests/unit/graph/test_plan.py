@@ -279,8 +279,8 @@ def test_an_absent_input_is_named_once() -> None:
 # Trainables.
 
 
-def test_an_unknown_trainable_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match="did you mean 'text_encoder'"):
+def test_an_unknown_trainable_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot train 'text_encodr'"):
         plan("text_encodr")
 
 

@@ -192,10 +192,6 @@ def test_a_component_is_not_called_like_an_ambient_name() -> None:
     )
 
 
-def test_what_is_not_a_function_is_refused_as_a_unit() -> None:
-    assert "'encode_prompt' is not a function" in refusal(units=("encode_prompt",))
-
-
 def test_a_plain_function_without_a_typed_dict_is_refused_as_a_unit() -> None:
     text = refusal(shape)
     assert "test_spec.shape: returns tuple[int, ...]" in text

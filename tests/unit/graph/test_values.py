@@ -37,7 +37,7 @@ class Record(TypedDict):
         (int, "int"),
         (float, "float"),
         (bool, "bool"),
-        (None, "none"),
+        (type(None), "none"),
         (Image.Image, "image"),
         (Frames, "video"),
         (Image.Image | None, "image | none"),
