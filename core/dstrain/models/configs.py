@@ -1,7 +1,6 @@
 """Find the configurations of components before any weight is read."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,25 +65,36 @@ def local_config(query: ConfigQuery) -> Config:
     """
     component, files = query.component, query.files
     shapes: Shapes = {}
+    folders: list[Path] = []
     if files is not None:
         shapes = Weights.of(files).shapes
-        by_dstrain = "family" in header(files.paths[0])
-        written = _header_config(files) if by_dstrain else None
-        # dstrain writes the network's own terms, even with keys of another format.
-        if written is not None and component.accepts_config(written):
-            return written
-    for candidate in _candidates(query):
-        config = _in_own_terms(component, candidate, files, shapes)
-        if config is not None:
-            return config
-    model_id = query.source.model_id if query.source is not None else ""
+        folders.append(files.folder)
+        written = _header_config(files)
+        if written is not None:
+            by_dstrain = "family" in header(files.paths[0])
+            # dstrain writes the network's own terms, even with keys of another format.
+            if by_dstrain and component.accepts_config(written):
+                return written
+            config = _in_own_terms(component, written, files, shapes)
+            if config is not None:
+                return config
+    model_id = ""
+    if query.source is not None:
+        model_id = query.source.model_id
+        folders += [query.source.folder / folder for folder in query.folders]
+    for folder in folders:
+        path = folder / "config.json"
+        if path.is_file():
+            config = _in_own_terms(component, _read_json(path), files, shapes)
+            if config is not None:
+                return config
     if model_id in component.published:
         return component.published[model_id]
     inferred = infer_config(component, shapes) if shapes else None
     if inferred is not None:
         return inferred
     raise StateError(
-        str(files.folder / "config.json") if files else component.name,
+        files.folder / "config.json" if files else component.name,
         f"no configuration of {component.name}: there is no config.json for it, the "
         f"shapes do not tell it, and model id {model_id or '(none)'} is not known",
         "put config.json beside the weights",
@@ -146,23 +156,6 @@ def _fetch_json(query: ConfigQuery) -> bool:
     return False
 
 
-def _candidates(query: ConfigQuery) -> Iterator[Config]:
-    """Yield what may be the configuration, most trusted first: the header's, that
-    beside the weights, that of the published model.
-    """
-    folders: list[Path] = []
-    if query.files is not None:
-        written = _header_config(query.files)
-        if written is not None:
-            yield written
-        folders.append(query.files.folder)
-    if query.source is not None:
-        folders += [query.source.folder / folder for folder in query.folders]
-    for folder in folders:
-        if (folder / "config.json").is_file():
-            yield _read_json(folder / "config.json")
-
-
 def _in_own_terms(
     component: Component,
     config: Config,
@@ -173,17 +166,15 @@ def _in_own_terms(
     component's.
     """
     formats = component.formats
-    native = files is None
     if files is not None and files.checkpoint_format is not None:
         formats = (files.checkpoint_format,)
-    elif files is not None:
-        native = not files.prefix
     for checkpoint_format in formats:
         if checkpoint_format.configuration is None:
             continue
         converted = checkpoint_format.configuration(config, shapes)
         if converted is not None and component.accepts_config(converted):
             return converted
+    native = files is None or not (files.prefix or files.checkpoint_format)
     return config if native and component.accepts_config(config) else None
 
 
@@ -191,7 +182,7 @@ def _read_json(path: Path) -> Config:
     try:
         config: Config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise StateError(str(path), f"cannot be read: {error}") from error
+        raise StateError(path, f"cannot be read: {error}") from error
     return config
 
 

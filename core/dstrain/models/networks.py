@@ -189,20 +189,22 @@ def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> 
     unexpected or of another shape.
     """
     checkpoint_format = files.checkpoint_format or NATIVE
-    exact = files.checkpoint_format is None
     have = weights.shapes
+    exact = checkpoint_format is NATIVE
     used: set[str] = set()
-    missing: dict[str, None] = {}
+    missing: list[str] = []
     misshapen: list[str] = []
     for ours, shape in wanted.items():
         if ours not in have:
-            name = checkpoint_format.original(ours)
-            missing[files.prefix + name] = None
+            name = files.prefix + checkpoint_format.original(ours)
+            if name not in missing:  # as several weights are parts of one in the files
+                missing.append(name)
             continue
-        names = [part.name for part in weights.parts[ours]]
-        used.update(names)
+        used.update(part.name for part in weights.parts[ours])
         if have[ours] != shape and (exact or not fits(have[ours], shape)):
-            theirs = " + ".join(files.prefix + name for name in names)
+            theirs = " + ".join(
+                files.prefix + part.name for part in weights.parts[ours]
+            )
             misshapen.append(f"{theirs} (want {shape}, have {have[ours]})")
     unexpected = [
         tensor.name
@@ -210,25 +212,22 @@ def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> 
         if name not in used and not checkpoint_format.ignores(name)
     ]
     problems = {
-        "missing": list(missing),
+        "missing": missing,
         "unexpected": unexpected,
         "of another shape": misshapen,
     }
-    lines = [
-        f"{len(names)} {kind}: {_some(names)}"
-        for kind, names in problems.items()
-        if names
-    ]
+    lines = []
+    for kind, names in problems.items():
+        if names:
+            more = ", ..." if len(names) > EXAMPLES else ""
+            examples = ", ".join(names[:EXAMPLES])
+            lines.append(f"{len(names)} {kind}: {examples}{more}")
     if lines:
         what = f"these files do not fit {network}, which has {len(wanted)} weights"
-        raise StateError(str(files.folder), what, *lines)
+        raise StateError(files.folder, what, *lines)
 
 
 def _load_class(name: str, library: str = "transformers") -> Any:
     """Import a class of a library, or "package.module:Class"."""
     module, _, attribute = name.rpartition(":")
     return getattr(import_module(module or library), attribute)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:EXAMPLES]) + (", ..." if len(names) > EXAMPLES else "")

@@ -41,7 +41,7 @@ def find_weights(paths: Iterable[Path]) -> dict[str, TensorInfo]:
             if name in found:
                 other = found[name].path.name
                 raise StateError(
-                    str(path),
+                    path,
                     f"{name!r} is also in {other}; give the files of one model only",
                 )
             found[name] = TensorInfo(path, name, shape)
@@ -175,9 +175,7 @@ def _shapes(path: Path) -> dict[str, Shape]:
             names = list(file.keys())
             return {name: tuple(file.get_slice(name).get_shape()) for name in names}
     except (OSError, SafetensorError) as error:
-        raise StateError(
-            str(path), f"cannot be read as safetensors: {error}"
-        ) from error
+        raise StateError(path, f"cannot be read as safetensors: {error}") from error
 
 
 @contextmanager
@@ -202,17 +200,15 @@ def _torch_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file may raise anything
         reason = str(error).strip().partition("\n")[0]
         raise StateError(
-            str(path), f"cannot be read as weights: {reason}", advice
+            path, f"cannot be read as weights: {reason}", advice
         ) from error
     if foreign:
         raise StateError(
-            str(path), f"holds more than weights: {', '.join(sorted(foreign))}", advice
+            path, f"holds more than weights: {', '.join(sorted(foreign))}", advice
         )
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(weight, Tensor)
         for name, weight in weights.items()
     ):
-        raise StateError(
-            str(path), "is no state dict: names with one tensor each", advice
-        )
-    return dict(weights)
+        raise StateError(path, "is no state dict: names with one tensor each", advice)
+    return weights
