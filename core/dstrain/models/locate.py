@@ -73,7 +73,7 @@ class ModelConfig:
 
 def model_configs(config: ModelChoice, family: ModelFamily) -> tuple[ModelConfig, ...]:
     """Return the model files of a command line: --model_paths,
-    --model_id_with_origin_paths and the family's path flags.
+    --model_id_with_origin_paths, and the family's path flags and switches.
     """
     # Planning asks no hub.
     planning = isinstance(config, TrainConfig) and config.dry_run
@@ -86,21 +86,13 @@ def model_configs(config: ModelChoice, family: ModelFamily) -> tuple[ModelConfig
             ModelConfig(None, one.model_id, one.pattern, revision=one.revision, hub=hub)
         )
     for option in family.options:
-        path = config.family_options.get(option.name)
-        if path and option.component and not option.field:
-            found.append(ModelConfig(path, component=option.component, hub=hub))
-    return (*found, *changed_entries(config, family))
-
-
-def changed_entries(
-    config: ModelChoice, family: ModelFamily
-) -> tuple[ModelConfig, ...]:
-    """Return the configuration entries that the family's switches set."""
-    return tuple(
-        ModelConfig(component=option.component, entries={option.field: True})
-        for option in family.options
-        if option.field and config.family_options.get(option.name)
-    )
+        value = config.family_options.get(option.name)
+        if value and option.field:
+            entries = {option.field: True}
+            found.append(ModelConfig(component=option.component, entries=entries))
+        elif value and option.component:
+            found.append(ModelConfig(value, component=option.component, hub=hub))
+    return tuple(found)
 
 
 def find_folder(
@@ -174,10 +166,10 @@ def assign(
             continue
         assigned.add(config, files)
     for config in unplaced:
-        if assigned.unfound:
+        if not assigned.is_complete:
             assigned.add(config, config.fetch())
     assigned.settle_twins()
-    if assigned.unfound and missing:
+    if missing and not assigned.is_complete:
         raise missing[0]
     return assigned.found
 
@@ -194,18 +186,15 @@ class _Assignment:
     """Files -> the twins that they could be."""
 
     @property
-    def unfound(self) -> list[str]:
-        """Return the wanted components with weights that no files are found for."""
-        seen = set(self.found)
-        for twins in self.ambiguous.values():
-            seen.update(component.name for component in twins)
-        return [
-            component.name
+    def is_complete(self) -> bool:
+        """Return whether files are found for all wanted components with weights."""
+        seen = {twin.name for twins in self.ambiguous.values() for twin in twins}
+        seen.update(self.found)
+        return all(
+            component.is_folder or component.name in seen
             for component in self.components
             if component.name in self.wanted
-            and component.name not in seen
-            and not component.is_folder
-        ]
+        )
 
     def add(self, config: ModelConfig, files: Files) -> None:
         """Assign the parts of a set of files.
@@ -213,7 +202,7 @@ class _Assignment:
         Raises what `_parts` raises, and UsageError for a second set of a component.
         """
         for fitting, part in _parts(config, files, self.components):
-            name = fitting[0].name if len(fitting) == 1 else _which_twin(fitting, part)
+            name = _owner(fitting, part)
             if name:
                 self._settle(name, part)
             else:
@@ -239,18 +228,18 @@ class _Assignment:
             raise UsageError("model files", f"two sets of files are {name}: {both}")
 
 
-def _which_twin(twins: Sequence[Component], files: Files) -> str:
-    """Return the twin that wrote these files, by their header, or whose folder they
-    are in; '' if neither tells.
+def _owner(fitting: Sequence[Component], files: Files) -> str:
+    """Return the component that the files are; of twins, the one that wrote them, by
+    their header, or whose folder they are in; '' if neither tells.
     """
+    if len(fitting) == 1:
+        return fitting[0].name
     written_for = header(files.paths[0]).get("component")
-    for twin in twins:
-        if twin.name == written_for:
-            return twin.name
-    for twin in twins:
-        if twin.is_in_folder(files.folder):
-            return twin.name
-    return ""
+    names = [twin.name for twin in fitting]
+    if written_for in names:
+        return written_for
+    inside = [twin.name for twin in fitting if twin.is_in_folder(files.folder)]
+    return inside[0] if inside else ""
 
 
 def _parts(

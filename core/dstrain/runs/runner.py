@@ -18,7 +18,6 @@ from dstrain.config.validation import validate
 from dstrain.distributed.world import distributed_run
 from dstrain.errors import UsageError
 from dstrain.graph.render import as_text
-from dstrain.models.locate import changed_entries
 from dstrain.models.toy import write_toy
 from dstrain.runs.loop import train
 from dstrain.runs.precompute import data_process
@@ -40,9 +39,7 @@ def toy_models(setup: Setup) -> Iterator[Setup]:
         return
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(setup.family, setup.spec.variant, Path(folder))
-        yield replace(
-            setup, models=(*toy, *changed_entries(setup.config, setup.family))
-        )
+        yield replace(setup, models=(*toy, *setup.models))
 
 
 def run(
