@@ -110,11 +110,13 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
         part = MATRICES.get(hit["ab"] or hit["way"] or hit["embedding"], "alpha")
         if part in parts.setdefault(name, {}):
             raise StateError(path, f"has {name} twice; one of its keys is {key}")
-        is_number = (
-            tensor.numel() == 1 if part == "alpha" else tensor.is_floating_point()
-        )
-        if not (is_number and tensor.float().isfinite().all()):
-            raise StateError(path, f"{key} has values that are not finite numbers")
+        want = "finite number"
+        is_one = tensor.numel() == 1
+        if part != "alpha":
+            want = "matrix of finite numbers"
+            is_one = tensor.is_floating_point() and tensor.ndim > 1 and len(tensor) > 0
+        if not (is_one and tensor.float().isfinite().all()):
+            raise StateError(path, f"{key} is not a {want}")
         parts[name][part] = tensor
         if hit["adapter"]:
             named.add(name)
@@ -128,8 +130,12 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
         raise StateError(path, what, *lines)
     layers = {}
     for name, found in parts.items():
+        down, up = found["A"], found["B"]
+        if up.numel() != len(up) * len(down):
+            what = f"{name} has matrices of different ranks: {tuple(down.shape)} and {tuple(up.shape)}"
+            raise StateError(path, what)
         alpha = float(found["alpha"]) if "alpha" in found else None
-        layers[name] = LoraWeights(found["A"], found["B"], alpha, name in named)
+        layers[name] = LoraWeights(down, up, alpha, name in named)
     return layers
 
 

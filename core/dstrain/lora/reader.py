@@ -321,8 +321,6 @@ class _Reader:
 
 
 def _fits(layer: LoraLayer, shape: tuple[int, ...]) -> bool:
-    down, up = tuple(layer.down.shape), tuple(layer.up.shape)
-    ordinary = down[1:] == shape[1:] and up[0] == shape[0]
+    product = (len(layer.up), *layer.down.shape[1:])
     # An embedding's weight is (vocabulary, channels): the other way round.
-    embedding = len(shape) == len(down) == 2 and (down[1], up[0]) == shape
-    return (ordinary or embedding) and up[1] == layer.rank and math.prod(up[2:]) == 1
+    return shape in (product, product[::-1])

@@ -9,7 +9,9 @@ import torch
 from dstrain.console import get_logger
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
-from dstrain.lora.preset import merge_preset
+from dstrain.lora.layers import merge_layers
+from dstrain.lora.names import shapes_of
+from dstrain.lora.reader import read_lora
 from dstrain.models.components import components_of
 from dstrain.models.locate import Found, ModelConfig, find
 from dstrain.pipeline.sampling import generate_task
@@ -63,7 +65,10 @@ def load_components(
         if isinstance(module, torch.nn.Module):
             module = module.requires_grad_(False).eval().to(device)
             if files.preset is not None:
-                merge_preset(module, name, files.preset, family, spec)
+                shapes = {name: shapes_of(module)}
+                unused = spec.unused_parameters
+                for lora in read_lora(files.preset, family, shapes, name, unused):
+                    merge_layers(module, lora.layers)
                 logger.info(f"preset {files.preset} merged into {name}")
         components[name] = module
         seconds = time.monotonic() - start

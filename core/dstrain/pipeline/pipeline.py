@@ -175,21 +175,21 @@ class Pipeline:
         If several experts are loaded, each predicts the samples at its own timesteps.
         """
         conditions = self._inputs(self.spec.model_fn, values, branch)
-        by_expert = self._rows_by_expert(timestep)
-        if len(by_expert) == 1:
-            (expert,) = by_expert
-            return self._predict(expert, noisy_latents, timestep, conditions, branch)
+        experts = self.spec.experts
+        if experts is None or len(self._loaded(experts)) < 2:
+            return self._predict("", noisy_latents, timestep, conditions, branch)
+        # A sample may have a timestep for each token: the noisiest decides.
+        noisiest = timestep.reshape(len(timestep), -1).amax(1)
+        chosen = [experts.choose(one) for one in noisiest.tolist()]
         predictions: dict[int, Tensor] = {}
-        for expert, rows in by_expert.items():
+        for expert in dict.fromkeys(chosen):
+            rows = [row for row, one in enumerate(chosen) if one == expert]
+            selected = recursively_apply(itemgetter(rows), conditions)
             part = self._predict(
-                expert,
-                noisy_latents[rows],
-                timestep[rows],
-                recursively_apply(itemgetter(rows), conditions),
-                branch,
+                expert, noisy_latents[rows], timestep[rows], selected, branch
             )
             predictions.update(zip(rows, part, strict=True))
-        return torch.stack([predictions[row] for row in range(len(timestep))])
+        return torch.stack([predictions[row] for row in range(len(chosen))])
 
     def constrain_latents(self, values: Mapping[str, Any]) -> ConstrainLatents:
         """Return the variant's `constrain_latents` with its inputs and components
@@ -198,8 +198,7 @@ class Pipeline:
         function = self.spec.constrain_latents
         if function is None:
             return _constrain_nothing
-        inputs = self._inputs(function, values)
-        return partial(function.function, **inputs, **self.bind_components(function))
+        return partial(function.function, **self._arguments(function, values))
 
     @torch.no_grad()
     def __call__(self, **arguments: Any) -> Any:
@@ -235,25 +234,19 @@ class Pipeline:
             guidance: Tensor = self.spec.apply_guidance(positive, negative, scale)
             return guidance
 
+        noise = sampling.latents
+        if noise is None:
+            function = self.spec.latent_shape
+            shape = function.function(**self._arguments(function, values))
+            noise = seeded_noise(shape, sampling.seed, sampling.rand_device)
         return integrate(
             self.spec.schedule,
             self.constrain_latents(values),
             velocity,
-            self.initial_noise(values, sampling),
+            noise.to(self.device, torch.float32),
             sampling.num_inference_steps,
             sampling.on_step,
         ).latents
-
-    def initial_noise(self, values: dict[str, Any], sampling: Sampling) -> Tensor:
-        """Return fp32 noise of the variant's latent shape, drawn from the seed, or the
-        given latents.
-        """
-        if sampling.latents is not None:
-            return sampling.latents.to(self.device, torch.float32)
-        function = self.spec.latent_shape
-        inputs = self._inputs(function, values)
-        shape = function.function(**inputs, **self.bind_components(function))
-        return seeded_noise(shape, sampling.seed, sampling.rand_device).to(self.device)
 
     def decode(self, values: dict[str, Any], latents: Tensor, rng: Rng) -> Any:
         """Run the decoders on latents; return the last one's output."""
@@ -265,7 +258,7 @@ class Pipeline:
             components = self.bind_components(decoder, rng=own_rng, branch=POSITIVE)
             outputs = decoder.run(inputs, components, latents=latents)
             values |= outputs
-        return list(outputs.values())[-1]
+        return [*outputs.values()][-1]
 
     def _inputs(
         self, function: FunctionSpec, values: Mapping[str, Any], branch: str = POSITIVE
@@ -273,6 +266,12 @@ class Pipeline:
         """Return the inputs of a function that are among the values."""
         keys = {name: value_key(self.spec, name, branch) for name in function.inputs}
         return {name: values[key] for name, key in keys.items() if key in values}
+
+    def _arguments(
+        self, function: FunctionSpec, values: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the inputs and the components of a function."""
+        return self._inputs(function, values) | self.bind_components(function)
 
     def _predict(
         self,
@@ -290,20 +289,6 @@ class Pipeline:
                 noisy_latents, timestep, **conditions, **components
             )
         return prediction
-
-    def _rows_by_expert(self, timestep: Tensor) -> dict[str, list[int]]:
-        """Return the rows of a batch that each expert predicts; '' if there is no
-        choice.
-        """
-        experts = self.spec.experts
-        if experts is None or len(self._loaded(experts)) < 2:
-            return {"": []}
-        # A sample may have a timestep for each token: the noisiest decides.
-        noisiest = timestep.reshape(len(timestep), -1).amax(1)
-        rows: dict[str, list[int]] = {}
-        for row, one in enumerate(noisiest.tolist()):
-            rows.setdefault(experts.choose(one), []).append(row)
-        return rows
 
     def _loaded(self, experts: ExpertSchedule) -> list[str]:
         return [name for name in experts.components if name in self.components]

@@ -1,7 +1,7 @@
 """The resolved run: a configuration with its family, variant, task and trainables."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -21,12 +21,12 @@ from dstrain.graph.schedule import TRAIN_TIMESTEPS, TimestepSampler
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.layers import Trainables
-from dstrain.lora.preset import Preset
 from dstrain.lora.reader import check_lora_file, groups_in
 from dstrain.models.device import DTYPES, precision
 from dstrain.models.locate import Found, ModelConfig, find
 from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
+from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors
 
 
@@ -35,6 +35,21 @@ def metadata_path(config: TrainConfig) -> Path | None:
     if config.dataset_base_path is None or config.stage == "train":
         return None
     return config.dataset_metadata_path or find_metadata(config.dataset_base_path)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A LoRA file and the component whose weights it is merged into."""
+
+    path: Path
+    component: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the sha256 of the file, a part of the key of every result computed
+        with the merged weights.
+        """
+        return sha256(self.path)
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,10 @@ class Setup:
         found = find(
             self.family, self.models, components, configs, self.spec.components
         )
-        return found if self.preset is None else self.preset.add_to(found)
+        if self.preset is None or self.preset.component not in found.files:
+            return found
+        merged = replace(found.files[self.preset.component], preset=self.preset.path)
+        return replace(found, files={**found.files, self.preset.component: merged})
 
     @property
     def data_config(self) -> DataConfig:

@@ -67,9 +67,9 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
     parameters: dict[str, nn.Parameter] = {}
     unused_parameters = []
     for component in trainables.components:
-        named = dict(_part(pipeline, component).named_parameters())
+        named = dict(pipeline.components[component].named_parameters())
         patterns = pipeline.spec.unused_parameters.get(component, ())
-        unused = set(matching_names(patterns, named))
+        unused = matching_names(patterns, named)
         for name, parameter in named.items():
             if not parameter.requires_grad:
                 continue
@@ -95,13 +95,10 @@ def _part(pipeline: Pipeline, name: str) -> nn.Module:
     """Return a component or a dotted part of one."""
     component, _, path = name.partition(".")
     module = pipeline.components.get(component)
-    if not isinstance(module, nn.Module):
-        hint = nearest(component, pipeline.components)
-        what = f"{component!r} is not a loaded network{hint}"
+    parts = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
+    if path not in parts:
+        what = (
+            f"{name!r} is not a loaded network or a part of one{nearest(path, parts)}"
+        )
         raise UsageError("--trainable_models", what)
-    try:
-        return module.get_submodule(path)
-    except AttributeError as error:
-        hint = nearest(path, [known for known, _ in module.named_modules()])
-        what = f"{component} has no part {path!r}{hint}"
-        raise UsageError("--trainable_models", what) from error
+    return parts[path]

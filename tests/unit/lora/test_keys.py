@@ -56,7 +56,7 @@ def test_every_spelling_of_a_pair_is_known(down: str, up: str) -> None:
         ),
         (
             {"a.lora_A.weight": DOWN, "a.lora_B.weight": UP / 0},
-            "a.lora_B.weight has values that are not finite numbers",
+            "a.lora_B.weight is not a matrix of finite numbers",
         ),
         ({"a.hada_w1_a": DOWN}, "contains LoHa, which is not supported"),
         ({"a.hada": DOWN}, "it has no key of a LoRA layer"),

@@ -194,7 +194,7 @@ def test_lora_starts_at_nothing_depends_on_the_seed_alone_and_counts_its_matches
     [
         (
             {"trainable_models": "dit.bloks.0"},
-            r"dit has no part 'bloks\.0'; did you mean 'blocks\.0'",
+            r"'dit\.bloks\.0' is not a loaded network or a part of one; did you mean 'blocks\.0'",
         ),
         (
             {"trainable_models": "dti"},
