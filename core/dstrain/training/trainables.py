@@ -95,10 +95,11 @@ def _part(pipeline: Pipeline, name: str) -> nn.Module:
     """Return a component or a dotted part of one."""
     component, _, path = name.partition(".")
     module = pipeline.components.get(component)
-    parts = dict(module.named_modules()) if isinstance(module, nn.Module) else {}
+    parts: dict[str, nn.Module] = {}
+    if isinstance(module, nn.Module):
+        parts = dict(module.named_modules())
     if path not in parts:
-        what = (
-            f"{name!r} is not a loaded network or a part of one{nearest(path, parts)}"
-        )
+        hint = nearest(path, parts)
+        what = f"{name!r} is not a loaded network or a part of one{hint}"
         raise UsageError("--trainable_models", what)
     return parts[path]
