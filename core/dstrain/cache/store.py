@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.graph.values import deserialize, serialize, tensor_names
-from dstrain.storage.files import TEMPORARY, remove_leftovers, write_file, write_json
+from dstrain.storage.files import remove_leftovers, write_file, write_json
 from dstrain.storage.hashing import hash_json
 from dstrain.storage.safetensors import add_tensor, write_tensors
 
@@ -70,7 +70,7 @@ class FeatureCache:
             what = f"want {dict(FORMAT)}, have {found}"
             raise StateError(marker, what, "another version wrote this feature cache")
         cache = cls(folder)
-        for path in _committed(folder / "shards", "*.safetensors"):
+        for path in sorted(folder.glob("shards/[!.]*.safetensors")):
             _, values = open_shard(path)
             cache.where |= dict.fromkeys(values, path.stem)
         return cache
@@ -166,7 +166,7 @@ class FeatureCache:
 
         Raises StateError for a damaged record.
         """
-        for path in _committed(self.folder / "plans", "*.jsonl"):
+        for path in sorted(self.folder.glob("plans/[!.]*.jsonl")):
             with path.open("rb") as file:
                 yield path, _record(path, file.readline())
 
@@ -264,11 +264,6 @@ def tensors_digest(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         add_tensor(digest, tensor)
     return digest.hexdigest()
-
-
-def _committed(folder: Path, pattern: str) -> list[Path]:
-    paths = sorted(folder.glob(pattern))
-    return [path for path in paths if not path.name.startswith(TEMPORARY)]
 
 
 def _text_digest(text: str) -> str:

@@ -22,6 +22,10 @@ closed.
 """
 DELIMITERS = ";\t|"
 """What separates cells in files that are called csv and are not."""
+JSON_ADVICE = (
+    'json is a list, [{"image": "a.png", "prompt": "a dog"}, ...]; with one object '
+    "per line, name the file .jsonl"
+)
 RawValue = str | list[str]
 """A cell as written: text, or a list of texts from json. '' is an absent cell."""
 
@@ -164,10 +168,8 @@ def _csv_records(path: Path, text: str) -> list[tuple[int, list[str]]]:
                 records.append((line, cells))
             line = reader.line_num + 1
     except csv.Error as error:
-        advice = []
-        if "end of data" in str(error):
-            advice.append("a quote that opens a cell here is never closed")
-        raise UsageError(f"{path}:{line}", f"is not csv: {error}", *advice) from error
+        advice = "close the quotes around a cell, and double those inside it"
+        raise UsageError(f"{path}:{line}", f"is not csv: {error}", advice) from error
     finally:
         csv.field_size_limit(limit)
     return records
@@ -217,25 +219,13 @@ def _read_json(path: Path, text: str) -> Table:
     try:
         records = _parse(text)
     except ValueError as error:
-        advice = []
-        if re.match(r"\s*\{.*\}\s*\n", text):
-            name = path.with_suffix(".jsonl").name
-            advice.append(f"one object per line is jsonl: rename it to {name}")
-        raise UsageError(path, str(error), *advice) from error
+        raise UsageError(path, str(error), JSON_ADVICE) from error
     if not isinstance(records, list):
-        raise UsageError(
-            path,
-            "is not a list of objects, one per row",
-            'for example [{"image": "a.png", "prompt": "a dog"}, ...]',
-        )
+        raise UsageError(path, "is not a list of objects, one per row", JSON_ADVICE)
     return _json_table(path, list(enumerate(records, 1)))
 
 
 def _read_jsonl(path: Path, text: str) -> Table:
-    if text.lstrip().startswith("["):
-        name = path.with_suffix(".json").name
-        advice = f"rename it to {name}, or write one object per line"
-        raise UsageError(path, "is a json list, not one object per line", advice)
     records: list[tuple[int, Any]] = []
     # Not splitlines(): it also splits at U+2028 and the like, which json allows in texts.
     for number, line in enumerate(text.split("\n"), 1):
@@ -258,7 +248,7 @@ def _json_table(path: Path, records: list[tuple[int, Any]]) -> Table:
         rows.append(row)
         if not isinstance(record, _Object):
             broken = isinstance(record, ValueError)
-            reason = str(record) if broken else "is not an object"
+            reason = str(record) if broken else f"is not an object; {JSON_ADVICE}"
             faults.append(Fault(index, "", reason))
             continue
         for name, value in record:
@@ -280,7 +270,7 @@ def _raw_value(value: Any) -> tuple[RawValue, str]:
     if value is None:
         return "", ""
     if isinstance(value, bool):
-        return ("true" if value else "false"), ""
+        return str(value).lower(), ""
     if isinstance(value, str):
         return value, text_fault(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):

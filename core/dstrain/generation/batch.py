@@ -10,7 +10,6 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +26,7 @@ from dstrain.generation.inputs import (
     flag_for,
     flag_values,
     input_names,
+    input_texts,
     parse_inputs,
 )
 from dstrain.generation.source import (
@@ -51,23 +51,6 @@ ENDINGS: Mapping[str, str] = MappingProxyType({"image": ".png", "video": ".mp4"}
 """Column of the generated files -> their ending."""
 
 
-@dataclass(frozen=True)
-class DatasetJob:
-    """A checked table, and the files to generate for it."""
-
-    table: Table
-    rows: Sequence[Mapping[str, Cell]]
-    """The cells of each row, by the name of an input or a field of `Sampling`."""
-    column: str
-    """The column of the generated files."""
-    files: Sequence[str]
-    """The generated file of each row, relative to the folder."""
-    row_files: Mapping[str, Path]
-    """Files, and folders of frames, that rows name: place relative to the folder -> where
-    they are.
-    """
-
-
 def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
     """Generate the files that the folder --output lacks; raises DstrainError before
     anything is loaded.
@@ -82,24 +65,31 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         raise UsageError("--output", what, "give another folder")
     names = {*input_names(config), *table.columns}
     with open_source(config, names) as source, lock(folder):
+        column = "video" if source.spec.makes_video else "image"
+        if column in table.columns:
+            what = f"has a column {column!r}, which is the one generated"
+            raise UsageError(table.path, what, "remove it")
         digests = Digests.remembered(folder / "digests.json")
         shared = {**parse_inputs(config, source.spec), **sampling_arguments(config)}
-        job = prepare(table, source, shared, digests)
+        columns = _columns(table, source, shared)
+        rows = _rows(table, source, shared, columns)
+        files = [f"{column}/{_name(cells, digests)}{ENDINGS[column]}" for cells in rows]
+        row_files = _row_files(table, columns)
         settings = _settings(source, digests)
         _check_settings(folder, settings)
-        missing = {}
-        for row, name in enumerate(job.files):
-            if not (folder / name).is_file():
-                missing[name] = job.rows[row]
-        count = len(job.files)
-        logger.info(f"Generating {len(missing)} of {count} files into {folder}")
+        missing = {
+            name: cells
+            for name, cells in zip(files, rows, strict=True)
+            if not (folder / name).is_file()
+        }
+        logger.info(f"Generating {len(missing)} of {len(files)} files into {folder}")
         digests.save()
-        for name, path in job.row_files.items():
+        for name, path in row_files.items():
             _copy(path, folder / name)
         if missing:
             pipeline = source.load()
-            (folder / job.column).mkdir(exist_ok=True)
-            remove_leftovers(folder / job.column)
+            (folder / column).mkdir(exist_ok=True)
+            remove_leftovers(folder / column)
             with progress_bar("generate", len(missing)) as progress:
                 for name, cells in missing.items():
                     inputs = {key: load_cell(cell) for key, cell in cells.items()}
@@ -108,32 +98,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
                     write_json(folder / SETTINGS, settings)
                     save_image_or_video(output, folder / name)
                     progress.update()
-        _write_metadata(job, folder)
-
-
-def prepare(
-    table: Table, source: PipelineSource, shared: Mapping[str, Any], digests: Digests
-) -> DatasetJob:
-    """Check the whole table, and name each row's file, without loading anything.
-
-    Args:
-        table: The table.
-        source: The pipeline.
-        shared: The arguments of inference that all rows share.
-        digests: The digests of files known so far.
-    """
-    column = "video" if source.spec.makes_video else "image"
-    if column in table.columns:
-        what = f"has a column {column!r}, which is the one generated"
-        raise UsageError(table.path, what, "remove it")
-    columns = _columns(table, source, shared)
-    rows = _rows(table, source, shared, columns)
-    files = []
-    for cells in rows:
-        keys = {name: input_key(cell, digests) for name, cell in cells.items()}
-        name = hash_json("row", keys)[:NAME_LENGTH] + ENDINGS[column]
-        files.append(f"{column}/{name}")
-    return DatasetJob(table, rows, column, files, _row_files(table, columns))
+        _write_metadata(table, column, files, folder / "metadata.csv")
 
 
 def _columns(
@@ -185,9 +150,18 @@ def _rows(
     return rows
 
 
+def _name(cells: Mapping[str, Cell], digests: Digests) -> str:
+    """Return the name of a row's file: the hash of what it is generated from."""
+    keys = {name: input_key(cell, digests) for name, cell in cells.items()}
+    return hash_json("row", keys)[:NAME_LENGTH]
+
+
 def _row_files(table: Table, columns: Mapping[str, Column]) -> dict[str, Path]:
-    """Return `DatasetJob.row_files`; raise UsageError for a name outside the table's
-    folder, by which a copy would not be found.
+    """Return the files, and folders of frames, that rows name: place relative to the
+    dataset -> where they are.
+
+    Raises UsageError for a name outside the table's folder, by which a copy would not
+    be found.
     """
     found: dict[str, Path] = {}
     for column in columns.values():
@@ -217,15 +191,13 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     settings |= {name: constant.value for name, constant in spec.settings.items()}
     settings |= spec.defaults
     settings |= flag_values(config)
-    texts: dict[str, list[str]] = {}
-    for item in config.input:
-        text = item.text
-        if as_column(item.name, spec.inputs[item.name]).is_file:
-            text = digests.of_all([Path(text)])
-        texts.setdefault(item.name, []).append(text)
-    sampling = sampling_arguments(config)
-    del sampling["seed"]  # each row has its own
-    return settings | texts | sampling
+    for name, texts in input_texts(config).items():
+        if as_column(name, spec.inputs[name]).is_file:
+            texts = [digests.of_all([Path(text)]) for text in texts]
+        settings[name] = texts
+    settings |= sampling_arguments(config)
+    del settings["seed"]  # each row has its own
+    return settings
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -266,13 +238,16 @@ def _copy(path: Path, copy: Path) -> None:
         raise StateError(copy, what, "remove one of them")
 
 
-def _write_metadata(job: DatasetJob, folder: Path) -> None:
+def _write_metadata(
+    table: Table, column: str, files: Iterable[str], path: Path
+) -> None:
     """Write the table with the column of generated files; lists as JSON."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((*job.table.columns, job.column))
-    for row, file in zip(job.table.rows, job.files, strict=True):
-        cells = [row[name] for name in job.table.columns]
-        texts = [cell if isinstance(cell, str) else json.dumps(cell) for cell in cells]
-        writer.writerow((*texts, file))
-    write_file(folder / "metadata.csv", text.getvalue().encode())
+    writer = csv.DictWriter(text, (*table.columns, column), lineterminator="\n")
+    writer.writeheader()
+    for row, file in zip(table.rows, files, strict=True):
+        cells: dict[str, str] = {column: file}
+        for name, cell in row.items():
+            cells[name] = cell if isinstance(cell, str) else json.dumps(cell)
+        writer.writerow(cells)
+    write_file(path, text.getvalue().encode())

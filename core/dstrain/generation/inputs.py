@@ -31,10 +31,17 @@ def flag_for(config: GenerateConfig, name: str) -> str:
     return f"--{name}" if name in flag_values(config) else f"--input {name}"
 
 
-def input_names(config: GenerateConfig) -> tuple[str, ...]:
+def input_texts(config: GenerateConfig) -> dict[str, list[str]]:
+    """Return the texts of the inputs that are given by --input."""
+    texts: dict[str, list[str]] = {}
+    for item in config.input:
+        texts.setdefault(item.name, []).append(item.text)
+    return texts
+
+
+def input_names(config: GenerateConfig) -> list[str]:
     """Return the names of the inputs that a command line gives."""
-    names = [*flag_values(config), *(item.name for item in config.input)]
-    return tuple(dict.fromkeys(names))
+    return list(flag_values(config) | input_texts(config))
 
 
 def parse_inputs(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
@@ -42,22 +49,16 @@ def parse_inputs(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
 
     Raises UsageError for an unknown name, and for text that is no such value.
     """
-    values = flag_values(config)
-    for name in values:
+    for name in input_names(config):
         if name not in spec.inputs:
-            what = f"has no effect: variant {spec.variant} has no such input"
-            raise UsageError(f"--{name}", what)
-    texts: dict[str, list[str]] = {}
-    for item in config.input:
-        texts.setdefault(item.name, []).append(item.text)
-    for name, given in texts.items():
+            what = f"has no effect: variant {spec.variant} has no input {name!r}"
+            hint = nearest(name, spec.inputs)
+            raise UsageError(flag_for(config, name), what + hint)
+    values = flag_values(config)
+    for name, texts in input_texts(config).items():
         if name in values:
             raise UsageError("--input", f"{name} is also given as --{name}")
-        if name not in spec.inputs:
-            hint = nearest(name, spec.inputs)
-            what = f"{spec.variant} has no input {name!r}{hint}"
-            raise UsageError("--input", what)
-        values[name] = _parse(name, given, spec.inputs[name], config)
+        values[name] = _parse(name, texts, spec.inputs[name], config)
     return values
 
 

@@ -94,20 +94,20 @@ def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Pat
         return config, {}
     saved = RunFiles.read(run).weights()
     if not saved:
-        raise StateError(str(run), "the run there has not saved any weights")
+        raise StateError(run, "the run there has not saved any weights")
     newest = list(saved.values())[-1]
     loras = []
     full = {}
+    variant = config.variant
     for name, step in saved.items():
-        path = run / name
         if step == newest:
-            header = verify_file(path)
-            config = replace(config, variant=config.variant or header["variant"])
+            header = verify_file(run / name)
+            variant = variant or header["variant"]
             if "base" in header:  # what a LoRA was trained on
-                loras.append(LoraFile(path))
+                loras.append(LoraFile(run / name))
             else:
-                full[header["component"]] = path
-    return replace(config, lora=(*loras, *config.lora)), full
+                full[header["component"]] = run / name
+    return replace(config, variant=variant, lora=(*loras, *config.lora)), full
 
 
 def check_used(

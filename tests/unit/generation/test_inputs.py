@@ -124,7 +124,7 @@ def test_the_flag_of_an_input_that_the_variant_does_not_have_is_refused(
         model="tiny", toy=True, output=Path("x.png"), prompt="dog", **{flag: value}
     )
     with pytest.raises(
-        UsageError, match=f"--{flag}: has no effect: variant base has no such input"
+        UsageError, match=f"--{flag}: has no effect: variant base has no input"
     ):
         parse_inputs(wanted, spec)
 

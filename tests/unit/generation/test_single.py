@@ -189,7 +189,7 @@ def test_a_lora_file_that_is_not_there_is_refused_before_loading(
             "--input input_image",
             "variant base does not use it",
         ),
-        ({"num_frames": 5}, "--num_frames", "variant base has no such input"),
+        ({"num_frames": 5}, "--num_frames", "variant base has no input 'num_frames'"),
     ],
 )
 def test_what_would_be_ignored_is_refused_before_loading(
