@@ -22,7 +22,7 @@ from dstrain.data.images import (
     fit,
     load_image,
 )
-from dstrain.data.metadata import RawValue, text_fault
+from dstrain.data.metadata import RawValue
 from dstrain.data.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
 from dstrain.data.videos import Video, read_frames
 from dstrain.graph.inputs import Column, stored_kind
@@ -107,10 +107,7 @@ def read_literal(value: RawValue, column: Column) -> Cell | None:
     else:
         parse = _integer if column.kind == "integer" else _number
         literal = parse(value.strip())
-    fault = text_fault(literal) if column.kind == "text" else ""
-    if column.check is not None:
-        fault = fault or column.check(literal)
-    if fault:
+    if column.check is not None and (fault := column.check(literal)):
         raise ValueError(fault)
     return Cell(column.kind, literal)
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,14 +71,14 @@ class Dataset:
         used = set(self.columns.values())
         return tuple(name for name in self.table.columns if name not in used)
 
-    def signature(self, sample: int) -> tuple[tuple[str, Any], ...]:
+    def signature(self, sample: int) -> frozenset[tuple[str, Any]]:
         """Return what the samples of a batch have in common: the inputs, the sizes of
         their files, and the values that must be equal.
         """
         common: dict[str, Any] = {}
         for name, cell in self.rows[sample].items():
             common[name] = cell.literal if name in self.same_in_batch else cell.shapes
-        return tuple(sorted(common.items(), key=itemgetter(0)))
+        return frozenset(common.items())
 
     def fault(self, row: int, name: str, error: UsageError) -> Fault:
         """Return the fault of an input that could not be loaded."""
@@ -101,7 +100,8 @@ class Dataset:
 
         Raises UsageError with all faults if no row is left.
         """
-        skipped = tuple(dict.fromkeys([*self.skipped, *faults]))
+        unique = dict.fromkeys([*self.skipped, *faults])
+        skipped = tuple(sorted(unique, key=lambda fault: fault.row))
         bad = {fault.row for fault in skipped}
         kept = [i for i, (row, _) in enumerate(self.sample_ids) if row not in bad]
         if not kept:
@@ -110,7 +110,7 @@ class Dataset:
             self,
             rows=tuple(self.rows[i] for i in kept),
             sample_ids=tuple(self.sample_ids[i] for i in kept),
-            skipped=tuple(sorted(skipped, key=lambda fault: fault.row)),
+            skipped=skipped,
         )
 
 
@@ -212,15 +212,25 @@ def input_columns(
     input cannot have.
     """
     known = {
-        name: source for name, source in inputs.items() if isinstance(source, Column)
+        name: _as_cut_from_video(source, inputs.values())
+        for name, source in inputs.items()
+        if isinstance(source, Column)
     }
-    loaded = _loaded_columns(table, config.file_keys, known.values())
+    present = {
+        name: column for name, column in known.items() if column.name in table.columns
+    }
+    files = {column.name for column in present.values() if column.is_file}
+    loaded = files if config.file_keys is None else config.file_keys
+    for key in loaded:
+        if key not in files:
+            raise UsageError(
+                "--data_file_keys",
+                f"no input loads a file from column {key!r}{nearest(key, files)}",
+                f"columns with files: {', '.join(sorted(files)) or 'none'}",
+            )
     columns: dict[str, Column] = {}
-    for name, source in known.items():
-        column = _as_cut_from_video(source, known.values())
+    for name, column in present.items():
         if column.optional and name not in config.extra_inputs:
-            continue
-        if column.name not in table.columns:
             continue
         if column.is_file and column.name not in loaded:
             continue
@@ -240,36 +250,21 @@ def input_columns(
     return columns
 
 
-def _as_cut_from_video(column: Column, others: Iterable[Column]) -> Column:
+def _as_cut_from_video(column: Column, others: Iterable[Input]) -> Column:
     """Give an image that is a frame of a loaded video that video's size and frame rate."""
-    if column.frame:
-        for video in others:
-            if video.kind == "video" and video.name == column.name:
-                return replace(
-                    column,
-                    multiple=video.multiple,
-                    frame_multiple=video.frame_multiple,
-                    fps=video.fps,
-                )
-    return column
-
-
-def _loaded_columns(
-    table: Table, keys: tuple[str, ...] | None, columns: Iterable[Column]
-) -> set[str]:
-    """Return the columns whose files are loaded; raise UsageError for a wrong key."""
-    files = {column.name for column in columns if column.is_file}
-    files &= set(table.columns)
-    if keys is None:
-        return files
-    for key in keys:
-        if key not in files:
-            raise UsageError(
-                "--data_file_keys",
-                f"no input loads a file from column {key!r}{nearest(key, files)}",
-                f"columns with files: {', '.join(sorted(files)) or 'none'}",
+    for video in others:
+        if (
+            column.frame
+            and isinstance(video, Column)
+            and (video.kind, video.name) == ("video", column.name)
+        ):
+            return replace(
+                column,
+                multiple=video.multiple,
+                frame_multiple=video.frame_multiple,
+                fps=video.fps,
             )
-    return set(keys)
+    return column
 
 
 def _missing_inputs(

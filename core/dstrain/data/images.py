@@ -32,7 +32,7 @@ MAX_ANIMATION_PIXELS = 2**35
 """Pixels of all frames of an animated image together: ten minutes of 1920 x 1080 at 25
 frames a second.
 """
-# Pillow only warns of images above its limit, and `_check_pixels` refuses them; Pillow
+# Pillow only warns of images above its limit, and `_opened` refuses them; Pillow
 # itself refuses those of twice the limit, also where a later frame is the large one.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 JPEGS = frozenset({"JPEG", "MPO"})
@@ -207,7 +207,13 @@ def _opened(path: Path) -> Iterator[ImageFile.ImageFile]:
     """Open an image, and raise UsageError for anything that goes wrong inside."""
     try:
         with Image.open(path, formats=FORMATS) as image:
-            _check_pixels(image)
+            # Frames of an animation have a lower limit.
+            is_animated = image.format in ANIMATED and getattr(
+                image, "is_animated", False
+            )
+            limit = MAX_FRAME_PIXELS if is_animated else MAX_PIXELS
+            if image.width * image.height > limit:
+                raise Image.DecompressionBombError
             if image.mode == "LAB":  # which Pillow cannot convert
                 raise ValueError("colour mode LAB; save it as RGB")
             yield image
@@ -222,14 +228,6 @@ def _opened(path: Path) -> Iterator[ImageFile.ImageFile]:
     except Exception as error:  # decoders of damaged files raise nearly anything
         reason = getattr(error, "strerror", None) or error
         raise UsageError(path, f"cannot be read: {reason}") from error
-
-
-def _check_pixels(image: Image.Image) -> None:
-    """Refuse an image that is too large to be decoded; animations have a lower limit."""
-    animated = image.format in ANIMATED and getattr(image, "is_animated", False)
-    limit = MAX_FRAME_PIXELS if animated else MAX_PIXELS
-    if image.width * image.height > limit:
-        raise Image.DecompressionBombError
 
 
 def _orientation(image: Image.Image) -> int:

@@ -53,7 +53,7 @@ def read_packets(path: Path) -> Packets:
     stat = path.stat()
     if not stat.st_size:
         raise UsageError(path, "is empty")
-    return _packets(str(path), stat.st_size, stat.st_mtime_ns)
+    return _packets(path, stat.st_size, stat.st_mtime_ns)
 
 
 @contextmanager
@@ -109,23 +109,27 @@ class _Packet(NamedTuple):
 
 # Size and time of change are part of the cache's key: a changed file is read again.
 @lru_cache(CACHED_FILES)
-def _packets(name: str, size: int, changed: int) -> Packets:
-    with open_video(Path(name)) as (container, stream):
+def _packets(path: Path, size: int, changed: int) -> Packets:
+    with open_video(path) as (container, stream):
         found, seconds = _read_all(container, stream)
         expected = stream.frames
         time_base = stream.time_base or Fraction(1)
         rate = float(stream.average_rate or 25)
-        _check_duration(name, container, seconds)
+        if "matroska" in container.format.name:  # whose header does not count frames
+            wanted = (container.duration or 0) / 1_000_000
+            if seconds < MIN_DURATION_SHARE * wanted:
+                what = f"it ends after {seconds:.2f} of the {wanted:.2f} seconds in its header"
+                raise UsageError(path, f"{DAMAGED}: {what}")
     if len(found) < expected:
         # An edit list may cut frames away, and the header counts them as well.
-        with open_video(Path(name), ignore_editlist="1") as (container, stream):
+        with open_video(path, ignore_editlist="1") as (container, stream):
             there = len(_read_all(container, stream)[0])
         if there < expected:
             what = f"only {there} of the {expected} frames in its header are there"
-            raise UsageError(name, f"{DAMAGED}: {what}")
+            raise UsageError(path, f"{DAMAGED}: {what}")
     shown = [packet for packet in found if packet.is_shown]
     if not shown:
-        raise UsageError(name, "has no frames")
+        raise UsageError(path, "has no frames")
     return _in_order(shown, time_base, rate)
 
 
@@ -149,17 +153,6 @@ def _read_all(
             is_shown = not packet.is_discard
             found.append(_Packet(pts, duration, packet.is_keyframe, is_shown))
     return found, end
-
-
-def _check_duration(name: str, container: "InputContainer", seconds: float) -> None:
-    """Refuse a Matroska file that is shorter than its header says; the header does not
-    count frames.
-    """
-    wanted = (container.duration or 0) / 1_000_000
-    matroska = "matroska" in container.format.name
-    if matroska and seconds < MIN_DURATION_SHARE * wanted:
-        what = f"it ends after {seconds:.2f} of the {wanted:.2f} seconds in its header"
-        raise UsageError(name, f"{DAMAGED}: {what}")
 
 
 def _in_order(shown: list[_Packet], time_base: Fraction, rate: float) -> Packets:
