@@ -98,22 +98,14 @@ class DataRoots:
         parts = PurePosixPath(name).parts
         for start in range(len(parts)):
             for folder in self.folders:
-                if path := self._similar(folder, parts[start:]):
-                    return f"; did you mean {path!r}?"
+                *above, name = parts[start:]
+                parent = os.path.realpath(os.path.join(folder, *above))
+                if self.contains(parent):
+                    names = self.names_in(parent)
+                    if _folded(name) in names:
+                        found = os.path.join(*above, names[_folded(name)])
+                        return f"; did you mean {found!r}?"
         return ""
-
-    def _similar(self, folder: str, parts: Iterable[str]) -> str:
-        """Return the path below a folder that has these parts when folded, or ''."""
-        found = ""
-        for part in parts:
-            below = os.path.join(folder, found)
-            names = (
-                self.names_in(below) if self.contains(os.path.realpath(below)) else {}
-            )
-            if _folded(part) not in names:
-                return ""
-            found = os.path.join(found, names[_folded(part)])
-        return found
 
     def check_frames(self, folder: str) -> None:
         """Raise UsageError if something in a folder of frames lies outside the roots.

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.schema import GenerateConfig
@@ -47,8 +46,6 @@ logger = get_logger(__name__)
 
 SETTINGS = "generated.json"
 NAME_LENGTH = 16
-ENDINGS: Mapping[str, str] = MappingProxyType({"image": ".png", "video": ".mp4"})
-"""Column of the generated files -> their ending."""
 
 
 def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
@@ -65,7 +62,9 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         raise UsageError("--output", what, "give another folder")
     names = {*input_names(config), *table.columns}
     with open_source(config, names) as source, lock(folder):
-        column = "video" if source.spec.makes_video else "image"
+        column, suffix = "image", ".png"
+        if source.spec.makes_video:
+            column, suffix = "video", ".mp4"
         if column in table.columns:
             what = f"has a column {column!r}, which is the one generated"
             raise UsageError(table.path, what, "remove it")
@@ -73,7 +72,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         shared = {**parse_inputs(config, source.spec), **sampling_arguments(config)}
         columns = _columns(table, source, shared)
         rows = _rows(table, source, shared, columns)
-        files = [f"{column}/{_name(cells, digests)}{ENDINGS[column]}" for cells in rows]
+        files = [f"{column}/{_name(cells, digests)}{suffix}" for cells in rows]
         row_files = _row_files(table, columns)
         settings = _settings(source, digests)
         _check_settings(folder, settings)

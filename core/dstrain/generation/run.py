@@ -3,8 +3,13 @@
 from dstrain.config.schema import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
+from dstrain.console import progress_bar, redacted
+from dstrain.data.output import check_output, save_image_or_video
 from dstrain.generation.batch import generate_dataset
-from dstrain.generation.single import generate_one
+from dstrain.generation.inputs import input_names, parse_inputs
+from dstrain.generation.source import check_used, open_source, sampling_arguments
+from dstrain.pipeline.sampling import plan_inference
+from dstrain.storage.files import probe
 from dstrain.training.memory import GENERATE_ADVICE, oom_as_error
 
 
@@ -24,3 +29,20 @@ def start(config: GenerateConfig) -> None:
             generate_one(config)
         else:
             generate_dataset(config, config.dataset)
+
+
+def generate_one(config: GenerateConfig) -> None:
+    """Generate one image or video, and write it."""
+    with open_source(config, input_names(config)) as source:
+        check_output(config.output, source.spec)
+        arguments = {**parse_inputs(config, source.spec), **sampling_arguments(config)}
+        call = plan_inference(source.spec, arguments)
+        check_used(config, source.spec, call.plan.used_inputs)
+        probe(config.output.parent)
+        pipeline = source.load()
+        steps = call.sampling.num_inference_steps
+        with progress_bar("generate", steps, brief=True) as progress:
+            arguments["on_step"] = lambda number, latents: progress.update()
+            output = pipeline(**arguments)
+        save_image_or_video(output, config.output)
+        print(redacted(f"wrote {config.output}"))

@@ -131,7 +131,7 @@ def allocate() -> None:
     torch.empty(2**50)
 
 
-WRITE = "dstrain.generation.single.save_image_or_video"
+WRITE = "dstrain.generation.run.save_image_or_video"
 FULL = OSError(28, "No space left on device")
 WAYS: tuple[tuple[int, str, Way], ...] = (
     (0, "help", Way(("--help",))),

@@ -113,7 +113,7 @@ def test_a_missing_file_is_told_once(folders: tuple[Path, ...]) -> None:
         ("ONE.PNG", "one.png"),
         ("base/one.png", "one.png"),
         ("/home/somebody/pictures/Two.png", "two.png"),
-        ("SUB/cafe\u0301.png", "sub/caf\u00e9.png"),
+        ("sub/Cafe\u0301.png", "sub/caf\u00e9.png"),
         ("one.png/", "one.png"),
         ("other.png", ""),
         ("out/secret.PNG", ""),
