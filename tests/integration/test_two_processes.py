@@ -15,7 +15,7 @@ from dstrain.runs.resolve import resolve
 from dstrain.testing.rows import frames, image_size, write_rows
 from safetensors.torch import load_file
 
-from tests.support.processes import commands, in_world, words
+from tests.support.processes import commands, in_processes, words
 from tests.support.runs import log
 
 FAMILIES = {
@@ -49,7 +49,7 @@ def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -
     }
     two = {**common, "batch_size": 1, "output_path": tmp_path / "two"}
     for size, flags in ((1, one), (2, two)):
-        ended = in_world(size, commands(words(flags)), tmp_path)
+        ended = in_processes(size, commands(words(flags)), tmp_path)
         assert ended.codes == (0,) * size, ended.said
     steps = log(tmp_path / "one")
     assert len(steps) >= 2 * math.ceil(

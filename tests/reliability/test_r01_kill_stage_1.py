@@ -1,4 +1,4 @@
-"""Stage 1 killed one to four times, each at any write (kill -9), leaves a store that
+"""Stage 1 killed one to four times, each at any write (kill -9), leaves a cache that
 the same command completes.
 """
 
@@ -20,9 +20,9 @@ import torch
 from dstrain.cache.store import ShardWriter
 from dstrain.runs import precompute as stage_1
 
-from tests.support import stored_family
-from tests.support.stored_family import runs
-from tests.support.stored_place import (
+from tests.support import caching_family
+from tests.support.caching_family import runs
+from tests.support.caching_project import (
     Place,
     alone,
     change_weights,
@@ -37,7 +37,7 @@ PER_SHARD = 4
 
 @dataclass(frozen=True)
 class Kind:
-    """A run that is killed: `change` is made to a filled store's data (None: the store
+    """A run that is killed: `change` is made to a filled cache's data (None: the cache
     is empty); it takes `pictures`.
 
     last: its first kill is at one of so many writes.
@@ -62,7 +62,7 @@ def another_data_set(place: Place) -> None:
 
 
 KINDS = (
-    Kind("empty store", 12),
+    Kind("empty cache", 12),
     Kind("new weights", 12, partial(change_weights, "vae")),
     Kind("other rows", 0, another_data_set, last=8),
     Kind("another dtype beside", 12, lambda place: None, {"mixed_precision": "bf16"}),
@@ -71,9 +71,9 @@ KINDS = (
 
 @pytest.fixture(autouse=True)
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
+    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
-    stored_family.LOG.touch()
+    caching_family.LOG.touch()
     yield
 
 
@@ -107,7 +107,7 @@ def killed_at(event: int, work: Callable[[], None]) -> bool:
 
 
 @pytest.mark.promise(
-    "R1", "stage 1 survives kill -9: the store equals an uninterrupted one"
+    "R1", "stage 1 survives kill -9: the cache equals an uninterrupted one"
 )
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("kind", KINDS, ids=str)

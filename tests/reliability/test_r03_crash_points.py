@@ -1,4 +1,4 @@
-"""Killed at any file-system event of a save, pruning, overwriting or a store's commit:
+"""Killed at any file-system event of a save, pruning, overwriting or committing a cache:
 older or newer, whole.
 """
 
@@ -76,34 +76,34 @@ def check_pruned(folder: Path, keep: int) -> str:
 
 
 def filled(folder: Path, *numbers: int) -> None:
-    """Put values into a feature store, in a shard, and a plan of all of them."""
+    """Put values into a feature cache, in a shard, and a plan of all of them."""
     FeatureCache.create(folder)
     writer = ShardWriter(FeatureCache.open(folder), {})
     for number in numbers:
         writer.add(f"value.{number}", torch.full((4,), float(number)))
     writer.flush()
-    store = FeatureCache.open(folder)
+    cache = FeatureCache.open(folder)
     rows = [
         {"row": number, "at": address}
-        for number, address in enumerate(sorted(store.where))
+        for number, address in enumerate(sorted(cache.where))
     ]
-    store.write_plan({"a": 1}, {"data set": "d"}, rows)
+    cache.write_plan({"a": 1}, {"data set": "d"}, rows)
 
 
 def check_filled(folder: Path) -> str:
     """Every value of the plan, which is the old or the new one, reads whole; filled
     again, it is the new one.
     """
-    store = FeatureCache.open(folder)
-    ((path, _),) = store.plans()
-    rows = list(store.plan_rows(path))
+    cache = FeatureCache.open(folder)
+    ((path, _),) = cache.plans()
+    rows = list(cache.plan_rows(path))
     assert len(rows) in (2, 4)
     for row in rows:
         assert torch.equal(
-            store.read(row["at"]), torch.full((4,), float(row["at"].partition(".")[2]))
+            cache.read(row["at"]), torch.full((4,), float(row["at"].partition(".")[2]))
         )
     filled(folder, 2, 3)
-    assert len(store.plan_rows(path)) == 4
+    assert len(cache.plan_rows(path)) == 4
     assert not list(folder.rglob(".tmp-*"))
     return "old" if len(rows) == 2 else "new"
 

@@ -1,5 +1,5 @@
 """A disk that is full, or cannot be written: exit 4 naming the file, what was there
-before is whole, and it goes on.
+before is whole, and the run resumes.
 """
 
 import json
@@ -90,7 +90,7 @@ def whole(here: Path, begun: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def words(here: Path, command: str, out: Path) -> list[str]:
-    """A command line of the project that writes `out`; a run that is there goes on."""
+    """A command line of the project that writes `out`; a run that is there resumes."""
     more = [word.format(out, here) for word in COMMANDS[command]]
     first = [more.pop(0)] if more[0] == "generate" else []
     data = [] if first else ["--dataset_base_path", str(here / "data")]
@@ -178,7 +178,7 @@ def check_failed(code: int, said: str, out: Path) -> str:
     return line
 
 
-def check_goes_on(here: Path, command: str, out: Path, whole: Path) -> None:
+def check_resumes(here: Path, command: str, out: Path, whole: Path) -> None:
     """With room, the same command ends as if nothing had been."""
     code, said = limited(words(here, command, out))
     assert code == 0, said
@@ -217,15 +217,15 @@ def test_a_file_that_does_not_fit_is_named_and_nothing_is_lost(
             if path.startswith(("states/step-1", "step-1"))
         }
         assert before.items() <= tree(out).items()
-    check_goes_on(here, command, out, whole)
+    check_resumes(here, command, out, whole)
 
 
 SIZES = (8, 16, 24, 32, 48)
-"""KiB of a disk on which a run of about 60 KiB goes on, from its first step."""
+"""KiB of a disk on which a run of about 60 KiB resumes, from its first step."""
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_disk_that_fills_up_during_a_run_is_said_and_the_run_goes_on_elsewhere(
+def test_a_disk_that_fills_up_during_a_run_is_reported_and_the_run_resumes_elsewhere(
     size: int, here: Path, begun: Path, whole: Path, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -248,7 +248,7 @@ def test_a_disk_that_fills_up_during_a_run_is_said_and_the_run_goes_on_elsewhere
         shutil.copytree(disk / "out", tmp_path / "out")
     finally:
         subprocess.run(("umount", str(disk)), check=True)
-    check_goes_on(here, "train", tmp_path / "out", whole)
+    check_resumes(here, "train", tmp_path / "out", whole)
 
 
 def unwritable(folder: Path) -> None:

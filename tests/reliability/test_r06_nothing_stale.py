@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import stored_family
-from tests.support.stored_place import (
+from tests.support import caching_family
+from tests.support.caching_project import (
     Place,
     change_keeping_times,
     change_weights,
@@ -69,11 +69,11 @@ IMAGES, TEXTS = (
 
 def another_version(place: Place) -> None:
     """A unit that two values are made by says that it makes them otherwise now."""
-    stored_family.VERSIONS = {"describe": 2}
+    caching_family.VERSIONS = {"describe": 2}
 
 
 def of_a_unit_nobody_needs(place: Place) -> None:
-    stored_family.VERSIONS = {"idle": 2}
+    caching_family.VERSIONS = {"idle": 2}
 
 
 ALL = Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
@@ -123,10 +123,10 @@ CHANGES = (
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
-    monkeypatch.setattr(stored_family, "VERSIONS", stored_family.VERSIONS)
+    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
+    monkeypatch.setattr(caching_family, "VERSIONS", caching_family.VERSIONS)
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
-    stored_family.LOG.touch()
+    caching_family.LOG.touch()
     yield write_place(tmp_path / "place")
 
 

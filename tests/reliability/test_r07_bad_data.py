@@ -276,7 +276,7 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "case", CASES, ids=[case.name.replace(" ", "-") for case in CASES]
 )
-def test_a_bad_data_set_is_named_and_left_as_it_was(
+def test_a_bad_dataset_is_named_and_left_as_it_was(
     case: Case,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],

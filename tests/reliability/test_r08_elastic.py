@@ -19,12 +19,12 @@ from dstrain.training.module import TrainingModule
 from torch import Tensor
 
 from tests.support.family import weights_of
-from tests.support.processes import commands, in_world, words
+from tests.support.processes import commands, in_processes, words
 from tests.support.runs import files, log, project
 
 pytestmark = [
     pytest.mark.promise(
-        "R8", "worlds, workers, micro-batches: the same samples, noise, timesteps"
+        "R8", "processes, workers, micro-batches: the same samples, noise, timesteps"
     ),
     pytest.mark.usefixtures("tiny"),
 ]
@@ -38,7 +38,7 @@ STAGES = ("", "train")
 
 @dataclass(frozen=True)
 class Moved:
-    """A run is begun in one world and goes on in another, from the middle of an epoch."""
+    """A run starts with one number of processes and resumes with another, in the middle of an epoch."""
 
     first: int
     second: int
@@ -158,11 +158,11 @@ def alone(here: Path) -> tuple[list[Any], list[dict[str, float]]]:
     line = words(
         flags(here, here / "alone/out", 1, micro=GLOBAL, lora_rank=2, num_epochs=2)
     )
-    assert in_world(1, noting(line, here / "alone"), here).codes == (0,)
+    assert in_processes(1, noting(line, here / "alone"), here).codes == (0,)
     return trained_on(here / "alone", 1), log(here / "alone/out")
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage or "in one piece")
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage or "in a single run")
 @pytest.mark.parametrize(
     "combination",
     COMBINATIONS,
@@ -178,16 +178,16 @@ def test_every_step_has_the_same_samples_noise_and_timesteps(
     processes = combination[0]
     given = flags(here, tmp_path / "out", *combination, lora_rank=2, num_epochs=2)
     if stage:
-        store = {"feature_cache": here / "cache"}
-        filled = {**given, **store, "task": "sft:data_process"}
-        assert in_world(1, commands(words(filled)), tmp_path).codes == (0,)
-        given |= {**store, "task": "sft:train"}
-    ended = in_world(processes, noting(words(given), tmp_path), tmp_path)
+        cache = {"feature_cache": here / "cache"}
+        filled = {**given, **cache, "task": "sft:data_process"}
+        assert in_processes(1, commands(words(filled)), tmp_path).codes == (0,)
+        given |= {**cache, "task": "sft:train"}
+    ended = in_processes(processes, noting(words(given), tmp_path), tmp_path)
     assert ended.codes == (0,) * processes, ended.said
-    want, told = alone
+    want, logged = alone
     assert len(want) == 2 * 6 * 7
     assert trained_on(tmp_path, processes) == want
-    for one, other in zip(log(tmp_path / "out"), told, strict=True):
+    for one, other in zip(log(tmp_path / "out"), logged, strict=True):
         assert one == pytest.approx(other, rel=2e-5)
 
 
@@ -211,7 +211,7 @@ def stopping(line: list[str], step: int) -> Callable[[int], int]:
 
 
 @pytest.mark.parametrize("case", MOVED, ids=str)
-def test_a_run_goes_on_in_another_world(
+def test_a_run_resumes_with_other_numbers_of_processes(
     case: Moved, here: Path, tmp_path: Path
 ) -> None:
     """Micro-batches of one sample: the text encoder has dropout, which is drawn for a
@@ -223,12 +223,12 @@ def test_a_run_goes_on_in_another_world(
         **case.flags,
     }
     whole = flags(here, tmp_path / "whole", 1, **common)
-    assert in_world(1, commands(words(whole)), tmp_path).codes == (0,)
+    assert in_processes(1, commands(words(whole)), tmp_path).codes == (0,)
     first = flags(here, tmp_path / "cut", case.first, **common)
-    stopped = in_world(case.first, stopping(words(first), 3), tmp_path)
+    stopped = in_processes(case.first, stopping(words(first), 3), tmp_path)
     assert stopped.codes == (75,) * case.first, stopped.said
     second = flags(here, tmp_path / "cut", case.second, **common, resume="auto")
-    ended = in_world(case.second, commands(words(second)), tmp_path)
+    ended = in_processes(case.second, commands(words(second)), tmp_path)
     assert ended.codes == (0,) * case.second, ended.said
     for one, other in zip(log(tmp_path / "cut"), log(tmp_path / "whole"), strict=True):
         assert one == pytest.approx(other, rel=2e-5)

@@ -19,10 +19,10 @@ from dstrain.cache.store import FeatureCache
 from dstrain.errors import UsageError
 from dstrain.runs.checkpoints.state import damage, states
 
+from tests.support.caching_project import plain
 from tests.support.family import weights_of
-from tests.support.processes import LIMIT, Ended, commands, in_world, words
+from tests.support.processes import LIMIT, Ended, commands, in_processes, words
 from tests.support.runs import log, outcome, project, same
-from tests.support.stored_place import plain
 
 pytestmark = [
     pytest.mark.promise(
@@ -215,19 +215,19 @@ def until(
 
 
 def values(folder: Path) -> list[Any]:
-    """The rows of the store's plan, with every value as bytes."""
-    store = FeatureCache.open(folder)
-    ((plan, _),) = store.plans()
+    """The rows of the cached plan, with every value as bytes."""
+    feature_cache = FeatureCache.open(folder)
+    ((plan, _),) = feature_cache.plans()
     return [
         (
             row["row"],
             {
-                name: plain(store.read(form["at"]))
+                name: plain(feature_cache.read(form["at"]))
                 for name, form in row["values"].items()
                 if "at" in form
             },
         )
-        for row in store.plan_rows(plan)
+        for row in feature_cache.plan_rows(plan)
     ]
 
 
@@ -256,14 +256,14 @@ def check_end(ended: Ended, case: Case) -> None:
 
 
 def run(size: int, flags: dict[str, Any], folder: Path) -> None:
-    """Run a command line to its end in a world of this size."""
-    ended = in_world(size, commands(words(flags)), folder)
+    """Run a command line to its end in so many processes."""
+    ended = in_processes(size, commands(words(flags)), folder)
     assert ended.codes == (0,) * size, ended.said
 
 
 @pytest.fixture(scope="module")
 def uncut(here: Path) -> Callable[[str, int], Path]:
-    """Stage and size of the world -> the folder of a run in which nobody died."""
+    """Stage and number of processes -> the folder of a run in which nobody died."""
 
     @cache
     def made(stage: str, size: int) -> Path:
@@ -282,7 +282,7 @@ def test_a_process_that_ends_ends_the_run_and_the_same_command_completes_it(
     more = {"dataset_num_workers": case.workers} if case.workers else {}
     given = flags(here, case.stage, folder, **more)
     work = at(case.function, case.call, case.rank, WAYS[case.way][0], words(given))
-    check_end(in_world(case.size, work, tmp_path, case.launched), case)
+    check_end(in_processes(case.size, work, tmp_path, case.launched), case)
     if case.stage == STAGE_1:
         run(case.size, given, tmp_path)
         assert values(folder) == values(whole)
@@ -352,7 +352,7 @@ ASKED = (
 
 
 @pytest.mark.parametrize("case", ASKED, ids=str)
-def test_processes_that_are_asked_to_stop_save_once_and_end_together(
+def test_processes_that_get_a_signal_save_once_and_end_together(
     case: Asked, here: Path, tmp_path: Path, uncut: Callable[[str, int], Path]
 ) -> None:
     folder, whole = tmp_path / "cut", uncut(case.stage, 2)
@@ -372,7 +372,7 @@ def test_processes_that_are_asked_to_stop_save_once_and_end_together(
                 os.kill(pids[rank], case.number)
             time.sleep(0.05)
 
-    ended = in_world(
+    ended = in_processes(
         2,
         at(case.function, case.call, 0, signalled, words(given)),
         tmp_path,

@@ -1,4 +1,4 @@
-"""A signal at any moment: training is saved within one step and goes on bit for bit;
+"""A signal at any moment: training is saved within one step and resumes bit for bit;
 anything else ends in time.
 """
 
@@ -114,12 +114,14 @@ def words(here: Path, *more: str) -> list[str]:
     ]
 
 
-def signalled(line: list[str], number: int, event: int, told: Path) -> tuple[int, int]:
+def signalled(
+    line: list[str], number: int, event: int, stderr: Path
+) -> tuple[int, int]:
     """Run a command line in a child that gets a signal at its event number `event`,
     from 0, or with -1 none.
 
     Events are those of Python's audit hooks (files, imports, a step's bookkeeping),
-    counted in the main thread while signals are handled. told: the file that gets what
+    counted in the main thread while signals are handled. stderr: the file that gets what
     is printed. Returns the exit code (-N: killed) and the events.
     """
     reading, writing = os.pipe()
@@ -140,7 +142,7 @@ def signalled(line: list[str], number: int, event: int, told: Path) -> tuple[int
 
         try:
             torch.set_num_threads(1)
-            said = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            said = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(said, 1)
             os.dup2(said, 2)
             sys.stdout, sys.stderr = (
@@ -161,15 +163,17 @@ def signalled(line: list[str], number: int, event: int, told: Path) -> tuple[int
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading) as answers:
-        assert select.select([answers], [], [], LIMIT)[0], "it goes on after the signal"
+        assert select.select([answers], [], [], LIMIT)[0], (
+            "it continues after the signal"
+        )
         answer = answers.read()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(answer or -1)
 
 
-def undisturbed(line: list[str], told: Path) -> int:
+def undisturbed(line: list[str], stderr: Path) -> int:
     """Run a command line without a signal; returns how many events it has."""
-    code, seen = signalled(line, 0, -1, told)
-    assert code == 0, told.read_text()
+    code, seen = signalled(line, 0, -1, stderr)
+    assert code == 0, stderr.read_text()
     return seen
 
 
@@ -183,15 +187,15 @@ def whole(
     def make(name: str) -> tuple[int, dict[str, Any]]:
         folder = tmp_path_factory.mktemp("whole")
         line = words(here, *RUNS[name], "--output_path", str(folder / "out"))
-        return undisturbed(line, folder / "told"), everything(folder / "out")
+        return undisturbed(line, folder / "stderr"), everything(folder / "out")
 
     return make
 
 
-def check_told(told: str) -> None:
-    """One line says that it was interrupted, and one how to go on; no traceback."""
-    assert "Traceback" not in told
-    assert told.count("dstrain: error: ") == 1, told
+def check_message(stderr: str) -> None:
+    """One line says that it was interrupted, and one how to resume; no traceback."""
+    assert "Traceback" not in stderr
+    assert stderr.count("dstrain: error: ") == 1, stderr
 
 
 def check_same(out: Path, wanted: dict[str, Any], stopped: int) -> None:
@@ -216,7 +220,7 @@ def check_same(out: Path, wanted: dict[str, Any], stopped: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_signalled_run_is_saved_within_one_step_and_goes_on_bit_for_bit(
+def test_a_signalled_run_is_saved_within_one_step_and_resumes_bit_for_bit(
     case: Case,
     here: Path,
     tmp_path: Path,
@@ -224,12 +228,12 @@ def test_a_signalled_run_is_saved_within_one_step_and_goes_on_bit_for_bit(
     counted: Callable[[str, int], None],
 ) -> None:
     total, wanted = whole(case.run)
-    out, told = tmp_path / "out", tmp_path / "told"
+    out, stderr = tmp_path / "out", tmp_path / "stderr"
     line = words(here, *RUNS[case.run], "--output_path", str(out))
-    code, _ = signalled(line, case.number, int(case.moment * total), told)
-    said = told.read_text()
+    code, _ = signalled(line, case.number, int(case.moment * total), stderr)
+    said = stderr.read_text()
     assert code == 75, said
-    check_told(said)
+    check_message(said)
     assert not list(out.rglob(".tmp-*"))
     assert all(not damage(state) for state in states(out))
     stopped = int(log(out)[-1]["step"]) if (out / LOSS_CSV).exists() and log(out) else 0
@@ -238,7 +242,7 @@ def test_a_signalled_run_is_saved_within_one_step_and_goes_on_bit_for_bit(
         assert "run the same command with --resume" in said
     counted("interrupted", 1)
     begun = ["--resume"] if states(out) else ["--overwrite"] if run_in(out) else []
-    undisturbed([*line, *begun], told)
+    undisturbed([*line, *begun], stderr)
     check_same(out, wanted, stopped)
 
 
@@ -258,14 +262,14 @@ def test_stage_1_and_inference_end_in_time_with_words_that_fit_and_nothing_half_
         )
         for folder in ("whole", "cut")
     }
-    total = undisturbed(lines["whole"], tmp_path / "told")
-    code, _ = signalled(lines["cut"], number, int(moment * total), tmp_path / "told")
-    said = (tmp_path / "told").read_text()
+    total = undisturbed(lines["whole"], tmp_path / "stderr")
+    code, _ = signalled(lines["cut"], number, int(moment * total), tmp_path / "stderr")
+    said = (tmp_path / "stderr").read_text()
     assert code == 75, said
-    check_told(said)
+    check_message(said)
     assert "--resume" not in said
     assert not list((tmp_path / "cut").rglob(".tmp-*"))
-    undisturbed(lines["cut"], tmp_path / "told")
+    undisturbed(lines["cut"], tmp_path / "stderr")
     left = {
         folder: {path.name for path in (tmp_path / folder).rglob("*")}
         for folder in ("whole", "cut")

@@ -88,9 +88,9 @@ PICKLES: tuple[tuple[str, str, Callable[[Path], bytes]], ...] = (
     ("a LoRA called pt", "lora.pt", archived),
     ("the tensors of a state", "out/states/step-3/trainable.safetensors", raw),
     ("the record of a state", "out/states/step-3/record.json", raw),
-    ("a shard of a feature store", "store/**/*.safetensors", raw),
-    ("the record of a feature store", "store/store.json", raw),
-    ("what a store remembers of files", "store/digests.json", raw),
+    ("a shard of a feature cache", "store/**/*.safetensors", raw),
+    ("the record of a feature cache", "store/store.json", raw),
+    ("what a cache remembers of files", "store/digests.json", raw),
     ("the metadata", "data/metadata.json", raw),
     ("a picture", "data/0.png", raw),
     ("an array in the place of a picture", "data/0.png", array),
@@ -209,7 +209,7 @@ def named(cases: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Path]:
-    """A model, a data set, a run with a state, and a filled store, made once; tests
+    """A model, a dataset, a run with a state, and a filled cache, made once; tests
     work on links to them.
     """
     folder = tmp_path_factory.mktemp("project")
@@ -282,7 +282,7 @@ def test_no_pickle_is_opened_wherever_it_lies(
     said = capfd.readouterr().err
     assert not marker.exists()
     assert "Traceback" not in said
-    # What a store remembers of files is no part of it: unreadable, it is made again.
+    # What a cache remembers of files is no part of it: unreadable, it is made again.
     assert code == (
         0 if place.endswith("digests.json") else 2 if place.startswith("data") else 3
     ), said

@@ -155,21 +155,21 @@ def works(folder: Path, capfd: pytest.CaptureFixture[str], warned: str) -> None:
     assert main(["graph", "--model", "tiny"]) == 0
     capfd.readouterr()
     assert main([*train, "--output_path", str(place / "out"), "--max_steps", "1"]) == 0
-    told = capfd.readouterr()
-    assert told.out == "" and "Traceback" not in told.err
+    printed = capfd.readouterr()
+    assert printed.out == "" and "Traceback" not in printed.err
     warnings = [
         line
-        for line in told.err.splitlines()
+        for line in printed.err.splitlines()
         if line.startswith("dstrain: warning: plugin plugin-bad 1.0: ")
     ]
     assert not warned or [line for line in warnings if warned in line]
-    store = ["--feature_cache", str(place / "cache")]
-    assert main([*train, *store, "--task", "sft:data_process"]) == 0
+    cache = ["--feature_cache", str(place / "cache")]
+    assert main([*train, *cache, "--task", "sft:data_process"]) == 0
     assert (
         main(
             [
                 *train,
-                *store,
+                *cache,
                 "--task",
                 "sft:train",
                 "--output_path",
@@ -196,17 +196,17 @@ def works(folder: Path, capfd: pytest.CaptureFixture[str], warned: str) -> None:
     if warned:
         assert main(["nothing-like-it"]) == 2
         assert main([*train, "--task", "nothing", "--dry_run"]) == 2
-        told = capfd.readouterr()
+        printed = capfd.readouterr()
         assert (
-            "Traceback" not in told.err
-            and "no command named" in told.err
-            and "no task named" in told.err
+            "Traceback" not in printed.err
+            and "no command named" in printed.err
+            and "no task named" in printed.err
         )
 
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("error", ["ValueError('no')", "SystemExit(3)"])
-def test_one_that_fails_as_it_looks_on_is_asked_no_more_and_the_run_goes_on(
+def test_a_hook_that_raises_is_disabled_and_the_run_completes(
     error: str, fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad = f"{HOOK}@hookimpl\ndef dstrain_step_end(step, numbers):\n    raise {error}\n"
@@ -229,14 +229,14 @@ def test_one_that_fails_as_it_looks_on_is_asked_no_more_and_the_run_goes_on(
         "2",
     ]
     assert main([*words, "--output_path", str(place / "out"), "--max_steps", "3"]) == 0
-    told = capfd.readouterr()
-    assert [line for line in told.out.splitlines() if line.startswith("seen")] == [
+    printed = capfd.readouterr()
+    assert [line for line in printed.out.splitlines() if line.startswith("seen")] == [
         "seen 1",
         "seen 2",
         "seen 3",
     ]
     assert (
-        told.err.count(
+        printed.err.count(
             "plugin extra-bad 1.0 disabled: its dstrain_step_end hook raised "
         )
         == 1

@@ -25,7 +25,7 @@ class Planted:
     """A secret, and where it is put: the environment, flags, the file of --config, or
     the metadata's first picture.
 
-    code: how the run ends. told: whether what is printed or written shows that
+    code: how the run ends. shown: whether what is printed or written shows that
     something was taken out.
     """
 
@@ -35,12 +35,12 @@ class Planted:
     config: str = ""
     image: str = ""
     code: int = 0
-    told: bool = True
+    shown: bool = True
 
 
 def variable(name: str, secret: str) -> Planted:
     """A variable that the run needs nothing of."""
-    return Planted(secret, ((name, secret),), told=False)
+    return Planted(secret, ((name, secret),), shown=False)
 
 
 CASES: tuple[tuple[str, Planted], ...] = (
@@ -62,13 +62,13 @@ CASES: tuple[tuple[str, Planted], ...] = (
      Planted("ghp_0123456789abcdefghijABCDEF", code=3,
              flags=("--resume_from_checkpoint", "ghp_0123456789abcdefghijABCDEF/a.safetensors"))),
     ("key of a file that is no flag",
-     Planted("plain-secret-3", config='hf_token = "plain-secret-3"', code=2, told=False)),
+     Planted("plain-secret-3", config='hf_token = "plain-secret-3"', code=2, shown=False)),
     ("value of a file of a wrong type", Planted("sk-abcdefghijklmnopqrstuvwx",
                                                 config='seed = "sk-abcdefghijklmnopqrstuvwx"', code=2)),
     ("line of a file that cannot be read",
-     Planted("plain-secret-4", config='token = "plain-secret-4', code=2, told=False)),
+     Planted("plain-secret-4", config='token = "plain-secret-4', code=2, shown=False)),
     ("folder in a file", Planted("AKIAABCDEFGHIJKLMNOP", config='dataset_root = ["AKIAABCDEFGHIJKLMNOP"]')),
-    ("signature in a URL of the metadata", Planted(HEX, image=SIGNED, code=2, told=False)),
+    ("signature in a URL of the metadata", Planted(HEX, image=SIGNED, code=2, shown=False)),
     ("token in a traceback",
      Planted(JWT, flags=("--variant", JWT), code=2)),
 )  # fmt: skip
@@ -119,13 +119,13 @@ def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
     assert main([*whole, "--resume", "--seed", "9"]) in (2, 3)
     assert main([*train, *planted.flags, "--output_path", "out", "--dry_run"]) in (0, 2)
     if not planted.code:
-        store = ["--feature_cache", "cache", "--debug", *planted.flags]
-        assert main([*train, *store, "--task", "sft:data_process"]) == 0
+        cache = ["--feature_cache", "cache", "--debug", *planted.flags]
+        assert main([*train, *cache, "--task", "sft:data_process"]) == 0
         assert (
             main(
                 [
                     *train,
-                    *store,
+                    *cache,
                     "--task",
                     "sft:train",
                     "--output_path",
@@ -148,20 +148,20 @@ def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
             "1",
         ]
         assert main([*words, "--prompt", planted.secret, "--output", "x.png"]) == 0
-    told = capfd.readouterr()
+    printed = capfd.readouterr()
     written = {
         path: path.read_bytes()
         for path in place.rglob("*")
         if path.is_file() and path not in inputs
     }
-    assert planted.secret not in told.out + told.err
+    assert planted.secret not in printed.out + printed.err
     assert [
         path for path, content in written.items() if planted.secret.encode() in content
     ] == []
     assert not any(planted.secret in path.name for path in written)
     assert (
-        not planted.told
-        or "***" in told.out + told.err
+        not planted.shown
+        or "***" in printed.out + printed.err
         or any(b"***" in content for content in written.values())
     )
 
@@ -202,9 +202,9 @@ def test_what_generate_says_has_no_secret(
     else:
         words += ["--prompt", "a dog", "--output", str(output / "x.png")]
     assert main(words) == 0
-    told = capfd.readouterr()
-    assert "/***" in told.out + told.err
-    assert "hf_" not in told.out + told.err
+    printed = capfd.readouterr()
+    assert "/***" in printed.out + printed.err
+    assert "hf_" not in printed.out + printed.err
 
 
 def test_what_is_no_secret_is_left_as_it_is() -> None:

@@ -211,7 +211,7 @@ def written(
 
 
 def read(path: Path, **networks: Any) -> Lora:
-    """The one LoRA that a file holds, for the denoiser unless told otherwise."""
+    """The one LoRA that a file holds, for the denoiser by default."""
     (found,) = read_lora(path, MODEL, networks or {"dit": SHAPES})
     return found
 

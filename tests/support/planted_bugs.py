@@ -130,7 +130,7 @@ BUGS = (
     ),
     Bug(
         "resume_with_a_new_optimizer",
-        "P19: resume goes on bit for bit",
+        "P19: a run resumes bit for bit",
         f"{CORE}/runs/checkpoints/resume.py",
         "    run.optimizer.load_state_dict(dict(state.optimizer))\n",
         "",

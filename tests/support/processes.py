@@ -1,7 +1,7 @@
-"""Worlds of several processes: forks of the test's own, which find each other and
-reduce through gloo as launched ones.
+"""Runs of several processes: forks of the test, which find each other and reduce
+through gloo as launched ones do.
 
-The test is the launcher: like torchrun, it keeps the store they find each other by, and
+The test is the launcher: like torchrun, it keeps the rendezvous store, and
 ends all when one has failed.
 """
 
@@ -26,7 +26,7 @@ LIMIT = 60.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How the processes of a world ended: exit codes by rank (-9 for kill -9), and what
+    """How the processes ended: exit codes by rank (-9 for kill -9), and what
     each wrote to its stderr.
     """
 
@@ -55,7 +55,7 @@ def words(flags: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def in_world(
+def in_processes(
     size: int,
     work: Callable[[int], object],
     folder: Path,

@@ -51,7 +51,7 @@ def project_by_id(folder: Path, patch: pytest.MonkeyPatch) -> Path:
 
 
 def config(folder: Path, **changes: Any) -> TrainConfig:
-    """A run in a project's folder: LoRA on the denoiser unless told otherwise."""
+    """A run in a project's folder: LoRA on the denoiser unless the flags say otherwise."""
     given: dict[str, Any] = {
         "model": "tiny",
         "dataset_base_path": folder / "data",
@@ -100,13 +100,13 @@ def log(folder: Path) -> list[dict[str, float]]:
     header, *rows = [
         line.split(",") for line in (folder / "logs/loss.csv").read_text().splitlines()
     ]
-    told = [dict(zip(header, map(float, row), strict=True)) for row in rows]
+    printed = [dict(zip(header, map(float, row), strict=True)) for row in rows]
     return [
         {
             name: row[name]
             for name in ("step", "epoch", "loss", "learning_rate", "grad_norm")
         }
-        for row in told
+        for row in printed
     ]
 
 

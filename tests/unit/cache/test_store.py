@@ -14,7 +14,7 @@ from dstrain.errors import StateError
 from dstrain.graph.values import Frames
 from PIL import Image
 
-from tests.support.stored_place import noise_image, plain
+from tests.support.caching_project import noise_image, plain
 
 VALUES = {
     "tensor": torch.arange(6.0).reshape(2, 3),

@@ -19,7 +19,7 @@ from dstrain.distributed.liveness import (
 from dstrain.errors import Diverged, DstrainError, Interrupted, SystemFault
 from torch.distributed import DistNetworkError
 
-from tests.support.processes import Ended, in_world
+from tests.support.processes import Ended, in_processes
 
 Part = Callable[[int, Heartbeat], object]
 
@@ -43,7 +43,7 @@ def met(folder: Path, size: int, part: Part, timeout: float = 60.0) -> Ended:
         here.leave()
         return 0
 
-    return in_world(size, work, folder, launched=False)
+    return in_processes(size, work, folder, launched=False)
 
 
 def test_nobody_goes_on_before_all_are_there_again_and_again(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_several_that_end_for_one_reason_say_it_once(tmp_path: Path) -> None:
         say(Diverged("step 4", f"seen by {rank}"))
         say(Interrupted("dstrain", "interrupted"))
 
-    ended = in_world(3, work, tmp_path)
+    ended = in_processes(3, work, tmp_path)
     lines = sorted(line.removeprefix("dstrain: error: ") for line in ended.lines)
     assert lines == [
         "step 3: loss nan",

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from dstrain.cache.store import FeatureCache
 
+from tests.support.caching_project import plain
 from tests.support.family import weights_of, write_data
-from tests.support.processes import commands, in_world, words
+from tests.support.processes import commands, in_processes, words
 from tests.support.runs import files, log, project
-from tests.support.stored_place import plain
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -38,7 +38,7 @@ def flags(here: Path, data: str = "data", **more: Any) -> dict[str, Any]:
 
 
 def ran(size: int, here: Path, given: dict[str, Any]) -> list[str]:
-    ended = in_world(size, commands(words(given)), here)
+    ended = in_processes(size, commands(words(given)), here)
     assert ended.codes == (0,) * size, ended.said
     return ended.said[0].splitlines()
 

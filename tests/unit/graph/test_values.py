@@ -21,7 +21,7 @@ from dstrain.graph.values import (
 from PIL import Image
 from torch import Tensor
 
-from tests.support.stored_place import noise_image, plain
+from tests.support.caching_project import noise_image, plain
 
 
 class Record(TypedDict):

@@ -15,16 +15,16 @@ from dstrain.models.locate import Found
 from dstrain.runs.feature_plan import CacheInfo, check_configs, plan_identity
 from dstrain.training.losses import SFT
 
-from tests.support import stored_family
-from tests.support.stored_family import GUIDED
-from tests.support.stored_place import Place, noise_image, write_place, write_rows
+from tests.support import caching_family
+from tests.support.caching_family import GUIDED
+from tests.support.caching_project import Place, noise_image, write_place, write_rows
 
 
 @pytest.fixture(autouse=True)
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
+    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
-    stored_family.LOG.touch()
+    caching_family.LOG.touch()
     yield
 
 
@@ -96,7 +96,7 @@ def test_other_values_stored_are_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.fill()
-    monkeypatch.setattr(stored_family, "UNITS", stored_family.UNITS[:3])
+    monkeypatch.setattr(caching_family, "UNITS", caching_family.UNITS[:3])
     assert len(place.stored().rows) == 4  # a unit nobody needs makes no difference
     cached_values = set(plan_identity(place.setup())["values stored"])
     task = Task.of("sft", needs_less)

@@ -23,9 +23,9 @@ from dstrain.storage import files
 from dstrain.training.loader import DecodedSamples
 from dstrain.training.module import TrainingModule
 
-from tests.support import stored_family
-from tests.support.stored_family import GUIDED, runs
-from tests.support.stored_place import (
+from tests.support import caching_family
+from tests.support.caching_family import GUIDED, runs
+from tests.support.caching_project import (
     Place,
     change_weights,
     noise_image,
@@ -40,9 +40,9 @@ ALL = Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
 
 @pytest.fixture(autouse=True)
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
+    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
-    stored_family.LOG.touch()
+    caching_family.LOG.touch()
     yield
 
 
@@ -186,7 +186,7 @@ def unit_versions(
     place: Place, monkeypatch: pytest.MonkeyPatch, **versions: int
 ) -> Counter[str]:
     with monkeypatch.context() as patch:
-        patch.setattr(stored_family, "VERSIONS", versions)
+        patch.setattr(caching_family, "VERSIONS", versions)
         return place.fill()
 
 

@@ -23,9 +23,9 @@ from dstrain.training import loader as samples
 from dstrain.training.loader import DecodedSamples, Sample, SampleSource, load_batches
 from dstrain.training.order import MicroBatch
 
-from tests.support import stored_family
-from tests.support.stored_family import runs
-from tests.support.stored_place import Place, alone, plain, write_place, write_rows
+from tests.support import caching_family
+from tests.support.caching_family import runs
+from tests.support.caching_project import Place, alone, plain, write_place, write_rows
 from tests.support.videos import film, seconds, steady
 
 
@@ -33,9 +33,9 @@ from tests.support.videos import film, seconds, steady
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("filled")
-        patch.setattr(stored_family, "LOG", folder / "log")
+        patch.setattr(caching_family, "LOG", folder / "log")
         patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
-        stored_family.LOG.touch()
+        caching_family.LOG.touch()
         place = write_place(folder / "place")
         for row in place.rows:
             row |= {
@@ -206,8 +206,8 @@ def with_videos(setup: Setup) -> Setup:
 @pytest.fixture
 def films(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A data set of four rows: 12 frames, 17 frames, the first again, and 3 frames."""
-    monkeypatch.setattr(stored_family, "LOG", tmp_path / "log")
-    stored_family.LOG.touch()
+    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
+    caching_family.LOG.touch()
     place = write_place(tmp_path / "place")
     for name, count in (("a", 12), ("b", 17), ("c", 3)):
         film(place.data / f"{name}.mp4", steady(count, 15), 15)

@@ -1,7 +1,7 @@
-"""The law, on random programs: unsplit equals data_process then train, bit for bit,
+"""Split equivalence of random programs: unsplit equals data_process then train, bit for bit,
 loss and every gradient.
 
-A program goes through files, the feature store and the training module as any family
+A program goes through files, the feature cache and the training module as any family
 does.
 """
 
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from tests.support.programs import NETS, OTHERS, TENSORS, Net, Program, plans, program
 
 PROGRAMS = range(2000)
-"""Seeds of the programs; what a program is made of is drawn in `law/programs.py`."""
+"""Seeds of the programs; what a program is made of is drawn in `tests/support/programs.py`."""
 EVERY_TENTH = PROGRAMS[::10]
 
 
@@ -93,7 +93,7 @@ RECORD = Record(
 
 
 def write_program(made: Program, folder: Path) -> Setup:
-    """Write the program's networks and data set; returns a run of it in one piece."""
+    """Write the program's networks and data set; returns a run of it in a single run."""
     torch.manual_seed(0)
     for i, net in enumerate(NETS):
         weights = {
@@ -268,8 +268,8 @@ def test_unsplit_is_split_and_no_unit_is_in_the_wrong_stage(
     check_law(seed, tmp_path)
 
 
-def test_the_programs_have_what_the_law_is_about() -> None:
-    """The generator is worth its name: each thing that could break the law is in many
+def test_programs_cover_what_a_split_may_get_wrong() -> None:
+    """The generator is worth its name: each thing that could break equivalence is in many
     of the ordinary suite's 200.
     """
     counts = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""A family, `stored`, whose crossing values are of every kind.
+"""A family, `stored`, whose cached values are of every kind.
 
 Units note each run in the file LOG, so that tests can count them, also in processes
 that were killed.

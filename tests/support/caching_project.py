@@ -1,4 +1,4 @@
-"""What tests of the feature store do with the family `stored`: data sets, both stages,
+"""What tests of the feature cache do with the family `stored`: data sets, both stages,
 several processes, values.
 """
 
@@ -31,7 +31,7 @@ from dstrain.training.losses import SFT
 from PIL import Image
 from torch import Tensor
 
-from tests.support.stored_family import MODEL, build, runs, write_model
+from tests.support.caching_family import MODEL, build, runs, write_model
 
 
 def noise_image(seed: int, mode: str = "RGB", branch: int = 32) -> Image.Image:
@@ -56,7 +56,7 @@ def write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass
 class Place:
-    """A data set, a model and a feature store in one folder."""
+    """A data set, a model and a feature cache in one folder."""
 
     folder: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Place:
 
     @property
     def cache(self) -> Path:
-        """The feature store's folder."""
+        """The feature cache's folder."""
         return self.folder / "cache"
 
     @property
@@ -124,7 +124,7 @@ class Place:
     def stored(
         self, task: Task = SFT, variant: str = "base", **config: Any
     ) -> CachedSamples:
-        """Open the store as stage 2 does."""
+        """Open the cache as stage 2 does."""
         setup = self.setup("train", task, variant, **config)
         store = FeatureCache.open(setup.cache_path)
         rows, info = open_plan(setup, store)

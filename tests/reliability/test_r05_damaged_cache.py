@@ -1,4 +1,4 @@
-"""Every damaged byte of a feature store is named before use, and deleting the file
+"""Every damaged byte of a feature cache is named before use, and deleting the file
 named repairs it.
 """
 
@@ -14,8 +14,8 @@ import torch
 from dstrain.cache.store import FeatureCache, ShardWriter, open_shard
 from dstrain.errors import StateError
 
-from tests.support import stored_family
-from tests.support.stored_place import Place, write_place, write_rows
+from tests.support import caching_family
+from tests.support.caching_project import Place, write_place, write_rows
 
 REGIONS = (
     "length of the header",
@@ -44,9 +44,9 @@ def fill(folder: Path, values: dict[str, Any], max_bytes: int = 2**20) -> list[P
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("filled")
-        patch.setattr(stored_family, "LOG", folder / "log")
+        patch.setattr(caching_family, "LOG", folder / "log")
         patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
-        stored_family.LOG.touch()
+        caching_family.LOG.touch()
         place = write_place(folder / "place")
         for row in place.rows:
             row |= {"reference": "0.png", "references": ["1.png"], "label": "x"}
@@ -97,7 +97,7 @@ def regions() -> dict[str, Callable[[Place], tuple[Path, int, int]]]:
     }
 
 
-@pytest.mark.promise("R5", "damage of a store is named before it is used")
+@pytest.mark.promise("R5", "damage of a feature cache is named before use")
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("region", REGIONS)
 def test_every_flipped_bit_is_named_before_use(
@@ -131,7 +131,7 @@ def test_every_flipped_bit_is_named_before_use(
     assert not accepted
 
 
-@pytest.mark.promise("R5", "damage of a store is named before it is used")
+@pytest.mark.promise("R5", "damage of a feature cache is named before use")
 @pytest.mark.parametrize("kind", ["shard", "plan"])
 @pytest.mark.parametrize("kept", CUTS)
 def test_a_file_cut_short_is_named(filled: Place, kept: int, kind: str) -> None:
@@ -145,7 +145,7 @@ def test_a_file_cut_short_is_named(filled: Place, kept: int, kind: str) -> None:
         path.write_bytes(whole)
 
 
-def test_deleting_a_damaged_file_as_told_repairs_the_store(filled: Place) -> None:
+def test_deleting_a_damaged_file_as_advised_repairs_the_cache(filled: Place) -> None:
     want = filled.values()
     for path in (filled.shards[0], filled.plans[0]):
         content = bytearray(path.read_bytes())
