@@ -159,12 +159,12 @@ def test_deleting_a_damaged_file_as_advised_repairs_the_cache(filled: Place) -> 
         Path(caught.value.where).unlink()
         computed = filled.fill()
         assert computed == (
-            stored_family_all() if path.suffix == ".safetensors" else {}
+            runs_of_all_units() if path.suffix == ".safetensors" else {}
         )
         assert filled.values() == want
 
 
-def stored_family_all() -> Counter[str]:
+def runs_of_all_units() -> Counter[str]:
     return Counter({"encode_prompt": 3, "describe": 3, "encode_image": 4})
 
 
