@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,6 +79,13 @@ class Dataset:
         for name, cell in self.rows[sample].items():
             common[name] = cell.literal if name in self.same_in_batch else cell.shapes
         return frozenset(common.items())
+
+    @cached_property
+    def groups(self) -> list[int]:
+        """The number of each sample's signature."""
+        numbers: dict[Any, int] = {}
+        signatures = map(self.signature, range(len(self.rows)))
+        return [numbers.setdefault(one, len(numbers)) for one in signatures]
 
     def fault(self, row: int, name: str, error: UsageError) -> Fault:
         """Return the fault of an input that could not be loaded."""

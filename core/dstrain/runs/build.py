@@ -1,7 +1,6 @@
 """Build a training run: its samples, pipeline, trainable parameters and optimizer."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch.optim import AdamW
 
@@ -31,18 +30,13 @@ def open_training_data(setup: Setup) -> TrainingData:
     dataset = setup.dataset
     input_sets = dict.fromkeys(frozenset(cells) for cells in dataset.rows)
     used_inputs = [setup.plan(frozenset(cells)).used_inputs for cells in dataset.rows]
-    numbers: dict[Any, int] = {}
-    groups = []
-    for sample in range(len(dataset.rows)):
-        signature = dataset.signature(sample)
-        groups.append(numbers.setdefault(signature, len(numbers)))
     source = DecodedSamples(
         dataset.rows, used_inputs, dataset.sample_ids, dataset.damage
     )
-    groups_of_all, sample_ids = with_excluded_rows(
-        groups, dataset.sample_ids, len(dataset.table.rows)
+    groups, sample_ids = with_excluded_rows(
+        dataset.groups, dataset.sample_ids, len(dataset.table.rows)
     )
-    return TrainingData(source, groups_of_all, sample_ids, list(input_sets))
+    return TrainingData(source, groups, sample_ids, list(input_sets))
 
 
 def _open_cached_rows(setup: Setup) -> TrainingData:
@@ -52,8 +46,8 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     sample_ids = [(row["row"], row["chunk"]) for row in rows]
     input_sets = [frozenset(names) for names in info.inputs]
     source = CachedSamples(cache, rows, input_sets, sample_ids)
-    groups_of_all, all_ids = with_excluded_rows(groups, sample_ids, info.rows)
-    return TrainingData(source, groups_of_all, all_ids, input_sets, info)
+    all_groups, all_ids = with_excluded_rows(groups, sample_ids, info.rows)
+    return TrainingData(source, all_groups, all_ids, input_sets, info)
 
 
 def prepare(

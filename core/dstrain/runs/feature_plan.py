@@ -13,9 +13,7 @@ from dstrain.cache.store import FeatureCache
 from dstrain.config.fields import split_commas
 from dstrain.config.schema import TrainConfig, options_affecting
 from dstrain.data.dataset import find_metadata
-from dstrain.data.metadata import refuse
 from dstrain.errors import StateError, UsageError
-from dstrain.graph.inputs import Column
 from dstrain.models.locate import Found
 from dstrain.runs.setup import Setup
 from dstrain.storage.hashing import sha256
@@ -120,7 +118,6 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[Sequence[Row], CacheIn
         # Shards may have been deleted, or not copied.
         what = f"lacks values of {len(lacking)} of {len(rows)} rows, the first is row {lacking[0]}"
         raise StateError(cache.folder, what, _refill(setup))
-    _refuse_unusable(setup, cache, rows)
     return rows, CacheInfo.from_json(plan["about"])
 
 
@@ -181,22 +178,6 @@ def _metadata(config: TrainConfig) -> Path | None:
         with suppress(UsageError):
             path = find_metadata(config.dataset_base_path)
     return path if path is not None and path.is_file() else None
-
-
-def _refuse_unusable(setup: Setup, cache: FeatureCache, rows: Sequence[Row]) -> None:
-    """Raise UsageError for values that this machine cannot use, such as the noise of a
-    device it lacks.
-    """
-    faults = []
-    for name, source in setup.spec.inputs.items():
-        if not isinstance(source, Column) or source.check is None:
-            continue
-        for row in rows:
-            form = row["values"].get(name, {})
-            fault = source.check(form["value"]) if "value" in form else ""
-            if fault:
-                faults.append(f"row {row['row']}: {name}: {fault}")
-    refuse(cache.folder, "value", faults)
 
 
 def _refill(setup: Setup) -> str:

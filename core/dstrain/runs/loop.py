@@ -145,11 +145,8 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     accelerator = run.processes.accelerator
     losses = []
     for batch in batches:
-        with (
-            nullcontext()
-            if batch.micro_batch.ends_step
-            else accelerator.no_sync(run.model)
-        ):
+        ends_step = batch.micro_batch.ends_step
+        with nullcontext() if ends_step else accelerator.no_sync(run.model):
             loss = run.model(batch)
             # DDP averages gradients over processes, and each loss is already a share of
             # the global mean.
@@ -160,9 +157,8 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     norm = torch.nn.utils.clip_grad_norm_(
         run.module.trained_parameters, run.setup.config.max_grad_norm
     )
-    loss_value, norm_value = torch.stack(
-        [run.processes.total(torch.stack(losses).sum()), norm]
-    ).tolist()
+    total = run.processes.total(torch.stack(losses).sum())
+    loss_value, norm_value = torch.stack([total, norm]).tolist()
     if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
         raise diverged(run, batches, loss_value, norm_value)
     run.optimizer.step()
@@ -177,18 +173,10 @@ def diverged(
     """Return the error of a step whose loss or gradient is not finite, naming its
     samples.
     """
-    keys = (
-        key
-        for batch in batches
-        if any(batch.micro_batch.weights)
-        for key in batch.micro_batch.keys
-    )
+    keys = [key for batch in batches for key in batch.micro_batch.keys]
     named = ", ".join(dict.fromkeys(name_row(run, key.row) for key in keys))
-    more = (
-        f" and those of {run.processes.size - 1} other processes"
-        if run.processes.size > 1
-        else ""
-    )
+    others = run.processes.size - 1
+    more = f" and those of {others} other processes" if others else ""
     return Diverged(
         f"step {run.step + 1}",
         f"loss {loss}, gradient norm {norm}; the weights are untouched",
@@ -217,12 +205,9 @@ def optimizer_steps(run: TrainingRun) -> Iterator[tuple[int, list[Batch]]]:
     per_epoch = run.order.steps_per_epoch
     while run.step < run.total_steps:
         epoch, done = divmod(run.step, per_epoch)
+        workers = run.setup.config.dataset_num_workers
         batches: list[Batch] = []
-        for batch in load_batches(
-            run.source,
-            micro_batches(run, epoch, done),
-            run.setup.config.dataset_num_workers,
-        ):
+        for batch in load_batches(run.source, micro_batches(run, epoch, done), workers):
             batches.append(batch)
             if batch.micro_batch.ends_step:
                 yield epoch, batches
@@ -234,10 +219,6 @@ def micro_batches(run: TrainingRun, epoch: int, done: int) -> Iterable[MicroBatc
     beyond the last.
     """
     left = run.total_steps - run.step
+    rank, size = run.processes.rank, run.processes.size
     for samples in islice(run.order.global_batches(epoch), done, done + left):
-        yield from split_across_ranks(
-            samples,
-            run.setup.config.batch_size,
-            run.processes.rank,
-            run.processes.size,
-        )
+        yield from split_across_ranks(samples, run.setup.config.batch_size, rank, size)

@@ -242,8 +242,7 @@ def plan_lines(
     """Yield the lines of the plan file, one per sample; `inputs` and `group` number the
     set of inputs and the signature.
     """
-    groups: dict[Any, int] = {}
-    for number, sample in enumerate(samples):
+    for sample, group in zip(samples, setup.dataset.groups, strict=True):
         row, chunk = sample.sample_id
         values = {
             name: serialize(sample.cells[name].literal, {}, name)
@@ -256,7 +255,7 @@ def plan_lines(
             "row": row,
             "chunk": chunk,
             "inputs": input_sets.index(sample.plan.inputs),
-            "group": groups.setdefault(setup.dataset.signature(number), len(groups)),
+            "group": group,
             "values": values,
         }
 

@@ -2,7 +2,7 @@
 before anything is loaded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dstrain.cache.store import MARKER, FeatureCache
@@ -28,7 +28,7 @@ from dstrain.pipeline.variants import (
 )
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
-from dstrain.registry.hooks import Extensions, load_extensions
+from dstrain.registry.hooks import load_extensions
 from dstrain.runs.setup import Setup, metadata_path
 from dstrain.training.distill import OWN_TASKS
 
@@ -42,8 +42,9 @@ def resolve(config: TrainConfig) -> Setup:
     family = load_family(config.model, config.left_out)
     models = model_configs(config, family)
     extensions = load_extensions(config.left_out)
-    tasks, unusable = known_tasks(extensions)
+    offered, unusable = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
     extensions = replace(extensions, broken=(*extensions.broken, *unusable))
+    tasks = {**OWN_TASKS, **offered}
     if config.task_name not in tasks:
         hint = nearest(config.task_name, tasks)
         what = f"no task named {config.task_name!r}; tasks: {', '.join(tasks)}{hint}"
@@ -52,8 +53,6 @@ def resolve(config: TrainConfig) -> Setup:
     if "timestep_sampler" not in task.loss.components:
         why = f"the loss of task {task.name} draws no timesteps"
         refuse_unused(config, "timestep_sampler", why)
-    if config.variant is None:
-        check_extra_inputs(config, family, task)
     score = variant_score(config, task)
     take_first = config.toy or not models
     variant = choose_variant(family, config.variant, models, score, take_first)
@@ -81,31 +80,10 @@ def resolve(config: TrainConfig) -> Setup:
     return setup
 
 
-def known_tasks(extensions: Extensions) -> tuple[Mapping[str, Task], list[str]]:
-    """Return tasks by name, core's own and those of plugins; and which of plugins
-    cannot be used, and why.
-    """
-    tasks, broken = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
-    return {**OWN_TASKS, **tasks}, broken
-
-
 def refuse_unused(config: TrainConfig, effect: Effect, why: str) -> None:
     """Refuse the options with an effect that this run cannot have."""
     for flag in changed(config, effect):
         raise UsageError(flag.spelled, f"has no effect: {why}")
-
-
-def check_extra_inputs(config: TrainConfig, family: ModelFamily, task: Task) -> None:
-    """Refuse an extra input that no variant knows, before the variant is chosen by it."""
-    known: set[str] = set()
-    for variant in family.variants:
-        for name, source in family.spec(variant).with_task_inputs(task).inputs.items():
-            if isinstance(source, Column):
-                known |= {name, source.name}
-    for name in split_commas(config.extra_inputs):
-        if name not in known:
-            what = f"no variant of {family.name} reads {name!r}{nearest(name, known)}"
-            raise UsageError("--extra_inputs", what)
 
 
 def variant_score(config: TrainConfig, task: Task) -> Scorer | None:

@@ -17,9 +17,8 @@ from dstrain.data.images import Resolution
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import DstrainError, UsageError
 from dstrain.models.device import default_device
-from dstrain.registry.hooks import load_extensions
 from dstrain.runs.loop import steps
-from dstrain.runs.resolve import known_tasks, plan_of, resolve
+from dstrain.runs.resolve import plan_of, resolve
 from dstrain.runs.runner import check_launcher, run, toy_models
 from dstrain.training.losses import SFT
 
@@ -353,13 +352,18 @@ def test_tasks_of_one_name_are_left_out_with_the_reason(
             {f"tasks_{name}": source},
             group="dstrain",
         )
-    tasks, broken = known_tasks(load_extensions())
-    assert list(tasks) == ["sft", "direct_distill", "one", "two"]
-    assert tasks["sft"] is SFT
+    for name in ("one", "two"):
+        setup = resolve(TrainConfig(model="tiny", dry_run=True, task=name))
+        assert setup.task.name == name
+    assert resolve(TrainConfig(model="tiny", dry_run=True)).task is SFT
+    with pytest.raises(
+        UsageError, match="no task named 'shared'; tasks: sft, direct_distill, one, two"
+    ):
+        resolve(TrainConfig(model="tiny", dry_run=True, task="shared"))
     ours = "its task 'sft' has the name of one of dstrain's own, and is left out"
     both = "plugin extra-two 1.0: its task 'shared' is offered by plugin extra-one 1.0 too; both are left out"
-    assert broken == [
+    assert setup.extensions.broken == (
         f"plugin extra-one 1.0: {ours}",
         f"plugin extra-two 1.0: {ours}",
         both,
-    ]
+    )

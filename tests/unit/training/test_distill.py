@@ -325,33 +325,6 @@ def test_rows_that_cannot_be_distilled_are_all_named_before_anything_is_loaded(
     assert what in caught.value.help_lines[0]
 
 
-def test_stage_2_refuses_noise_of_a_device_that_only_stage_1_had(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {
-        "feature_cache": tmp_path / "cache",
-        "output_path": tmp_path / "out",
-    }
-    run(distill(here, task="direct_distill:data_process", **given))
-
-    def absent(shape: Any, seed: int, device: str) -> Tensor:
-        raise UsageError("rand_device", f"no {device} here")
-
-    monkeypatch.setattr("dstrain.training.distill.seeded_noise", absent)
-    with pytest.raises(UsageError) as caught:
-        run(
-            distill(
-                here,
-                task="direct_distill:train",
-                variant="base",
-                model_paths='["absent.safetensors"]',
-                **given,
-            )
-        )
-    assert caught.value.what == "6 bad values"
-    assert caught.value.help_lines[0] == "row 0: rand_device: no cpu here"
-
-
 def test_blank_cells_are_one_on_the_cpu(here: Path, tmp_path: Path) -> None:
     blank = distilling(tmp_path, cfg_scale="", rand_device="")
     losses = [

@@ -164,7 +164,7 @@ def test_what_is_wrong_is_found_without_a_run(
         ),
         (
             ["--extra_inputs", "imgae"],
-            "--extra_inputs: no variant of tiny reads 'imgae'; did you mean 'image'?",
+            "--extra_inputs: no column of metadata.csv gives input 'imgae'",
         ),
         (
             ["--variant", "bsae"],
