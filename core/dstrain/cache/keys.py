@@ -45,6 +45,6 @@ def value_keys(
     keys = dict(inputs)
     for step in plan.cached_steps:
         used = {name: keys[value] for name, value in step.inputs.items()}
-        key = step_key(plan.family, step, used, components, dtype)
+        key = step_key(plan.spec.family, step, used, components, dtype)
         keys |= {value: f"{key}.{name}" for name, value in step.outputs.items()}
     return keys

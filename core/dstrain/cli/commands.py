@@ -42,9 +42,9 @@ def graph(config: TrainConfig, form: str) -> None:
     from dstrain.graph.render import as_data, as_text
     from dstrain.runs.resolve import plan_of
 
-    plan, spec, task = plan_of(config)
+    plan = plan_of(config)
     if form == "text":
-        click.echo(as_text(plan, spec, task), nl=False)
+        click.echo(as_text(plan), nl=False)
     else:
         click.echo(json.dumps(as_data(plan), indent=2))
 

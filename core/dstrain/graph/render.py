@@ -4,22 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dstrain.graph.plan import Plan, Step
-from dstrain.graph.spec import (
-    GIVEN_TO_CONSTRAIN_LATENTS,
-    GIVEN_TO_MODEL_FN,
-    PipelineSpec,
-)
-from dstrain.graph.task import Task
+from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS, GIVEN_TO_MODEL_FN
 from dstrain.graph.unit import CONTEXT, FunctionSpec
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON data, in a stable order."""
     return {
-        "family": plan.family,
-        "variant": plan.variant,
-        "task": plan.task,
-        "branches": plan.branches,
+        "family": plan.spec.family,
+        "variant": plan.spec.variant,
+        "task": plan.task.name,
+        "branches": plan.task.branches,
         "inputs": sorted(plan.inputs),
         "trainables": plan.trainables,
         "data_process": [_step(step) for step in plan.cached_steps],
@@ -36,29 +31,30 @@ def _by_stage(names: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
     return {stage or "unsplit": names[stage] for stage in names}
 
 
-def as_text(plan: Plan, spec: PipelineSpec, task: Task) -> str:
+def as_text(plan: Plan) -> str:
     """Return a page of text: what each stage loads and runs, the values that are cached
     between them, and the units that do not run.
     """
+    spec, task = plan.spec, plan.task.name
     trained = ", ".join(plan.trainables) or "nothing"
-    title = f"{plan.family} {plan.variant}, task {plan.task}, trains {trained}"
-    if len(plan.branches) > 1:
-        title += f", branches {' and '.join(plan.branches)}"
+    title = f"{spec.family} {spec.variant}, task {task}, trains {trained}"
+    if len(plan.task.branches) > 1:
+        title += f", branches {' and '.join(plan.task.branches)}"
     loads = _loaded(plan, "data_process")
-    lines = [title, "", f"stage 1  {plan.task}:data_process   loads {loads}"]
+    lines = [title, "", f"stage 1  {task}:data_process   loads {loads}"]
     lines += _rows(plan.cached_steps) or ["    (nothing to do)"]
     lines += ["", "    stored between the stages"]
     width = max(map(len, plan.cached_values), default=0)
     for key, kind in plan.cached_kinds.items():
         lines.append(f"    = {key:{width}}  {kind}")
-    lines += ["", f"stage 2  {plan.task}:train   loads {_loaded(plan, 'train')}"]
+    lines += ["", f"stage 2  {task}:train   loads {_loaded(plan, 'train')}"]
     lines += _rows(plan.train_steps)
-    lines.append(_reader(plan, spec.model_fn, GIVEN_TO_MODEL_FN, spec))
+    lines.append(_reader(plan, spec.model_fn, GIVEN_TO_MODEL_FN))
     if spec.constrain_latents is not None:
         constraint = spec.constrain_latents
-        lines.append(_reader(plan, constraint, GIVEN_TO_CONSTRAIN_LATENTS, spec))
-    arguments = ", ".join(["predict", *task.loss.inputs])
-    lines.append(f"    {task.loss.name}({arguments}) -> loss")
+        lines.append(_reader(plan, constraint, GIVEN_TO_CONSTRAIN_LATENTS))
+    loss = plan.task.loss
+    lines.append(f"    {loss.name}({', '.join(['predict', *loss.inputs])}) -> loss")
     if plan.skipped or plan.unused_units:
         lines += ["", "not run"]
         lines += [f"    {name}: {reason}" for name, reason in plan.skipped.items()]
@@ -96,19 +92,18 @@ def _loaded(plan: Plan, stage: str) -> str:
     return ", ".join([*plan.components[stage], *configs]) or "nothing"
 
 
-def _reader(
-    plan: Plan, function: FunctionSpec, given: tuple[str, ...], spec: PipelineSpec
-) -> str:
+def _reader(plan: Plan, function: FunctionSpec, given: tuple[str, ...]) -> str:
     """Return the line of model_fn or constrain_latents: the inputs that are present and
     the components, the denoiser by the names of its experts.
     """
     inputs = [name for name in function.inputs if name in plan.loss_inputs]
     arguments = [*given, *inputs]
+    experts = plan.spec.experts
     uses = []
     for name in function.components:
-        if spec.experts is not None and name == spec.experts.denoiser:
+        if experts is not None and name == experts.denoiser:
             loaded = plan.components["train"]
-            name = " or ".join(one for one in spec.experts.components if one in loaded)
+            name = " or ".join(one for one in experts.components if one in loaded)
         if name not in CONTEXT:
             uses.append(name)
     return f"    {function.name}({', '.join(arguments)}){_uses(uses)}"

@@ -215,7 +215,7 @@ class Pipeline:
         """
         rng = Rng([SampleKey(sampling.seed, 0, 0, 0)])
         self.run(plan.train_steps, values, rng)
-        latents = self.sample(values, sampling, NEGATIVE in plan.branches)
+        latents = self.sample(values, sampling, NEGATIVE in plan.task.branches)
         return self.decode(values, latents, rng)
 
     def sample(

@@ -199,10 +199,10 @@ def check_preset(setup: Setup) -> None:
         raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
 
 
-def plan_of(config: TrainConfig) -> tuple[Plan, PipelineSpec, Task]:
+def plan_of(config: TrainConfig) -> Plan:
     """Plan a command line: for the columns of its metadata, or else for every column."""
     setup = resolve(replace(config, dry_run=True))
-    return setup.plan(dataset_inputs(setup)), setup.spec, setup.task
+    return setup.plan(dataset_inputs(setup))
 
 
 def dataset_inputs(setup: Setup) -> frozenset[str]:

@@ -61,7 +61,7 @@ def start(
     setup = resolve(config)
     if config.dry_run:
         plan = setup.plan(dataset_inputs(setup))
-        print(as_text(plan, setup.spec, setup.task) + as_summary(setup), end="")
+        print(as_text(plan) + as_summary(setup), end="")
         return
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1

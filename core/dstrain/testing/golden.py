@@ -18,9 +18,7 @@ def plan_texts(family: ModelFamily, spec: PipelineSpec) -> dict[str, str]:
     found = {}
     for trained in trained_sets(family, spec):
         plan = make_plan(spec, data_inputs(spec), SFT, trained.components)
-        found[f"{spec.variant}-sft-{'+'.join(trained.components)}.txt"] = as_text(
-            plan, spec, SFT
-        )
+        found[f"{spec.variant}-sft-{'+'.join(trained.components)}.txt"] = as_text(plan)
     return found
 
 

@@ -42,19 +42,19 @@ def test_graph_prints_the_plan_of_a_training_command_line(
 ) -> None:
     asked: list[TrainConfig] = []
 
-    def plan_of(config: TrainConfig) -> tuple[str, str, str]:
+    def plan_of(config: TrainConfig) -> str:
         asked.append(config)
-        return "plan", "pipeline spec", "task"
+        return "plan"
 
     stub(monkeypatch, "dstrain.runs.resolve", plan_of=plan_of)
     stub(
         monkeypatch,
         "dstrain.graph.render",
-        as_text=lambda *parts: f"text of {parts}\n",
+        as_text=lambda plan: f"text of {plan}\n",
         as_data=lambda plan: {"of": plan},
     )
     assert main(["graph", "--model", "faky", "--task", "sft:train"]) == 0
-    assert capsys.readouterr().out == "text of ('plan', 'pipeline spec', 'task')\n"
+    assert capsys.readouterr().out == "text of plan\n"
     assert asked == [TrainConfig(model="faky", task="sft:train")]
     assert main(["graph", "--model", "faky", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"of": "plan"}

@@ -260,7 +260,7 @@ def test_a_negative_side_that_no_text_can_be_is_refused_where_it_is_absent() -> 
         )
     assert plan_inference(
         spec, {"prompt": "dog", "guidance_scale": 2.0}
-    ).plan.branches == (
+    ).plan.task.branches == (
         "positive",
         "negative",
     )

@@ -57,9 +57,10 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(
 def test_the_plan_of_a_command_line_is_that_of_its_columns(
     here: Path, tmp_path: Path
 ) -> None:
-    plan, spec, task = plan_of(config(here, dry_run=True))
+    plan = plan_of(config(here, dry_run=True))
     assert plan.inputs == {"prompt", "input_image", "height", "width"}
-    assert (spec.variant, task.name, plan.trainables) == ("base", "sft", ("dit",))
+    assert (plan.spec.variant, plan.task.name) == ("base", "sft")
+    assert plan.trainables == ("dit",)
     (tmp_path / "metadata.json").write_text(json.dumps([{"prompt": "dog"}]))
     with pytest.raises(UsageError, match="no column 'image'"):
         plan_of(config(here, dry_run=True, dataset_base_path=tmp_path))

@@ -57,7 +57,7 @@ def plan_previews(setup: Setup) -> list[PreviewPlan]:
         shared = _shared_arguments(setup)
         for prompt in setup.config.preview_prompt:
             call = plan_inference(spec, {**shared, "prompt": prompt})
-            plan = _plan(setup, call.inputs, NEGATIVE in call.plan.branches)
+            plan = _plan(setup, call.inputs, NEGATIVE in call.plan.task.branches)
             cells = {
                 name: _cell(setup, name, call.inputs[name]) for name in plan.used_inputs
             }
@@ -79,7 +79,7 @@ def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str
     return {
         "prompt": preview.prompt,
         "inputs": sorted(preview.plan.inputs),
-        "sides": list(preview.plan.branches),
+        "sides": list(preview.plan.task.branches),
         "sampling": {name: getattr(preview.sampling, name) for name in RECORDED},
         "values": values,
     }
