@@ -10,7 +10,6 @@ from dstrain.errors import StateError, SystemFault
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import Config, Shapes, fits, shapes_of
 from dstrain.models.hub import ModelSource, fetch
-from dstrain.models.hub_record import Record
 from dstrain.models.networks import empty_network
 from dstrain.models.weights import Weights, header
 
@@ -47,9 +46,9 @@ def find_config(query: ConfigQuery) -> Config:
     model, known by the model id, or inferred from the weights' shapes. Raises
     StateError naming all of these.
     """
-    # A model that comes from a hub, and whose weights this run does not need, has its
-    # own config.json, which tells more than the model id does.
-    if query.files is None and _is_fetched(query.source):
+    # Where this run does not need the weights, config.json was not fetched with them; it
+    # tells more than the model id does.
+    if query.files is None:
         _fetch_json(query)
     try:
         return local_config(query)
@@ -124,13 +123,6 @@ def infer_config(component: Component, shapes: Shapes) -> Config | None:
         if common and all(fits(shapes[name], own[name]) for name in common):
             fitting.append(config)
     return fitting[0] if len(fitting) == 1 else None
-
-
-def _is_fetched(source: ModelSource | None) -> bool:
-    """Return whether a model comes from a hub: it has a record, or no files yet."""
-    if source is None:
-        return False
-    return Record.read(source.folder) is not None or not source.folder.exists()
 
 
 def _fetch_json(query: ConfigQuery) -> bool:

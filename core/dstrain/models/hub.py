@@ -1,6 +1,5 @@
 """Find published model files on this machine, and download those that are missing."""
 
-import difflib
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from dstrain.config.schema import Hub
 from dstrain.console import get_logger
-from dstrain.errors import DstrainError, StateError, SystemFault, UsageError
+from dstrain.errors import DstrainError, StateError, SystemFault, UsageError, nearest
 from dstrain.models.hub_clients import CLIENTS, first_line, http_status
 from dstrain.models.hub_record import (
     Record,
@@ -89,7 +88,6 @@ def find_local(source: ModelSource, pattern: str) -> list[str]:
         if names:
             if not all(record.has(name, folder) for name in names):
                 return []
-            record.refresh_marks(names, folder)
             return names
     names = local_files(folder, pattern)
     return [] if source.revision or missing_shards(names) else names
@@ -146,12 +144,10 @@ class _Download:
         record = self._known_files()
         names = select(record.tree, pattern)
         if not names:
-            known = sorted(record.tree)
-            near = difflib.get_close_matches(pattern, known, cutoff=0.3) or known[:3]
             raise StateError(
                 f"{self.source.named}:{pattern}",
-                f"no file on {self.hub} matches at revision {record.revision}",
-                f"it has {len(known)} files, such as {', '.join(near)}",
+                f"none of the {len(record.tree)} files on {self.hub} at revision "
+                f"{record.revision} matches{nearest(pattern, record.tree)}",
             )
         configs = {str(PurePosixPath(name).with_name("config.json")) for name in names}
         wanted = sorted(configs.intersection(record.tree).union(names))
@@ -181,7 +177,7 @@ class _Download:
         commit, files = self._ask("", self.client.list_files, revision)
         for name in files:
             outside = name.startswith("/") or ".." in PurePosixPath(name).parts
-            if outside or "\\" in name or not name.isprintable():
+            if outside or "\\" in name:
                 raise SystemFault(
                     self.source.model_id,
                     f"the hub lists a file outside the model's folder: {name!r}",

@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import MappingProxyType
 
@@ -51,10 +51,9 @@ class ModelScope:
         """Download one file; what an earlier attempt left in the folder is continued."""
         from modelscope import model_file_download
 
-        with ExitStack() as stack:
-            # It draws progress bars in log files, too.
-            if not sys.stderr.isatty():
-                stack.enter_context(redirect_stderr(io.StringIO()))
+        # It draws progress bars in log files, too.
+        bars = sys.stderr if sys.stderr.isatty() else io.StringIO()
+        with redirect_stderr(bars):
             model_file_download(
                 model_id,
                 name,

@@ -3,12 +3,11 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from dstrain.errors import StateError, SystemFault
-from dstrain.storage.files import lock, write_json
+from dstrain.errors import StateError
+from dstrain.storage.files import write_json
 from dstrain.storage.hashing import file_mark, sha256
 
 RECORD = ".fetched.json"
@@ -79,7 +78,7 @@ class Record:
             return cls(**data)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # a damaged one may be anything
             raise StateError(
                 path,
                 f"cannot be read: {error}",
@@ -101,33 +100,21 @@ class Record:
     def has(self, name: str, folder: Path) -> bool:
         """Return whether a listed file is here as it was downloaded.
 
-        A file with another mark and the same bytes was copied or touched, not changed.
+        A file with another time and the same bytes was copied or touched, not changed.
         Raises StateError if it was changed.
         """
         path, known = folder / name, self.kept.get(name)
         if known is None or not path.exists():
             return False
-        if file_mark(path) != known.mark and sha256(path) != known.sha256:
+        # Of the mark, what a copy keeps: size and time of the last change.
+        changed = file_mark(path)[:2] != known.mark[:2]
+        if changed and sha256(path) != known.sha256:
             raise StateError(
                 path,
                 f"was changed after its download: its sha256 is no longer {known.sha256[:16]}...",
                 "remove it to download it again; give a file of your own with --model_paths",
             )
         return known.digest == self.tree[name].digest
-
-    def refresh_marks(self, names: Iterable[str], folder: Path) -> None:
-        """Record the present marks of unchanged files, so that they need not be read
-        again.
-        """
-        kept = dict(self.kept)
-        for name in names:
-            kept[name] = replace(kept[name], mark=file_mark(folder / name))
-        if kept == self.kept:
-            return
-        # The folder may be read-only, in use, or downloaded into since this was read.
-        with suppress(StateError, SystemFault), lock(folder):
-            if Record.read(folder) == self:
-                replace(self, kept=kept).write(folder)
 
 
 def select(names: Iterable[str], pattern: str) -> list[str]:

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from dstrain.config.schema import Hub
 from dstrain.errors import StateError
-from dstrain.models.hub import ModelSource, fetch
+from dstrain.models.hub import ModelSource, fetch, find_local
 from dstrain.models.hub_record import RECORD, Record, select
 from dstrain.models.locate import ModelConfig
-from dstrain.storage.files import lock
 from dstrain.storage.hashing import file_mark, sha256
 
 from tests.support.hub_server import SHARDS, TINY, commit
@@ -41,46 +40,42 @@ def test_a_record_tells_repository_revision_commit_size_and_sha256_of_each_file(
         assert (file.mark, file.sha256) == (file_mark(path), sha256(path))
 
 
-def test_marks_are_noted_only_where_no_other_process_has_the_folder_or_wrote_the_record(
-    server: Server, hub: Hub
-) -> None:
-    folder = Path("models") / TINY
-    fetch(ModelSource(TINY, hub=hub), "transformer/*.safetensors")
-    read = Record.read(folder)
-    assert read is not None
-    for name in SHARDS:
-        os.utime(folder / name)
-    with lock(folder):
-        read.refresh_marks(SHARDS, folder)
-    assert Record.read(folder) == read
-    fetch(
-        ModelSource(TINY, hub=hub), "vae/*.safetensors"
-    )  # by another process, after the record was read
-    read.refresh_marks(SHARDS, folder)
-    after = Record.read(folder)
-    assert after is not None
-    assert "vae/model-1-of-1.safetensors" in after.kept
-    after.refresh_marks(SHARDS, folder)
-    assert Record.read(folder) != after
-
-
-@pytest.mark.parametrize("restored", [False, True], ids=["later", "time_restored"])
 def test_a_file_that_was_changed_is_named_and_not_written_over(
-    restored: bool, server: Server, hub: Hub
+    server: Server, hub: Hub
 ) -> None:
     source, path = ModelSource(TINY, hub=hub), Path("models") / TINY / SHARDS[0]
     fetch(source, "transformer/*.safetensors")
-    content, before = bytearray(path.read_bytes()), path.stat()
+    content = bytearray(path.read_bytes())
     content[-1] ^= 1
     time.sleep(0.05)  # longer than the clock of file systems stands still
     path.write_bytes(content)
-    if restored:
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(
         StateError, match=rf"{SHARDS[0]}: was changed after its download: its sha256"
     ):
         fetch(source, "transformer/*.safetensors")
     assert path.read_bytes() == content
+
+
+def test_a_copy_is_not_read_again_if_it_kept_the_times_and_is_whole_if_it_did_not(
+    server: Server, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, folder = ModelSource(TINY, hub=hub), Path("models") / TINY
+    fetch(source, "transformer/*.safetensors")
+    shutil.copytree(folder, "copy")  # with the times
+    shutil.rmtree(folder)
+    shutil.copytree("copy", folder)
+    read: list[Path] = []
+
+    def reading(path: Path) -> str:
+        read.append(path)
+        return sha256(path)
+
+    monkeypatch.setattr("dstrain.models.hub_record.sha256", reading)
+    assert find_local(source, "transformer/*.safetensors") == SHARDS
+    assert read == []
+    os.utime(folder / SHARDS[0])
+    assert find_local(source, "transformer/*.safetensors") == SHARDS
+    assert read == [folder.resolve() / SHARDS[0]]
 
 
 def test_files_that_were_put_here_are_taken_as_they_are_if_their_shards_are_whole(
