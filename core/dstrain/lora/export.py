@@ -7,7 +7,7 @@ that fits.
 
 import json
 from collections import UserDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -171,21 +171,20 @@ def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
     """Return the fields of `lora_adapter_metadata`, where diffusers finds rank and
     alpha.
     """
-    rank = max(layer.rank for layer in lora.layers.values())
-    alpha = max(layer.alpha for layer in lora.layers.values())
-    ranks = {name: one.rank for name, one in lora.layers.items() if one.rank != rank}
-    alphas = {
-        name: one.alpha for name, one in lora.layers.items() if one.alpha != alpha
-    }
+    ranks = {name: layer.rank for name, layer in lora.layers.items()}
+    alphas = {name: layer.alpha for name, layer in lora.layers.items()}
+    rank, alpha = max(ranks.values()), max(alphas.values())
     targets = sorted(lora.layers)
     if "targets" in lora.header:
         targets = lora.header["targets"].split(",")
-    fields = {"r": rank, "lora_alpha": alpha, "target_modules": targets}
-    if ranks:
-        fields["rank_pattern"] = ranks
-    if alphas:
-        fields["alpha_pattern"] = alphas
-    return {prefix + name: value for name, value in fields.items()}
+    fields = {
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": targets,
+        "rank_pattern": {name: one for name, one in ranks.items() if one != rank},
+        "alpha_pattern": {name: one for name, one in alphas.items() if one != alpha},
+    }
+    return {prefix + name: value for name, value in fields.items() if value != {}}
 
 
 def _with_alpha_in_up(layer: LoraLayer) -> LoraLayer:
@@ -236,24 +235,6 @@ def _convert_lora(
     return tensors, f"LoRA on {summary}, in {program}'s names"
 
 
-def _read(
-    source: Path, header: Mapping[str, str], family: ModelFamily, alpha: Alpha | None
-) -> tuple[list[Lora], Mapping[str, Shapes]]:
-    """Read a LoRA with the header's configuration, or the first published ones that it
-    fits.
-    """
-    errors: list[StateError] = []
-    for networks in _networks(header, family):
-        try:
-            return read_lora(source, family, networks, alpha=alpha), networks
-        except StateError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    what = f"no configuration of {family.name} is known, in its header or published"
-    raise StateError(source, what)
-
-
 class LazyShapes(UserDict[str, Any]):
     """The shapes of networks by component, made from functions when first used."""
 
@@ -263,26 +244,34 @@ class LazyShapes(UserDict[str, Any]):
         return shapes
 
 
-def _networks(
-    header: Mapping[str, str], family: ModelFamily
-) -> Iterator[Mapping[str, Shapes]]:
-    """Yield the shapes of a family's networks, for each set of published configurations;
-    the header's, if there is one, replaces that of its component.
+def _read(
+    source: Path, header: Mapping[str, str], family: ModelFamily, alpha: Alpha | None
+) -> tuple[list[Lora], Mapping[str, Shapes]]:
+    """Read a LoRA with the first published configurations that it fits; the header's,
+    if there is one, replaces that of its component.
     """
     components = _distinct(family, header.get("component", ""))
     own = _configuration(header)
-    names = [name for component in components for name in component.published]
-    for name in dict.fromkeys(names or [""]):
-        configs = {c.name: c.published[name] for c in components if name in c.published}
-        if own is not None:
-            configs[header["component"]] = own
-        if configs:
-            shapes = {}
-            for component in components:
-                if component.name in configs:
-                    config = configs[component.name]
-                    shapes[component.name] = cache(partial(_shapes, component, config))
-            yield LazyShapes(shapes)
+    names = dict.fromkeys(name for one in components for name in one.published)
+    what = f"no configuration of {family.name} is known, in its header or published"
+    first_error = StateError(source, what)
+    for attempt, name in enumerate(names or [""]):
+        networks = LazyShapes()
+        for component in components:
+            config = component.published.get(name)
+            if own is not None and component.name == header["component"]:
+                config = own
+            if config is not None:
+                shapes = cache(partial(_shapes, component, config))
+                networks.data[component.name] = shapes
+        if not networks:
+            continue
+        try:
+            return read_lora(source, family, networks, alpha=alpha), networks
+        except StateError as error:
+            if not attempt:
+                first_error = error
+    raise first_error
 
 
 def _distinct(family: ModelFamily, named: str) -> list[Component]:

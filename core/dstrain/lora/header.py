@@ -4,9 +4,10 @@ in use.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dstrain.lora.reader import Lora
 from dstrain.models.components import Files
 
 BLOCKS, BLOCK_BYTES = 64, 4096
@@ -42,38 +43,24 @@ def sample_digest(paths: Sequence[Path]) -> str:
 
 
 def training_differences(
-    path: Path,
-    header: Mapping[str, str],
-    component: str,
-    variant: str,
-    files: Files | None,
-) -> list[str]:
-    """Return a line for each thing that differs between a LoRA's training, as its header
+    lora: Lora, variant: str, files: Files | None
+) -> Iterator[str]:
+    """Yield a line for each thing that differs between a LoRA's training, as its header
     records it, and the model in use; their family is the same.
 
     Args:
-        path: The LoRA file, for messages.
-        header: Its header.
-        component: The component it is for.
+        lora: The LoRA.
         variant: The variant in use.
-        files: The files of that component, if known.
+        files: The files of its component, if known.
     """
-    lines = []
-    recorded = header.get("variant", variant)
+    recorded = lora.header.get("variant", variant)
     if recorded != variant:
-        lines.append(f"{path}: was trained for variant {recorded}, not {variant}")
+        yield f"was trained for variant {recorded}, not {variant}"
     try:
-        base = json.loads(header.get("base", "{}"))
+        base = json.loads(lora.header.get("base", "{}"))
         digest, name = base.get("digest"), base.get("model_id", "other files")
     except (ValueError, AttributeError, RecursionError):
-        return lines
-    if (
-        digest is not None
-        and files is not None
-        and digest != sample_digest(files.paths)
-    ):
+        return
+    if digest and files is not None and digest != sample_digest(files.paths):
         used = files.model_id or files.paths[0].name
-        lines.append(
-            f"{path}: was trained on other weights of {component} ({name}), not on {used}"
-        )
-    return lines
+        yield f"was trained on other weights of {lora.component} ({name}), not on {used}"

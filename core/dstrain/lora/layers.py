@@ -304,12 +304,10 @@ def merge_layers(module: nn.Module, layers: Mapping[str, LoraLayer]) -> None:
     rounded to the weights' dtype.
     """
     for name, layer in layers.items():
-        owner = module.get_submodule(name)
-        weight = owner.weight
-        assert isinstance(weight, Tensor)
+        weight = module.get_parameter(f"{name}.weight")
         ratio = layer.alpha / layer.rank
         change = ratio * (layer.up.float().flatten(1) @ layer.down.float().flatten(1))
-        if isinstance(owner, nn.Embedding):
+        if isinstance(module.get_submodule(name), nn.Embedding):
             change = change.T  # its weight is (vocabulary, channels)
         weight.copy_(weight.float() + change.reshape(weight.shape).to(weight.device))
 

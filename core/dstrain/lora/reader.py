@@ -5,7 +5,7 @@ nothing is guessed: what is ambiguous is refused by name.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,13 +28,10 @@ from dstrain.lora.names import (
     KeyTable,
     Prefix,
     Rows,
-    key_formats,
-    key_table,
     key_tables,
     layers_of,
     prefixes,
     unused_layers,
-    with_underscores,
 )
 from dstrain.models.components import components_of
 from dstrain.models.formats import Shapes
@@ -234,10 +231,12 @@ class _Reader:
             raise StateError(self.path, what, line)
         namings: list[tuple[str, KeyTable]] = []
         unknown = list(group.layers)
+        examples = []
         for name in loaded:
             for table in self._tables(name, group):
                 left = [rest for rest in group.layers if rest not in table]
                 unknown = min(unknown, left, key=len)
+                examples.append(next(iter(table), name))
                 if left:
                     continue
                 # Formats that differ in other layers alone are one naming.
@@ -248,10 +247,9 @@ class _Reader:
             count = f"{len(unknown)} of its {len(group.layers)} layers"
             what = f"does not fit: {count} match no naming of {', '.join(loaded)}"
             first = first_few(f"{group.prefix.text}{rest}" for rest in unknown)
-            known = "; ".join(
-                example for name in loaded for example in self._examples(name)
+            raise StateError(
+                self.path, what, f"the first: {first}", f"known: {', '.join(examples)}"
             )
-            raise StateError(self.path, what, f"the first: {first}", f"known: {known}")
         fitting = dict.fromkeys(name for name, _ in namings)
         if len(fitting) > 1:
             what = f"fits {' and '.join(fitting)}, and its header names no component"
@@ -265,15 +263,6 @@ class _Reader:
         component = components_of(self.family)[name]
         shapes = self.networks[name]
         return key_tables(component, self.family, shapes, group.prefix.underscored)
-
-    def _examples(self, name: str) -> Iterator[str]:
-        """Yield the name of the component's first layer as each program has it."""
-        formats = key_formats(components_of(self.family)[name], self.family)
-        for program, key_format in formats.items():
-            table = key_table(key_format.checkpoint_format, self.networks[name])
-            if key_format.underscored:
-                table = with_underscores(table)
-            yield f"{program} {key_format.prefixes[0]}{next(iter(table), '...')}"
 
     def _alphas(
         self, group: Group, adapter: AdapterConfig | None

@@ -115,11 +115,9 @@ class Pipeline:
         unused = self.spec.unused_parameters
         for lora in read_lora(path, self.family, shapes, unused_parameters=unused):
             name = lora.component
-            differences = training_differences(
-                path, lora.header, name, self.spec.variant, self.files.get(name)
-            )
-            for line in differences:
-                logger.warning(line)
+            files = self.files.get(name)
+            for line in training_differences(lora, self.spec.variant, files):
+                logger.warning(f"{path}: {line}")
             module = self.components[name]
             adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
             add_layers(module, lora.layers, scale, adapter_name)

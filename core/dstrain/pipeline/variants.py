@@ -63,13 +63,10 @@ def with_overrides(
     for option in family.options:
         if option.name not in flags:
             continue
-        flag = f"--{option.name}"
-        if option.variants and spec.variant not in option.variants:
-            variants = ", ".join(option.variants)
-            raise UsageError(flag, f"has no effect: it is for {variants}")
-        if not (option.component or option.saves or option.name in spec.settings):
-            what = f"has no effect: variant {spec.variant} has no such setting"
-            raise UsageError(flag, what)
+        acts = option.component or option.saves or option.name in spec.settings
+        if not acts or spec.variant not in (option.variants or family.variants):
+            what = f"has no effect: variant {spec.variant} does not use it"
+            raise UsageError(f"--{option.name}", what)
     changed: dict[str, Any] = {}
     for name, setting in spec.settings.items():
         if flags.get(name) is not None:

@@ -5,7 +5,9 @@ exceed 10^9. Nothing here depends on the number of processes except the last ste
 gives each rank its part; so a run can resume on any number of them.
 """
 
+import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,9 +100,9 @@ class Order:
         """Return the number of global batches in an epoch: the left-overs of each
         signature make one smaller batch.
         """
-        groups = np.asarray(self.groups)
-        draws = np.bincount(groups[groups != EXCLUDED]) * self.repeat
-        return int((-(-draws // self.samples_per_step)).sum())
+        samples = Counter(group for group in self.groups if group != EXCLUDED)
+        draws = [count * self.repeat for count in samples.values()]
+        return sum(math.ceil(count / self.samples_per_step) for count in draws)
 
     def global_batches(self, epoch: int) -> Iterator[list[SampleKey]]:
         """Yield batches of one signature each: full ones as soon as they are, then the

@@ -13,18 +13,18 @@ from dstrain.lora.reader import read_lora
 from dstrain.pipeline.pipeline import Pipeline
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainableModules:
     """The result of making a pipeline's modules trainable."""
 
     components: tuple[str, ...] = ()
-    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     """'component.name' -> trained parameter."""
-    lora: Mapping[str, LoraConfig] = field(default_factory=dict)
+    lora: dict[str, LoraConfig] = field(default_factory=dict)
     """Component -> its LoRA layers."""
-    matched_modules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    matched_modules: dict[str, dict[str, int]] = field(default_factory=dict)
     """Component -> target -> number of modules with LoRA."""
-    unused_parameters: tuple[str, ...] = ()
+    unused_parameters: list[str] = field(default_factory=list)
     """Parameters that stay frozen because no loss reaches them."""
 
 
@@ -58,14 +58,13 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
             component.requires_grad_(False).eval()
     for name in trainables.full:
         _part(pipeline, name).float().requires_grad_(True).train()
-    matched_modules = {}
+    trained = TrainableModules(trainables.components)
     for lora_config in trainables.lora:
-        module = _part(pipeline, lora_config.component)
-        aliases = pipeline.family.lora_aliases
-        matched_modules[lora_config.component] = inject(module, lora_config, aliases)
+        name, aliases = lora_config.component, pipeline.family.lora_aliases
+        module = _part(pipeline, name)
+        trained.lora[name] = lora_config
+        trained.matched_modules[name] = inject(module, lora_config, aliases)
         module.train()
-    parameters: dict[str, nn.Parameter] = {}
-    unused_parameters = []
     for component in trainables.components:
         named = dict(pipeline.components[component].named_parameters())
         patterns = pipeline.spec.unused_parameters.get(component, ())
@@ -76,19 +75,13 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
             if name in unused:
                 # DDP waits for the gradient of every parameter that requires one.
                 parameter.requires_grad_(False)
-                unused_parameters.append(f"{component}.{name}")
+                trained.unused_parameters.append(f"{component}.{name}")
             else:
-                parameters[f"{component}.{name}"] = parameter
-    if not parameters:
+                trained.parameters[f"{component}.{name}"] = parameter
+    if not trained.parameters:
         names = ", ".join(trainables.components) or "no component"
         raise UsageError("--trainable_models", f"nothing to train in {names}")
-    return TrainableModules(
-        components=trainables.components,
-        parameters=parameters,
-        lora={lora_config.component: lora_config for lora_config in trainables.lora},
-        matched_modules=matched_modules,
-        unused_parameters=tuple(unused_parameters),
-    )
+    return trained
 
 
 def _part(pipeline: Pipeline, name: str) -> nn.Module:

@@ -12,6 +12,7 @@ from dstrain.lora.header import (
     sample_digest,
     training_differences,
 )
+from dstrain.lora.reader import Lora
 from dstrain.models.components import Files
 
 SIZE = BLOCKS * BLOCK_BYTES * 4
@@ -64,22 +65,25 @@ def test_a_base_has_its_model_id_if_there_is_one(weights: Path) -> None:
     }
 
 
+def differences(header: dict[str, str], variant: str, files: Files | None) -> list[str]:
+    return list(training_differences(Lora("dit", {}, header), variant, files))
+
+
 def test_only_what_differs_is_named(weights: Path, tmp_path: Path) -> None:
-    files, path = Files((weights,)), Path("lora.safetensors")
+    files = Files((weights,))
     header = {"variant": "base", "base": json.dumps(base_weights(files))}
-    assert training_differences(path, header, "dit", "base", files) == []
-    assert training_differences(path, header, "dit", "base", None) == []
-    assert training_differences(path, {}, "dit", "base", files) == []
+    assert differences(header, "base", files) == []
+    assert differences(header, "base", None) == []
+    assert differences({}, "base", files) == []
     further = tmp_path / "further.safetensors"
     further.write_bytes(weights.read_bytes()[::-1])
-    assert training_differences(path, header, "dit", "edit", Files((further,))) == [
-        "lora.safetensors: was trained for variant base, not edit",
-        "lora.safetensors: was trained on other weights of dit (other files), not on further.safetensors",
+    assert differences(header, "edit", Files((further,))) == [
+        "was trained for variant base, not edit",
+        "was trained on other weights of dit (other files), not on further.safetensors",
     ]
 
 
 @pytest.mark.parametrize("base", ["", "[]", "no", '"text"', "[" * 100_000])
 def test_a_base_that_cannot_be_read_says_nothing(weights: Path, base: str) -> None:
     header = {"variant": "base", "base": base}
-    files = Files((weights,))
-    assert training_differences(Path("x"), header, "dit", "base", files) == []
+    assert differences(header, "base", Files((weights,))) == []

@@ -64,7 +64,7 @@ REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
     ("half a pair", without("1.attn.to_q.lora_B"), adapter(),
      r"incomplete LoRA file: 1 of 2 layers lack lora_A, lora_B or an alpha\n.*to_q has only A"),
     ("an unknown prefix", renamed("transformer.", "unet."), adapter(), r"2 of its 2 layers match no naming of dit"),
-    ("an unknown layer", renamed("to_q", "to_w"), adapter(), r"transformer\.blocks\.0\.attn\.to_w.*\n.*known: diff"),
+    ("an unknown layer", renamed("to_q", "to_w"), adapter(), r"transformer\.blocks\.0\.attn\.to_w.*\n.*known: proj_in"),
     ("one block too many", renamed("blocks.1", "blocks.9"), adapter(), r"1 of its 2 layers.*\n.*blocks\.9"),
     ("peft that matches nothing", lambda t: with_alpha(renamed("transf", "base_model.model.unet")(t)), {}, "match no "),
     ("two namings in one", lambda t: with_alpha(renamed("transformer.blocks.1", MIXED)(t)), {}, "in two ways"),

@@ -261,7 +261,9 @@ def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
     )
     config = TrainConfig(model="tiny", family_options={"deep": "True"})
     assert with_overrides(build("other"), family, config).variant == "other"
-    with pytest.raises(UsageError, match="--deep: has no effect: it is for other"):
+    with pytest.raises(
+        UsageError, match="--deep: has no effect: variant base does not use it"
+    ):
         with_overrides(build("base"), family, config)
 
 
@@ -309,7 +311,7 @@ def test_the_flag_of_a_setting_that_the_variant_lacks_is_refused() -> None:
         == 64
     )
     with pytest.raises(
-        UsageError, match="--area: has no effect: variant base has no such setting"
+        UsageError, match="--area: has no effect: variant base does not use it"
     ):
         with_overrides(build("base"), family, config)
 
