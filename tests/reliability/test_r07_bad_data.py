@@ -171,7 +171,7 @@ CASES = (
     Case("a name with a slash behind", "image,prompt\ngood.png/,a\n", ("2:image",), ("no such file 'good.png/'",)),
     image_case("a folder", Path.mkdir, "is not a regular file"),
     image_case("a pipe", os.mkfifo, "is not a regular file"),
-    image_case("a link to itself", lambda path: path.symlink_to(path), "cannot be read: Too many levels"),
+    image_case("a link to itself", lambda path: path.symlink_to(path), "no such file"),
     image_case("a link that leads out", lambda path: path.symlink_to("/etc/hostname"),
             "points outside the dataset's folder"),
     Case("a URL", "image,prompt\nhttps://a.example/x.png,a\n", ("2:image",), ("--url_cache DIR",)),

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -186,16 +185,13 @@ class Lines(Sequence[Any]):
     """
 
     def __init__(self, text: bytes) -> None:
-        self.text = text
-        self.ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+        self.lines = text.splitlines()
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.lines)
 
     def __getitem__(self, index: Any) -> Any:
-        line = range(len(self))[index]
-        start = int(self.ends[line - 1]) + 1 if line else 0
-        return json.loads(self.text[start : int(self.ends[line])])
+        return json.loads(self.lines[index])
 
 
 @dataclass

@@ -3,7 +3,6 @@ their headers before a run.
 """
 
 import os
-import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +75,7 @@ class DataRoots:
             path = os.path.realpath(joined)
             if not self.contains(path):
                 raise self._outside(name, path)
-            if path not in found and _exists(joined):
+            if path not in found and os.path.exists(joined):
                 found.append(path)
         if not found:
             raise FileNotFoundError(name)
@@ -107,16 +106,15 @@ class DataRoots:
                         return f"; did you mean {found!r}?"
         return ""
 
-    def check_frames(self, folder: str) -> None:
+    def check_frames(self, folder: Path) -> None:
         """Raise UsageError if something in a folder of frames lies outside the roots.
 
         Call it before a frame is opened.
         """
-        for name in sorted(os.listdir(folder)):
-            joined = os.path.join(folder, name)
-            path = os.path.realpath(joined)
-            if not name.startswith(".") and not self.contains(path):
-                raise self._outside(joined, path)
+        for frame in sorted(folder.iterdir()):
+            path = os.path.realpath(frame)
+            if not frame.name.startswith(".") and not self.contains(path):
+                raise self._outside(str(frame), path)
 
     def _outside(self, name: str, path: str) -> UsageError:
         folders = "folder" if len(self.folders) == 1 else "folders"
@@ -136,14 +134,6 @@ def _names_in(folder: str) -> dict[str, str]:
         return {_folded(name): name for name in sorted(os.listdir(folder))}
     except OSError:
         return {}
-
-
-def _exists(path: str) -> bool:
-    try:
-        os.stat(path)  # of the path as written: 'a.png/' is not a file
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
 
 
 FileName = tuple[str, bool]
@@ -177,23 +167,19 @@ def inspect_files(
 def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
     """Find a file and read its header; return what is wrong with it instead of raising."""
     name, is_video = file
-    path = ""
+    path: Path | None = None
     try:
-        path = roots.find(name)
-        mode = os.stat(path).st_mode
-        if not is_video:
-            if not stat.S_ISREG(mode):
-                return f"{shown(name)!r} is not a regular file"
-            return ImageInfo(path, read_size(Path(path)))
-        if stat.S_ISDIR(mode):
+        path = Path(roots.find(name))
+        if is_video and path.is_dir():
             roots.check_frames(path)
-        elif not stat.S_ISREG(mode):
-            return f"{shown(name)!r} is not a regular file or a folder of frames"
-        return probe(Path(path))
+        elif not path.is_file():
+            return f"{shown(name)!r} is not a regular file"
+        return probe(path) if is_video else ImageInfo(str(path), read_size(path))
     except FileNotFoundError:
         return f"no such file {name!r}{roots.nearest(name)}"
     except UsageError as error:
-        frame = f": {Path(error.where).name}" if path and error.where != path else ""
+        is_frame = path is not None and error.where != str(path)
+        frame = f": {Path(error.where).name}" if is_frame else ""
         advice = f"; remove {path} to fetch it again" if path and is_url(name) else ""
         return f"{shown(name)!r}{frame} {error.what}{advice}"
     except (OSError, ValueError) as error:

@@ -35,7 +35,6 @@ frames a second.
 # Pillow only warns of images above its limit, and `_opened` refuses them; Pillow
 # itself refuses those of twice the limit, also where a later frame is the large one.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS
-JPEGS = frozenset({"JPEG", "MPO"})
 DEFAULT_DURATION = 100
 """Milliseconds for which a frame is shown whose duration is given as 0, as in browsers."""
 GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
@@ -143,7 +142,6 @@ def frame_durations(path: Path) -> tuple[int, ...]:
     Raises UsageError for a damaged file, and for frames with too many pixels together.
     """
     with _opened(path) as image:
-        check_end(image, path)
         frames = getattr(image, "n_frames", 1) if image.format in ANIMATED else 1
         if frames == 1:
             return (DEFAULT_DURATION,)
@@ -176,7 +174,7 @@ def load_image(path: Path, mode: str, size: Size | None, frame: int = 0) -> Imag
     """
     with _opened(path) as image:
         orientation = _orientation(image)
-        if size is not None and image.format in JPEGS:
+        if size is not None:
             # A JPEG of four times the size or more is decoded at a half, a quarter or an
             # eighth of its own: faster, and still at least twice as large as needed.
             height, width = size[::-1] if orientation in SIDEWAYS else size

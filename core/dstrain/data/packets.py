@@ -104,14 +104,13 @@ class _Packet(NamedTuple):
     pts: int | None
     duration: int
     is_key: bool
-    is_shown: bool
 
 
 # Size and time of change are part of the cache's key: a changed file is read again.
 @lru_cache(CACHED_FILES)
 def _packets(path: Path, size: int, changed: int) -> Packets:
     with open_video(path) as (container, stream):
-        found, seconds = _read_all(container, stream)
+        count, shown, seconds = _read_all(container, stream)
         expected = stream.frames
         time_base = stream.time_base or Fraction(1)
         rate = float(stream.average_rate or 25)
@@ -120,14 +119,13 @@ def _packets(path: Path, size: int, changed: int) -> Packets:
             if seconds < MIN_DURATION_SHARE * wanted:
                 what = f"it ends after {seconds:.2f} of the {wanted:.2f} seconds in its header"
                 raise UsageError(path, f"{DAMAGED}: {what}")
-    if len(found) < expected:
+    if count < expected:
         # An edit list may cut frames away, and the header counts them as well.
         with open_video(path, ignore_editlist="1") as (container, stream):
-            there = len(_read_all(container, stream)[0])
-        if there < expected:
-            what = f"only {there} of the {expected} frames in its header are there"
+            count, _, _ = _read_all(container, stream)
+        if count < expected:
+            what = f"only {count} of the {expected} frames in its header are there"
             raise UsageError(path, f"{DAMAGED}: {what}")
-    shown = [packet for packet in found if packet.is_shown]
     if not shown:
         raise UsageError(path, "has no frames")
     return _in_order(shown, time_base, rate)
@@ -135,11 +133,13 @@ def _packets(path: Path, size: int, changed: int) -> Packets:
 
 def _read_all(
     container: "InputContainer", stream: "VideoStream"
-) -> tuple[list[_Packet], float]:
-    """Return the stream's packets as stored, without damaged and empty ones, and when
-    the last packet of any stream ends, in seconds.
+) -> tuple[int, list[_Packet], float]:
+    """Return the number of the stream's packets, without damaged and empty ones; those
+    of them that are shown, as stored; and when the last packet of any stream ends, in
+    seconds.
     """
-    found: list[_Packet] = []
+    count = 0
+    shown: list[_Packet] = []
     end = 0.0
     for packet in container.demux():
         if not packet.size:
@@ -150,9 +150,10 @@ def _read_all(
         # Space that was reserved and never written is all zeros.
         written = any(memoryview(packet)[:8])
         if packet.stream.index == stream.index and written and not packet.is_corrupt:
-            is_shown = not packet.is_discard
-            found.append(_Packet(pts, duration, packet.is_keyframe, is_shown))
-    return found, end
+            count += 1
+            if not packet.is_discard:
+                shown.append(_Packet(pts, duration, packet.is_keyframe))
+    return count, shown, end
 
 
 def _in_order(shown: list[_Packet], time_base: Fraction, rate: float) -> Packets:

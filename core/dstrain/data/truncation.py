@@ -1,6 +1,5 @@
 """Check that an image file is complete, from its header and its end, without decoding."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -118,15 +117,13 @@ def _tiff(file: _File) -> bool:
     TileByteCounts 325.
     """
     tags: Any = getattr(file.image, "tag_v2", {})
-    for offsets, counts in ((273, 279), (324, 325)):
-        parts = zip(tags.get(offsets, ()), tags.get(counts, ()), strict=False)
-        if any(offset + count > file.size for offset, count in parts):
-            return False
-    return True
+    offsets = tags.get(273) or tags.get(324) or ()
+    counts = tags.get(279) or tags.get(325) or ()
+    parts = zip(offsets, counts, strict=False)
+    return all(offset + count <= file.size for offset, count in parts)
 
 
-Check = Callable[[_File], bool]
-_CHECKS: MappingProxyType[str, Check] = MappingProxyType(
+_CHECKS = MappingProxyType(
     {
         "AVIF": _avif,
         "BMP": _rows,

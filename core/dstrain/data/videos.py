@@ -92,8 +92,13 @@ def read_frames(path: Path, indices: Sequence[int], size: Size | None) -> Pixels
     Raises UsageError for a frame that the decoder does not return, or returns as damaged.
     """
     wanted = sorted(set(indices))
-    found = _animation_frames(path, wanted) if is_image(path) else _decode(path, wanted)
-    pixels = {index: np.asarray(cover(image, size)) for index, image in found}
+    pixels: dict[int, Pixels] = {}
+    if is_image(path):
+        for index in wanted:
+            pixels[index] = np.asarray(load_image(path, "RGB", size, index))
+    else:
+        for index, image in _decode(path, wanted):
+            pixels[index] = np.asarray(cover(image, size))
     return np.stack([pixels[index] for index in indices])
 
 
@@ -133,13 +138,6 @@ def _probe_image(path: Path) -> Video:
         return Video(str(path), size, (0.0,), 0.0, (str(path),))
     *starts, end = (np.cumsum([0, *durations]) / 1000).tolist()
     return Video(str(path), size, tuple(starts), end)
-
-
-def _animation_frames(
-    path: Path, wanted: Sequence[int]
-) -> Iterator[tuple[int, Image.Image]]:
-    for index in wanted:
-        yield index, load_image(path, "RGB", None, index)
 
 
 def _decode(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Image]]:

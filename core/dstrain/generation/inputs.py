@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,20 +61,15 @@ def parse_inputs(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
     return values
 
 
-def _parse(
-    name: str, texts: Sequence[str], source: Input, config: GenerateConfig
-) -> Any:
+def _parse(name: str, texts: list[str], source: Input, config: GenerateConfig) -> Any:
     """Read an input as a table of one row and one column would be read."""
     column = as_column(name, source)
-    is_list = column.kind in ("images", "texts")
-    if len(texts) > 1 and not is_list:
-        what = f"{name} is one value, and is given {len(texts)} times"
-        raise UsageError("--input", what)
     if column.kind not in ("text", "texts") and not all(map(str.strip, texts)):
         raise UsageError("--input", f"{name} is blank")
     if column.kind in FILE_KINDS:
         texts = [os.path.abspath(text) for text in texts]
-    value = list(texts) if is_list else texts[0]
+    is_list = column.kind in ("images", "texts") or len(texts) > 1
+    value = texts if is_list else texts[0]
     table = Table(Path("--input"), (name,), ({name: value},), (1,))
     dataset = check_rows(table, data_config(config, Path(os.sep)), {name: column})
     return load_cell(dataset.rows[0][name])

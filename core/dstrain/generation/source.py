@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class PipelineSource:
     spec: PipelineSpec
     models: tuple[ModelConfig, ...]
     """The files of its components."""
-    weights: Mapping[str, Path] = field(default_factory=dict)
+    weights: Mapping[str, Path]
     """Components that the run of --run trained in full, by name."""
 
     def find(self) -> Found:

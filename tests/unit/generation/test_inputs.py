@@ -91,7 +91,10 @@ def test_a_list_is_the_input_repeated_and_one_is_a_list_too(image: Path) -> None
         (("strenth=1",), "has no input 'strenth'; did you mean 'strength'"),
         (("strength=strong",), "strength: 'strong' is not a finite number"),
         (("area=1.5",), "area: '1.5' is not an integer"),
-        (("strength=1", "strength=2"), "strength is one value, and is given 2 times"),
+        (
+            ("strength=1", "strength=2"),
+            "strength: is a list, but one number is expected",
+        ),
         (("edit_image=nothing.png",), "edit_image: no such file"),
         (("prompt=cat",), "prompt is also given as --prompt"),
         (("strength= ",), "--input: strength is blank"),
