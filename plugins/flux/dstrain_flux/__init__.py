@@ -7,23 +7,20 @@ from dstrain.plugin import ModelFamily, Option
 JOINT, SINGLE = "transformer_blocks.*", "single_transformer_blocks.*"
 
 DIT_LORA_TARGETS = (
-    *(
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-    ),
-    *(
-        "attn.to_out.0",
-        "attn.to_add_out",
-        "ff.net.0.proj",
-        "ff.net.2",
-        "ff_context.net.0.proj",
-        "ff_context.net.2",
-    ),
-    *("proj_mlp", f"{SINGLE}.proj_out"),
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_out.0",
+    "attn.to_add_out",
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+    "proj_mlp",
+    f"{SINGLE}.proj_out",
 )
 
 # The reference documents' names are those of FLUX's original layers, some of which hold

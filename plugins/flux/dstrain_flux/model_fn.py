@@ -1,8 +1,8 @@
 """FLUX's denoiser: one call of it, and the shape of its latents.
 
-Latents lie in the VAE's layout, (batch, 16, height / 8, width / 8); the transformer
-reads tokens, which are patches of 2x2: (batch, height / 16 * width / 16, 64). Each
-token has three ids: which picture it is of, its row, its column.
+Latents keep the VAE's layout, (batch, 16, height / 8, width / 8); the transformer reads
+tokens, which are patches of 2x2: (batch, height / 16 * width / 16, 64). Each token has
+three ids: the image it is of, its row, its column.
 """
 
 from typing import Any
@@ -32,14 +32,15 @@ def predict(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict noise - x_0, shaped as noisy.
+    """Predict noise - x_0, shaped as noisy_latents.
 
-    noisy: (batch, 16, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb: (batch,
-    512, channels), of T5. pooled_emb: (batch, channels), of CLIP. embedded_guidance:
-    the scale that a guidance-distilled transformer is told; others are told none.
+    noisy_latents: (batch, 16, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb:
+    (batch, 512, channels), of T5. pooled_emb: (batch, channels), of CLIP.
+    embedded_guidance: the scale that a guidance-distilled transformer gets; others get
+    none.
     """
-    return _denoise(
-        noisy_latents, timestep, prompt_emb, pooled_emb, embedded_guidance, (), dit
+    return predict_kontext(
+        noisy_latents, timestep, prompt_emb, pooled_emb, [], embedded_guidance, dit=dit
     )
 
 
@@ -53,38 +54,16 @@ def predict_kontext(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict as `predict` does, given pictures to edit: a list of (batch, 16, h, w),
-    each of a size of its own.
+    """Predict as `predict` does; the tokens of images to edit, (batch, 16, h, w) each,
+    of sizes of their own, follow the noisy ones.
     """
-    return _denoise(
-        noisy_latents,
-        timestep,
-        prompt_emb,
-        pooled_emb,
-        embedded_guidance,
-        kontext_latents,
-        dit,
-    )
-
-
-def _denoise(
-    noisy_latents: Tensor,
-    timestep: Tensor,
-    prompt_emb: Tensor,
-    pooled_emb: Tensor,
-    embedded_guidance: float,
-    references: list[Tensor] | tuple[Tensor, ...],
-    dit: Any,
-) -> Tensor:
-    """Call the transformer on noisy's tokens and, after them, those of the references;
-    keep the former.
-    """
-    images = (noisy_latents, *references)
+    images = [noisy_latents, *kontext_latents]
     tokens = [pack(image) for image in images]
+    ids = [image_ids(image, i) for i, image in enumerate(images)]
     time = timestep / 1000
-    guidance = (
-        torch.full_like(time, embedded_guidance) if dit.config.guidance_embeds else None
-    )
+    guidance = None
+    if dit.config.guidance_embeds:
+        guidance = torch.full_like(time, embedded_guidance)
     # The transformer counts both in thousandths and rounds them to the dtype of its
     # hidden states.
     exact = [value * 1000 for value in (time, guidance) if value is not None]
@@ -96,20 +75,19 @@ def _denoise(
             pooled_projections=pooled_emb,
             encoder_hidden_states=prompt_emb,
             txt_ids=noisy_latents.new_zeros(prompt_emb.shape[1], 3),
-            img_ids=torch.cat([image_ids(image, i) for i, image in enumerate(images)]),
+            img_ids=torch.cat(ids),
             return_dict=False,
         )[0]
     return unpack(prediction[:, : tokens[0].shape[1]], *noisy_latents.shape[-2:])
 
 
 def image_ids(latents: Tensor, index: int) -> Tensor:
-    """Ids of a picture's tokens, (tokens, 3): its index (0 is the one that is made),
-    row and column.
+    """Return the ids of an image's tokens, (tokens, 3): its index (0 is the one that is
+    made), row and column.
     """
-    rows, columns = (
-        torch.arange(side // PATCH, device=latents.device)
-        for side in latents.shape[-2:]
-    )
+    height, width = latents.shape[-2:]
+    rows = torch.arange(height // PATCH, device=latents.device)
+    columns = torch.arange(width // PATCH, device=latents.device)
     numbers = torch.cartesian_prod(rows, columns)
     return torch.nn.functional.pad(numbers, (1, 0), value=index).to(latents.dtype)
 

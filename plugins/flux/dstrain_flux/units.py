@@ -1,4 +1,4 @@
-"""FLUX's units: prompt and pictures -> what the denoiser reads, and latents -> picture."""
+"""FLUX's units: prompt and images to conditions, and latents to an image."""
 
 import math
 from typing import Any, TypedDict
@@ -15,69 +15,65 @@ T5_TOKENS = 512
 KONTEXT_PIXELS = 1024 * 1024
 """Area of each of KONTEXT_SIZES, about."""
 KONTEXT_SIZES = (
-    *(
-        (672, 1568),
-        (688, 1504),
-        (720, 1456),
-        (752, 1392),
-        (800, 1328),
-        (832, 1248),
-        (880, 1184),
-        (944, 1104),
-    ),
+    (672, 1568),
+    (688, 1504),
+    (720, 1456),
+    (752, 1392),
+    (800, 1328),
+    (832, 1248),
+    (880, 1184),
+    (944, 1104),
     (1024, 1024),
-    *(
-        (1104, 944),
-        (1184, 880),
-        (1248, 832),
-        (1328, 800),
-        (1392, 752),
-        (1456, 720),
-        (1504, 688),
-        (1568, 672),
-    ),
+    (1104, 944),
+    (1184, 880),
+    (1248, 832),
+    (1328, 800),
+    (1392, 752),
+    (1456, 720),
+    (1504, 688),
+    (1568, 672),
 )
-"""(width, height) of the pictures Kontext was trained on (diffusers'
-PREFERRED_KONTEXT_RESOLUTIONS).
+"""(width, height) of the images that Kontext was trained on
+(PREFERRED_KONTEXT_RESOLUTIONS of diffusers).
 """
 
 
 class Pooled(TypedDict):
-    """A prompt as CLIP sums it up."""
+    """A prompt, encoded by CLIP."""
 
     pooled_emb: Tensor
     """(1, channels), the text encoder's dtype."""
 
 
 class Prompt(TypedDict):
-    """A prompt as T5 reads it, padding included: the denoiser knows no mask."""
+    """A prompt, encoded by T5 with its padding, since the denoiser knows no mask."""
 
     prompt_emb: Tensor
     """(1, 512, channels), the text encoder's dtype."""
 
 
 class Latents(TypedDict):
-    """A picture in the VAE's latent space, normalised."""
+    """An image in the VAE's latent space, normalized."""
 
     input_latents: Tensor
     """(1, 16, height / 8, width / 8), fp32."""
 
 
 class KontextImages(TypedDict):
-    """The pictures to edit, RGB, at sizes the denoiser knows."""
+    """The images to edit, RGB, at sizes that the denoiser knows."""
 
     kontext_pictures: list[Image.Image]
 
 
 class KontextLatents(TypedDict):
-    """The pictures to edit in the VAE's latent space, normalised."""
+    """The images to edit in the VAE's latent space, normalized."""
 
     kontext_latents: list[Tensor]
     """Each (1, 16, height / 8, width / 8), fp32."""
 
 
 class DecodedImage(TypedDict):
-    """A generated picture."""
+    """A generated image."""
 
     image: Image.Image
 
@@ -85,32 +81,24 @@ class DecodedImage(TypedDict):
 def encode_clip(
     prompt: str, *, text_encoder_1: Any, tokenizer_1: Any, device: torch.device
 ) -> Pooled:
-    """Text -> CLIP's state at its end, of 77 tokens at most."""
-    return {
-        "pooled_emb": text_encoder_1(
-            _tokens(prompt, tokenizer_1, CLIP_TOKENS).to(device)
-        ).pooler_output
-    }
+    """Encode a prompt of 77 tokens at most as CLIP's state at its end."""
+    tokens = _tokens(prompt, tokenizer_1, CLIP_TOKENS).to(device)
+    return {"pooled_emb": text_encoder_1(tokens).pooler_output}
 
 
 def encode_prompt(
     prompt: str, *, text_encoder_2: Any, tokenizer_2: Any, device: torch.device
 ) -> Prompt:
-    """Text -> T5's last hidden states of 512 tokens, of which those after the text are
-    padding.
-    """
-    return {
-        "prompt_emb": text_encoder_2(
-            _tokens(prompt, tokenizer_2, T5_TOKENS).to(device)
-        ).last_hidden_state
-    }
+    """Encode a prompt, padded to 512 tokens, as T5's last hidden states."""
+    tokens = _tokens(prompt, tokenizer_2, T5_TOKENS).to(device)
+    return {"prompt_emb": text_encoder_2(tokens).last_hidden_state}
 
 
 def encode_image(
     input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Latents:
-    """RGB picture -> the mode of the VAE's distribution, normalised in fp32; sides are
-    multiples of 16.
+    """Encode an RGB image, its sides multiples of 16, as the mode of the VAE's
+    distribution.
     """
     return {"input_latents": _encode(input_image, vae, device, dtype)}
 
@@ -118,14 +106,12 @@ def encode_image(
 def resize_kontext(
     kontext_images: list[Image.Image], kontext_pixels: int
 ) -> KontextImages:
-    """Pictures of any size -> RGB pictures of about `kontext_pixels` pixels, as
-    `kontext_size` says.
-    """
-    sizes = [kontext_size(*image.size, kontext_pixels) for image in kontext_images]
-    resized = [
-        convert_image(image, "RGB").resize(size, Image.Resampling.LANCZOS)
-        for image, size in zip(kontext_images, sizes, strict=True)
-    ]
+    """Resize each image to edit as `kontext_size` says."""
+    resized = []
+    for image in kontext_images:
+        size = kontext_size(*image.size, kontext_pixels)
+        rgb = convert_image(image, "RGB")
+        resized.append(rgb.resize(size, Image.Resampling.LANCZOS))
     return {"kontext_pictures": resized}
 
 
@@ -136,7 +122,7 @@ def encode_kontext(
     device: torch.device,
     dtype: torch.dtype,
 ) -> KontextLatents:
-    """RGB pictures -> latents, each as `encode_image` makes them."""
+    """Encode RGB images to edit, each as `encode_image` does."""
     return {
         "kontext_latents": [
             _encode(image, vae, device, dtype) for image in kontext_pictures
@@ -145,8 +131,8 @@ def encode_kontext(
 
 
 def kontext_size(width: int, height: int, pixels: int) -> tuple[int, int]:
-    """(width, height) of the published size nearest in shape, scaled to an area;
-    multiples of 16.
+    """Return (width, height) of the published size nearest in shape, scaled to an area,
+    in multiples of 16.
 
     For the published area this is what FluxKontextPipeline of diffusers does.
     """
@@ -154,24 +140,20 @@ def kontext_size(width: int, height: int, pixels: int) -> tuple[int, int]:
     ratio = max(width // multiple, 1) / max(height // multiple, 1)
     near = min(KONTEXT_SIZES, key=lambda size: abs(ratio - size[0] / size[1]))
     scale = math.sqrt(pixels / KONTEXT_PIXELS) / multiple
-    return max(round(near[0] * scale), 1) * multiple, max(
-        round(near[1] * scale), 1
-    ) * multiple
+    columns, rows = (max(round(side * scale), 1) for side in near)
+    return columns * multiple, rows * multiple
 
 
 def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
-    """Latents, (1, 16, height / 8, width / 8) -> RGB picture."""
-    plain = (
-        latents.to(vae.device, torch.float32) / vae.config.scaling_factor
-        + vae.config.shift_factor
-    )
-    return {
-        "image": tensor_to_image(vae.decode(plain.to(vae.dtype), return_dict=False)[0])
-    }
+    """Decode latents, (1, 16, height / 8, width / 8), to an RGB image."""
+    latents = latents.to(vae.device, torch.float32)
+    scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+    pixels = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
+    return {"image": tensor_to_image(pixels)}
 
 
 def _tokens(prompt: str, tokenizer: Any, length: int) -> Tensor:
-    """Ids of a prompt cut or padded to a length: (1, length)."""
+    """Return the ids of a prompt cut or padded to a length, (1, length)."""
     tokens = tokenizer(
         [prompt],
         padding="max_length",
@@ -186,9 +168,6 @@ def _tokens(prompt: str, tokenizer: Any, length: int) -> Tensor:
 def _encode(
     image: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    mode: Tensor = (
-        vae.encode(images_to_tensor([image]).to(device, dtype))
-        .latent_dist.mode()
-        .float()
-    )
+    pixels = images_to_tensor([image]).to(device, dtype)
+    mode: Tensor = vae.encode(pixels).latent_dist.mode().float()
     return (mode - vae.config.shift_factor) * vae.config.scaling_factor

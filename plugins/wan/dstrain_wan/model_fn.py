@@ -1,7 +1,7 @@
 """Wan's denoiser: one call of it per kind of condition, the shape of its latents, and
-what is held.
+the first frame that stays clean.
 
-Latents lie in the VAE's layout, (batch, channels, latent frames, latent height, latent
+Latents keep the VAE's layout, (batch, channels, latent frames, latent height, latent
 width); the transformer itself cuts them into tokens, which are patches of 1x2x2.
 """
 
@@ -22,24 +22,23 @@ PATCH = 2
 def predict(
     noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, dit: Any
 ) -> Tensor:
-    """Predict noise - x_0, shaped as noisy, from text alone.
+    """Predict noise - x_0, shaped as noisy_latents, from text alone.
 
-    noisy: (batch, channels, frames, h, w). timestep: fp32, 0 to 1000, (batch,) or what
-    broadcasts over the latents. prompt_emb: (batch, tokens, channels), shorter prompts
-    filled up with zeros.
+    noisy_latents: (batch, channels, frames, h, w). timestep: fp32, 0 to 1000, (batch,)
+    or broadcastable to the latents. prompt_emb: (batch, tokens, channels), shorter
+    prompts filled up with zeros.
     """
-    return _denoise(dit, noisy_latents, noisy_latents, timestep, prompt_emb)
+    return _denoise(noisy_latents, timestep, prompt_emb, None, dit)
 
 
 def predict_known(
     noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, *, dit: Any
 ) -> Tensor:
-    """As `predict`, with y, (batch, 20, frames, h, w): which frames are known, and
-    their latents.
+    """Predict as `predict` does, with y, (batch, 20, frames, h, w): which frames are
+    known, and their latents.
     """
-    return _denoise(
-        dit, noisy_latents, torch.cat([noisy_latents, y], dim=1), timestep, prompt_emb
-    )
+    latents = torch.cat([noisy_latents, y], dim=1)
+    return _denoise(latents, timestep, prompt_emb, None, dit)
 
 
 def predict_seen(
@@ -51,26 +50,19 @@ def predict_seen(
     *,
     dit: Any,
 ) -> Tensor:
-    """As `predict_known`, with clip_feature, (batch, 257, channels): the first frame as
-    the image encoder sees it.
+    """Predict as `predict_known` does, with clip_feature, (batch, 257, channels): the
+    first frame as the image encoder sees it.
     """
-    return _denoise(
-        dit,
-        noisy_latents,
-        torch.cat([noisy_latents, y], dim=1),
-        timestep,
-        prompt_emb,
-        clip_feature,
-    )
+    latents = torch.cat([noisy_latents, y], dim=1)
+    return _denoise(latents, timestep, prompt_emb, clip_feature, dit)
 
 
 def _denoise(
-    dit: Any,
-    noisy_latents: Tensor,
-    read: Tensor,
+    latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
-    clip_feature: Tensor | None = None,
+    clip_feature: Tensor | None,
+    dit: Any,
 ) -> Tensor:
     """Call the transformer; the prompt is filled up with zeros to 512 tokens, which it
     attends to as to others.
@@ -79,17 +71,15 @@ def _denoise(
     and 501 stay apart in bf16.
     """
     if timestep.ndim > 1:
-        # One per token: that of the patch's first latent, since nothing is held in part
-        # of a patch.
-        timestep = timestep.expand(-1, -1, *noisy_latents.shape[2:])[
-            :, 0, :, ::PATCH, ::PATCH
-        ].flatten(1)
+        # One per token: that of the patch's first latent, since no patch is clean in
+        # part.
+        per_latent = timestep.expand(-1, -1, *latents.shape[2:])
+        timestep = per_latent[:, 0, :, ::PATCH, ::PATCH].flatten(1)
+    missing = MAX_TOKENS - prompt_emb.shape[1]
     prediction: Tensor = dit(
-        hidden_states=read,
+        hidden_states=latents,
         timestep=timestep,
-        encoder_hidden_states=pad(
-            prompt_emb, (0, 0, 0, MAX_TOKENS - prompt_emb.shape[1])
-        ),
+        encoder_hidden_states=pad(prompt_emb, (0, 0, 0, missing)),
         encoder_hidden_states_image=clip_feature,
         return_dict=False,
     )[0]
@@ -102,8 +92,8 @@ def hold_first_frame(
     noise: Tensor,
     first_latents: Tensor | None = None,
 ) -> LatentConstraint:
-    """With first_latents, (batch, channels, 1, h, w): latent frame 0 is these, at
-    timestep 0, and not in the loss.
+    """Set latent frame 0 to first_latents, (batch, channels, 1, h, w), if there are any,
+    at timestep 0, and leave it out of the loss.
 
     latents, noise: (batch, channels, frames, h, w). timestep: (batch,). Raises
     InputError when there is no other frame.
@@ -130,10 +120,8 @@ def latent_shape(
     Raises InputError for sides that are no multiples of 16 (2.2-5B: 32) and frames that
     are not 4n + 1.
     """
-    spatial, temporal = (
-        vae_config.scale_factor_spatial,
-        vae_config.scale_factor_temporal,
-    )
+    spatial = vae_config.scale_factor_spatial
+    temporal = vae_config.scale_factor_temporal
     check_sides(height, width, spatial * PATCH)
     if num_frames <= 0 or num_frames % temporal != 1:
         near = max(0, round((num_frames - 1) / temporal)) * temporal + 1
@@ -141,10 +129,5 @@ def latent_shape(
             "num_frames",
             f"want {temporal}n + 1, got {num_frames}; the nearest is {near}",
         )
-    return (
-        1,
-        vae_config.z_dim,
-        (num_frames - 1) // temporal + 1,
-        height // spatial,
-        width // spatial,
-    )
+    frames = (num_frames - 1) // temporal + 1
+    return (1, vae_config.z_dim, frames, height // spatial, width // spatial)

@@ -1,6 +1,4 @@
-"""Wan's units: prompt, video and first picture -> what the denoiser reads, and latents
--> video.
-"""
+"""Wan's units: prompt, video and first frame to conditions, and latents to a video."""
 
 import html
 import re
@@ -20,9 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 MAX_TOKENS = 512
-"""Tokens of a prompt, its end mark included (max_sequence_length of diffusers'
-WanPipeline).
-"""
+"""Tokens of a prompt, its end mark included (WanPipeline of diffusers)."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 """Per colour, of pixels in 0 to 1: the published preprocessor_config.json, which is
@@ -31,21 +27,21 @@ CLIPImageProcessor's default.
 
 
 class Prompt(TypedDict):
-    """A prompt as the denoiser reads it."""
+    """An encoded prompt."""
 
     prompt_emb: Tensor
     """(1, tokens, channels) of its true length, the text encoder's dtype."""
 
 
 class Latents(TypedDict):
-    """A video in the VAE's latent space, normalised per channel."""
+    """A video in the VAE's latent space, normalized per channel."""
 
     input_latents: Tensor
     """(1, channels, latent frames, latent height, latent width), fp32."""
 
 
 class Clip(TypedDict):
-    """A picture as the image encoder sees it."""
+    """An image as the image encoder sees it."""
 
     clip_feature: Tensor
     """(1, 257, 1280), its last hidden states but one, the image encoder's dtype."""
@@ -55,13 +51,11 @@ class Known(TypedDict):
     """Which frames are known, and what they look like."""
 
     y: Tensor
-    """(1, 4 + 16, latent frames, latent height, latent width), fp32: mask, then
-    normalised latents.
-    """
+    """(1, 4 + 16, latent frames, latent height, latent width), fp32: mask, latents."""
 
 
 class FirstLatents(TypedDict):
-    """The first frame in the VAE's latent space, normalised per channel."""
+    """The first frame in the VAE's latent space, normalized per channel."""
 
     first_latents: Tensor
     """(1, channels, 1, latent height, latent width), fp32."""
@@ -76,11 +70,10 @@ class Video(TypedDict):
 def encode_prompt(
     prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
 ) -> Prompt:
-    """Text -> umT5's last hidden states, one per token.
+    """Encode a prompt as umT5's last hidden states, one per token.
 
-    The text encoder itself sees 512 tokens, those after the text masked, as in the
-    published code: numbers are then equal to its, and text of any length is computed
-    alike.
+    The text encoder sees 512 tokens, those after the text masked, as in the published
+    code: only then the numbers are equal.
     """
     tokens = tokenizer(
         [clean(prompt)],
@@ -97,16 +90,17 @@ def clean(prompt: str) -> str:
     """Undo HTML's escapes, twice, and make white space single blanks (`prompt_clean` of
     diffusers, without ftfy).
     """
-    return re.sub(r"\s+", " ", html.unescape(html.unescape(prompt))).strip()
+    text = html.unescape(html.unescape(prompt))
+    return re.sub(r"\s+", " ", text).strip()
 
 
 def encode_video(input_video: Frames, *, vae: Any) -> Latents:
-    """Video of 4n + 1 frames -> the mode of the VAE's distribution, normalised in fp32."""
+    """Encode a video of 4n + 1 frames as the mode of the VAE's distribution."""
     return {"input_latents": _encode(to_minus_one_one(input_video.pixels), vae)}
 
 
 def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
-    """RGB picture of any size -> the image encoder's last hidden states but one.
+    """Encode an RGB image as the image encoder's last hidden states but one.
 
     Its short side is scaled to the encoder's input (224 pixels) and its middle cut out,
     as CLIPImageProcessor does.
@@ -114,36 +108,28 @@ def encode_clip(input_image: Image.Image, *, image_encoder: Any) -> Clip:
     side = image_encoder.config.image_size
     width, height = input_image.size
     short = min(width, height)
-    image = convert_image(input_image, "RGB").resize(
-        (side * width // short, side * height // short), Image.Resampling.BICUBIC
-    )
-    left, top = (image.width - side) // 2, (image.height - side) // 2
+    scaled = (side * width // short, side * height // short)
+    image = _resized(input_image, *scaled, Image.Resampling.BICUBIC)
+    left = (image.width - side) // 2
+    top = (image.height - side) // 2
     image = image.crop((left, top, left + side, top + side))
     pixels = torch.from_numpy(np.array(image)).float() / 255
-    mean, std = (torch.tensor(numbers) for numbers in (CLIP_MEAN, CLIP_STD))
-    normalised = (
-        ((pixels - mean) / std)
-        .permute(2, 0, 1)[None]
-        .to(image_encoder.device, image_encoder.dtype)
-    )
-    return {
-        "clip_feature": image_encoder(
-            normalised, output_hidden_states=True
-        ).hidden_states[-2]
-    }
+    pixels = (pixels - torch.tensor(CLIP_MEAN)) / torch.tensor(CLIP_STD)
+    batch = pixels.permute(2, 0, 1)[None].to(image_encoder.device, image_encoder.dtype)
+    states = image_encoder(batch, output_hidden_states=True).hidden_states
+    return {"clip_feature": states[-2]}
 
 
 def encode_first(
     input_image: Image.Image, num_frames: int, height: int, width: int, *, vae: Any
 ) -> Known:
-    """First frame, RGB -> a mask, 1 where a frame is known, and the VAE's latents of it
-    with grey frames after it.
+    """Encode the first frame, with grey frames after it, and say which one is known.
 
     The mask's four channels are the four frames of a latent frame; the first latent
     frame is one frame alone. Source: WanImageToVideoPipeline.prepare_latents of
     diffusers.
     """
-    first = images_to_tensor([_resized(input_image, height, width)])
+    first = images_to_tensor([_resized(input_image, width, height)])
     grey = first.new_zeros(num_frames - 1, 3, height, width)
     latents = _encode(torch.cat([first, grey]), vae)
     mask = latents.new_zeros(1, vae.config.scale_factor_temporal, *latents.shape[2:])
@@ -154,40 +140,34 @@ def encode_first(
 def encode_first_frame(
     input_image: Image.Image, height: int, width: int, *, vae: Any
 ) -> FirstLatents:
-    """First frame, RGB -> the mode of the VAE's distribution, normalised in fp32."""
-    return {
-        "first_latents": _encode(
-            images_to_tensor([_resized(input_image, height, width)]), vae
-        )
-    }
+    """Encode the first frame as the mode of the VAE's distribution."""
+    first = images_to_tensor([_resized(input_image, width, height)])
+    return {"first_latents": _encode(first, vae)}
 
 
 def decode(latents: Tensor, fps: float, *, vae: Any) -> Video:
-    """Latents, (1, channels, latent frames, latent height, latent width) -> video of
-    `fps` frames per second.
-    """
+    """Decode latents, (1, channels, latent frames, latent height, latent width)."""
     latents = latents.to(vae.device, torch.float32)
     mean, std = latents_mean_std(vae.config, latents)
     # Not latents * std: diffusers divides, and then the pixels are equal, too.
-    pixels = vae.decode((latents / (1 / std) + mean).to(vae.dtype), return_dict=False)[
-        0
-    ][0]
+    scaled = (latents / (1 / std) + mean).to(vae.dtype)
+    pixels = vae.decode(scaled, return_dict=False)[0][0]
     return {"video": Frames(as_uint8(pixels.transpose(0, 1)), fps)}
 
 
 def _encode(frames: Tensor, vae: Any) -> Tensor:
-    """Frames, (frames, 3, height, width) in -1 to 1 -> normalised latents, fp32."""
-    mode = (
-        vae.encode(frames.transpose(0, 1)[None].to(vae.device, vae.dtype))
-        .latent_dist.mode()
-        .float()
-    )
+    """Return normalized latents, fp32, of frames, (frames, 3, height, width) in -1 to 1."""
+    pixels = frames.transpose(0, 1)[None].to(vae.device, vae.dtype)
+    mode = vae.encode(pixels).latent_dist.mode().float()
     mean, std = latents_mean_std(vae.config, mode)
     return (mode - mean) * (1 / std)
 
 
-def _resized(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Resize an image to this size, its aspect ratio not kept
-    (VideoProcessor.preprocess of diffusers).
-    """
-    return convert_image(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)
+def _resized(
+    image: Image.Image,
+    width: int,
+    height: int,
+    resampling: Image.Resampling = Image.Resampling.LANCZOS,
+) -> Image.Image:
+    """Resize an image without keeping its aspect ratio, as diffusers does."""
+    return convert_image(image, "RGB").resize((width, height), resampling)
