@@ -109,20 +109,21 @@ def infer_config(component: Component, shapes: Shapes) -> Config | None:
     """
     if component.infer is not None:
         return component.infer(shapes)
-    if component.builder is None:
-        return None
-    different: list[Config] = []
+    fitting: list[Config] = []
     for config in component.published.values():
-        if config not in different:
-            different.append(config)
-    fitting = []
-    for config in different:
-        network = empty_network(partial(component.builder, component.configure(config)))
-        own = shapes_of(network.state_dict())
-        common = own.keys() & shapes.keys()
-        if common and all(fits(shapes[name], own[name]) for name in common):
+        if config not in fitting and _has_shapes(component, config, shapes):
             fitting.append(config)
     return fitting[0] if len(fitting) == 1 else None
+
+
+def _has_shapes(component: Component, config: Config, shapes: Shapes) -> bool:
+    """Return whether a network of this configuration has weights of these shapes."""
+    if component.builder is None:
+        return False
+    network = empty_network(partial(component.builder, component.configure(config)))
+    own = shapes_of(network.state_dict())
+    common = own.keys() & shapes.keys()
+    return bool(common) and all(fits(shapes[name], own[name]) for name in common)
 
 
 def _fetch_json(query: ConfigQuery) -> bool:

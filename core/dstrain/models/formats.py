@@ -74,8 +74,9 @@ def same_config(config: Config, shapes: Shapes) -> Config:
 class CheckpointFormat:
     """Other keys for a network's weights than its own, as in original checkpoints."""
 
-    key_patterns: tuple[str, ...]
-    """Patterns of keys, all of which are in files of this format."""
+    key_patterns: tuple[str, ...] = ()
+    """Patterns of keys, all of which are in files of this format. Without any, it is a
+    format of LoRA files alone."""
     rows: tuple[KeyMap, ...] = ()
     """The table, for any width. Keys that no line maps are the network's own."""
     ignored: tuple[str, ...] = ()
@@ -84,6 +85,8 @@ class CheckpointFormat:
     """(config.json of this format's publisher, the network's shapes or {}) -> the
     configuration in the network's terms; None for another component's config.json.
     Without it, config.json beside such files is another component's."""
+    source: str = ""
+    """Where the keys are from."""
 
     def convert(self, shapes: Shapes) -> dict[str, tuple[TensorSlice, ...]]:
         """Return the parts of each of the network's weights, to be joined along the
@@ -153,40 +156,37 @@ def read_key_maps(
     """Return, by component, arguments of `Component` that are in a JSON file.
 
     Args:
-        path: The file: component -> `key_patterns`, `prefixes`, `formats` and `lora`.
-            Formats have names, which LoRA formats refer to; each of their rows has the
-            fields of a `KeyMap`. Formats without `key_patterns` are those of LoRA files
-            alone.
+        path: The file: component -> `key_patterns`, `prefixes`, `formats` and `lora`,
+            with the fields of `CheckpointFormat`, `KeyMap` and `LoraKeyFormat`. Formats
+            have names, by which LoRA formats refer to them as `format`.
         configurations: Functions that a format may name as its `configuration`, beside
             "same" for `same_config`.
     """
     known: dict[Any, Any] = {None: None, "same": same_config, **(configurations or {})}
-    components: dict[str, dict[str, Any]] = {}
-    for component, content in json.loads(path.read_bytes()).items():
+    components: dict[str, dict[str, Any]] = as_tuples(json.loads(path.read_bytes()))
+    for content in components.values():
         formats: dict[str | None, CheckpointFormat | None] = {None: None}
         for name, one in content.get("formats", {}).items():
+            rows = tuple(KeyMap(*row) for row in one.pop("rows", ()))
+            configuration = known[one.pop("configuration", None)]
             formats[name] = CheckpointFormat(
-                tuple(one.get("key_patterns", ())),
-                tuple(KeyMap(*row) for row in one.get("rows", ())),
-                tuple(one.get("ignored", ())),
-                known[one.get("configuration")],
+                rows=rows, configuration=configuration, **one
             )
-        components[component] = {
-            **content,
-            "formats": tuple(
-                one for one in formats.values() if one and one.key_patterns
-            ),
-            "lora": tuple(
-                LoraKeyFormat(
-                    one["program"],
-                    tuple(one.get("prefixes", ())),
-                    formats[one.get("format")],
-                    one.get("underscored", False),
-                )
-                for one in content.get("lora", ())
-            ),
-        }
+        content["formats"] = tuple(
+            one for one in formats.values() if one and one.key_patterns
+        )
+        content["lora"] = tuple(
+            LoraKeyFormat(checkpoint_format=formats[one.pop("format", None)], **one)
+            for one in content.get("lora", ())
+        )
     return components
+
+
+def as_tuples(value: Any) -> Any:
+    """Return the content of a JSON file with tuples, which can be hashed, for lists."""
+    if isinstance(value, dict):
+        return {name: as_tuples(item) for name, item in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def _pattern(template: str) -> re.Pattern[str]:

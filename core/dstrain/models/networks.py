@@ -16,7 +16,14 @@ from torch import nn
 
 from dstrain.errors import StateError
 from dstrain.models.components import Files
-from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
+from dstrain.models.formats import (
+    NATIVE,
+    Config,
+    Shapes,
+    as_tuples,
+    fits,
+    shapes_of,
+)
 from dstrain.models.weights import Weights
 
 EXAMPLES = 3
@@ -131,14 +138,8 @@ class Tokenizer:
         """Create a toy's tokenizer from the arguments of its class, which may be those
         of a JSON file.
         """
-        # Vocabularies and merges are tuples, for which JSON has lists.
-        converted = {
-            name: [tuple(item) if isinstance(item, list) else item for item in value]
-            if isinstance(value, list)
-            else value
-            for name, value in arguments.items()
-        }
-        return _load_class(self.name)(**converted)
+        # Words and merges of a vocabulary must be tuples.
+        return _load_class(self.name)(**as_tuples(arguments))
 
 
 def empty_network(build: Callable[[], nn.Module]) -> nn.Module:

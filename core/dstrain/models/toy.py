@@ -123,7 +123,6 @@ def _write_components(
                 continue
             config = configs[component.name]
             place = folder / component.folder
-            place.mkdir(parents=True, exist_ok=True)
             network: Any = component.network
             if component.is_folder:
                 network.create(config).save_pretrained(place)

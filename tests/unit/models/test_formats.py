@@ -148,11 +148,13 @@ def test_key_maps_are_read_as_fields_of_components(tmp_path: Path) -> None:
         KeyMap("layers.*.q", "blocks.*.qk", 0, 1, 2),
         KeyMap("layers.*.k", "blocks.*.qk", 1, 2, 2),
     )
-    original = CheckpointFormat(("blocks.*.qk.weight",), rows, ("log.*",), own)
-    other = CheckpointFormat((), (KeyMap("layers", "others"),))
+    original = CheckpointFormat(
+        ("blocks.*.qk.weight",), rows, ("log.*",), own, "where these names are from"
+    )
+    other = CheckpointFormat(rows=(KeyMap("layers", "others"),))
     assert found["dit"] == {
-        "key_patterns": ["layers.*"],
-        "prefixes": ["net."],
+        "key_patterns": ("layers.*",),
+        "prefixes": ("net.",),
         # Without key patterns, `other` is a format of LoRA files alone.
         "formats": (original,),
         "lora": (
