@@ -14,6 +14,7 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
+from dstrain.runs.checkpoints.state import damage, states
 from dstrain.runs.job import TrainingRun, name_row
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
@@ -70,7 +71,7 @@ def run_steps(run: TrainingRun, directory: RunDirectory, previews: Previews) -> 
     log.begin(run.step)
     with bar as progress, catch_stop_signals() as asked:
         previews.make_if_due(run, True, asked)
-        for numbers in directory.with_last_checkpoint(steps(run)):
+        for numbers in steps(run):
             log.add(numbers)
             statistics.add(numbers)
             # Short, so that a terminal of 80 columns has room for the bar.
@@ -177,9 +178,11 @@ def diverged(
     named = ", ".join(dict.fromkeys(name_row(run, key.row) for key in keys))
     others = run.processes.size - 1
     more = f" and those of {others} other processes" if others else ""
+    whole = (state for state in states(run.setup.output) if not damage(state))
     return Diverged(
         f"step {run.step + 1}",
         f"loss {loss}, gradient norm {norm}; the weights are untouched",
+        f"last good checkpoint: {next(whole, 'none')}",
         f"look at the samples of this step: {named}{more}",
         "or begin again from that checkpoint's weights with a lower --learning_rate or --max_grad_norm",
     )

@@ -191,21 +191,18 @@ def _holder(folder: Path) -> int | None:
         return None
 
 
-def _sync(path: Path) -> None:
+def _sync(path: Path, flags: int = os.O_RDWR) -> None:
     # Windows syncs a file only through a descriptor that may write.
-    _sync_descriptor(os.open(path, os.O_RDWR))
-
-
-def _sync_folder(path: Path) -> None:
-    if SYNCS_FOLDERS:
-        _sync_descriptor(os.open(path, os.O_RDONLY))
-
-
-def _sync_descriptor(descriptor: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    if SYNCS_FOLDERS:
+        _sync(path, os.O_RDONLY)
 
 
 def _fault(path: Path, size: int, error: OSError) -> SystemFault:

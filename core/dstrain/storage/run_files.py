@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from dstrain.errors import StateError, SystemFault
+from dstrain.errors import StateError
 from dstrain.storage.files import write_json
 
 RUN = "run.json"
@@ -48,16 +48,11 @@ class RunFiles:
         self._write()
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove listed files, and folders that this leaves empty; raises SystemFault."""
+        """Remove listed files, and folders that this leaves empty."""
         for name in paths:
             path = self.folder / name
-            try:
-                path.unlink(missing_ok=True)
-                remove_empty(path.parent, self.folder)
-            except OSError as error:
-                raise SystemFault(
-                    str(path), f"cannot be removed: {error.strerror}"
-                ) from error
+            path.unlink(missing_ok=True)
+            remove_empty(path.parent, self.folder)
             del self.steps[name]
         self._write()
 
@@ -89,7 +84,7 @@ class RunFiles:
 def not_listed(folder: Path, name: str) -> StateError:
     """Return the error of a file that is in the way, and that no run wrote."""
     what = f"holds {name}, which no run wrote: {RUN} does not list it"
-    return StateError(str(folder), what, "move it away, or give another --output_path")
+    return StateError(folder, what, "move it away, or give another --output_path")
 
 
 def remove_empty(folder: Path, output: Path) -> None:

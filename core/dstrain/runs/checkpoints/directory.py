@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from dstrain.config.serialize import CONFIG
-from dstrain.errors import StateError, SystemFault
+from dstrain.errors import StateError
 from dstrain.runs.checkpoints.state import FILES, RECORD, STATES, states
 from dstrain.runs.skipped_rows import LIST
 from dstrain.storage.files import temporary
@@ -48,7 +48,7 @@ def refuse_run(folder: Path) -> None:
     more = ", ..." if len(found) > 3 else ""
     resume = "resume it with --resume, " if states(folder) else ""
     raise StateError(
-        str(folder),
+        folder,
         f"holds a run already: {names}{more}",
         f"{resume}start over with --overwrite, or give another --output_path",
     )
@@ -68,7 +68,7 @@ def take_away(folder: Path) -> None:
     """Remove the run that the folder holds: all of it, or, if interrupted, nothing.
 
     The files are moved aside one by one. The run is gone once their folder gets the
-    name of a temporary, which `remove_leftovers` removes. Raises SystemFault.
+    name of a temporary, which `remove_leftovers` removes.
     """
     aside = folder / SET_ASIDE
     try:
@@ -82,28 +82,18 @@ def take_away(folder: Path) -> None:
         doomed = temporary(folder / "overwritten")
         shutil.rmtree(doomed, ignore_errors=True)
         aside.rename(doomed)
-    except BaseException as error:
+    except BaseException:
         put_back(folder)
-        if isinstance(error, OSError):
-            what = f"the run there cannot be removed: {error.strerror}"
-            raise SystemFault(str(folder), what) from error
         raise
 
 
 def put_back(folder: Path) -> None:
-    """Undo a `take_away` that was interrupted; the caller holds the folder's lock.
-
-    Raises SystemFault.
-    """
+    """Undo a `take_away` that was interrupted; the caller holds the folder's lock."""
     aside = folder / SET_ASIDE
-    try:
-        for path in sorted(aside.rglob("*")):
-            if path.is_file():
-                place = folder / path.relative_to(aside)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                path.rename(place)
-        if aside.is_dir():
-            shutil.rmtree(aside)
-    except OSError as error:
-        what = f"cannot be put back: {error.strerror}"
-        raise SystemFault(str(aside), what) from error
+    for path in sorted(aside.rglob("*")):
+        if path.is_file():
+            place = folder / path.relative_to(aside)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(place)
+    if aside.is_dir():
+        shutil.rmtree(aside)

@@ -13,7 +13,7 @@ from dstrain.config.schema import options_affecting
 from dstrain.config.serialize import CONFIG, write_resolved
 from dstrain.console import get_logger, logging_to_file
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import Diverged, Interrupted, StateError, UsageError
+from dstrain.errors import Interrupted, StateError, UsageError
 from dstrain.lora.export import save_lora_for
 from dstrain.lora.header import base_weights
 from dstrain.lora.layers import save_lora
@@ -38,7 +38,6 @@ from dstrain.runs.checkpoints.state import (
     FILES,
     RECORD,
     STATES,
-    damage,
     load_state,
     newest_state,
     prune_states,
@@ -175,17 +174,6 @@ class RunDirectory:
         config, versions = self.setup.config, self.setup.versions
         write_resolved(self.folder / CONFIG, config, versions)
         self._open_log(self.folder / LOG)
-
-    def with_last_checkpoint(
-        self, steps: Iterator[dict[str, float]]
-    ) -> Iterator[dict[str, float]]:
-        """Pass steps on; when one raises Diverged, name the last good checkpoint in it."""
-        try:
-            yield from steps
-        except Diverged as error:
-            whole = (state for state in states(self.folder) if not damage(state))
-            good = f"last good checkpoint: {next(whole, 'none')}"
-            raise Diverged(error.where, error.what, good, *error.help_lines) from error
 
     def save_if_due(self, run: "TrainingRun", epoch: int) -> bool:
         """Save at every --save_steps, else after each epoch, and always at the last

@@ -185,7 +185,7 @@ def newest_state(output: Path) -> Path:
 def prune_states(output: Path, keep: int, step: int) -> None:
     """Remove what is older than the newest `keep` states up to this step.
 
-    A state beyond the step is one that could not be loaded. Raises SystemFault.
+    A state beyond the step is one that could not be loaded.
     """
     done = [folder for folder in states(output) if _step(folder) <= step]
     for folder in done[keep:]:
@@ -196,18 +196,14 @@ def remove_state(folder: Path) -> None:
     """Remove a state's files, and its folder unless other files are in it.
 
     Without other files the folder loses its name first, so that no half of a state is
-    ever seen. Raises SystemFault.
+    ever seen.
     """
     own = (RECORD, *FILES)
-    try:
-        if {path.name for path in folder.iterdir()} <= set(own):
-            remove_folder(folder)
-            return
-        for name in own:
-            (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        what = f"cannot be removed: {error.strerror}"
-        raise SystemFault(folder, what) from error
+    if {path.name for path in folder.iterdir()} <= set(own):
+        remove_folder(folder)
+        return
+    for name in own:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:

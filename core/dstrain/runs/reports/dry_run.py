@@ -1,6 +1,4 @@
-"""Say in `--dry_run`, beside the plan, what the run does, what it would refuse, and
-which flags are given.
-"""
+"""Say in `--dry_run`, beside the plan, what the run does and what it would refuse."""
 
 import math
 import os
@@ -9,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dstrain.config.fields import split_commas
-from dstrain.config.schema import TrainConfig, options_affecting
-from dstrain.config.serialize import as_flags
+from dstrain.config.schema import options_affecting
 from dstrain.console import redacted
 from dstrain.data.dataset import find_metadata
 from dstrain.data.metadata import read_metadata
@@ -32,7 +29,6 @@ def as_summary(setup: Setup) -> str:
     refused = list(_refused(setup))
     if refused:
         lines += ["", "not ready on this machine", *refused]
-    lines += ["", "flags that are not at their default", *_flags(setup.config)]
     return redacted("\n".join(lines) + "\n")
 
 
@@ -95,11 +91,3 @@ def _refused(setup: Setup) -> Iterator[str]:
         except StateError as error:
             yield f"    {error.where}: {error.what}"
             yield from (f"      {line}" for line in error.help_lines)
-
-
-def _flags(config: TrainConfig) -> Iterator[str]:
-    defaults = as_flags(TrainConfig(model=""))
-    for name, value in as_flags(config).items():
-        if value != defaults.get(name) and name != "dry_run":
-            text = " ".join(map(str, value)) if isinstance(value, list) else value
-            yield f"    --{name} {text}"

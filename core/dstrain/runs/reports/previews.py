@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-IsStopping = Callable[[], bool]
-"""Return whether the run is to stop at once."""
-
-
 class Stopped(Exception):
     """A preview is cut short, since the run is to stop."""
 
@@ -87,7 +83,7 @@ class Previews:
             self.values = [_cached_values(self.pipeline, plan) for plan in self.plans]
 
     def make_if_due(
-        self, run: "TrainingRun", saved: bool, is_stopping: IsStopping
+        self, run: "TrainingRun", saved: bool, is_stopping: Callable[[], bool]
     ) -> None:
         """Make the previews that are due after this step and not there, while the other
         processes wait.
@@ -102,7 +98,9 @@ class Previews:
             self._make(self.pipeline, run.step, is_stopping)
         run.processes.wait()
 
-    def _make(self, pipeline: Pipeline, step: int, is_stopping: IsStopping) -> None:
+    def _make(
+        self, pipeline: Pipeline, step: int, is_stopping: Callable[[], bool]
+    ) -> None:
         output = self.setup.output
         suffix = "mp4" if self.setup.spec.makes_video else "png"
         missing: dict[str, int] = {}
