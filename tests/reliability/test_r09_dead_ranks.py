@@ -142,9 +142,7 @@ CASES = (
     Case(TRAIN, "torch.nn.utils.clip_grad_norm_", 0, "a defect", call=6),
     Case(TRAIN, "dstrain.distributed.world.ProcessGroup.any", 0, call=6),
     Case(TRAIN, "dstrain.runs.checkpoints.state.write_tensors", 0, call=3),
-    Case(
-        TRAIN, "dstrain.runs.checkpoints.state.commit_folder", 0, call=2, launched=False
-    ),
+    Case(TRAIN, "dstrain.runs.checkpoints.state.write_json", 0, call=4, launched=False),
     Case(TRAIN, "dstrain.runs.checkpoints.outputs.save_state", 0, "a defect", call=2),
     Case(TRAIN, "dstrain.runs.checkpoints.outputs.RunDirectory.save", 1, call=2),
     Case(

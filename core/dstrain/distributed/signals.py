@@ -27,13 +27,9 @@ def catch_stop_signals() -> Iterator[Callable[[], bool]]:
 
     Nothing changes outside the main thread, where Python takes no signals.
     """
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    with _handled(note):
-        yield lambda: bool(came)
+    asked = threading.Event()
+    with _handled(lambda number, frame: asked.set()):
+        yield asked.is_set
 
 
 @contextmanager
@@ -48,12 +44,8 @@ def interrupt_on_signals(what: str, advice: str) -> Iterator[None]:
         what: What Interrupted says, unless something inside says it better.
         advice: The next step that it names.
     """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     try:
-        with _handled(end, then=signal.SIG_DFL):
+        with _handled(signal.default_int_handler, then=signal.SIG_DFL):
             yield
     except KeyboardInterrupt as error:
         raise Interrupted("dstrain", what, advice) from error

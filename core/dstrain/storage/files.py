@@ -95,23 +95,30 @@ def probe(folder: Path) -> None:
             path.unlink()
 
 
-def commit_folder(building: Path, final: Path) -> None:
-    """Rename a finished temporary folder, whose files are synced, to its final name.
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder to write, and rename it to `folder` if nothing fails.
 
-    A folder of that name is kept as `<name>.old` until the new one is in place. Raises
-    SystemFault.
+    The files in it must be synced. A folder of that name is kept as `<name>.old` until
+    the new one is in place. Any OSError becomes SystemFault.
     """
-    old = final.with_name(final.name + ".old")
+    building, old = temporary(folder), folder.with_name(folder.name + ".old")
     try:
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        yield building
         _sync_folder(building)
-        if final.exists():
+        if folder.exists():
             remove_folder(old)
-            final.rename(old)
-        building.rename(final)
-        _sync_folder(final.parent)
+            folder.rename(old)
+        building.rename(folder)
+        _sync_folder(folder.parent)
         remove_folder(old)
-    except OSError as error:
-        raise _fault(final, 0, error) from error
+    except BaseException as error:
+        shutil.rmtree(building, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _fault(folder, 0, error) from error
+        raise
 
 
 def remove_folder(folder: Path) -> None:

@@ -114,12 +114,13 @@ def test_equal_json_gives_equal_bytes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": "é", "b": [1, 2.5]}
 
 
-def test_commit_folder_replaces_one_that_is_there(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
     for content in ("old", "new"):
-        building = files.temporary(tmp_path / "s")
-        building.mkdir()
-        files.write_file(building / "a", content.encode())
-        files.commit_folder(building, tmp_path / "s")
+        with files.replacing_folder(tmp_path / "s") as building:
+            files.write_file(building / "a", content.encode())
+    assert names(tmp_path) == ["s"]
+    with pytest.raises(SystemFault), files.replacing_folder(tmp_path / "s"):
+        raise OSError(28, "No space left on device")
     assert names(tmp_path) == ["s"]
     assert (tmp_path / "s" / "a").read_text() == "new"
 

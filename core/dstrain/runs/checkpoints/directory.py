@@ -44,12 +44,10 @@ def refuse_run(folder: Path) -> None:
     found = run_in(folder)
     if not found:
         return
-    names = ", ".join(str(path.relative_to(folder)) for path in found[:3])
-    more = ", ..." if len(found) > 3 else ""
     resume = "resume it with --resume, " if states(folder) else ""
     raise StateError(
         folder,
-        f"holds a run already: {names}{more}",
+        f"holds a run already: {found[0].relative_to(folder)}",
         f"{resume}start over with --overwrite, or give another --output_path",
     )
 

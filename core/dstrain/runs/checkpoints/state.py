@@ -9,9 +9,7 @@ A state is built under a temporary name and renamed whole. Nothing is pickled.
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from dstrain.console import get_logger
-from dstrain.errors import StateError, SystemFault
+from dstrain.errors import StateError
 from dstrain.storage.files import (
-    UNTOUCHED,
-    commit_folder,
     remove_folder,
-    temporary,
+    replacing_folder,
     write_json,
 )
 from dstrain.storage.hashing import sha256
@@ -88,26 +84,12 @@ def save_state(folder: Path, state: TrainingState) -> None:
         "scheduler": _pack(state.scheduler, optimizer, "scheduler"),
         "optimizer": _pack(state.optimizer, optimizer, "optimizer"),
     }
-    building = temporary(folder)
-    try:
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
+    with replacing_folder(folder) as building:
         write_tensors(building / "trainable.safetensors", state.trainable, {})
         write_tensors(building / "optimizer.safetensors", optimizer, {})
         write_json(building / "state.json", rest)
-        write_json(
-            building / RECORD,
-            {**FORMAT, "sha256": {name: sha256(building / name) for name in FILES}},
-        )
-        commit_folder(building, folder)
-    except BaseException as error:
-        with suppress(OSError):
-            shutil.rmtree(building)
-        if isinstance(error, OSError):
-            raise SystemFault(
-                folder, f"cannot be written: {error.strerror}", UNTOUCHED
-            ) from error
-        raise
+        digests = {name: sha256(building / name) for name in FILES}
+        write_json(building / RECORD, {**FORMAT, "sha256": digests})
 
 
 def load_state(folder: Path) -> TrainingState:

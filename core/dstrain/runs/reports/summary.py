@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from dstrain.console import get_logger
 from dstrain.runs.checkpoints.directory import PREVIEWS
-from dstrain.runs.setup import Setup
 from dstrain.training.order import EXCLUDED
 
 if TYPE_CHECKING:
@@ -94,20 +93,15 @@ class RunStatistics:
 
 def log_end(run: "TrainingRun", folder: Path, weights: Sequence[Path]) -> None:
     """Log where the weights are and the command that tries them."""
-    if weights:
-        logger.info("weights: " + ", ".join(map(str, weights)))
-        logger.info(f"try them: {generate_command(run.setup, folder)}")
-    else:
+    if not weights:
         logger.info(
             f"nothing left to do: {folder} is at step {run.step} of {run.total_steps}"
         )
-
-
-def generate_command(setup: Setup, folder: Path) -> str:
-    """Return the command that generates with the run's newest weights."""
-    words = ["dstrain", "generate", "--run", str(folder)]
-    if setup.task.runs_sampler:
+        return
+    logger.info("weights: " + ", ".join(map(str, weights)))
+    words = ["dstrain", "generate", "--run", str(folder), "--prompt", "..."]
+    if run.setup.task.runs_sampler:
         # A number of steps without guidance is what was trained.
         words += ["--num_inference_steps", "...", "--guidance_scale", "1"]
-    output = "video.mp4" if setup.spec.makes_video else "image.png"
-    return shlex.join([*words, "--prompt", "...", "--output", output])
+    output = "video.mp4" if run.setup.spec.makes_video else "image.png"
+    logger.info(f"try them: {shlex.join([*words, '--output', output])}")
