@@ -99,23 +99,21 @@ class CheckpointFormat:
         """
         patterns = [_pattern(row.theirs) for row in self.rows]
         found: dict[str, list[tuple[int, TensorSlice]]] = {}
-        for name in shapes:
-            hits = []
+        for name, shape in shapes.items():
+            hits = {}
             for place, pattern in enumerate(patterns):
                 hit = pattern.fullmatch(name)
                 if hit is not None:
-                    hits.append((place, hit))
+                    hits[place] = hit
             if not hits and not self.ignores(name):
                 found[name] = [(0, TensorSlice(name))]
             # A line for a module and one for a module inside it may both fit.
-            longest = max(
-                (len(self.rows[place].theirs) for place, _ in hits), default=0
-            )
-            for place, hit in hits:
+            longest = max((len(self.rows[place].theirs) for place in hits), default=0)
+            for place, hit in hits.items():
                 row = self.rows[place]
                 if len(row.theirs) == longest:
                     parts = found.setdefault(_filled(row.ours, hit), [])
-                    parts.append((place, row.slice_of(name, shapes[name])))
+                    parts.append((place, row.slice_of(name, shape)))
         # Parts are joined in the order of the table, not of the file.
         return {
             ours: tuple(part for _, part in sorted(parts))

@@ -13,7 +13,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from dstrain.config.schema import Hub
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, SystemFault, UsageError, nearest
-from dstrain.models.hub_clients import CLIENTS, first_line, http_status
+from dstrain.models.hub_clients import CLIENTS, first_line, is_absent
 from dstrain.models.hub_record import (
     Record,
     local_files,
@@ -82,18 +82,16 @@ def find_local(source: ModelSource, pattern: str) -> list[str]:
     """
     folder, record = source.folder, Record.read(source.folder)
     if record is not None:
-        if not record.is_of(source.revision):
+        if source.revision not in ("", record.revision, record.commit):
             return []
         names = select(record.tree, pattern)
         if names:
-            if not all(record.has(name, folder) for name in names):
-                return []
-            return names
+            return names if all(record.has(name, folder) for name in names) else []
     names = local_files(folder, pattern)
     return [] if source.revision or missing_shards(names) else names
 
 
-def missing_error(source: ModelSource, pattern: str) -> StateError:
+def _missing_error(source: ModelSource, pattern: str) -> StateError:
     """Return the error that says which files are missing, and why they are not
     downloaded.
     """
@@ -121,7 +119,7 @@ def fetch(source: ModelSource, pattern: str) -> list[str]:
     if names:
         return names
     if source.hub is None or offline():
-        raise missing_error(source, pattern)
+        raise _missing_error(source, pattern)
     # The id becomes a path, which must lie in the folder of models.
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source.model_id):
         raise UsageError(
@@ -170,10 +168,11 @@ class _Download:
     def _known_files(self) -> Record:
         """Return the record of the folder, else a new one with what the hub lists."""
         old = Record.read(self.source.folder)
-        if old and old.hub == self.hub and old.is_of(self.source.revision):
+        asked = self.source.revision
+        if old and old.hub == self.hub and asked in ("", old.revision, old.commit):
             # A folder holds one revision: a branch that moved on is not mixed in.
             return old
-        revision = self.source.revision or self.client.default_revision
+        revision = asked or self.client.default_revision
         commit, files = self._ask("", self.client.list_files, revision)
         for name in files:
             outside = name.startswith("/") or ".." in PurePosixPath(name).parts
@@ -265,23 +264,16 @@ class _Download:
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # this machine failed
-            text = f"{name}: {first_line(str(error))}".removeprefix(": ")
-            status = http_status(error)
-            token = f"an access token in {self.client.token}"
             kind: type[DstrainError] = SystemFault
-            what = f"cannot be downloaded from {self._label}"
-            advice = "complete files are kept: run the same command again"
-            if status in (401, 403):
-                what = f"{self._label} does not allow it"
-                advice = f"accept the model's terms there, and give {token}"
-            elif status == 404 and not name:
-                kind = StateError
-                what = f"{self._label} has no such model or revision"
-                advice = f"a private one needs {token}"
+            what = "cannot be downloaded from"
+            if not name and is_absent(error):
+                kind, what = StateError, "no such model or revision on"
+            text = f"{name}: {first_line(str(error))}".removeprefix(": ")
             raise kind(
                 self.source.named,
-                f"{what}: {text}",
-                advice,
+                f"{what} {self._label}: {text}",
+                "complete files are kept: run the same command again",
+                f"if it is private, or has terms to accept, give an access token in {self.client.token}",
                 f"or put its files below {self.source.folder}, or try another --hub",
             ) from error
 

@@ -97,22 +97,15 @@ CLIENTS: Mapping[str, type[ModelScope | HuggingFace]] = MappingProxyType(
 )
 
 
-def http_status(error: BaseException | None) -> int:
-    """Return the status of a hub's answer that led to a client's error; 0 if none
-    did.
-    """
+def is_absent(error: BaseException | None) -> bool:
+    """Return whether a client's error says that there is no such model or revision."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    while error is not None:
-        # Answered with 401, as a private model is.
-        if isinstance(error, RepositoryNotFoundError):
-            return 403 if isinstance(error, GatedRepoError) else 404
-        for answer in (error, getattr(error, "response", None)):
-            status: int | None = getattr(answer, "status_code", None)
-            if status is not None:
-                return status
-        error = error.__cause__
-    return 0
+    # Answered with 401, as a private model is.
+    if isinstance(error, RepositoryNotFoundError):
+        return not isinstance(error, GatedRepoError)
+    answer = getattr(error, "response", error)
+    return getattr(answer, "status_code", None) == 404
 
 
 def first_line(text: str) -> str:

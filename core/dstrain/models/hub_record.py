@@ -89,14 +89,6 @@ class Record:
         """Replace the record of a folder; raises SystemFault."""
         write_json(folder / RECORD, {"format": FORMAT, **asdict(self)})
 
-    def is_of(self, revision: str) -> bool:
-        """Return whether the files are of a revision: its name, or at least 7 digits of
-        its commit; '' is any.
-        """
-        if len(revision) >= 7 and self.commit.startswith(revision):
-            return True
-        return revision in ("", self.revision)
-
     def has(self, name: str, folder: Path) -> bool:
         """Return whether a listed file is here as it was downloaded.
 

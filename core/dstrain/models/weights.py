@@ -98,7 +98,12 @@ class Weights:
                 for part in parts:
                     tensor = self.tensors[part.name]
                     value = part.of(tensor_of[tensor.path](tensor.name))
-                    values.append(_copied(value, dtype))
+                    kind = dtype if value.is_floating_point() else value.dtype
+                    # Copied always: a mapped tensor's alignment depends on the file,
+                    # and results depend on alignment.
+                    values.append(
+                        value.to(kind, copy=True, memory_format=torch.contiguous_format)
+                    )
                 read[parts] = join(values)
         return {
             ours: read[self.parts[ours]].reshape(shape)
@@ -158,13 +163,6 @@ def recognise(
 
 def _names(components: Iterable[Component]) -> str:
     return ", ".join(component.name for component in components)
-
-
-def _copied(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    # Copied always: a mapped tensor's alignment depends on the file, and results depend
-    # on alignment.
-    kind = dtype if weight.is_floating_point() else weight.dtype
-    return weight.to(kind, copy=True, memory_format=torch.contiguous_format)
 
 
 def _shapes(path: Path) -> dict[str, Shape]:
