@@ -24,7 +24,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What a plan of the feature cache records of the run that filled it."""
+    """The record that a plan of the feature cache keeps of the run that filled it."""
 
     metadata_path: str
     metadata_sha256: str
@@ -158,9 +158,9 @@ def _choose(
         if not by_path:
             what = f"is not what the feature cache {cache.folder} was filled from, or has changed"
             raise StateError(metadata, what, _refill(setup))
-        place = str(metadata.resolve())
-        if place in by_path:
-            by_path = {place: by_path[place]}
+        resolved = str(metadata.resolve())
+        if resolved in by_path:
+            by_path = {resolved: by_path[resolved]}
     if len(by_path) > 1:
         raise StateError(
             cache.folder,

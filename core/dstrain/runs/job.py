@@ -28,12 +28,12 @@ class TrainingData:
     input_sets: Sequence[frozenset[str]]
     """The sets of inputs that samples have."""
     cache_info: CacheInfo | None = None
-    """What the feature cache recorded; stage 2 only."""
+    """The record of the run that filled the feature cache; stage 2 only."""
 
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """A training run: what it trains, on what, and how far it is."""
+    """A training run and how far it is."""
 
     setup: Setup
     processes: ProcessGroup
@@ -52,7 +52,7 @@ class TrainingRun:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step."""
+        """Return the learning rate of the next step."""
         return float(self.lr_scheduler.get_last_lr()[0])
 
 

@@ -118,9 +118,7 @@ def steps(run: TrainingRun) -> Iterator[dict[str, float]]:
 
 
 def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
-    """Return the error of a step that did not fit, with shapes, peak and what lowers
-    it.
-    """
+    """Return the error of a step that did not fit, with shapes, peak and advice."""
     largest = max(batches, key=lambda batch: len(batch.samples))
     values = largest.samples[0].values
     shapes = [
@@ -202,7 +200,7 @@ def warn_without_gradient(run: TrainingRun) -> None:
 
 
 def optimizer_steps(run: TrainingRun) -> Iterator[tuple[int, list[Batch]]]:
-    """Yield (epoch, micro-batches of one optimizer step) from where the job stands to
+    """Yield (epoch, micro-batches of one optimizer step) from where the run is to
     its last step.
     """
     per_epoch = run.order.steps_per_epoch

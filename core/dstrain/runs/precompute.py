@@ -46,7 +46,7 @@ class KeyedSample:
 
 
 @dataclass(frozen=True)
-class Keyed:
+class KeyedSamples:
     """All samples with the keys of their values, and what the keys were made from."""
 
     found: Found
@@ -92,7 +92,7 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         _fill(setup, processes, keyed)
 
 
-def _fill(setup: Setup, processes: ProcessGroup, keyed: Keyed) -> None:
+def _fill(setup: Setup, processes: ProcessGroup, keyed: KeyedSamples) -> None:
     cache = FeatureCache.open(setup.cache_path)
     work = list(missing_work(keyed.samples, cache))
     more = ", previews included," if keyed.previews else ""
@@ -110,7 +110,7 @@ def _fill(setup: Setup, processes: ProcessGroup, keyed: Keyed) -> None:
     processes.wait()
 
 
-def key_rows(setup: Setup) -> Keyed:
+def key_rows(setup: Setup) -> KeyedSamples:
     """Find the components, and the keys of all samples before anything is decoded.
 
     Reads every file that changed since it was last read.
@@ -129,7 +129,7 @@ def key_rows(setup: Setup) -> Keyed:
                 digest = components[f"{expert}_config"]
                 components.setdefault(f"{experts.denoiser}_config", digest)
 
-    def keyed(
+    def keyed_sample(
         sample_id: tuple[int, int], cells: Mapping[str, Cell], plan: Plan
     ) -> KeyedSample:
         inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
@@ -142,13 +142,13 @@ def key_rows(setup: Setup) -> Keyed:
         return KeyedSample(sample_id, cells, plan, addresses)
 
     samples = [
-        keyed(sample_id, cells, setup.plan(frozenset(cells)))
+        keyed_sample(sample_id, cells, setup.plan(frozenset(cells)))
         for sample_id, cells in zip(dataset.sample_ids, dataset.rows, strict=True)
     ]
     # Previews come last, as rows that the table does not have.
     for row, preview in enumerate(previews, len(dataset.table.rows)):
-        samples.append(keyed((row, 0), preview.cells, preview.plan))
-    return Keyed(found, components, digests, samples, previews)
+        samples.append(keyed_sample((row, 0), preview.cells, preview.plan))
+    return KeyedSamples(found, components, digests, samples, previews)
 
 
 def missing_work(samples: Sequence[KeyedSample], cache: FeatureCache) -> Iterator[Work]:
@@ -173,7 +173,7 @@ def missing_work(samples: Sequence[KeyedSample], cache: FeatureCache) -> Iterato
 
 
 def compute(
-    setup: Setup, keyed: Keyed, part: Sequence[Work], writer: ShardWriter
+    setup: Setup, keyed: KeyedSamples, part: Sequence[Work], writer: ShardWriter
 ) -> None:
     """Compute one process's part of the work, sample by sample, and commit it shard by
     shard.
@@ -207,7 +207,7 @@ def compute(
         writer.flush()
 
 
-def write_plan(setup: Setup, keyed: Keyed) -> None:
+def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     """Commit the plan that stage 2 trains from."""
     cache, table = FeatureCache.open(setup.cache_path), setup.dataset.table
     count = len(setup.dataset.rows)

@@ -1,6 +1,4 @@
-"""A run: one function of plain data, the same from the command line, a launcher or a
-notebook.
-"""
+"""Run a configuration, in the same way from the command line, a launcher or a notebook."""
 
 import os
 import tempfile

@@ -54,7 +54,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Setup:
-    """A run in the library's own terms."""
+    """A run as the library sees it: its flags resolved, nothing loaded."""
 
     config: TrainConfig
     family: ModelFamily
@@ -68,11 +68,10 @@ class Setup:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The dataset's rows, checked; raises UsageError for blank cells that the run
-        needs.
+        """Return the dataset's rows, checked.
 
-        With --on_bad_sample skip, every file that the run reads was decoded, and bad
-        rows are left out.
+        Raises UsageError for blank cells that the run needs. With --on_bad_sample skip,
+        every file that the run reads was decoded, and bad rows are left out.
         """
         components = self.trainables.components
 
@@ -88,14 +87,14 @@ class Setup:
 
     @cached_property
     def plan(self) -> Callable[[frozenset[str]], Plan]:
-        """A function that returns the plan for rows with these inputs."""
+        """Return a function: the inputs of a row -> its plan."""
         # Cached, since it is called for every row, and most rows have the same inputs.
         components = self.trainables.components
         return cache(lambda inputs: make_plan(self.spec, inputs, self.task, components))
 
     @cached_property
     def preset(self) -> Preset | None:
-        """The LoRA of --preset_lora_path, and the component it is merged into.
+        """Return the LoRA of --preset_lora_path with the component it is merged into.
 
         That is --preset_lora_model, else the component that the header or the keys name.
         Raises UsageError if they name none, StateError for a file that cannot be read.
@@ -139,7 +138,7 @@ class Setup:
 
     @property
     def data_config(self) -> DataConfig:
-        """The dataset's flags."""
+        """Return where the dataset is and how it is read, as the flags say."""
         c = self.config
         if not c.dataset_base_path:
             what = "is required: the dataset directory"
@@ -158,31 +157,32 @@ class Setup:
 
     @property
     def resolution(self) -> Resolution:
-        """--height, --width and --max_pixels."""
+        """Return --height, --width and --max_pixels."""
         return Resolution(self.config.height, self.config.width, self.config.max_pixels)
 
     @property
     def mixed_precision(self) -> str:
-        """'bf16' or 'no': the flag, else the launcher's configuration, else bf16 on a
+        """Return 'bf16' or 'no': the flag, else the launcher's configuration, else bf16 on a
         GPU and none on a CPU.
         """
         return precision(self.config.mixed_precision, self.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of components that are not trained."""
+        """Return the dtype of components that are not trained."""
         return DTYPES[self.mixed_precision]
 
     @property
     def trained_experts(self) -> list[str]:
-        """The experts of the denoiser that are trained."""
+        """Return the experts of the denoiser that are trained."""
         experts = self.spec.experts.components if self.spec.experts else ()
         return [name for name in experts if name in self.trainables.components]
 
     @property
     def timestep_sampler(self) -> TimestepSampler:
-        """The distribution of timesteps between the boundaries given, else those of the
-        only expert that is trained.
+        """Return the distribution of training timesteps.
+
+        It lies between the boundaries given, else those of the only expert trained.
         """
         c, schedule = self.config, self.spec.schedule
         low, high = 0.0, 1.0
@@ -201,7 +201,7 @@ class Setup:
 
     @property
     def cache_path(self) -> Path:
-        """The folder of the feature cache: --feature_cache, else where
+        """Return the folder of the feature cache: --feature_cache, else where
         DiffSynth-Studio's commands have it in this stage.
         """
         c = self.config
@@ -214,7 +214,7 @@ class Setup:
 
     @property
     def saving(self) -> Option | None:
-        """The family's flag that names another program's LoRA keys, if it is given."""
+        """Return the family's flag that names another program's LoRA keys, if it is given."""
         for option in self.family.options:
             if option.saves and option.name in self.config.family_options:
                 return option
@@ -222,20 +222,21 @@ class Setup:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of libraries that compute, and the device: recorded, and part of
-        no key.
+        """Return the versions of libraries that compute, and the device.
+
+        They are recorded, and part of no key.
         """
         names = ("core", "torch", "transformers", "accelerate", "safetensors", "pillow")
         return {name: version(name) for name in names} | {"device": self.device.type}
 
     @property
     def output(self) -> Path:
-        """The folder that the run locks: --output_path, or the feature cache."""
+        """Return the folder that the run locks: --output_path, or the feature cache."""
         return self.config.output_path or self.cache_path
 
     @property
     def list_folder(self) -> Path:
-        """The folder of bad_samples.jsonl: the run's logs, or in stage 1 its output."""
+        """Return the folder of bad_samples.jsonl: the run's logs; in stage 1 its output."""
         return self.output if self.stage == "data_process" else self.output / "logs"
 
     def all_inputs(self) -> frozenset[str]:
