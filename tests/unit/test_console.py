@@ -11,7 +11,6 @@ from functools import partialmethod
 from pathlib import Path
 
 import pytest
-import torch
 from dstrain import console as progress
 from dstrain.config.schema import GenerateConfig
 from dstrain.console import (
@@ -22,12 +21,7 @@ from dstrain.console import (
     progress_bar,
 )
 from dstrain.generation.run import generate
-from dstrain.models.locate import find
-from dstrain.pipeline import loading
 from tqdm import tqdm
-
-from tests.support.family import MODEL, build, write
-from tests.support.runs import configs
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -121,26 +115,6 @@ def test_the_environment_can_hide_bars() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout == "True\n"
-
-
-def test_a_component_that_takes_long_to_load_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(tmp_path / "model")
-    found = find(MODEL, configs(tmp_path / "model"), ["dit", "vae"])
-    for long, want in (
-        (loading.LONG, []),
-        (0.0, ["loaded dit in 0 s", "loaded vae in 0 s"]),
-    ):
-        monkeypatch.setattr(loading, "LONG", long)
-        loading.load_components(
-            MODEL,
-            build("base"),
-            found,
-            torch.device("cpu"),
-            torch.float32,
-        )
-        assert caplog.messages == want
 
 
 def test_generate_shows_its_steps(

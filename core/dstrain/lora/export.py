@@ -134,18 +134,18 @@ def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
         return parts[rows[0].layer]
     if len({layer.alpha / layer.rank for layer in parts.values()}) > 1:
         parts = {name: _with_alpha_in_up(layer) for name, layer in parts.items()}
-    rank = sum(layer.rank for layer in parts.values())
-    alpha = sum(layer.alpha for layer in parts.values())
-    first = next(iter(parts.values())).up
-    up = first.new_zeros(max(one.stop for one in rows), rank, *first.shape[2:])
-    column = 0
+    height = max(one.stop for one in rows)
+    blocks = []
     for name, layer in parts.items():
+        block = layer.up.new_zeros(height, *layer.up.shape[1:])
         for one in rows:
             if one.layer == name:
                 part = layer.up[one.offset :][: one.stop - one.start]
-                up[one.start : one.stop, column : column + layer.rank] = part
-        column += layer.rank
-    return LoraLayer(torch.cat([layer.down for layer in parts.values()]), up, alpha)
+                block[one.start : one.stop] = part
+        blocks.append(block)
+    down = torch.cat([layer.down for layer in parts.values()])
+    alpha = sum(layer.alpha for layer in parts.values())
+    return LoraLayer(down, torch.cat(blocks, 1), alpha)
 
 
 def save_lora_for(

@@ -5,9 +5,8 @@ file beside it, states.
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,6 @@ KEY = re.compile(
 )
 MATRICES: Mapping[str, str] = {"A": "A", "B": "B", "down": "A", "up": "B"}
 """What a key calls a matrix -> which it is."""
-UNSUPPORTED_KINDS: Mapping[str, str] = {
-    "dora_scale": "DoRA",
-    "lora_magnitude_vector": "DoRA",
-    "hada_w*": "LoHa",
-    "lokr_w*": "LoKr",
-    "lora_mid": "LoCon with a core (Tucker decomposition)",
-    "oft_*": "OFT",
-    "diff": "differences of whole weights",
-    "diff_b": "differences of biases",
-    "set_weight": "whole weights",
-    "w_norm": "differences of norms",
-    "b_norm": "differences of norms",
-    "lora_bias": "LoRA with biases",
-    "bias": "LoRA with biases",
-}
-"""Pattern of one of the last three parts of a key -> the kind of file it is from."""
 HARMLESS_FIELDS = frozenset(
     {
         "r",
@@ -121,7 +104,10 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
         if hit["adapter"]:
             named.add(name)
     if unknown or not parts:
-        raise StateError(path, *_describe_unknown(unknown, parts))
+        what = f"{len(unknown)} of its {len(tensors)} keys are of no LoRA layer"
+        first = f"the first: {first_few(unknown)}" if unknown else "it has no keys"
+        advice = "DoRA, LoHa, LoKr, OFT, biases and differences of whole weights are not supported"
+        raise StateError(path, what, first, advice)
     expected = {"A", "B"}.union(*parts.values())
     incomplete = [name for name, found in parts.items() if found.keys() != expected]
     if incomplete:
@@ -218,16 +204,3 @@ def _of_pattern(patterns: Mapping[str, float], layer: str, default: float) -> fl
         if layer == name or is_ending:
             return value
     return default
-
-
-def _describe_unknown(keys: Collection[str], parts: Collection[str]) -> list[str]:
-    """Return the message on keys that belong to no LoRA layer."""
-    is_checkpoint = not parts and any(key.endswith(".weight") for key in keys)
-    for key in keys if not is_checkpoint else ():
-        for pattern, kind in UNSUPPORTED_KINDS.items():
-            if any(fnmatchcase(part, pattern) for part in key.split(".")[-3:]):
-                return [f"contains {kind}, which is not supported", f"one key: {key}"]
-    what = f"{len(keys)} of its keys are of no LoRA layer"
-    if not parts:
-        what = "is not a LoRA file: it has no key of a LoRA layer"
-    return [what, f"other keys: {first_few(keys) or 'none'}"]

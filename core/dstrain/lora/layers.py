@@ -6,7 +6,6 @@ y = W x + (alpha / rank) B A x. Files use the keys that diffusers loads,
 keys alone do not carry alpha.
 """
 
-import difflib
 import json
 import math
 import re
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import StateError, UsageError, nearest
 from dstrain.lora.names import layers_of, shapes_of
 from dstrain.storage.safetensors import with_checksum, write_tensors
 
@@ -104,11 +103,15 @@ def inject(
     unmatched = [target for target, count in counts.items() if not count]
     if unmatched or not counts:
         names = ", ".join(map(repr, unmatched)) or "an empty list"
-        what = f"no layer of {lora_config.component} matches {names}"
-        lines = [
-            f"nearest to {one!r}: {_nearest(one, layers)}" for one in unmatched[:3]
-        ]
-        raise UsageError("--lora_target_modules", what, *lines)
+        endings: set[str] = set()
+        for name in layers:
+            parts = name.split(".")
+            endings.update((parts[-1], ".".join(parts[-2:])))
+        hint = nearest(unmatched[0], endings) if len(unmatched) == 1 else ""
+        what = f"no layer of {lora_config.component} matches {names}{hint}"
+        raise UsageError(
+            "--lora_target_modules", what, f"its layers: {first_few(layers)}"
+        )
     module.requires_grad_(False)
     try:
         _add(
@@ -121,10 +124,8 @@ def inject(
     except ValueError as error:
         # A target also matches a module of a kind that peft cannot wrap.
         raise UsageError("--lora_target_modules", str(error)) from error
-    endings = (f".{ADAPTER}", f".{ADAPTER}.weight")
-    for name, parameter in module.named_parameters():
-        if "lora_" in name and name.endswith(endings):
-            parameter.requires_grad_(True)
+    for layer in _lora_modules(module):
+        layer.set_requires_grad(ADAPTER)
     return counts
 
 
@@ -363,13 +364,3 @@ def _add(module: nn.Module, adapter_name: str, **settings: Any) -> None:
     adapters: Any = module.peft_config
     for layer in _lora_modules(module):
         layer.set_adapter(list(adapters), inference_mode=True)
-
-
-def _nearest(pattern: str, layers: Iterable[str]) -> str:
-    """Return up to three patterns that would match and resemble this one most."""
-    endings: set[str] = set()
-    for name in layers:
-        parts = name.split(".")
-        endings.update(".".join(parts[-length:]) for length in (1, 2, 3))
-    usable = sorted(ending for ending in endings if not ending[0].isdigit())
-    return ", ".join(difflib.get_close_matches(pattern, usable, cutoff=0.0))

@@ -131,27 +131,21 @@ def groups_in(
     return [Group(prefix, peft, layers) for (prefix, peft), layers in found.items()]
 
 
-def split_fused(
-    layer: LoraLayer, rows: tuple[Rows, ...], width: int = 1
-) -> dict[str, LoraLayer]:
+def split_fused(layer: LoraLayer, rows: tuple[Rows, ...]) -> dict[str, LoraLayer]:
     """Split a layer of a file exactly into those of the network that it stands for:
     each has the same `down`, and its own rows of `up`.
 
     If every column of `up` acts on one of them alone, which is how `export.fuse` writes
-    several as one, each gets its own columns back, `width` (the rank of each) at a time.
+    several as one, each gets its own columns back.
     """
     pieces: dict[str, list[Tensor]] = {}
     for one in sorted(rows, key=lambda one: one.offset):
         pieces.setdefault(one.layer, []).append(layer.up[one.start : one.stop])
     ups = {name: torch.cat(parts) for name, parts in pieces.items()}
-    if not width or layer.rank % width:
-        width = 1
-    columns = {}
-    for name, up in ups.items():
-        used = up.flatten(1).bool().any(0).reshape(-1, width).any(1)
-        columns[name] = used.repeat_interleave(width)
-    if len(ups) == 1 or torch.stack(list(columns.values())).sum(0).max() != 1:
-        columns = dict.fromkeys(ups, torch.ones(layer.rank, dtype=torch.bool))
+    columns = {name: up.flatten(1).bool().any(0) for name, up in ups.items()}
+    users = torch.stack(list(columns.values())).sum(0)
+    if len(ups) == 1 or users.max() != 1:
+        columns = dict.fromkeys(ups, torch.ones_like(users, dtype=torch.bool))
     layers = {}
     for name, used in columns.items():
         rank = int(used.sum())
@@ -182,13 +176,11 @@ class _Reader:
         alphas = self._alphas(group, adapter)
         shapes = self.networks[name]
         own = layers_of(shapes)
-        rank = self.header.get("rank", "")
-        width = int(rank) if rank.isdigit() else 0
         layers: dict[str, LoraLayer] = {}
         for rest, weights in group.layers.items():
             stored = LoraLayer(weights.down, weights.up, alphas[rest])
             rows = table[rest]
-            split = split_fused(stored, rows, width)
+            split = split_fused(stored, rows)
             is_whole = len(rows) == 1 or len(stored.up) == rows[-1].stop
             if not is_whole or not all(_fits(split[one], own[one]) for one in split):
                 have = f"{tuple(stored.down.shape)} and {tuple(stored.up.shape)}"

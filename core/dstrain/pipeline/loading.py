@@ -1,6 +1,5 @@
 """Load the components of a pipeline from the files found."""
 
-import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -18,9 +17,6 @@ from dstrain.pipeline.sampling import generate_task
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
-
-LONG = 2.0
-"""Seconds from which on the loading of a component is logged."""
 
 
 def find_for_inference(
@@ -59,7 +55,6 @@ def load_components(
     }
     components = {}
     for name, files in found.files.items():
-        start = time.monotonic()
         own_dtype = torch.float32 if name in full_precision else dtype
         module = known[name].load(files, configs.get(name), own_dtype)
         if isinstance(module, torch.nn.Module):
@@ -71,7 +66,4 @@ def load_components(
                     merge_layers(module, lora.layers)
                 logger.info(f"preset {files.preset} merged into {name}")
         components[name] = module
-        seconds = time.monotonic() - start
-        if seconds >= LONG:
-            logger.info(f"loaded {name} in {seconds:.0f} s")
     return components, configs

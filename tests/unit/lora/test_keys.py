@@ -39,8 +39,11 @@ def test_every_spelling_of_a_pair_is_known(down: str, up: str) -> None:
 @pytest.mark.parametrize(
     ("tensors", "match"),
     [
-        ({}, r"is not a LoRA file: it has no key of a LoRA layer\n  other keys: none"),
-        ({"a.weight": UP}, r"it has no key of a LoRA layer\n  other keys: a\.weight"),
+        ({}, "it has no keys"),
+        (
+            {"a.weight": UP},
+            r"1 of its 1 keys are of no LoRA layer\n  the first: a\.weight",
+        ),
         (
             {"a.lora_A.weight": DOWN},
             "1 of 1 layers lack lora_A, lora_B or an alpha\n  a has only A",
@@ -58,8 +61,8 @@ def test_every_spelling_of_a_pair_is_known(down: str, up: str) -> None:
             {"a.lora_A.weight": DOWN, "a.lora_B.weight": UP / 0},
             "a.lora_B.weight is not a matrix of finite numbers",
         ),
-        ({"a.hada_w1_a": DOWN}, "contains LoHa, which is not supported"),
-        ({"a.hada": DOWN}, "it has no key of a LoRA layer"),
+        ({"a.hada_w1_a": DOWN}, "LoHa, .* are not supported"),
+        ({"a.hada": DOWN}, "of no LoRA layer"),
     ],
 )
 def test_what_is_no_whole_lora_is_refused(tensors: Any, match: str) -> None:

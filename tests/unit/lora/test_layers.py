@@ -144,7 +144,8 @@ def test_the_global_generator_decides_the_initial_numbers() -> None:
 
 def test_a_target_that_matches_nothing_is_refused_with_the_nearest() -> None:
     with pytest.raises(
-        UsageError, match=r"no layer of net matches 'to_qq'\n.*to_q"
+        UsageError,
+        match=r"no layer of net matches 'to_qq'; did you mean 'to_q'\?\n  its layers: blocks\.0\.to_q",
     ) as caught:
         inject(net(), LoraConfig("net", ("to_q", "to_qq"), 4, 4.0), {})
     assert caught.value.exit_code == 2
@@ -157,7 +158,7 @@ def test_a_target_that_ends_inside_a_name_does_not_match() -> None:
 
 def test_a_target_that_is_no_layer_is_refused_with_the_nearest() -> None:
     with pytest.raises(
-        UsageError, match=r"no layer of net matches 'to_out'\n.*to_out\.0"
+        UsageError, match=r"no layer of net matches 'to_out'; did you mean 'to_out\.0'"
     ):
         inject(net(), LoraConfig("net", ("to_out",), 4, 4.0), {})
 
