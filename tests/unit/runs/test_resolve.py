@@ -11,7 +11,7 @@ from dstrain.errors import UsageError
 from dstrain.graph.spec import ExpertSchedule
 from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.registry.family import Option
-from dstrain.runs.resolve import check_saved_names, resolve
+from dstrain.runs.resolve import check_saved_names, log_warnings, resolve
 
 FULL, OTHER = (
     Trainables(("dit2",)),
@@ -79,4 +79,62 @@ def test_names_of_another_program_are_refused_without_a_lora_of_the_default_comp
         check_saved_names(setup_of(trained, saving=SAVES))
     check_saved_names(
         setup_of(Trainables(lora=(LoraConfig("dit", ("to_q",), 2, 2.0),)), saving=SAVES)
+    )
+
+
+def setup_with_videos(stage: str, **changes: Any) -> Any:
+    config = {
+        "on_bad_sample": "skip",
+        "url_cache": "urls",
+        "feature_cache": None,
+        "num_frames": 9,
+        **changes,
+    }
+    cells = [
+        {"video": SimpleNamespace(kind="video", shapes=((frames, 16, 16),))}
+        for frames in (5, 9)
+    ]
+    return SimpleNamespace(
+        stage=stage,
+        config=SimpleNamespace(**config),
+        task=SimpleNamespace(name="sft"),
+        extensions=SimpleNamespace(broken=("plugin bad 1.0: no",)),
+        dataset=SimpleNamespace(
+            rows=cells,
+            unused_columns=("mood",),
+            table=SimpleNamespace(path="metadata.csv"),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "more"),
+    [
+        ("train", []),
+        (
+            "",
+            [
+                "--feature_cache has no effect in a single run; it is used by --task sft:train",
+                "1 of 2 clips",
+                "column 'mood'",
+            ],
+        ),
+        (
+            "data_process",
+            [
+                "1 of 2 clips have fewer than --num_frames 9 frames; the shortest has 5",
+                "column 'mood'",
+            ],
+        ),
+    ],
+)
+def test_a_warning_says_and_neither_waits_nor_takes_a_lock(
+    stage: str, more: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    log_warnings(setup_with_videos(stage, feature_cache="cache"))
+    said = caplog.messages
+    assert len(said) == 1 + len(more)
+    assert all(
+        words in line
+        for words, line in zip(["plugin bad 1.0: no", *more], said, strict=True)
     )

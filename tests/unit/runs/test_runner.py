@@ -16,7 +16,6 @@ from dstrain.config.schema import TrainConfig
 from dstrain.data.images import Resolution
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import DstrainError, UsageError
-from dstrain.models.device import default_device
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import plan_of, resolve
 from dstrain.runs.runner import check_launcher, run, toy_models
@@ -172,47 +171,6 @@ def test_a_command_line_resolves_to_what_it_says(here: Path) -> None:
         ("dit.time", "text_encoder"),
         (),
         ("dit", "text_encoder"),
-    )
-
-
-def test_the_store_lies_where_the_flags_or_the_reference_commands_say(
-    here: Path,
-) -> None:
-    places = {
-        "sft:data_process": here / "out",
-        "sft:train": here / "data",
-    }
-    for task, place in places.items():
-        assert resolve(config(here, task=task)).cache_path == place
-        assert (
-            resolve(config(here, task=task, feature_cache=here / "cache")).cache_path
-            == here / "cache"
-        )
-
-
-@pytest.mark.parametrize(
-    ("flag", "told", "precision"),
-    [
-        (None, None, "no"),
-        ("bf16", None, "bf16"),
-        (None, "bf16", "bf16"),
-        ("no", None, "no"),
-    ],
-)
-def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
-    flag: str | None,
-    told: str | None,
-    precision: str,
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if told:
-        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
-    setup = resolve(config(here, mixed_precision=flag))
-    assert default_device().type == "cuda" or setup.mixed_precision == precision
-    assert (
-        setup.dtype
-        == {"bf16": torch.bfloat16, "no": torch.float32}[setup.mixed_precision]
     )
 
 

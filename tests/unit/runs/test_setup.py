@@ -1,64 +1,102 @@
-"""A command line resolved: what is said of it before a run."""
+"""A resolved run: where its files are, which inputs it has, what each stage loads."""
 
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from dstrain.runs.resolve import log_warnings
+import torch
+from dstrain.config.schema import TrainConfig
+from dstrain.errors import UsageError
+from dstrain.models.device import default_device
+from dstrain.runs.resolve import resolve
+from dstrain.runs.setup import metadata_path
+
+from tests.support.runs import config, project
+
+pytestmark = pytest.mark.usefixtures("tiny")
 
 
-def setup_of(stage: str, **changes: Any) -> Any:
-    config = {
-        "on_bad_sample": "skip",
-        "url_cache": "urls",
-        "feature_cache": None,
-        "num_frames": 9,
-        **changes,
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return project(tmp_path_factory.mktemp("project"))
+
+
+def test_the_feature_cache_is_where_the_flags_or_diffsynth_studios_commands_have_it(
+    here: Path,
+) -> None:
+    places = {
+        "sft:data_process": here / "out",
+        "sft:train": here / "data",
     }
-    cells = [
-        {"video": SimpleNamespace(kind="video", frames=frames)} for frames in (5, 9)
-    ]
-    return SimpleNamespace(
-        stage=stage,
-        config=SimpleNamespace(**config),
-        task=SimpleNamespace(name="sft"),
-        extensions=SimpleNamespace(broken=("plugin bad 1.0: no",)),
-        dataset=SimpleNamespace(
-            rows=cells,
-            unused_columns=("mood",),
-            table=SimpleNamespace(path="metadata.csv"),
-        ),
-    )
+    for task, place in places.items():
+        assert resolve(config(here, task=task)).cache_path == place
+        assert (
+            resolve(config(here, task=task, feature_cache=here / "cache")).cache_path
+            == here / "cache"
+        )
 
 
 @pytest.mark.parametrize(
-    ("stage", "more"),
+    ("flag", "told", "precision"),
     [
-        ("train", []),
-        (
-            "",
-            [
-                "--feature_cache has no effect in a single run; it is used by --task sft:train",
-                "1 of 2 clips",
-                "column 'mood'",
-            ],
-        ),
-        (
-            "data_process",
-            [
-                "1 of 2 clips have fewer than --num_frames 9 frames; the shortest has 5",
-                "column 'mood'",
-            ],
-        ),
+        (None, None, "no"),
+        ("bf16", None, "bf16"),
+        (None, "bf16", "bf16"),
+        ("no", None, "no"),
     ],
 )
-def test_a_warning_says_and_neither_waits_nor_takes_a_lock(
-    stage: str, more: list[str], caplog: pytest.LogCaptureFixture
+def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
+    flag: str | None,
+    told: str | None,
+    precision: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log_warnings(setup_of(stage, feature_cache="cache"))
-    said = caplog.messages
-    assert len(said) == 1 + len(more)
-    assert all(
-        words in line
-        for words, line in zip(["plugin bad 1.0: no", *more], said, strict=True)
+    if told:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+    setup = resolve(config(here, mixed_precision=flag))
+    assert default_device().type == "cuda" or setup.mixed_precision == precision
+    assert (
+        setup.dtype
+        == {"bf16": torch.bfloat16, "no": torch.float32}[setup.mixed_precision]
     )
+
+
+def test_a_run_that_reads_no_dataset_has_no_metadata(here: Path) -> None:
+    assert metadata_path(config(here)) == here / "data/metadata.json"
+    assert metadata_path(config(here, task="sft:train")) is None
+    assert metadata_path(TrainConfig(model="tiny")) is None
+    with pytest.raises(UsageError, match="is not a folder"):
+        metadata_path(config(here, dataset_base_path=here / "absent"))
+
+
+def test_a_plan_is_made_once_for_each_set_of_inputs(here: Path) -> None:
+    setup = resolve(config(here))
+    inputs = frozenset(setup.dataset.rows[0])
+    assert setup.plan(inputs) is setup.plan(frozenset(setup.dataset.rows[1]))
+    assert setup.plan(inputs) is not setup.plan(setup.all_inputs() - {"height"})
+
+
+def test_each_stage_finds_the_files_that_it_loads(here: Path) -> None:
+    setup = resolve(config(here))
+    plans = [setup.plan(setup.all_inputs())]
+    found = {
+        stage: set(replace(setup, stage=stage).find(plans).files)
+        for stage in ("", "data_process", "train")
+    }
+    assert found["train"] == {"dit"}
+    assert "dit" not in found["data_process"]
+    assert found[""] == found["data_process"] | found["train"]
+
+
+def test_boundaries_given_are_those_of_the_timesteps(here: Path) -> None:
+    sampler = resolve(config(here, min_timestep_boundary=0.25)).timestep_sampler
+    assert (sampler.min_boundary, sampler.max_boundary) == (0.25, 1.0)
+    with pytest.raises(UsageError):
+        resolve(config(here, min_timestep_boundary=0.5, max_timestep_boundary=0.5))
+
+
+def test_the_rows_of_a_run_without_a_dataset_are_asked_for() -> None:
+    setup = resolve(TrainConfig(model="tiny", dry_run=True))
+    with pytest.raises(UsageError, match="--dataset_base_path: is required"):
+        _ = setup.dataset
