@@ -180,8 +180,7 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
     except UsageError as error:
         is_frame = path is not None and error.where != str(path)
         frame = f": {Path(error.where).name}" if is_frame else ""
-        advice = f"; remove {path} to fetch it again" if path and is_url(name) else ""
-        return f"{shown(name)!r}{frame} {error.what}{advice}"
+        return f"{shown(name)!r}{frame} {error.what}"
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         return f"{shown(name)!r} cannot be read: {reason}"

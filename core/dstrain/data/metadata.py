@@ -192,22 +192,19 @@ def _column_faults(columns: Iterable[str]) -> list[str]:
     return faults
 
 
-class _Object(tuple[tuple[str, Any], ...]):
-    """The pairs of a json object: a dict would hide a name that is written twice."""
-
-
 def _parse(text: str) -> Any:
-    """Parse json, with numbers as written; raise ValueError.
+    """Parse json, with objects as tuples of pairs and numbers as written; raise
+    ValueError.
 
     Only the constants that are not json (NaN, Infinity) become floats.
     """
     try:
         return json.loads(
             text,
-            object_pairs_hook=_Object,
+            # Pairs, since a dict would hide a name that is written twice.
+            object_pairs_hook=tuple,
             parse_int=str,
             parse_float=str,
-            parse_constant=float,
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"is not json: {error}") from error
@@ -246,7 +243,7 @@ def _json_table(path: Path, records: list[tuple[int, Any]]) -> Table:
     for index, (_, record) in enumerate(records):
         row: dict[str, RawValue] = {}
         rows.append(row)
-        if not isinstance(record, _Object):
+        if not isinstance(record, tuple):
             broken = isinstance(record, ValueError)
             reason = str(record) if broken else f"is not an object; {JSON_ADVICE}"
             faults.append(Fault(index, "", reason))

@@ -7,13 +7,14 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from dstrain.console import _URL, shown
-from dstrain.errors import SystemFault, UsageError
-from dstrain.storage.files import TEMPORARY, replacing
+from dstrain.errors import UsageError
+from dstrain.storage.files import TEMPORARY, probe, replacing
 
 ABANDONED = 24 * 3600.0
 """Seconds after its last byte from which an unfinished file is that of a dead run."""
@@ -96,10 +97,8 @@ def _not_fetched(url: str, reason: str) -> UsageError:
 
 def remove_abandoned(folder: Path) -> None:
     """Make the cache folder, and remove unfinished files of dead runs; raise SystemFault."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob(f"{TEMPORARY}*"):
+    probe(folder)
+    for path in folder.glob(f"{TEMPORARY}*"):
+        with suppress(OSError):  # its run may finish it just now
             if time.time() - path.stat().st_mtime > ABANDONED:
-                path.unlink(missing_ok=True)
-    except OSError as error:
-        raise SystemFault(folder, f"cannot be written: {error.strerror}") from error
+                path.unlink()
