@@ -94,7 +94,6 @@ def fit(size: Size, resolution: Resolution, multiple: int) -> Size:
     """
     if not multiple:
         return size
-    resolution.check(multiple)
     if resolution.height is not None and resolution.width is not None:
         return resolution.height, resolution.width
     height, width = size

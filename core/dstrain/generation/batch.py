@@ -57,9 +57,6 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
     """
     table = read_metadata(metadata)
     folder = config.output
-    if folder.resolve() in (metadata.parent.resolve(), metadata.resolve().parent):
-        what = f"{folder} contains {metadata.name}, the table itself"
-        raise UsageError("--output", what, "give another folder")
     names = {*input_names(config), *table.columns}
     with open_source(config, names) as source, lock(folder):
         column, suffix = "image", ".png"

@@ -354,7 +354,7 @@ def test_a_fixed_size_off_the_multiples_is_refused_with_the_nearest() -> None:
     with pytest.raises(
         UsageError, match="--width: 100 is not a multiple of 16; the nearest is 96"
     ):
-        fit((64, 64), Resolution(64, 100, 1), 16)
+        Resolution(64, 100, 1).check(16)
 
 
 @pytest.mark.parametrize("action", ["error", "ignore"])

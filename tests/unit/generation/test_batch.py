@@ -273,20 +273,13 @@ def test_a_folder_with_a_data_set_of_the_users_is_left_as_it_is(
     assert (tmp_path / "set/metadata.csv").read_text() == "image,prompt\n"
 
 
-@pytest.mark.parametrize("name", ["metadata.csv", "prompts.json"])
-def test_the_folder_of_the_table_is_no_place_for_what_is_made(
-    name: str, model: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "set" / name
+def test_a_table_is_not_overwritten_by_the_dataset(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "set/metadata.csv"
     path.parent.mkdir()
-    path.write_text(
-        "prompt,seed\ndog,1\n" if path.suffix == ".csv" else json.dumps(ROWS)
-    )
-    with pytest.raises(
-        UsageError, match=f"--output: .*set contains {name}, the table itself"
-    ):
+    path.write_text("prompt,seed\ndog,1\n")
+    with pytest.raises(UsageError, match="is of a dataset that was not generated here"):
         generate(config(model, tmp_path / "other/../set", dataset=path))
-    assert [one.name for one in path.parent.iterdir()] == [name]
+    assert path.read_text() == "prompt,seed\ndog,1\n"
 
 
 def test_a_folder_is_bound_by_settings_once_something_was_made_by_them(
