@@ -18,23 +18,22 @@ from dstrain.registry.family import ModelFamily
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one component: weights, or the one folder of a tokenizer; and their
-    model id ('' if local).
-
-    prefix: what the names of this component's weights begin with in the files; others
-    there are other components'. layout: how they are arranged, if not as the network
-    has them. preset: a LoRA file to merge into the weights.
-    """
+    """The files of one component: weights, or the one folder of a tokenizer."""
 
     paths: tuple[Path, ...]
     model_id: str = ""
+    """The published model that they are from; '' for local files."""
     prefix: str = ""
+    """The beginning of this component's keys in the files; other keys there are other
+    components'."""
     checkpoint_format: CheckpointFormat | None = None
+    """The format of the keys; None for the network's own."""
     preset: Path | None = None
+    """A LoRA file to merge into the weights."""
 
     @property
     def folder(self) -> Path:
-        """The folder that holds them, where a configuration is looked for."""
+        """Return the folder that holds them, where a configuration is looked for."""
         first = self.paths[0]
         return first if first.is_dir() else first.parent
 
@@ -117,28 +116,24 @@ class Component:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of small files (tokenizer, processor) and has no
-        weights.
+        """Return whether it is a folder of small files (tokenizer, processor) and has
+        no weights.
         """
         return not self.key_patterns
 
     def is_in_folder(self, place: Path) -> bool:
-        """Whether a folder is one of its folders in published layouts, whatever it lies
-        in.
+        """Return whether a folder is one of its folders in published layouts, in any
+        other folder.
         """
-        return any(
-            place.parts[-len(Path(folder).parts) :] == Path(folder).parts
-            for folder in self.folders
-        )
+        return any(place.match(folder) for folder in self.folders)
 
     def is_published_as(self, pattern: str) -> bool:
-        """Whether a pattern of a model id's files begins with one of its folders, or is
-        for its original names.
+        """Return whether a pattern of a model id's files begins with one of its folders,
+        or is for its original names.
         """
-        inside = any(pattern.startswith(f"{folder}/") for folder in self.folders)
-        return inside or any(
-            fnmatchcase(pattern, name) for name in self.original_filenames
-        )
+        patterns = [f"{folder}/*" for folder in self.folders]
+        patterns += self.original_filenames
+        return any(fnmatchcase(pattern, one) for one in patterns)
 
     def accepts_config(self, content: Mapping[str, Any]) -> bool:
         """Return whether this content of a config.json can be its configuration.
@@ -166,8 +161,8 @@ class Component:
         return None
 
     def same_keys_as(self, other: "Component") -> bool:
-        """Whether no name in files of weights tells the two apart, as with experts that
-        are one network twice.
+        """Return whether no name in files of weights tells the two apart, as with
+        experts that are one network twice.
         """
         alike = (self.key_patterns, self.formats, self.prefixes) == (
             other.key_patterns,

@@ -95,11 +95,8 @@ class TransformersNetwork:
 
     def configure(self, data: Config) -> Any:
         """Return the content of `config.json` as the configuration record."""
-        plain = {
-            name: dict(value) if isinstance(value, Mapping) else value
-            for name, value in data.items()
-        }
-        return _load_class(self.config).from_dict(plain)
+        # A copy, because some records keep and change what they are given.
+        return _load_class(self.config).from_dict(deepcopy(dict(data)))
 
     def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
         """Build the network and fill it; raises what `load_network` raises."""
