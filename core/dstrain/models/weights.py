@@ -136,18 +136,17 @@ def recognise(
     """
     names = list(find_weights(files.paths))
     found: dict[Files, list[Component]] = {}
+    by_prefix: dict[str, list[Component]] = {}
     for component in components:
         part = component.part_of(files, names)
         if part is not None:
             found.setdefault(part, []).append(component)
+            by_prefix.setdefault(part.prefix, []).append(component)
     where = files.paths[0]
     its_names = f"its first names: {', '.join(names[:3])}"
     if not found:
         known = _names(c for c in components if c.key_patterns)
         raise StateError(where, f"is none of {known}; {its_names}")
-    by_prefix: dict[str, list[Component]] = {}
-    for part, fitting in found.items():
-        by_prefix.setdefault(part.prefix, []).extend(fitting)
     for fitting in by_prefix.values():
         if not all(component.same_keys_as(fitting[0]) for component in fitting):
             raise StateError(where, f"fits {_names(fitting)} alike; {its_names}")
