@@ -30,8 +30,10 @@ class RunFiles:
             steps = {str(path): int(step) for path, step in entries}
         except (OSError, ValueError, TypeError, KeyError):
             steps = {}
-        if any(_leaves_folder(path) for path in steps):
-            steps = {}
+        for path in map(PurePosixPath, steps):
+            # No run lists a path outside its folder.
+            if path.is_absolute() or ".." in path.parts:
+                return cls(folder)
         return cls(folder, steps)
 
     def add(self, paths: Iterable[str], step: int = 0) -> None:
@@ -92,9 +94,3 @@ def remove_empty(folder: Path, output: Path) -> None:
     while folder != output and not any(folder.iterdir()):
         folder.rmdir()
         folder = folder.parent
-
-
-def _leaves_folder(path: str) -> bool:
-    """Return whether a listed path is outside the folder: such a list is not ours."""
-    parts = PurePosixPath(path)
-    return parts.is_absolute() or ".." in parts.parts

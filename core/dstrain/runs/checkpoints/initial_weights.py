@@ -12,7 +12,6 @@ from dstrain.lora.keys import KEY
 from dstrain.models.components import Files
 from dstrain.models.locate import Found
 from dstrain.models.weights import find_weights
-from dstrain.runs.checkpoints.state import RECORD
 from dstrain.runs.setup import Setup
 from dstrain.storage.safetensors import verify_file
 
@@ -48,9 +47,6 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
 
 
 def _read_header(path: Path, setup: Setup) -> dict[str, str]:
-    if (path / RECORD).exists():
-        advice = f"to resume from a state: --resume {path}"
-        raise StateError(path, f"is a state; {FLAG} takes weights files", advice)
     if not path.is_file():
         raise StateError(path, f"no such file; {FLAG} takes weights that a run saved")
     header = verify_file(path)

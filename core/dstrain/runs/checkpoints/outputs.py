@@ -17,7 +17,6 @@ from dstrain.errors import Interrupted, StateError, UsageError
 from dstrain.lora.export import save_lora_for
 from dstrain.lora.header import base_weights
 from dstrain.lora.layers import save_lora
-from dstrain.models.components import Files
 from dstrain.runs.checkpoints.directory import (
     LOG,
     LOSS_CSV,
@@ -56,23 +55,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 KEPT_STATES = 2
-
-
-def made_by(
-    setup: Setup, files: Files, model_config: Mapping[str, Any], steps: int
-) -> dict[str, Any]:
-    """Describe the run in the header of a LoRA file: its base, configuration and
-    recipe.
-    """
-    flags = options_affecting("recipe", "training")
-    recipe = {name: getattr(setup.config, name) for name in flags} | {"steps": steps}
-    if setup.preset is not None:
-        recipe["preset_lora"] = setup.preset.digest
-    return {
-        "base": base_weights(files),
-        "config": dict(model_config),
-        "recipe": recipe,
-    }
 
 
 @dataclass
@@ -260,7 +242,14 @@ class RunDirectory:
         if lora_config is None:
             save_full(path, network, dict(model_config), header)
             return
-        header |= made_by(setup, found.files[component], model_config, run.step)
+        recipe = {
+            n: getattr(setup.config, n) for n in options_affecting("recipe", "training")
+        }
+        recipe["steps"] = run.step
+        if setup.preset is not None:
+            recipe["preset_lora"] = setup.preset.digest
+        header["base"] = base_weights(found.files[component])
+        header |= {"config": dict(model_config), "recipe": recipe}
         if setup.saving is not None and component == family.default_trainable:
             program = setup.saving.saves
             save_lora_for(program, path, network, lora_config, family, header)

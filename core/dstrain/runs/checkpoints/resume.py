@@ -1,6 +1,5 @@
 """Resume exactly: what a state holds, and what a resumed run must have in common."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,7 +10,7 @@ import torch
 
 from dstrain.config.fields import split_commas
 from dstrain.config.schema import ENDING_AT_LAST_STEP, TrainConfig, options_affecting
-from dstrain.config.serialize import CONFIG
+from dstrain.config.serialize import read_resolved
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
@@ -63,13 +62,9 @@ def check_start(config: TrainConfig, folder: Path) -> None:
 
 def _check_named(path: Path) -> None:
     """Refuse something else than a folder with a state."""
-    if (path / RECORD).exists():
-        return
-    advice = "--resume takes auto, or a folder states/step-STEP of an earlier run"
-    newest = states(path)[:1]
-    if newest:
-        advice = f"the newest there: --resume {newest[0]}"
-    raise StateError(path, "is not the folder of a state", advice)
+    if not (path / RECORD).exists():
+        advice = "--resume takes auto, or a folder states/step-STEP of an earlier run"
+        raise StateError(path, "is not the folder of a state", advice)
 
 
 def config_digest(run: "TrainingRun") -> str:
@@ -86,7 +81,7 @@ def config_digest(run: "TrainingRun") -> str:
         {name: setting.value for name, setting in setup.spec.settings.items()},
         [[one.component, dict(one.entries)] for one in setup.models if one.entries],
         [setup.spec.variant, *(sorted(split_commas(names)) for names in columns)],
-        {name: asdict(config)[name] for name in options_affecting("training")},
+        {name: getattr(config, name) for name in options_affecting("training")},
     ]
     if setup.preset is not None:
         numbers.append([setup.preset.component, setup.preset.digest])
@@ -165,14 +160,12 @@ def _differing(run: "TrainingRun") -> list[str]:
     line.
     """
     config = asdict(run.setup.config)
-    folder = (
-        config["output_path"]
-        if config["resume"] == "auto"
-        else Path(config["resume"]).resolve().parent.parent
-    )
+    folder = config["output_path"]
+    if config["resume"] != "auto":
+        folder = Path(config["resume"]).resolve().parent.parent
     try:
-        saved = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError):
+        saved = read_resolved(folder)
+    except StateError:
         return []
     compared = options_affecting("training", "resolved")
     if config["lr_scheduler"] in ENDING_AT_LAST_STEP:

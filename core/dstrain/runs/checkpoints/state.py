@@ -114,17 +114,13 @@ def damage(folder: Path) -> str:
     try:
         record = json.loads((folder / RECORD).read_bytes())
         digests = record.pop("sha256")
-        if record != FORMAT:
-            return f"{RECORD}: want {FORMAT}, have {record}"
-        if sorted(digests) != sorted(FILES):
-            return f"{RECORD} is damaged: it lists {sorted(digests)}"
+        if record != FORMAT or digests.keys() != {*FILES}:
+            return f"{RECORD} is of another format: {record}"
         wrong = [name for name in FILES if sha256(folder / name) != digests[name]]
     except FileNotFoundError as error:
         return f"is not whole: {Path(error.filename).name} is missing"
-    except OSError as error:
-        return f"cannot be read: {error}"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{RECORD} is damaged: {error!r}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{RECORD} cannot be used: {error!r}"
     if wrong:
         return f"is damaged: the sha256 of {', '.join(wrong)} is not the recorded one"
     return ""
@@ -160,7 +156,7 @@ def newest_state(output: Path) -> Path:
     raise StateError(
         output,
         "has no whole state to resume from",
-        *(passed or [f"no folder {STATES}/step-STEP is there"]),
+        *passed,
     )
 
 

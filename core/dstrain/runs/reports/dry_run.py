@@ -25,25 +25,11 @@ def as_summary(setup: Setup) -> str:
     Raises UsageError for rows of the metadata that a run would refuse, and for a preset
     LoRA that does not fit.
     """
-    lines = ["", "this run", *_training(setup), *_length(setup)]
+    lines = ["", "this run", *_length(setup)]
     refused = list(_refused(setup))
     if refused:
         lines += ["", "not ready on this machine", *refused]
     return redacted("\n".join(lines) + "\n")
-
-
-def _training(setup: Setup) -> Iterator[str]:
-    yield f"    device {setup.device}, mixed precision {setup.mixed_precision}"
-    for name in setup.trainables.full:
-        yield f"    trains {name} in full"
-    for lora in setup.trainables.lora:
-        size = f"rank {lora.rank}, alpha {lora.alpha:g}"
-        targets = ", ".join(lora.targets)
-        yield f"    trains LoRA on {lora.component}, {size}, of {targets}"
-    output = setup.config.output_path
-    if setup.stage == "data_process":
-        output = setup.config.feature_cache or output
-    yield f"    writes {output or 'nothing: --output_path is not given'}"
 
 
 def _length(setup: Setup) -> Iterator[str]:

@@ -187,9 +187,9 @@ def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
     Raises UsageError for a variant that cannot be previewed, StateError for files or
     stored values that are missing.
     """
-    if isinstance(samples.source, CachedSamples):
-        recorded = samples.cache_info.previews if samples.cache_info else ()
-        plans = stored_previews(setup, samples.source.store, recorded)
+    info = samples.cache_info
+    if info is not None and isinstance(samples.source, CachedSamples):
+        plans = stored_previews(setup, samples.source.store, info.previews)
     else:
         plans = plan_previews(setup)
     return Previews(setup, plans, setup.find(preview.plan for preview in plans))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dstrain.console import get_logger
-from dstrain.runs.checkpoints.directory import PREVIEWS
 from dstrain.training.order import EXCLUDED
 
 if TYPE_CHECKING:
@@ -55,9 +54,6 @@ def log_start(run: "TrainingRun", folder: Path) -> None:
         f"learning rate {config.learning_rate:g}, {config.lr_scheduler}; "
         f"seed {config.seed}"
     )
-    prompts = len(config.preview_prompt)
-    if prompts:
-        logger.info(f"previews of {prompts} prompt(s) in {folder / PREVIEWS}")
     logger.info(f"writes {folder}")
 
 

@@ -162,7 +162,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(
     ("path", "words"),
     [
         ("nothing.safetensors", "no such file"),
-        ("states/step-2", "to resume from a state: --resume"),
+        ("states/step-2", "takes weights that a run saved"),
         ("", "no such file"),
     ],
 )

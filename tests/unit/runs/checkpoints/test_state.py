@@ -254,7 +254,7 @@ def test_the_newest_whole_state_is_found_and_those_passed_over_are_named(
 
 
 def test_no_whole_state_is_an_error_never_a_new_run(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="no folder states/step-STEP"):
+    with pytest.raises(StateError, match="has no whole state"):
         newest_state(tmp_path)
     save_state(tmp_path / "states/step-1", small(1))
     (tmp_path / "states/step-1" / "record.json").unlink()

@@ -47,7 +47,6 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         "6 samples x 2 in 2 shape(s), 4 steps an epoch; runs to step 12, 3 epochs\n",
         "batch: 1 process(es) x 2 x 2 accumulated = 4 samples a step; "
         "learning rate 0.01, constant_with_warmup; seed 7\n",
-        f"previews of 2 prompt(s) in {tmp_path}/previews\n",
         f"writes {tmp_path}\n",
     ):
         assert words in told, words
