@@ -11,7 +11,7 @@ import torch
 from dstrain.errors import StateError
 from dstrain.models.components import Files
 from dstrain.models.formats import CheckpointFormat, KeyMap
-from dstrain.models.networks import DiffusersNetwork, load_network
+from dstrain.models.networks import DiffusersNetwork, Tokenizer, load_network
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -263,3 +263,21 @@ def test_a_configuration_has_defaults_filled_in_and_nothing_the_constructor_does
         Files((tmp_path / "x.safetensors",)), configuration, torch.float32
     )
     assert torch.equal(network(torch.ones(2)), torch.full((3,), 2.0))
+
+
+class Words:
+    """A processor of a family's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def from_pretrained(cls, folder: Path, *, local_files_only: bool) -> "Words":
+        assert local_files_only
+        return cls(folder)
+
+
+def test_a_tokenizer_may_be_a_class_of_the_familys_own(tmp_path: Path) -> None:
+    found = Tokenizer(f"{__name__}:Words").load(Files((tmp_path,)), None, torch.float32)
+    assert isinstance(found, Words)
+    assert found.folder == tmp_path
