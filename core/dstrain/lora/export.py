@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.keys import KEY
+from dstrain.lora.keys import ADAPTER_HEADER, KEY
 from dstrain.lora.layers import (
-    ADAPTER_HEADER,
     LoraConfig,
     LoraLayer,
     lora_header,

@@ -5,7 +5,7 @@ file beside it, states.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from dstrain.errors import StateError
-from dstrain.lora.layers import ADAPTER_HEADER, first_few
 
+ADAPTER_HEADER = "lora_adapter_metadata"
+"""The header's entry with rank, alpha and targets, as diffusers reads them."""
 KEY = re.compile(
     r"(?P<layer>.+)\.(?:"
     r"lora_(?P<ab>[AB])(?:\.(?P<adapter>[^.]+))?\.weight|lora[_.](?P<way>down|up)\.weight"
@@ -125,6 +126,12 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
     return layers
 
 
+def first_few(names: Iterable[str], count: int = 3) -> str:
+    """Join the first few names for a message."""
+    names = list(names)
+    return ", ".join([*names[:count], "..."] if len(names) > count else names)
+
+
 def read_adapter_config(
     path: Path, header: Mapping[str, str], prefix: str, peft: bool
 ) -> AdapterConfig | None:
@@ -140,6 +147,8 @@ def read_adapter_config(
         prefix: What the configuration's fields begin with in the header.
         peft: Whether the keys begin as in peft's own files.
     """
+    from peft import LoraConfig
+
     text = header.get(ADAPTER_HEADER)
     place = f"header {ADAPTER_HEADER!r}"
     beside = path.with_name("adapter_config.json")
@@ -165,7 +174,11 @@ def read_adapter_config(
     ) as error:
         what = f"{place} has no valid rank and alpha for {prefix!r}: {error!r}"
         raise StateError(path, what) from error
-    others = sorted(name for name, value in fields.items() if _matters(name, value))
+    defaults = LoraConfig().to_dict()
+    others = []
+    for name, value in sorted(fields.items()):
+        if value and name not in HARMLESS_FIELDS and value != defaults.get(name):
+            others.append(name)
     if others:
         what = f"needs {', '.join(others)}, which is not supported; loading without would change the result"
         raise StateError(path, what)
@@ -186,15 +199,6 @@ def _adapter(fields: Mapping[str, Any]) -> AdapterConfig:
         ranks={name: int(value) for name, value in ranks.items()},
         alphas={name: float(value) for name, value in alphas.items()},
     )
-
-
-def _matters(name: str, value: Any) -> bool:
-    """Return whether a field of a peft configuration may change the result."""
-    import peft
-
-    if not value or name in HARMLESS_FIELDS:
-        return False
-    return bool(value != peft.LoraConfig().to_dict().get(name))
 
 
 def _of_pattern(patterns: Mapping[str, float], layer: str, default: float) -> float:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError, nearest
+from dstrain.lora.keys import ADAPTER_HEADER, LoraWeights, first_few, parse_keys
 from dstrain.lora.names import layers_of, shapes_of
 from dstrain.storage.safetensors import with_checksum, write_tensors
 
 ADAPTER = "default"
-ADAPTER_HEADER = "lora_adapter_metadata"
 
 
 @dataclass(frozen=True)
@@ -191,13 +191,9 @@ def lora_header(
 
 def lora_layers(module: nn.Module, lora_config: LoraConfig) -> dict[str, LoraLayer]:
     """Return the trained layers by the module's own names, sharing memory with it."""
-    matrices: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in lora_state(module).items():
-        name, matrix = _layer_and_matrix(key)
-        matrices.setdefault(name, {})[matrix] = tensor
     return {
-        name: LoraLayer(found["A"], found["B"], lora_config.alpha)
-        for name, found in matrices.items()
+        name: LoraLayer(one.down, one.up, lora_config.alpha)
+        for name, one in _weights(module, ADAPTER).items()
     }
 
 
@@ -245,7 +241,9 @@ def add_layers(
     )
     for parameter in trainable:
         parameter.requires_grad_(True)
-    _copy(layers, _state(module, adapter_name))
+    for name, added in _weights(module, adapter_name).items():
+        added.down.copy_(layers[name].down)
+        added.up.copy_(layers[name].up)
     for layer in _lora_modules(module):
         layer.set_scale(adapter_name, scale)
 
@@ -277,8 +275,8 @@ def load_layers(
             if not math.isclose(have, wanted, rel_tol=1e-6):
                 what = f"has {name} {have:g}, and the LoRA layers in training have {wanted:g}"
                 raise StateError(path, what, f"give --lora_{name} {have:g}")
-    state = _state(module, ADAPTER)
-    trained = {_layer_and_matrix(key)[0] for key in state}
+    weights = _weights(module, ADAPTER)
+    trained = weights.keys()
     untrained = [
         name
         for name in sorted(layers.keys() - trained)
@@ -296,7 +294,9 @@ def load_layers(
         advice = "--lora_target_modules chooses the layers to train"
         what = f"does not fit: it has LoRA on {len(layers)} layers, and {len(trained)} are trained"
         raise StateError(path, what, *lines, advice)
-    _copy(layers, state)
+    for name in trained & layers.keys():
+        weights[name].down.copy_(layers[name].down)
+        weights[name].up.copy_(layers[name].up)
 
 
 @torch.no_grad()
@@ -313,24 +313,9 @@ def merge_layers(module: nn.Module, layers: Mapping[str, LoraLayer]) -> None:
         weight.copy_(weight.float() + change.reshape(weight.shape).to(weight.device))
 
 
-def first_few(names: Iterable[str], count: int = 3) -> str:
-    """Join the first few names for a message."""
-    names = list(names)
-    return ", ".join([*names[:count], "..."] if len(names) > count else names)
-
-
-def _layer_and_matrix(key: str) -> tuple[str, str]:
-    """Split one of peft's names into the layer's and 'A' or 'B'."""
-    name, _, matrix = key.rpartition(".lora_")
-    return name, matrix.removeprefix("embedding_")[0]
-
-
-def _copy(layers: Mapping[str, LoraLayer], state: Mapping[str, Tensor]) -> None:
-    """Copy the matrices of the layers into those of a module that have their names."""
-    for key, tensor in state.items():
-        name, matrix = _layer_and_matrix(key)
-        if name in layers:
-            tensor.copy_(layers[name].down if matrix == "A" else layers[name].up)
+def _weights(module: nn.Module, adapter_name: str) -> dict[str, LoraWeights]:
+    """Return the matrices of an adapter by layer, sharing memory with the module."""
+    return parse_keys(Path(type(module).__name__), _state(module, adapter_name))
 
 
 def _lora_modules(module: nn.Module) -> list[Any]:

@@ -17,12 +17,14 @@ from torch import Tensor
 from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.keys import (
+    ADAPTER_HEADER,
     AdapterConfig,
     LoraWeights,
+    first_few,
     parse_keys,
     read_adapter_config,
 )
-from dstrain.lora.layers import ADAPTER_HEADER, LoraLayer, first_few
+from dstrain.lora.layers import LoraLayer
 from dstrain.lora.names import (
     PEFT_PREFIX,
     KeyTable,
@@ -138,6 +140,8 @@ def split_fused(layer: LoraLayer, rows: tuple[Rows, ...]) -> dict[str, LoraLayer
     If every column of `up` acts on one of them alone, which is how `export.fuse` writes
     several as one, each gets its own columns back.
     """
+    if len(rows) == 1:
+        return {rows[0].layer: layer}
     pieces: dict[str, list[Tensor]] = {}
     for one in sorted(rows, key=lambda one: one.offset):
         pieces.setdefault(one.layer, []).append(layer.up[one.start : one.stop])
@@ -242,13 +246,11 @@ class _Reader:
             raise StateError(
                 self.path, what, f"the first: {first}", f"known: {', '.join(examples)}"
             )
-        fitting = dict.fromkeys(name for name, _ in namings)
-        if len(fitting) > 1:
-            what = f"fits {' and '.join(fitting)}, and its header names no component"
-            raise StateError(self.path, what)
         if len(namings) > 1:
-            what = f"the names of its {len(group.layers)} layers are ambiguous: {loaded[0]}'s own or another format's"
-            raise StateError(self.path, what, f"layers: {first_few(group.layers)}")
+            fitting = " and ".join(dict.fromkeys(name for name, _ in namings))
+            what = f"is ambiguous: it fits {len(namings)} namings of {fitting}"
+            advice = "of several components, 'component' in its header names the one it is for"
+            raise StateError(self.path, what, advice)
         return namings[0]
 
     def _tables(self, name: str, group: Group) -> list[KeyTable]:

@@ -209,12 +209,20 @@ class Pipeline:
     @torch.no_grad()
     def finish(self, plan: Plan, values: dict[str, Any], sampling: Sampling) -> Any:
         """Do what follows a plan's cached steps: its other steps, the sampler, the
-        decoders; `values` holds the cached values.
+        decoders; return the last decoder's output. `values` are the cached values.
         """
+        values = dict(values)
         rng = Rng([SampleKey(sampling.seed, 0, 0, 0)])
         self.run(plan.train_steps, values, rng)
         latents = self.sample(values, sampling, NEGATIVE in plan.task.branches)
-        return self.decode(values, latents, rng)
+        outputs: dict[str, Any] = {}
+        for decoder in self.spec.decoders:
+            inputs = self._inputs(decoder, values)
+            own_rng = rng.scoped(f"{decoder.name}.{POSITIVE}")
+            components = self.bind_components(decoder, rng=own_rng, branch=POSITIVE)
+            outputs = decoder.run(inputs, components, latents=latents)
+            values |= outputs
+        return [*outputs.values()][-1]
 
     def sample(
         self, values: dict[str, Any], sampling: Sampling, guided: bool
@@ -245,18 +253,6 @@ class Pipeline:
             sampling.num_inference_steps,
             sampling.on_step,
         ).latents
-
-    def decode(self, values: dict[str, Any], latents: Tensor, rng: Rng) -> Any:
-        """Run the decoders on latents; return the last one's output."""
-        values = dict(values)
-        outputs: dict[str, Any] = {}
-        for decoder in self.spec.decoders:
-            inputs = self._inputs(decoder, values)
-            own_rng = rng.scoped(f"{decoder.name}.{POSITIVE}")
-            components = self.bind_components(decoder, rng=own_rng, branch=POSITIVE)
-            outputs = decoder.run(inputs, components, latents=latents)
-            values |= outputs
-        return [*outputs.values()][-1]
 
     def _inputs(
         self, function: FunctionSpec, values: Mapping[str, Any], branch: str = POSITIVE

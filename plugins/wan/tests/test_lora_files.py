@@ -174,7 +174,7 @@ def test_the_file_of_an_expert_says_which_it_is_of_in_every_programs_names(
     )
     with pytest.raises(
         StateError,
-        match="fits dit and dit2, and its header names no component",
+        match="is ambiguous: it fits 2 namings of dit and dit2",
     ):
         subject.open().load_lora(tmp_path / "bare.safetensors")
 

@@ -294,7 +294,7 @@ def test_twins_are_told_apart_by_the_header_or_by_what_is_asked(tmp_path: Path) 
     bare = written(tmp_path / "x.safetensors", with_alpha(tensors))
     with pytest.raises(
         StateError,
-        match="fits dit and dit2, and its header names no component",
+        match="is ambiguous: it fits 2 namings of dit and dit2",
     ):
         read(bare, **two)
     assert read_lora(bare, MODEL, two, component="dit2")[0].component == "dit2"
@@ -359,5 +359,5 @@ def test_names_that_can_be_told_in_two_ways_are_refused(tmp_path: Path) -> None:
         "transformer.img_in.lora_B.weight": torch.ones(6, 1),
     }
     path = written(tmp_path / "x.safetensors", with_alpha(tensors))
-    with pytest.raises(StateError, match="are ambiguous"):
+    with pytest.raises(StateError, match="is ambiguous: it fits 2 namings of dit"):
         read(path, dit=own)

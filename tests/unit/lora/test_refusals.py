@@ -83,6 +83,8 @@ REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
      r"does not fit dit: blocks\.0\.attn\.to_q has matrices of shapes \(4, 7\) and \(6, 4\), for .*\(6, 6\)"),
     ("another rank of one half", lambda t: {k: v[:, :3] if "lora_B" in k else v for k, v in t.items()}, adapter(),
      r"has matrices of different ranks: \(4, 6\) and \(6, 3\)"),
+    ("too many rows", lambda t: {k: v.repeat(2, 1) if "lora_B" in k else v for k, v in t.items()}, adapter(),
+     r"does not fit dit: blocks\.0\.attn\.to_q has matrices of shapes \(4, 6\) and \(12, 4\)"),
     ("vectors", lambda t: {k: v.flatten() for k, v in t.items()}, adapter(), "is not a matrix of finite numbers"),
     ("another family", dict, {**adapter(), "family": "other"}, "is a LoRA for family other, not for fused"),
     ("rslora", dict, adapter(use_rslora=True), "needs use_rslora, which is not supported"),
