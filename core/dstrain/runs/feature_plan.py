@@ -20,6 +20,8 @@ from dstrain.storage.hashing import sha256
 
 Row = Mapping[str, Any]
 """A sample's line of a plan file."""
+StoredPlan = tuple[Path, dict[str, Any]]
+"""A plan file and its record."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +144,13 @@ def check_configs(info: CacheInfo, found: Found) -> None:
 
 
 def _choose(
-    setup: Setup, cache: FeatureCache, fitting: list[tuple[Path, dict[str, Any]]]
-) -> tuple[Path, dict[str, Any]]:
+    setup: Setup, cache: FeatureCache, fitting: Sequence[StoredPlan]
+) -> StoredPlan:
     """Return the newest plan of the dataset at hand; without a dataset, of the only one
     that the cache has this plan for.
     """
     metadata = _metadata(setup.config)
-    by_path: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    by_path: dict[str, list[StoredPlan]] = {}
     digest = None if metadata is None else sha256(metadata)
     for path, plan in fitting:
         dataset = plan["about"]["data set"]

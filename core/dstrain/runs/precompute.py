@@ -220,7 +220,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         columns=table.columns,
         inputs=[sorted(inputs) for inputs in input_sets],
         components=keyed.components,
-        configs={name: dict(config) for name, config in keyed.found.configs.items()},
+        configs=keyed.found.configs,
         versions=setup.versions,
         previews=[
             preview_line(preview, sample.addresses)

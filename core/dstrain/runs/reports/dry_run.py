@@ -9,13 +9,12 @@ from pathlib import Path
 from dstrain.config.fields import split_commas
 from dstrain.config.schema import options_affecting
 from dstrain.console import redacted
-from dstrain.data.dataset import find_metadata
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import StateError
 from dstrain.runs.build import total_steps
 from dstrain.runs.checkpoints.directory import refuse_unlisted
 from dstrain.runs.checkpoints.resume import check_start
-from dstrain.runs.setup import Setup
+from dstrain.runs.setup import Setup, metadata_path
 
 
 def as_summary(setup: Setup) -> str:
@@ -35,8 +34,8 @@ def as_summary(setup: Setup) -> str:
 def _length(setup: Setup) -> Iterator[str]:
     """Yield rows and steps; files are not opened, so that their sizes are not known."""
     config, rows = setup.config, 0
-    if config.dataset_base_path is not None and setup.stage != "train":
-        path = config.dataset_metadata_path or find_metadata(config.dataset_base_path)
+    path = metadata_path(config)
+    if path is not None:
         table = read_metadata(path)
         if config.on_bad_sample == "error":
             table.refuse(table.faults)
