@@ -10,7 +10,6 @@ import click
 
 from dstrain.cli.options import (
     FamilyCommand,
-    debug_option,
     file_path,
     model_options,
     shared_options,
@@ -27,13 +26,10 @@ PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 
 def train(config: TrainConfig) -> None:
     """Train a model, or run one stage of the training (default)."""
-    from dstrain.distributed.signals import interrupt_on_signals
+    validate(config)
+    from dstrain.runs.runner import start
 
-    with interrupt_on_signals("interrupted", "run the same command again"):
-        validate(config)
-        from dstrain.runs.runner import start
-
-        start(config)
+    start(config)
 
 
 def graph(config: TrainConfig, form: str) -> None:
@@ -51,14 +47,11 @@ def graph(config: TrainConfig, form: str) -> None:
 
 def generate(config: GenerateConfig) -> None:
     """Generate an image, a video or a dataset."""
-    from dstrain.distributed.signals import interrupt_on_signals
+    config = with_run_options(config)
+    validate(config)
+    from dstrain.generation.run import start
 
-    with interrupt_on_signals("interrupted", "run the same command again"):
-        config = with_run_options(config)
-        validate(config)
-        from dstrain.generation.run import start
-
-        start(config)
+    start(config)
 
 
 def toy(
@@ -133,14 +126,14 @@ def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
     click.echo(_table(head, lines))
 
 
-def new_plugin(name: str) -> None:
+def new_plugin(name: str, left_out: tuple[str, ...]) -> None:
     """Create a package NAME for a new model family.
 
     It passes its tests as it is.
     """
     from dstrain.registry.scaffold import write_plugin
 
-    write_plugin(name, Path(name))
+    write_plugin(name, Path(name), left_out)
     click.echo(
         f"wrote {name}; install and test it: pip install -e '{name}[test]' && pytest {name}"
     )
@@ -162,13 +155,7 @@ def commands() -> tuple[click.Command, ...]:
         help="Directory to write to.",
     )
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
-    new = _command(
-        "new",
-        new_plugin,
-        click.Argument(["name"], metavar="NAME"),
-        debug_option(),
-        shared=False,
-    )
+    new = _command("new", new_plugin, click.Argument(["name"], metavar="NAME"))
     return (
         FamilyCommand("train", TrainConfig, train),
         FamilyCommand("graph", TrainConfig, graph, (shape,)),
@@ -188,15 +175,10 @@ def commands() -> tuple[click.Command, ...]:
 
 
 def _command(
-    name: str,
-    body: Callable[..., None],
-    *params: click.Parameter,
-    shared: bool = True,
+    name: str, body: Callable[..., None], *params: click.Parameter
 ) -> click.Command:
-    more = shared_options() if shared else ()
-    return click.Command(
-        name, callback=body, help=body.__doc__, params=[*params, *more]
-    )
+    every = [*params, *shared_options()]
+    return click.Command(name, callback=body, help=body.__doc__, params=every)
 
 
 def _export_params() -> tuple[click.Parameter, ...]:

@@ -91,17 +91,6 @@ class GroupedOption(click.Option):
         self.in_files = in_files
 
 
-def debug_option() -> click.Option:
-    """Return --debug; `main` looks for it itself."""
-    return GroupedOption(
-        "--debug",
-        is_flag=True,
-        in_files=False,
-        expose_value=False,
-        help="Show tracebacks of errors.",
-    )
-
-
 def shared_options() -> tuple[click.Option, ...]:
     """Return the options that every command has."""
     disable = GroupedOption(
@@ -112,7 +101,14 @@ def shared_options() -> tuple[click.Option, ...]:
         multiple=True,
         help="Disable a plugin. Can be repeated.",
     )
-    return disable, debug_option()
+    debug = GroupedOption(
+        "--debug",
+        is_flag=True,
+        in_files=False,
+        expose_value=False,  # `main` looks for it itself
+        help="Show tracebacks of errors.",
+    )
+    return disable, debug
 
 
 def model_options() -> tuple[click.Option, ...]:
@@ -233,6 +229,8 @@ class FamilyCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         """Build the configuration and call the body with it."""
+        from dstrain.distributed.signals import interrupt_on_signals
+
         family: ModelFamily = ctx.meta[FAMILY]
         family_options = {}
         for option in self._family_options(family):
@@ -248,7 +246,8 @@ class FamilyCommand(click.Command):
         )
         try:
             _check_family(config, family)
-            self.body(config, **ctx.params)
+            with interrupt_on_signals("interrupted", "run the same command again"):
+                self.body(config, **ctx.params)
         except UsageError as error:
             for param in self.get_params(ctx):
                 if error.where == param.opts[0]:

@@ -13,7 +13,7 @@ from dstrain.graph.converted import Converted
 from dstrain.graph.inputs import Column, Constant, Input, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
 from dstrain.graph.task import Task
-from dstrain.graph.unit import CONTEXT, LOSS_CONTEXT, FunctionSpec, Unit, component_of
+from dstrain.graph.unit import CONTEXT, FunctionSpec, Unit, component_of
 
 GIVEN_TO_MODEL_FN = ("noisy_latents", "timestep")
 GIVEN_TO_CONSTRAIN_LATENTS = ("latents", "timestep", "noise")
@@ -136,11 +136,6 @@ class PipelineSpec:
         return self.model_fn, self.constrain_latents
 
     @property
-    def functions(self) -> tuple[FunctionSpec, ...]:
-        """Every function of the spec."""
-        return *self.units, *self.step_functions, self.latent_shape, *self.decoders
-
-    @property
     def makers(self) -> dict[str, Unit]:
         """Value name -> the unit whose output it is."""
         return {name: unit for unit in self.units for name in unit.outputs}
@@ -228,10 +223,6 @@ def check(spec: PipelineSpec) -> None:
     """Raise UsageError when names do not fit together, naming the two places that
     disagree.
     """
-    for name in spec.components:
-        if name in LOSS_CONTEXT:
-            what = f"component name {name!r} is reserved for the context; rename the component"
-            raise UsageError(spec.where, what)
     if spec.experts is not None:
         _check(spec, "experts", spec.experts.components, spec.components, "a component")
     unused = spec.unused_parameters

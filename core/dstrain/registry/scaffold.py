@@ -2,6 +2,7 @@
 
 import keyword
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from dstrain.errors import UsageError
@@ -10,13 +11,13 @@ from dstrain.registry.discovery import installed
 COMMAND = "dstrain plugins new"
 
 
-def write_plugin(name: str, folder: Path) -> None:
+def write_plugin(name: str, folder: Path, left_out: Collection[str] = ()) -> None:
     """Write the package of a family to a new folder.
 
     Raises UsageError for a name that no package can have, or that an installed family
     has, and for a folder that exists.
     """
-    check_name(name)
+    check_name(name, left_out)
     if folder.exists():
         raise UsageError(COMMAND, f"{folder} exists; what is there is left as it is")
     template = Path(__file__).with_name("template")
@@ -29,7 +30,7 @@ def write_plugin(name: str, folder: Path) -> None:
         path.write_text(_renamed(source.read_text("utf-8"), name), encoding="utf-8")
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, left_out: Collection[str]) -> None:
     """Raise UsageError for a name that cannot be a package's, or that an installed
     family has.
     """
@@ -37,7 +38,7 @@ def check_name(name: str) -> None:
     if not re.fullmatch(words, name) or keyword.iskeyword(name):
         want = "want lower-case letters, digits and single underscores: my_model"
         raise UsageError(COMMAND, f"{name!r} is no name of a family; {want}")
-    for plugin in installed():
+    for plugin in installed(left_out):
         if plugin.name == name:
             what = f"a family named {name!r} is installed, by {plugin.where}"
             raise UsageError(COMMAND, what)

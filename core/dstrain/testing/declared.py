@@ -119,7 +119,8 @@ class Declared(Contract):
         """
         spec = tested.spec
         used = set(spec.cfg_inputs.values())
-        for function in spec.functions:
+        others = (*spec.step_functions, spec.latent_shape)
+        for function in (*spec.units, *others, *spec.decoders):
             used |= {name.removesuffix("_config") for name in function.components}
             used |= set(function.inputs)
         used |= {one.of for one in spec.inputs.values() if isinstance(one, Measured)}

@@ -186,12 +186,6 @@ def test_the_parts_of_an_expert_are_components() -> None:
     )
 
 
-def test_a_component_is_not_called_like_an_ambient_name() -> None:
-    assert "rng" in refusal(
-        encode_prompt, components=("dit", "text_encoder", "vae", "rng")
-    )
-
-
 def test_a_plain_function_without_a_typed_dict_is_refused_as_a_unit() -> None:
     text = refusal(shape)
     assert "test_spec.shape: returns tuple[int, ...]" in text
