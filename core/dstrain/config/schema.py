@@ -17,7 +17,6 @@ from dstrain.config.fields import (
     split_commas,
 )
 
-STAGES = ("", "data_process", "train")
 SamplingMode = Literal["head", "chunk", "uniform"]
 Precision = Literal["no", "bf16"]
 Hub = Literal["modelscope", "huggingface"]

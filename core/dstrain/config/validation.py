@@ -142,18 +142,20 @@ def _check_places(config: TrainConfig) -> None:
 
     Without --feature_cache the cache is stage 1's output and stage 2's dataset.
     """
-    has_cache = config.feature_cache is not None
-    reads_cache = config.stage == "train"
-    writes_cache = config.stage == "data_process"
-    if config.dataset_base_path is None and not (reads_cache and has_cache):
-        what = "is required: the dataset directory"
-        if reads_cache:
-            what += ", or --feature_cache: the feature cache to train from"
-        raise UsageError("--dataset_base_path", what)
-    if config.output_path is None and not (writes_cache and has_cache):
-        what = "is required: the directory for checkpoints and logs"
-        if writes_cache:
-            what = (
-                "is required, or --feature_cache: the directory for the feature cache"
-            )
-        raise UsageError("--output_path", what)
+    data = config.dataset_base_path
+    output = config.output_path
+    for flag, path, meaning, stage in (
+        ("--dataset_base_path", data, "the dataset directory", "train"),
+        (
+            "--output_path",
+            output,
+            "the directory for checkpoints and logs",
+            "data_process",
+        ),
+    ):
+        is_cache = config.stage == stage
+        if path is None and not (is_cache and config.feature_cache is not None):
+            what = f"is required: {meaning}"
+            if is_cache:
+                what += ", or --feature_cache: the directory of the feature cache"
+            raise UsageError(flag, what)

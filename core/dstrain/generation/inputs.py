@@ -12,7 +12,7 @@ from dstrain.data.dataset import DataConfig, check_rows
 from dstrain.data.images import Resolution
 from dstrain.data.metadata import Table
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import FILE_KINDS, Input, as_column
+from dstrain.graph.inputs import Input, as_column
 from dstrain.graph.spec import PipelineSpec
 
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
@@ -66,7 +66,7 @@ def _parse(name: str, texts: list[str], source: Input, config: GenerateConfig) -
     column = as_column(name, source)
     if column.kind not in ("text", "texts") and not all(map(str.strip, texts)):
         raise UsageError("--input", f"{name} is blank")
-    if column.kind in FILE_KINDS:
+    if column.is_file:
         texts = [os.path.abspath(text) for text in texts]
     is_list = column.kind in ("images", "texts") or len(texts) > 1
     value = texts if is_list else texts[0]

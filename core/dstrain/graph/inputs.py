@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 Kind = Literal["text", "texts", "integer", "number", "image", "images", "video"]
-FILE_KINDS = frozenset({"image", "images", "video"})
 STORED_KINDS = MappingProxyType(
     {"image": "picture", "images": "pictures", "video": "frames"}
 )
@@ -53,7 +52,7 @@ class Column:
     @property
     def is_file(self) -> bool:
         """Return whether the cell names a file or several."""
-        return self.kind in FILE_KINDS
+        return self.kind in ("image", "images", "video")
 
     @property
     def from_video(self) -> bool:

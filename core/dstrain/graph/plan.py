@@ -105,8 +105,8 @@ class Plan:
     @property
     def unused_units(self) -> list[str]:
         """Units whose outputs nothing uses."""
-        names = [unit.name for unit in self.spec.units if unit not in self.units]
-        return [name for name in names if name not in self.skipped]
+        used = {unit.name for unit in self.units} | set(self.skipped)
+        return [unit.name for unit in self.spec.units if unit.name not in used]
 
     @cached_property
     def cached_steps(self) -> tuple[Step, ...]:
