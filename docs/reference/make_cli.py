@@ -92,7 +92,7 @@ def _row(flag: Flag) -> tuple[str, str, str]:
         if flag.choices
         else ""
     )
-    return f"`{flag.spelled}`", default, text
+    return f"`--{flag.name}`", default, text
 
 
 def _others(commands: dict[str, click.Command]) -> Iterator[tuple[str, str, str]]:

@@ -268,7 +268,7 @@ def test_few_blocks_are_untested() -> None:
 @every(tuple(page for page in PAGES if page.parent.name != "decisions"))
 def test_every_flag_that_is_named_exists(page: Path) -> None:
     known = {
-        flag.spelled
+        f"--{flag.name}"
         for config in (TrainConfig, GenerateConfig)
         for flag in flags(config)
     } | FOREIGN_FLAGS

@@ -156,33 +156,7 @@ def commands() -> tuple[click.Command, ...]:
     )
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
     new = _command("new", new_plugin, click.Argument(["name"], metavar="NAME"))
-    return (
-        FamilyCommand("train", TrainConfig, train),
-        FamilyCommand("graph", TrainConfig, graph, (shape,)),
-        FamilyCommand("generate", GenerateConfig, generate),
-        _command("export", export, *_export_params()),
-        _command("toy", toy, *model_options(), output),
-        _command("models", models),
-        click.Group(
-            "plugins",
-            commands=(new,),
-            invoke_without_command=True,
-            callback=plugins,
-            help=plugins.__doc__,
-            params=[as_json, *shared_options()],
-        ),
-    )
-
-
-def _command(
-    name: str, body: Callable[..., None], *params: click.Parameter
-) -> click.Command:
-    every = [*params, *shared_options()]
-    return click.Command(name, callback=body, help=body.__doc__, params=every)
-
-
-def _export_params() -> tuple[click.Parameter, ...]:
-    return (
+    export_params = (
         click.Option(
             ["--format", "program"],
             type=click.Choice((*PROGRAMS, "reference")),
@@ -205,6 +179,29 @@ def _export_params() -> tuple[click.Parameter, ...]:
         click.Argument(["source"], type=file_path, metavar="INPUT"),
         click.Argument(["output"], type=file_path, metavar="OUTPUT"),
     )
+    return (
+        FamilyCommand("train", TrainConfig, train),
+        FamilyCommand("graph", TrainConfig, graph, (shape,)),
+        FamilyCommand("generate", GenerateConfig, generate),
+        _command("export", export, *export_params),
+        _command("toy", toy, *model_options(), output),
+        _command("models", models),
+        click.Group(
+            "plugins",
+            commands=(new,),
+            invoke_without_command=True,
+            callback=plugins,
+            help=plugins.__doc__,
+            params=[as_json, *shared_options()],
+        ),
+    )
+
+
+def _command(
+    name: str, body: Callable[..., None], *params: click.Parameter
+) -> click.Command:
+    every = [*params, *shared_options()]
+    return click.Command(name, callback=body, help=body.__doc__, params=every)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -212,6 +209,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []
     for line in lines:
-        cells = [f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)]
-        text.append("  ".join(cells).rstrip())
+        text.append("  ".join(map(str.ljust, line, widths)).rstrip())
     return "\n".join(text)

@@ -76,21 +76,15 @@ def _unforeseen(error: BaseException) -> DstrainError:
 def _usage(error: click.ClickException) -> UsageError:
     if isinstance(error, click.NoSuchOption):
         return _no_such_option(error)
-    where = "command line"
-    what = error.message or error.format_message()
+    what = _as_clause(error.message or error.format_message())
     if isinstance(error, click.BadOptionUsage):
-        where = error.option_name
-    elif isinstance(error, click.BadParameter) and isinstance(
-        error.param, click.Option
-    ):
-        where = error.param.opts[0]
-        if isinstance(error, click.MissingParameter):
-            return UsageError(
-                where, f"is required: {_as_clause(str(error.param.help))}"
-            )
-        if error.ctx is not None:
-            where = place(error.param, error.ctx)
-    return UsageError(where, _as_clause(what))
+        return UsageError(error.option_name, what)
+    param, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    if not isinstance(param, click.Option) or context is None:
+        return UsageError("command line", what)
+    if isinstance(error, click.MissingParameter):
+        what = f"is required: {_as_clause(str(param.help))}"
+    return UsageError(place(param, context), what)
 
 
 def _as_clause(sentence: str) -> str:

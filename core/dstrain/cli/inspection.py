@@ -107,14 +107,9 @@ def _report() -> None:
 def _additions(plugin: Installed) -> tuple[list[str], str]:
     """Return what an extension adds, in words, and why part of it cannot be used."""
     alone = registered((plugin,))
-    adds: list[str] = []
-    broken = [*alone.broken]
-    if alone.implement("dstrain_commands"):
-        commands, reasons = alone.offered(
-            "dstrain_commands", click.Command, COMMAND_NAMES
-        )
-        adds += [f"command {name}" for name in commands]
-        broken += reasons
+    commands, reasons = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
+    adds = [f"command {name}" for name in commands]
+    broken = [*alone.broken, *reasons]
     if alone.implement("dstrain_tasks"):
         from dstrain.graph.task import Task
         from dstrain.training.distill import OWN_TASKS  # imports torch

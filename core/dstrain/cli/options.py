@@ -2,7 +2,7 @@
 options.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
@@ -63,7 +63,7 @@ def place(param: click.Parameter, ctx: click.Context) -> str:
     return f"{ctx.meta[CONFIG_FILE]}:{option.lstrip('-')}"
 
 
-KINDS: Mapping[type, tuple[Any, str | None]] = MappingProxyType(
+KINDS = MappingProxyType(
     {
         int: (int, None),
         float: (float, None),
@@ -124,17 +124,17 @@ def as_option(flag: Flag) -> click.Option:
     """
     settings: dict[str, Any] = {"group": flag.group, "help": flag.help}
     if flag.kind is bool:
-        return GroupedOption(flag.spelled, is_flag=True, **settings)
+        return GroupedOption(f"--{flag.name}", is_flag=True, **settings)
     settings["type"], settings["metavar"] = KINDS[flag.kind]
     if flag.choices:
         settings["metavar"] = f"[{'|'.join(flag.choices)}]"
     if flag.bare is not None:
-        bare = {"metavar": f"[{flag.bare}|PATH]", "flag_value": flag.bare}
-        settings |= {"is_flag": False, **bare}
+        metavar = f"[{flag.bare}|PATH]"
+        settings |= {"is_flag": False, "flag_value": flag.bare, "metavar": metavar}
     if not flag.required:
         settings |= {"default": flag.default, "show_default": True}
     return GroupedOption(
-        flag.spelled, required=flag.required, multiple=flag.many, **settings
+        f"--{flag.name}", required=flag.required, multiple=flag.many, **settings
     )
 
 

@@ -110,11 +110,6 @@ class Flag:
     """A bound that is itself not allowed."""
     maximum: float | None = None
 
-    @property
-    def spelled(self) -> str:
-        """Return the option as users write it."""
-        return f"--{self.name}"
-
 
 def described(group: Group, help: str, **details: Any) -> Mapping[str, Any]:
     """Return the metadata that makes a dataclass field an option.
@@ -174,24 +169,25 @@ def check_value(flag: Flag, value: Any) -> None:
     """
     if value is None and not flag.required:
         return
+    where = f"--{flag.name}"
     wanted = (int, float) if flag.kind is float else flag.kind
     for one in value if flag.many else (value,):
         # A bool is an int to Python, but not to users.
         is_bool = isinstance(one, bool) and flag.kind is not bool
         if is_bool or not isinstance(one, wanted):
-            raise UsageError(flag.spelled, f"want {flag.kind.__name__}, got {one!r}")
+            raise UsageError(where, f"want {flag.kind.__name__}, got {one!r}")
     if flag.choices and value not in flag.choices:
         hint = nearest(value, flag.choices)
         what = f"want one of {', '.join(flag.choices)}, got {value!r}{hint}"
-        raise UsageError(flag.spelled, what)
+        raise UsageError(where, what)
     if flag.kind is float and not math.isfinite(value):
-        raise UsageError(flag.spelled, f"want a finite number, got {value}")
+        raise UsageError(where, f"want a finite number, got {value}")
     if flag.above is not None and value <= flag.above:
-        raise UsageError(flag.spelled, f"want more than {flag.above}, got {value}")
+        raise UsageError(where, f"want more than {flag.above}, got {value}")
     if flag.minimum is not None and value < flag.minimum:
-        raise UsageError(flag.spelled, f"want {flag.minimum} or more, got {value}")
+        raise UsageError(where, f"want {flag.minimum} or more, got {value}")
     if flag.maximum is not None and value > flag.maximum:
-        raise UsageError(flag.spelled, f"want {flag.maximum} or less, got {value}")
+        raise UsageError(where, f"want {flag.maximum} or less, got {value}")
 
 
 def split_commas(text: str | None) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def _check_trainables(config: TrainConfig) -> None:
     if trained and config.lora_base_model is None:
         for flag in changed(config, "LoRA"):
             raise UsageError(
-                flag.spelled,
+                f"--{flag.name}",
                 "has no effect: no LoRA is trained (--trainable_models trains full weights)",
                 "name the component to add LoRA to with --lora_base_model",
             )

@@ -25,7 +25,7 @@ from dstrain.data.images import (
 from dstrain.data.metadata import RawValue
 from dstrain.data.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
 from dstrain.data.videos import Video, read_frames
-from dstrain.graph.inputs import Column, stored_kind
+from dstrain.graph.inputs import STORED_KINDS, Column
 from dstrain.storage.hashing import Digests, hash_json
 
 
@@ -226,7 +226,7 @@ def input_key(cell: Cell, digests: Digests) -> str:
     """Return the key of an input: the hash of its value, or of its files' bytes and of
     how they are loaded.
     """
-    kind = stored_kind(cell.kind)
+    kind = STORED_KINDS.get(cell.kind, cell.kind)
     if not cell.files:
         return hash_json("literal", [kind, cell.literal])
     contents = [digests.of(file) for file in cell.files]

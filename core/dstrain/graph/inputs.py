@@ -14,11 +14,6 @@ next format; until then the stored words stay.
 """
 
 
-def stored_kind(kind: str) -> str:
-    """Return the word for a kind in cache keys."""
-    return STORED_KINDS.get(kind, kind)
-
-
 @dataclass(frozen=True)
 class Column:
     """An input that is read from a column of the dataset."""

@@ -249,21 +249,19 @@ def check(spec: PipelineSpec) -> None:
 def _check_units(spec: PipelineSpec) -> set[str]:
     """Return the inputs and the outputs of units; each is read after it exists."""
     names = [unit.name for unit in spec.units]
-    makers: dict[str, str] = {}
+    makers = dict.fromkeys(spec.inputs, "a pipeline input")
     for unit in spec.units:
         if names.count(unit.name) > 1:
             what = f"two units are named {unit.name}; rename one"
             raise UsageError(spec.where, what)
-        _check_function(spec, unit, {*spec.inputs, *makers}, CONTEXT)
+        _check_function(spec, unit, set(makers), CONTEXT)
+        made = f"an output of unit {unit.name}"
         for name in unit.outputs:
-            if name in spec.inputs:
-                what = f"name {name!r} is both a pipeline input and an output of unit {unit.name}; rename one"
-                raise UsageError(spec.where, what)
             if name in makers:
-                what = f"{name!r} is an output of unit {makers[name]} and of unit {unit.name}; rename one"
+                what = f"name {name!r} is both {makers[name]} and {made}; rename one"
                 raise UsageError(spec.where, what)
-            makers[name] = unit.name
-    return {*spec.inputs, *makers}
+            makers[name] = made
+    return set(makers)
 
 
 def _check_function(

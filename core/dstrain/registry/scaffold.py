@@ -17,7 +17,14 @@ def write_plugin(name: str, folder: Path, left_out: Collection[str] = ()) -> Non
     Raises UsageError for a name that no package can have, or that an installed family
     has, and for a folder that exists.
     """
-    check_name(name, left_out)
+    words = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
+    if not re.fullmatch(words, name) or keyword.iskeyword(name):
+        want = "want lower-case letters, digits and single underscores: my_model"
+        raise UsageError(COMMAND, f"{name!r} is no name of a family; {want}")
+    for plugin in installed(left_out):
+        if plugin.name == name:
+            what = f"a family named {name!r} is installed, by {plugin.where}"
+            raise UsageError(COMMAND, what)
     if folder.exists():
         raise UsageError(COMMAND, f"{folder} exists; what is there is left as it is")
     template = Path(__file__).with_name("template")
@@ -28,20 +35,6 @@ def write_plugin(name: str, folder: Path, left_out: Collection[str] = ()) -> Non
         path = folder / _renamed(str(place), name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_renamed(source.read_text("utf-8"), name), encoding="utf-8")
-
-
-def check_name(name: str, left_out: Collection[str]) -> None:
-    """Raise UsageError for a name that cannot be a package's, or that an installed
-    family has.
-    """
-    words = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
-    if not re.fullmatch(words, name) or keyword.iskeyword(name):
-        want = "want lower-case letters, digits and single underscores: my_model"
-        raise UsageError(COMMAND, f"{name!r} is no name of a family; {want}")
-    for plugin in installed(left_out):
-        if plugin.name == name:
-            what = f"a family named {name!r} is installed, by {plugin.where}"
-            raise UsageError(COMMAND, what)
 
 
 def _renamed(text: str, name: str) -> str:

@@ -83,7 +83,7 @@ def resolve(config: TrainConfig) -> Setup:
 def refuse_unused(config: TrainConfig, effect: Effect, why: str) -> None:
     """Refuse the options with an effect that this run cannot have."""
     for flag in changed(config, effect):
-        raise UsageError(flag.spelled, f"has no effect: {why}")
+        raise UsageError(f"--{flag.name}", f"has no effect: {why}")
 
 
 def variant_score(config: TrainConfig, task: Task) -> Scorer | None:

@@ -21,7 +21,7 @@ def test_help_names_every_flag_as_documented(
     assert main(["train", "--help"]) == 0
     words = capsys.readouterr().out.split()
     for flag in flags(TrainConfig):
-        assert flag.spelled in words
+        assert f"--{flag.name}" in words
     groups = [group for group in typing.get_args(Group) if group != "generation"]
     places = [words.index(f"{group}:") for group in groups]
     assert places == sorted(places)

@@ -47,7 +47,6 @@ def flag(name: str) -> Flag:
 def test_every_field_with_a_description_is_an_option_in_its_order() -> None:
     names = [flag.name for flag in flags(Some)]
     assert names == ["name", "rank", "rate", "mode", "paths", "there", "frames"]
-    assert flag("name").spelled == "--name"
 
 
 def test_type_default_and_choices_follow_from_the_field() -> None:

@@ -12,7 +12,6 @@ from dstrain.graph.inputs import (
     Measured,
     as_column,
     at_least,
-    stored_kind,
 )
 
 
@@ -48,8 +47,6 @@ def test_stored_words_of_kinds_stay_until_the_next_format() -> None:
     }
     files = {kind for kind in get_args(Kind) if Column("x", kind).is_file}
     assert set(STORED_KINDS) == files
-    assert stored_kind("image") == "picture"
-    assert stored_kind("text") == "text"
 
 
 @pytest.mark.parametrize(
