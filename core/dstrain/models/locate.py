@@ -11,7 +11,7 @@ from dstrain.errors import StateError, UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import Config
-from dstrain.models.hub import ModelSource, fetch, find_local
+from dstrain.models.hub import ModelSource, fetch, model_base
 from dstrain.models.weights import header, recognise
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.hashing import Digests, hash_json
@@ -98,7 +98,7 @@ def model_configs(config: ModelChoice, family: ModelFamily) -> tuple[ModelConfig
 def find_folder(
     component: Component,
     roots: Iterable[Path],
-    source: ModelSource | None,
+    source: ModelConfig | None,
     default: str,
     hub: Hub | None,
 ) -> Files:
@@ -114,23 +114,25 @@ def find_folder(
         default: The family's own choice, "ID:FOLDER/" or ''; searched last.
         hub: The hub to fetch the default from.
     """
-    published: list[tuple[ModelSource, str]] = []
+    published: list[ModelConfig] = []
     if source is not None:
-        published += [(source, f"{folder}/") for folder in component.folders]
+        for folder in component.folders:
+            published.append(replace(source, origin_file_pattern=f"{folder}/"))
     if default:
         model_id, _, pattern = default.partition(":")
-        published.append((ModelSource(model_id, hub=hub), pattern))
-    published_places = [model.folder / pattern for model, pattern in published]
+        published.append(ModelConfig(None, model_id, pattern, hub=hub))
+    published_places = [
+        model_base() / f"{one.model_id}/{one.pattern}" for one in published
+    ]
     local = [root / folder for root in roots for folder in component.folders]
     for place in local:
         # A published folder may be fetched in part only; its record is asked below.
         if place.is_dir() and place not in published_places:
             return Files((place,))
-    for get in (find_local, fetch):
-        for model, pattern in published:
+    for get in (ModelConfig.files, ModelConfig.fetch):
+        for one in published:
             with suppress(StateError):
-                if get(model, pattern):
-                    return Files((model.folder / pattern,), model.model_id)
+                return get(one)
     places = ", ".join(dict.fromkeys(map(str, [*local, *published_places])))
     raise StateError(
         component.name, f"not found in {places}", f"give --{component.name}_path FOLDER"
@@ -291,7 +293,7 @@ def find(
     configs: Sequence[ModelConfig],
     components: Iterable[str],
     config_only: Iterable[str] = (),
-    among: Collection[str] | None = None,
+    among: Collection[str] = (),
 ) -> Found:
     """Find the files and the configurations of components.
 
@@ -308,7 +310,9 @@ def find(
     by_name = components_of(family)
     known = list(by_name.values())
     wanted = tuple(components)
-    files = assign(configs, _without_foreign_twins(known, among), wanted)
+    own = [component for component in known if component.name in among]
+    usable = [c for c in known if c in own or not any(map(c.same_keys_as, own))]
+    files = assign(configs, usable, wanted)
     published = [config for config in configs if config.model_id]
     roots: list[Path] = []
     for part in files.values():
@@ -322,7 +326,7 @@ def find(
                 "no model files for it on the command line",
                 "add them to --model_paths or --model_id_with_origin_paths, or use --toy",
             )
-        source = published[0].source if published else None
+        source = published[0] if published else None
         hub = configs[0].hub if configs else None
         default = family.default_ids.get(name, "")
         files[name] = find_folder(by_name[name], roots, source, default, hub)
@@ -337,13 +341,6 @@ def find(
                 content.update(config.entries)
         found_configs[name] = content
     return Found({name: files[name] for name in wanted}, found_configs)
-
-
-def _without_foreign_twins(
-    known: Sequence[Component], among: Collection[str] | None
-) -> list[Component]:
-    own = [c for c in known if among is not None and c.name in among]
-    return [c for c in known if c in own or not any(map(c.same_keys_as, own))]
 
 
 def _config_query(

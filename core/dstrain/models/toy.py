@@ -34,11 +34,10 @@ def write_toy(
         folder,
         "TMPDIR=DIR before the command names another folder for temporary files",
     )
-    parts = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-    weights = [sorted(path.glob("*.safetensors")) for path in parts]
-    return tuple(
-        ModelConfig(path=[str(file) for file in files]) for files in weights if files
-    )
+    weights = [
+        sorted(place.glob("*.safetensors")) for place in sorted(folder.iterdir())
+    ]
+    return tuple(ModelConfig(list(map(str, files))) for files in weights if files)
 
 
 def fill_folder(

@@ -23,6 +23,7 @@ from dstrain.errors import StateError
 from dstrain.lora.export import export
 from dstrain.lora.layers import LoraConfig, save_lora
 from dstrain.lora.names import key_formats
+from dstrain.models.components import components_of
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
@@ -168,7 +169,7 @@ class LoraFiles:
             metafunc.parametrize("case", cases, ids=[case.name for case in cases])
 
     def _cases(self, family: ModelFamily) -> Iterator[LoraCase]:
-        known = {component.name: component for component in family.load("components")}
+        known = components_of(family)
         seen: set[str] = set()
         for variant in family.variants:
             spec = family.spec(variant)
