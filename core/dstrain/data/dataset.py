@@ -1,7 +1,7 @@
 """Datasets: every row is checked before anything is decoded, and cells load when used."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -54,7 +54,7 @@ class Dataset:
     """
 
     table: Table
-    rows: tuple[Mapping[str, Cell], ...]
+    rows: Sequence[Mapping[str, Cell]]
     """The cells of each sample by input, without inputs that are absent."""
     sample_ids: tuple[tuple[int, int], ...]
     """(row, chunk) of each sample: rows of the table and clips of a row, from 0."""
@@ -62,7 +62,7 @@ class Dataset:
     """Input -> the column it is read from."""
     same_in_batch: frozenset[str]
     """Inputs whose values must be equal in all samples of a batch."""
-    skipped: tuple[Fault, ...] = ()
+    skipped: Sequence[Fault] = ()
     """Why rows of the table give no sample."""
 
     @property
@@ -108,14 +108,14 @@ class Dataset:
         Raises UsageError with all faults if no row is left.
         """
         unique = dict.fromkeys([*self.skipped, *faults])
-        skipped = tuple(sorted(unique, key=lambda fault: fault.row))
+        skipped = sorted(unique, key=lambda fault: fault.row)
         bad = {fault.row for fault in skipped}
         kept = [i for i, (row, _) in enumerate(self.sample_ids) if row not in bad]
         if not kept:
             self.table.refuse(skipped)
         return replace(
             self,
-            rows=tuple(self.rows[i] for i in kept),
+            rows=[self.rows[i] for i in kept],
             sample_ids=tuple(self.sample_ids[i] for i in kept),
             skipped=skipped,
         )
@@ -186,7 +186,7 @@ def check_rows(
         table.refuse(faults)
     dataset = Dataset(
         table,
-        tuple(samples),
+        samples,
         tuple(sample_ids),
         {name: column.name for name, column in columns.items()},
         frozenset(name for name, column in columns.items() if column.same_in_batch),

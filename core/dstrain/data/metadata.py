@@ -47,10 +47,10 @@ class Table:
 
     path: Path
     columns: tuple[str, ...]
-    rows: tuple[Mapping[str, RawValue], ...]
-    lines: tuple[int, ...]
+    rows: Sequence[Mapping[str, RawValue]]
+    lines: Sequence[int]
     """The first line of each row (csv, jsonl), or its number from 1 (json)."""
-    faults: tuple[Fault, ...] = ()
+    faults: Sequence[Fault] = ()
     """What is wrong with rows. Such a row keeps its place, with '' for what is unreadable."""
 
     def where(self, row: int, column: str = "") -> str:
@@ -150,8 +150,8 @@ def _read_csv(path: Path, text: str) -> Table:
             if len(cells) > len(columns):
                 reason += "; put quotes around a text that contains commas"
             faults.append(Fault(row, "", reason))
-    lines = tuple(line for line, _ in body)
-    return Table(path, tuple(columns), tuple(rows), lines, tuple(faults))
+    lines = [line for line, _ in body]
+    return Table(path, tuple(columns), rows, lines, faults)
 
 
 def _csv_records(path: Path, text: str) -> list[tuple[int, list[str]]]:
@@ -257,9 +257,9 @@ def _json_table(path: Path, records: list[tuple[int, Any]]) -> Table:
     columns = tuple(dict.fromkeys(name for row in rows for name in row))
     refuse(path, "column name", _column_faults(columns))
     blank: dict[str, RawValue] = dict.fromkeys(columns, "")
-    full = tuple(blank | row for row in rows)
-    lines = tuple(line for line, _ in records)
-    return Table(path, columns, full, lines, tuple(faults))
+    full = [blank | row for row in rows]
+    lines = [line for line, _ in records]
+    return Table(path, columns, full, lines, faults)
 
 
 def _raw_value(value: Any) -> tuple[RawValue, str]:

@@ -36,10 +36,6 @@ class _File:
         """Read the last bytes."""
         return self.read(self.size - TAIL)
 
-    def number(self, start: int, length: int = 4) -> int:
-        """Read an unsigned big-endian number."""
-        return int.from_bytes(self.read(start, length), "big")
-
 
 def check_end(image: ImageFile.ImageFile, path: Path) -> None:
     """Raise UsageError for an image file, opened by Pillow, that ends too early."""
@@ -89,9 +85,9 @@ def _avif(file: _File) -> bool:
     """ISO/IEC 14496-12, 4.2: boxes follow each other, each with its length first."""
     place = 0
     while place + 8 <= file.size:
-        length = file.number(place)
+        length = int.from_bytes(file.read(place, 4), "big")
         if length == 1:
-            length = file.number(place + 8, 8)
+            length = int.from_bytes(file.read(place + 8, 8), "big")
         if length == 0:  # to the end of the file
             return True
         place += max(length, 8)
