@@ -21,6 +21,7 @@ from dstrain.data.metadata import Table, read_metadata
 from dstrain.data.output import save_image_or_video
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import (
+    SAMPLING,
     data_config,
     flag_for,
     flag_values,
@@ -32,7 +33,6 @@ from dstrain.generation.source import (
     PipelineSource,
     check_used,
     open_source,
-    sampling_arguments,
 )
 from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.models.locate import component_digests
@@ -66,7 +66,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
             what = f"has a column {column!r}, which is the one generated"
             raise UsageError(table.path, what, "remove it")
         digests = Digests.remembered(folder / "digests.json")
-        shared = {**parse_inputs(config, source.spec), **sampling_arguments(config)}
+        shared = {**parse_inputs(config, source.spec), **flag_values(config, SAMPLING)}
         columns = _columns(table, source, shared)
         rows = _rows(table, source, shared, columns)
         files = [f"{column}/{_name(cells, digests)}{suffix}" for cells in rows]
@@ -191,7 +191,7 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
         if as_column(name, spec.inputs[name]).is_file:
             texts = [digests.of_all([Path(text)]) for text in texts]
         settings[name] = texts
-    settings |= sampling_arguments(config)
+    settings |= flag_values(config, SAMPLING)
     del settings["seed"]  # each row has its own
     return settings
 

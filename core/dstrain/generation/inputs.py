@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ from dstrain.graph.spec import PipelineSpec
 
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
 """Inputs that have a flag of their own."""
+SAMPLING = ("guidance_scale", "seed", "num_inference_steps")
+"""Options of the sampler."""
 
 
-def flag_values(config: GenerateConfig) -> dict[str, Any]:
-    """Return the inputs that are given by flags of their own."""
-    values = {name: getattr(config, name) for name in NAMED}
+def flag_values(config: GenerateConfig, names: Iterable[str] = NAMED) -> dict[str, Any]:
+    """Return those of these options that are given: inputs with flags of their own, or
+    `SAMPLING`.
+    """
+    values = {name: getattr(config, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -121,10 +120,3 @@ def check_used(
         if name in spec.cfg_inputs.values():
             why = "guidance is off; it is on with --guidance_scale above 1"
         raise UsageError(flag_for(config, name), f"has no effect: {why}")
-
-
-def sampling_arguments(config: GenerateConfig) -> dict[str, Any]:
-    """Return the options of the sampler that a configuration gives."""
-    names = ("guidance_scale", "seed", "num_inference_steps")
-    options = {name: getattr(config, name) for name in names}
-    return {name: value for name, value in options.items() if value is not None}

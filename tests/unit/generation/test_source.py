@@ -9,7 +9,8 @@ import torch
 from dstrain.config.fields import LoraFile, NamedInput
 from dstrain.config.schema import GenerateConfig
 from dstrain.errors import StateError, UsageError
-from dstrain.generation.source import check_used, open_source, sampling_arguments
+from dstrain.generation.inputs import SAMPLING, flag_values
+from dstrain.generation.source import check_used, open_source
 
 from tests.support.family import build
 
@@ -78,8 +79,11 @@ def test_an_input_that_is_not_used_is_refused_by_the_flag_that_gives_it() -> Non
 
 
 def test_only_options_that_are_given_reach_the_sampler() -> None:
-    assert sampling_arguments(config(seed=3, guidance_scale=2.0)) == {
+    assert flag_values(config(seed=3, guidance_scale=2.0), SAMPLING) == {
         "seed": 3,
         "guidance_scale": 2.0,
     }
-    assert sampling_arguments(config(num_inference_steps=4))["num_inference_steps"] == 4
+    assert flag_values(config(num_inference_steps=4), SAMPLING) == {
+        "seed": 0,
+        "num_inference_steps": 4,
+    }
