@@ -134,16 +134,13 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of a dead run from this folder, but not below it.
 
     Call it while holding the lock and before anything is written: only then is the
-    process that wrote them known to be dead. Raises SystemFault.
+    process that wrote them known to be dead.
     """
-    for path in sorted(folder.glob(f"{TEMPORARY}*")):
-        try:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        except OSError as error:
-            raise _fault(path, 0, error) from error
+    for path in folder.glob(f"{TEMPORARY}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def process_exists(pid: int) -> bool:

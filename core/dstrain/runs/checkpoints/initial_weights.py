@@ -31,7 +31,10 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
     for name in split_commas(str(setup.config.resume_from_checkpoint or "")):
         path = Path(name)
         header = _read_header(path, setup)
-        component, kind = header["component"], lora if _is_lora(path) else full
+        component, kind = (
+            header.get("component", "no component"),
+            lora if _is_lora(path) else full,
+        )
         if component in full | lora:
             raise UsageError(FLAG, f"names two files of {component}: one is {path}")
         _check_trained(path, component, kind is lora, setup)
@@ -50,9 +53,6 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
     if not path.is_file():
         raise StateError(path, f"no such file; {FLAG} takes weights that a run saved")
     header = verify_file(path)
-    if "component" not in header:
-        advice = "give model files with --model_paths"
-        raise StateError(path, "its header names no component", advice)
     family = header.get("family")
     if family != setup.spec.family:
         raise StateError(

@@ -130,9 +130,7 @@ def states(output: Path) -> list[Path]:
     """Return the state folders of an output folder, newest first, whole or not."""
     found = [path for path in output.glob(f"{STATES}/*") if NAME.fullmatch(path.name)]
     # One that is being replaced comes after its replacement.
-    return sorted(
-        found, key=lambda path: (_step(path), path.suffix != ".old"), reverse=True
-    )
+    return sorted(found, key=lambda path: (_step(path), not path.suffix), reverse=True)
 
 
 def _step(state: Path) -> int:
@@ -143,21 +141,14 @@ def newest_state(output: Path) -> Path:
     """Return the newest state that is whole, with a warning for each that is passed
     over.
 
-    Raises StateError when there is none, naming each that is damaged.
+    Raises StateError when there is none.
     """
-    passed: list[str] = []
     for folder in states(output):
         reason = damage(folder)
         if not reason:
-            for line in passed:
-                logger.warning(f"passed over: {line}")
             return folder
-        passed.append(f"{folder}: {reason}")
-    raise StateError(
-        output,
-        "has no whole state to resume from",
-        *passed,
-    )
+        logger.warning(f"passed over: {folder}: {reason}")
+    raise StateError(output, "has no whole state to resume from")
 
 
 def prune_states(output: Path, keep: int, step: int) -> None:

@@ -186,7 +186,7 @@ def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
     spec, defaults = setup.spec, setup.spec.defaults
     names = {own.axis: name for name, own in sizes.items() if name in defaults}
     found = {}
-    if names.keys() >= {"height", "width"}:
+    if "height" in names:
         height, width = names["height"], names["width"]
         measured = spec.inputs[sizes[height].of]
         multiple = measured.multiple if isinstance(measured, Column) else 0

@@ -123,7 +123,7 @@ def test_a_start_from_weights_continues_the_loss(
 REFUSED: dict[str, tuple[str, dict[str, str] | None, dict[str, Any], str]] = {
     "another component": ("full", {"component": "vae"}, FULL, "holds all of vae, and this run trains all of dit"),
     "another family": ("full", {"family": "huge"}, FULL, "is of family huge, and this is tiny"),
-    "no component": ("full", {"component": ""}, FULL, "names no component"),
+    "no component": ("full", {"component": ""}, FULL, "holds all of no component"),
     "LoRA for full": ("lora", None, FULL, "holds LoRA layers of dit, and this run trains all of dit"),
     "full for LoRA": ("full", None, LORA, "holds all of dit, and this run trains LoRA layers of dit"),
     "another configuration": (
