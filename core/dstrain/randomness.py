@@ -47,7 +47,7 @@ def seed_global(key: Sequence[int], stream: str) -> None:
 class _Philox(ISeedSequence):
     """A seed sequence that makes the digest itself the generator's key.
 
-    A key given by number would cost a draw of the system's entropy.
+    A key that is a number would cost a draw of the system's entropy.
     """
 
     def __init__(self, key: bytes) -> None:

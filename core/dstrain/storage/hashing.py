@@ -44,7 +44,6 @@ class FileMemory:
     """Key -> the marks of its files (see `file_mark`), one after the other, then the value."""
     unsettled: set[str] = field(default_factory=set)
     """Keys whose files changed too recently for their times to be trusted later."""
-    changed: bool = False
 
     @classmethod
     def remembered(cls, memory: Path) -> Self:
@@ -63,23 +62,21 @@ class FileMemory:
     def remember(self, key: str, marks: list[int], value: Any) -> None:
         """Keep a value computed from files that had these marks before it was computed."""
         self.known[key] = [*marks, value]
-        self.changed = True
         newest = max(*marks[1::MARK_LENGTH], *marks[2::MARK_LENGTH])
         if time.time_ns() - newest < SETTLED:
             self.unsettled.add(key)
 
     def save(self) -> None:
-        """Store the values, if there is a place and something changed; raise SystemFault.
+        """Store the values, if there is a place for them; raise SystemFault.
 
         Files that changed just now are left out.
         """
-        if self.memory is None or not self.changed:
+        if self.memory is None:
             return
         settled = {
             key: entry for key, entry in self.known.items() if key not in self.unsettled
         }
         write_json(self.memory, settled)
-        self.changed = False
 
 
 class Digests(FileMemory):

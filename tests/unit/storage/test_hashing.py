@@ -106,11 +106,6 @@ def test_a_damaged_memory_is_an_empty_one(tmp_path: Path, content: bytes) -> Non
     assert Digests.remembered(memory).of(tmp_path / "a") == sha256(tmp_path / "a")
 
 
-def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
-    Digests(tmp_path / "memory").save()
-    assert not (tmp_path / "memory").exists()
-
-
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemFault, match="absent: cannot be read: No such file"):
         Digests().of(tmp_path / "absent")

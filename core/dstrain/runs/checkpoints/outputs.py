@@ -1,5 +1,5 @@
-"""What a training run writes to its output folder, and when: weights, and the state to
-resume from.
+"""Write what a training run leaves in its output folder, when it is due: weights, and
+the state to resume from.
 """
 
 from collections.abc import Callable, Iterator, Mapping

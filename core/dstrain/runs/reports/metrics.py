@@ -1,5 +1,5 @@
-"""The numbers of each optimizer step, as they are written: loss.csv, and the same rows
-as JSON in loss.jsonl.
+"""Write the numbers of each optimizer step to loss.csv, and the same rows as JSON to
+loss.jsonl.
 """
 
 from collections.abc import Mapping, Sequence

@@ -64,13 +64,17 @@ class Previews:
         if not self.plans or not run.processes.is_main:
             return
         trains, setup, found = run.module.pipeline, self.setup, self.found
-        files, configs = dict(found.files), dict(found.configs)
-        for name in trains.components:
-            files.pop(name, None)
-        for name in trains.configs:
-            configs.pop(name, None)
+        files = {
+            name: own
+            for name, own in found.files.items()
+            if name not in trains.components
+        }
         more = Pipeline.from_found(
-            setup.family, setup.spec, Found(files, configs), setup.device, setup.dtype
+            setup.family,
+            setup.spec,
+            Found(files, found.configs),
+            setup.device,
+            setup.dtype,
         )
         # A pipeline of its own: with one more expert loaded, training would choose
         # between them.

@@ -1,4 +1,4 @@
-"""What a run prints at its start and at its end."""
+"""Log the start and the end of a run."""
 
 import shlex
 import time
@@ -59,7 +59,7 @@ def log_start(run: "TrainingRun", folder: Path) -> None:
 
 @dataclass
 class RunStatistics:
-    """What a run's end says of its steps: how many, in what time, with which losses."""
+    """Count the steps of a run, their time and their losses, for the line at its end."""
 
     start: float = field(default_factory=time.monotonic)
     steps: int = 0
