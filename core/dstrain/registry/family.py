@@ -1,4 +1,4 @@
-"""The torch-free record by which a plugin offers a family (entry-point group
+"""Define the torch-free record by which a plugin provides a family (entry-point group
 `dstrain.models`).
 """
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from dstrain.graph.spec import PipelineSpec
 
 API = 1
-"""Number of the plugin interface; a record made for another number is shown as broken.
-"""
+"""Version of the plugin interface; records made for another one are not usable."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A flag of the family's own: `--<name>`.
+    """An option of a family's own, `--NAME`.
 
-    component alone: the flag's value is the path of that component. component and
-    field: the bare flag sets that entry of the component's configuration to true.
-    saves: the bare flag names that program, in whose names the LoRA of the family's
-    default trainable is saved. None of these: it changes the `Setting` of its name.
-    variants: those in which it acts; () for all.
+    Without `component`, `field` and `saves` it changes the variant's constant of its
+    name.
     """
 
     name: str
     help: str
     component: str = ""
+    """The component whose path is the value; with `field`, the one it configures."""
     field: str = ""
+    """Entry of the component's configuration that the bare flag sets to true."""
     variants: tuple[str, ...] = ()
+    """The variants in which it acts; () for all."""
     saves: str = ""
+    """The program in whose key names the bare flag saves LoRA."""
 
     @property
     def is_flag(self) -> bool:
@@ -44,33 +44,36 @@ class Option:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A family: names and numbers only, so that listing it imports no torch.
-
-    pipelines: "package.module:PIPELINES", variant -> PipelineSpec. components:
-    "package.module:COMPONENTS", a tuple of Component. toy: "package.module:function",
-    function(folder, variant, seed) writes a toy model as published. variants: the first
-    is the toy's default. model_ids: variant -> patterns of the model ids that mean it.
-    variants_for: "package.module:function", function(content of the denoiser's
-    configuration) -> variants it can be. lora_targets: component -> target patterns.
-    lora_aliases: other name of a target -> patterns. lora_prefixes: component -> prefix
-    of its keys in a LoRA file. default_ids: component -> "model id:pattern" used when
-    nothing else says where a tokenizer is.
-    """
+    """A family: names and numbers only, so that listing it imports no torch."""
 
     name: str
     pipelines: str
+    """Place of the specs, "package.module:PIPELINES": a dict by variant."""
     components: str
+    """Place of the components, "package.module:COMPONENTS": a tuple of Component."""
     toy: str
+    """Place of function(folder, variant, seed), which writes a toy model."""
     variants: tuple[str, ...]
+    """The first one is the default of a toy."""
     default_trainable: str
+    """The component that gets LoRA if no option says what is trained."""
     lora_targets: Mapping[str, tuple[str, ...]]
+    """Component -> patterns of the layers that get LoRA."""
     lora_prefixes: Mapping[str, str]
+    """Component -> prefix of its keys in a LoRA file."""
     lora_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Another name of a target -> patterns."""
     model_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Variant -> patterns of the model ids of its published models."""
     variants_for: str = ""
+    """Place of function(configuration of the denoiser), which returns the variants that
+    it fits.
+    """
     default_ids: Mapping[str, str] = field(default_factory=dict)
+    """Component -> "model id:pattern" of a tokenizer that nothing else locates."""
     options: tuple[Option, ...] = ()
     api: int = API
+    """The version of the plugin interface that the record is made for."""
 
     def spec(self, variant: str) -> "PipelineSpec":
         """Import the pipeline spec of a variant, and with it torch; raise UsageError if

@@ -1,4 +1,4 @@
-"""my_model for dstrain: the record by which the family is found; importing it imports no torch."""
+"""Add the family my_model to dstrain. Importing this record imports no torch."""
 
 from dstrain.plugin import ModelFamily
 

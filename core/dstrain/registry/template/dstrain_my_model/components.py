@@ -1,4 +1,4 @@
-"""The components: how their files are recognised and loaded."""
+"""Components: how their files are recognised and loaded."""
 
 from dstrain.plugin import Component, DiffusersNetwork
 

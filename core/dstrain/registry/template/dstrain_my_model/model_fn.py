@@ -1,4 +1,4 @@
-"""The denoiser: one call of it, and the shape of its latents."""
+"""Call the denoiser, and compute the shape of its latents."""
 
 from typing import Any
 
@@ -17,16 +17,23 @@ def predict(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict noise - x_0, shaped as noisy.
+    """Predict noise - x_0, in the shape of noisy_latents.
 
-    noisy: (batch, channels, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb: (batch, bytes, channels).
-    prompt_mask: (batch, bytes), bool.
+    Args:
+        noisy_latents: (batch, channels, height, width).
+        timestep: (batch,) fp32, 0 to 1000.
+        prompt_emb: (batch, bytes, channels).
+        prompt_mask: (batch, bytes), bool.
+        dit: The denoiser.
     """
     prediction: Tensor = dit(noisy_latents, timestep / 1000, prompt_emb, prompt_mask)
     return prediction
 
 
 def latent_shape(height: int, width: int, *, dit_config: Any) -> tuple[int, ...]:
-    """Return (1, channels, height / 8, width / 8); raises InputError for a side that is no multiple of 8."""
+    """Return (1, channels, height / 8, width / 8).
+
+    Raises InputError for a height or width that is not a multiple of 8.
+    """
     check_sides(height, width, DOWNSCALE)
     return (1, dit_config.channels, height // DOWNSCALE, width // DOWNSCALE)

@@ -1,6 +1,4 @@
-"""The networks: a denoiser, a text encoder that reads bytes, and a VAE, each as small
-as can be.
-"""
+"""Networks: a denoiser, a text encoder that reads bytes, and a VAE, all tiny."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,9 +11,7 @@ BYTES = 256
 
 
 class Block(nn.Module):
-    """One block of the denoiser: tokens of the image look at the text and at each
-    other.
-    """
+    """A block of the denoiser: image tokens attend to the text and to each other."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -26,8 +22,12 @@ class Block(nn.Module):
         self.to_out = nn.Linear(width, width)
 
     def forward(self, tokens: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-        """tokens: (batch, positions, width). text: (batch, bytes, width). mask: (batch,
-        bytes), bool.
+        """Return new tokens.
+
+        Args:
+            tokens: (batch, positions, width).
+            text: (batch, bytes, width).
+            mask: (batch, bytes), bool; True where there is text.
         """
         hidden = self.norm(tokens)
         seen = torch.cat([text, hidden], dim=1)
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """Predicts noise - x_0 for every position of the latents."""
+    """Predict noise - x_0 at every position of the latents."""
 
     def __init__(
         self, channels: int = 4, width: int = 16, depth: int = 2, text_width: int = 16
@@ -63,8 +63,13 @@ class Denoiser(nn.Module):
     def forward(
         self, latents: Tensor, timestep: Tensor, text: Tensor, mask: Tensor
     ) -> Tensor:
-        """latents: (batch, channels, height, width). timestep: (batch,), 0 to 1. text:
-        (batch, bytes, text_width).
+        """Return the prediction, (batch, channels, height, width).
+
+        Args:
+            latents: (batch, channels, height, width).
+            timestep: (batch,), 0 to 1.
+            text: (batch, bytes, text_width).
+            mask: (batch, bytes), bool; True where there is text.
         """
         angle = timestep[:, None] * 3
         time = self.time(torch.cat([angle.sin(), angle.cos()], dim=1))
@@ -80,7 +85,7 @@ class Denoiser(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """One vector per byte of the text."""
+    """Encode each byte of a text as a vector."""
 
     def __init__(self, width: int = 16, dropout: float = 0.0) -> None:
         super().__init__()
@@ -89,13 +94,13 @@ class TextEncoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(batch, bytes), int64 -> (batch, bytes, width)."""
+        """Return (batch, bytes, width) for ids of (batch, bytes), int64."""
         hidden: Tensor = torch.tanh(self.layer(self.dropout(self.embed(ids))))
         return hidden
 
 
 class Vae(nn.Module):
-    """A patch of pixels to a few numbers, and back."""
+    """Encode each patch of pixels as a few numbers, and decode it."""
 
     def __init__(self, channels: int = 4, side: int = 8) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The variants: which units each has, where its inputs come from, and the noise schedule."""
+"""Variants: their units, where their inputs come from, and the noise schedule."""
 
 from dstrain.plugin import (
     Column,

@@ -1,4 +1,4 @@
-"""A model of toy sizes with random weights, written as the published model is laid out."""
+"""Write a tiny model with random weights in the layout of the published model."""
 
 from dstrain.plugin import toy_writer
 

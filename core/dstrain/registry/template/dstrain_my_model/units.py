@@ -1,4 +1,4 @@
-"""The units: prompt and image to the denoiser's inputs, and latents to an image."""
+"""Units: encode a prompt and an image, and decode latents."""
 
 from typing import Any, TypedDict
 
@@ -31,7 +31,7 @@ class DecodedImage(TypedDict):
 
 
 def encode_prompt(prompt: str, *, text_encoder: Any, device: torch.device) -> Prompt:
-    """Text -> one vector per byte of it, after one that begins every text."""
+    """Encode text as one vector per byte, after one that marks the start."""
     ids = torch.tensor([[0, *prompt.encode()]], device=device)
     return {
         "prompt_emb": text_encoder(ids),
@@ -42,7 +42,7 @@ def encode_prompt(prompt: str, *, text_encoder: Any, device: torch.device) -> Pr
 def encode_image(
     input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Latents:
-    """RGB image, its sides multiples of 8 -> latents."""
+    """Encode an RGB image whose height and width are multiples of 8."""
     return {
         "input_latents": vae.encoder(
             images_to_tensor([input_image]).to(device, dtype)
@@ -51,5 +51,5 @@ def encode_image(
 
 
 def decode(latents: Tensor, *, vae: Any, dtype: torch.dtype) -> DecodedImage:
-    """Latents, (1, channels, height / 8, width / 8) -> RGB image."""
+    """Decode latents, (1, channels, height / 8, width / 8), to an RGB image."""
     return {"image": tensor_to_image(vae.decoder(latents.to(dtype)))}

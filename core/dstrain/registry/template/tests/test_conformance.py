@@ -1,4 +1,4 @@
-"""my_model keeps the contract of a family."""
+"""The family my_model passes the conformance kit."""
 
 from dstrain.testing import Conformance
 
