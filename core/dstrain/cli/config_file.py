@@ -12,7 +12,7 @@ from dstrain.cli.unsupported import no_such
 from dstrain.errors import UsageError
 
 NOT_OPTIONS = ("versions",)
-"""What a written configuration holds beside its options; it is not read."""
+"""Entries of a written configuration that are not options; they are not read."""
 
 
 def read_file(path: Path) -> dict[str, Any]:

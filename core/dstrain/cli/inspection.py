@@ -27,7 +27,7 @@ IMPORT_TIMEOUT = 60.0
 
 @dataclass
 class Finding:
-    """What one plugin offers, or why it cannot be used."""
+    """A plugin with what it offers, or why it cannot be used."""
 
     name: str
     distribution: str
@@ -35,7 +35,7 @@ class Finding:
     variants: list[str] = field(default_factory=list)
     """Variants of a family."""
     adds: list[str] = field(default_factory=list)
-    """What another plugin adds, in words."""
+    """Additions of another plugin, in words."""
     state: str = "ready"
     """'ready' or 'broken'."""
     reason: str = ""

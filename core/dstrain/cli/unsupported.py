@@ -1,4 +1,4 @@
-"""What to do instead of flags that other trainers have and dstrain does not."""
+"""Give advice on flags that other trainers have and dstrain does not."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -49,7 +49,7 @@ cache: the cached values, so both stages have the same value.
 video: which frames of videos are used; refused where no videos are read.
 timestep_sampler: acts through it, so refused for a loss that does not use it.
 LoRA: the layers that are trained; refused where none are.
-weights: names weights to start from, beside the model's.
+weights: names weights to start from, in addition to the model's.
 start: one start of a run, so it is not written to config.json.
 """
 
@@ -94,17 +94,17 @@ class Flag:
 
     name: str
     kind: type
-    """The type of a value; of one value, if the option may be repeated."""
+    """Type of a value; of one value, if the option may be repeated."""
     group: Group
     help: str
     default: Any = None
     affects: Set[Effect] = frozenset()
     required: bool = False
     many: bool = False
-    """Whether it may be repeated."""
+    """True if it may be repeated."""
     choices: tuple[str, ...] = ()
     bare: str | None = None
-    """The value it has when it is given without one."""
+    """Its value if it stands alone."""
     minimum: float | None = None
     above: float | None = None
     """A bound that is itself not allowed."""

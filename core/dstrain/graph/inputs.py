@@ -20,13 +20,13 @@ class Column:
 
     name: str
     kind: Kind = "text"
-    """What the cell holds: `image` and `video` name a file, `images` a list of files, and
+    """Content of the cell: `image` and `video` name a file, `images` a list of files, and
     `texts` is a list of texts.
     """
     frame: Literal["", "first", "last"] = ""
     """For an image from a column of videos: the frame that is taken."""
     mode: Literal["RGB", "RGBA", "L"] = "RGB"
-    """The colour mode that an image is converted to (Pillow's names)."""
+    """Colour mode that an image is converted to (Pillow's names)."""
     multiple: int = 0
     """Resize images and videos by --height, --width and --max_pixels to a height and
     width that are multiples of it; 0 keeps their size.
@@ -60,9 +60,9 @@ class Measured:
     """An input that is the size of another one as it is loaded."""
 
     of: str
-    """The name of the other input."""
+    """Name of the other input."""
     axis: Literal["height", "width", "frames"]
-    """What is measured: pixels, or the number of frames."""
+    """Quantity: a number of pixels, or of frames."""
     kind: ClassVar[Kind] = "integer"
 
 
@@ -82,7 +82,7 @@ class Constant:
 
     value: str | int | float
     toy: str | int | float | None = None
-    """The value under --toy; None keeps the constant."""
+    """Value under --toy; None keeps the constant."""
     check: Callable[[Any], str] | None = None
     """As in Column."""
 

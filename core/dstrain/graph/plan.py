@@ -40,7 +40,7 @@ class Step:
 
     unit: Unit
     branch: str
-    """The branch that it runs for; '' for a unit that runs once for all branches."""
+    """Branch that it runs for; '' for a unit that runs once for all branches."""
     inputs: Mapping[str, str]
     """The unit's own name of an input -> its key in the table of values."""
     outputs: Mapping[str, str]
@@ -64,16 +64,16 @@ def value_key(spec: PipelineSpec, name: str, branch: str) -> str:
 class Plan:
     """Which units run in which stage, and what each stage loads.
 
-    It follows from these four, and from nothing that is loaded.
+    All of it follows from the four fields; nothing is loaded.
     """
 
     spec: PipelineSpec
     """The variant, with the inputs of the task."""
     task: Task
     inputs: frozenset[str]
-    """The inputs that are present, constants of the variant included."""
+    """Inputs that are present, constants of the variant included."""
     trainables: tuple[str, ...]
-    """The components that are trained."""
+    """Components that are trained."""
 
     @cached_property
     def available(self) -> frozenset[str]:
@@ -87,12 +87,12 @@ class Plan:
 
     @property
     def readers(self) -> tuple[FunctionSpec, ...]:
-        """The functions of a training step that follow the units."""
+        """Functions of a training step that follow the units."""
         return *self.spec.step_functions, self.task.loss
 
     @cached_property
     def units(self) -> list[Unit]:
-        """The units whose outputs the training step uses, directly or not."""
+        """Units whose outputs the training step uses, directly or not."""
         wanted = {name for reader in self.readers for name in reader.inputs}
         needed: list[Unit] = []
         # Backwards: a unit is needed if a later one is that uses its outputs.
@@ -176,7 +176,7 @@ class Plan:
 
     @cached_property
     def used_inputs(self) -> frozenset[str]:
-        """The inputs that a step uses, or that are cached."""
+        """Inputs that a step uses, or that are cached."""
         used = set(self.cached_values)
         for step in (*self.cached_steps, *self.train_steps):
             used |= set(step.inputs.values())
@@ -184,7 +184,7 @@ class Plan:
 
     @cached_property
     def _units_in_training(self) -> list[Unit]:
-        """The units that must run in each training step.
+        """Units that must run in each training step.
 
         Those are the units that use `rng` or a trained component, and the units that
         use their outputs.

@@ -26,12 +26,12 @@ Weighting = Literal["bsmntw", "none"]
 
 @dataclass(frozen=True)
 class FlowMatchSchedule:
-    """The numbers of a family's schedule. All sigmas are fp32 and descend from 1."""
+    """Parameters of a family's noise schedule. All sigmas are fp32 and descend from 1."""
 
     shift: float | None = None
     """Factor k of sigma' = k sigma / (1 + (k - 1) sigma); None for the exponential form,
     whose mu grows linearly from `base_mu` at `base_tokens` to `max_mu` at `max_tokens`.
-    These have no effect beside a shift.
+    They have no effect if there is a shift.
     """
     base_mu: float = 0.5
     max_mu: float = 1.15
@@ -40,9 +40,9 @@ class FlowMatchSchedule:
     training_mu: float = 0.8
     """mu of the training table."""
     shift_terminal: float | None = None
-    """The value that the last sigma of a schedule is stretched to; None leaves it."""
+    """Value that the last sigma of a schedule is stretched to; None leaves it."""
     sigma_min: float = 0.0
-    """The end of the training table."""
+    """End of the training table."""
     latents_per_token: int = 4
     """Positions of the latents in one token of the denoiser."""
 
@@ -86,7 +86,7 @@ class FlowMatchSchedule:
 
 @dataclass(frozen=True)
 class TimestepSampler:
-    """The distribution of the sigmas that a training run draws, and their loss weights."""
+    """Distribution of the sigmas that a training run draws, and their loss weights."""
 
     schedule: FlowMatchSchedule
     sampling: Sampling = "shifted"
@@ -155,14 +155,14 @@ def _bsmntw_weight(sigma: Tensor) -> Tensor:
 
 
 class LatentConstraint(NamedTuple):
-    """The result of a variant's `constrain_latents`."""
+    """Result of a variant's `constrain_latents`."""
 
     latents: Tensor
-    """The latents with the fixed parts in place."""
+    """Latents with the fixed parts in place."""
     timestep: Tensor
     """(batch,), or broadcastable to the latents if parts of a sample have their own."""
     mask: Tensor | None = None
-    """What the loss counts, broadcastable to the latents; None: everything."""
+    """Part of the latents that the loss counts, broadcastable to them; None for all."""
 
 
 ConstrainLatents = Callable[[Tensor, Tensor, Tensor], LatentConstraint]

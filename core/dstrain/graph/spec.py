@@ -1,4 +1,4 @@
-"""The pipeline spec of a variant: what it declares, checked when it is built, before
+"""Declare the pipeline spec of a variant, which is checked when it is built, before
 anything is loaded.
 """
 
@@ -19,9 +19,9 @@ GIVEN_TO_MODEL_FN = ("noisy_latents", "timestep")
 GIVEN_TO_CONSTRAIN_LATENTS = ("latents", "timestep", "noise")
 GIVEN_TO_DECODER = ("latents",)
 PLACE = frozenset({"device", "dtype"})
-"""The context of functions that are called for a whole batch."""
+"""Context of functions that are called for a whole batch."""
 SAMPLING_ARGUMENTS = ("num_inference_steps", "guidance_scale", "seed", "rand_device")
-"""What a variant may have a default of, beside its inputs."""
+"""Arguments of inference that a variant may have a default for, as for its inputs."""
 
 Function = Callable[..., Any]
 
@@ -49,13 +49,13 @@ class ExpertSchedule:
     """A denoiser in several components, each for its own timesteps."""
 
     denoiser: str
-    """The name by which functions ask for the expert whose timestep it is."""
+    """Name by which functions ask for the expert of their timestep."""
     ranges: Mapping[str, tuple[float, float]]
     """Component -> (least, greatest) timestep, 0 to 1000, the noisiest expert first."""
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The experts, the noisiest first."""
+        """Return the experts, the noisiest first."""
         return tuple(self.ranges)
 
     def choose(self, timestep: float) -> str:
@@ -68,7 +68,7 @@ class ExpertSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:
-    """What a variant declares, from plain functions.
+    """Declare a variant with plain functions.
 
     Parameters of a function before the `*` are values that it reads, those after it are
     components, or names of the context: `device`, `dtype`, `branch`, `rng`,
@@ -123,26 +123,26 @@ class PipelineSpec:
 
     @property
     def where(self) -> str:
-        """How errors name the spec."""
+        """Return the name of the spec in errors."""
         if self.family:
             return f"{self.family} {self.variant}"
         return f"pipeline spec with {self.model_fn.where}"
 
     @property
     def step_functions(self) -> tuple[FunctionSpec, ...]:
-        """The functions that each step of training and of inference calls."""
+        """Return the functions that each step of training and of inference calls."""
         if self.constrain_latents is None:
             return (self.model_fn,)
         return self.model_fn, self.constrain_latents
 
     @property
     def makers(self) -> dict[str, Unit]:
-        """Value name -> the unit whose output it is."""
+        """Return value name -> the unit whose output it is."""
         return {name: unit for unit in self.units for name in unit.outputs}
 
     @property
     def settings(self) -> dict[str, Constant]:
-        """The inputs that are constants of the variant."""
+        """Return the inputs that are constants of the variant."""
         return {
             name: source
             for name, source in self.inputs.items()
@@ -164,8 +164,8 @@ class PipelineSpec:
 
     @property
     def branched(self) -> frozenset[str]:
-        """Names that have a value per branch: the `cfg_inputs`, and what follows from
-        them.
+        """Return the names that have a value per branch: the `cfg_inputs`, and what
+        follows from them.
         """
         names = set(self.cfg_inputs)
         for unit in self.units:

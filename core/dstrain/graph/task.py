@@ -20,13 +20,13 @@ class Task:
     returns (batch,) losses.
     """
     branches: tuple[str, ...] = ("positive",)
-    """The branches of classifier-free guidance that the loss asks `predict` for."""
+    """Branches of classifier-free guidance that the loss asks `predict` for."""
     inputs: Mapping[str, Input] = field(default_factory=dict)
-    """What the loss uses of a row beside the variant's own inputs. It gets a list, one
+    """Inputs that the loss uses in addition to those of the variant. It gets a list, one
     value per sample, or the value itself if that is the same in the whole batch.
     """
     from_rows: bool = True
-    """Whether the inputs come from a dataset; otherwise a caller gives them."""
+    """False if a caller passes the inputs, and not a dataset."""
 
     @classmethod
     def of(

@@ -18,7 +18,7 @@ CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
 a component's configuration, is another.
 """
 LOSS_CONTEXT = CONTEXT | {"timestep_sampler", "constrain_latents", "sampler"}
-"""The same of a loss."""
+"""Such parameters of a loss."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class FunctionSpec:
 
     @property
     def where(self) -> str:
-        """How errors name the function."""
+        """Return the name of the function in errors."""
         return f"{self.function.__module__}.{self.name}"
 
     @property

@@ -16,7 +16,7 @@ from dstrain.graph.inputs import STORED_KINDS
 
 IMAGE_MODES = ("L", "RGB", "RGBA")
 IMAGE, VIDEO = STORED_KINDS["image"], STORED_KINDS["video"]
-"""The words of headers for these kinds."""
+"""Words for these kinds in headers."""
 SCALARS = types.MappingProxyType(
     {str: "str", int: "int", float: "float", bool: "bool", type(None): "none"}
 )
@@ -24,7 +24,7 @@ SCALARS = types.MappingProxyType(
 
 @dataclass(frozen=True)
 class Frames:
-    """The frames of a decoded video."""
+    """Frames of a decoded video."""
 
     pixels: Tensor
     """uint8 (frames, height, width, 3)."""

@@ -30,7 +30,7 @@ class Installed:
 
     @property
     def where(self) -> str:
-        """How errors name the plugin."""
+        """Return the name of the plugin in errors."""
         return f"plugin {self.distribution} {self.version}"
 
     def load(self) -> Any:
