@@ -10,6 +10,7 @@ from dstrain.errors import StateError, SystemFault
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import Config, Shapes, fits, shapes_of
 from dstrain.models.hub import ModelSource, fetch
+from dstrain.models.hub_record import RECORD
 from dstrain.models.networks import empty_network
 from dstrain.models.weights import Weights, header
 
@@ -46,9 +47,9 @@ def find_config(query: ConfigQuery) -> Config:
     model, known by the model id, or inferred from the weights' shapes. Raises
     StateError naming all of these.
     """
-    # Where this run does not need the weights, config.json was not fetched with them; it
-    # tells more than the model id does.
-    if query.files is None:
+    # A model that comes from a hub, and whose weights this run does not need, has its
+    # own config.json, which tells more than the model id does.
+    if query.files is None and _is_fetched(query.source):
         _fetch_json(query)
     try:
         return local_config(query)
@@ -124,6 +125,13 @@ def _has_shapes(component: Component, config: Config, shapes: Shapes) -> bool:
     own = shapes_of(network.state_dict())
     common = own.keys() & shapes.keys()
     return bool(common) and all(fits(shapes[name], own[name]) for name in common)
+
+
+def _is_fetched(source: ModelSource | None) -> bool:
+    """Return whether a model comes from a hub: it has a record, or no files yet."""
+    if source is None:
+        return False
+    return (source.folder / RECORD).exists() or not source.folder.exists()
 
 
 def _fetch_json(query: ConfigQuery) -> bool:

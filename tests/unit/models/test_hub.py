@@ -359,7 +359,18 @@ def test_a_configuration_alone_that_cannot_be_fetched_is_done_without(
     )
 
 
-def test_names_of_a_hub_are_listed_when_none_fits(server: Server, hub: Hub) -> None:
+def test_no_hub_is_asked_for_the_configuration_of_files_that_were_put_here(
+    server: Server, hub: Hub
+) -> None:
+    vae = Path("models") / TINY / "vae"
+    shutil.copytree("published/vae", vae)
+    configs = [ModelConfig(None, TINY, "transformer/*.safetensors", hub=hub)]
+    found = find(family.MODEL, configs, (), ("dit",)).configs["dit"]
+    assert found == {"width": 8, "depth": 2}  # published
+    assert server.requests == []
+
+
+def test_the_nearest_name_is_suggested_when_none_fits(server: Server, hub: Hub) -> None:
     with pytest.raises(StateError) as caught:
         fetch(ModelSource(TINY, hub=hub), "transformer/modell-*.safetensors")
     assert f"files on {hub} at revision" in caught.value.what
