@@ -332,20 +332,13 @@ def _convert_weights(
         raise StateError(source, what)
     alike, files = found[0]
     component = alike[0]
-    stored = files.checkpoint_format or NATIVE
-    inside = {}
-    for key, value in tensors.items():
-        name = key.removeprefix(files.prefix)
-        if key.startswith(files.prefix) and not stored.ignores(name):
-            inside[name] = value
-    state = from_checkpoint(stored, inside)
-    converted = state
+    inside = {
+        key.removeprefix(files.prefix): value
+        for key, value in tensors.items()
+        if key.startswith(files.prefix)
+    }
+    state = from_checkpoint(files.checkpoint_format or NATIVE, inside)
     wanted = _key_format(source, component.name, family, program).checkpoint_format
-    if wanted is not None:
-        converted = to_checkpoint(wanted, state)
-        restored = from_checkpoint(wanted, converted)
-        if any(not torch.equal(state[name], value) for name, value in restored.items()):
-            what = f"{program}'s format cannot hold all of its weights"
-            raise StateError(source, what)
+    converted = state if wanted is None else to_checkpoint(wanted, state)
     summary = f"{len(state)} weights of {component.name}, in {program}'s names"
     return converted, summary

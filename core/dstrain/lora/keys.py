@@ -94,13 +94,14 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
         part = MATRICES.get(hit["ab"] or hit["way"] or hit["embedding"], "alpha")
         if part in parts.setdefault(name, {}):
             raise StateError(path, f"has {name} twice; one of its keys is {key}")
-        want = "finite number"
-        is_one = tensor.numel() == 1
+        is_valid = tensor.numel() == 1
         if part != "alpha":
-            want = "matrix of finite numbers"
-            is_one = tensor.is_floating_point() and tensor.ndim > 1 and len(tensor) > 0
-        if not (is_one and tensor.float().isfinite().all()):
-            raise StateError(path, f"{key} is not a {want}")
+            is_valid = (
+                tensor.is_floating_point() and tensor.ndim > 1 and len(tensor) > 0
+            )
+        if not (is_valid and tensor.float().isfinite().all()):
+            kind = "number" if part == "alpha" else "matrix of numbers"
+            raise StateError(path, f"{key} is not a finite {kind}")
         parts[name][part] = tensor
         if hit["adapter"]:
             named.add(name)
@@ -190,12 +191,14 @@ def _adapter(fields: Mapping[str, Any]) -> AdapterConfig:
     if not isinstance(rank, int) or rank < 1 or not math.isfinite(alpha):
         raise ValueError(f"r = {rank!r}, lora_alpha = {alpha!r}")
     targets = fields.get("target_modules")
+    if not isinstance(targets, list):
+        targets = ()  # peft's regular expressions and shorthands name no layers
     ranks = fields.get("rank_pattern") or {}
     alphas = fields.get("alpha_pattern") or {}
     return AdapterConfig(
         rank,
         alpha,
-        targets=tuple(map(str, targets)) if isinstance(targets, list) else (),
+        targets=tuple(map(str, targets)),
         ranks={name: int(value) for name, value in ranks.items()},
         alphas={name: float(value) for name, value in alphas.items()},
     )

@@ -103,10 +103,7 @@ def inject(
     unmatched = [target for target, count in counts.items() if not count]
     if unmatched or not counts:
         names = ", ".join(map(repr, unmatched)) or "an empty list"
-        endings: set[str] = set()
-        for name in layers:
-            parts = name.split(".")
-            endings.update((parts[-1], ".".join(parts[-2:])))
+        endings = {name.rpartition(".")[2] for name in layers}
         hint = nearest(unmatched[0], endings) if len(unmatched) == 1 else ""
         what = f"no layer of {lora_config.component} matches {names}{hint}"
         raise UsageError(

@@ -229,7 +229,10 @@ class _Reader:
         unknown = list(group.layers)
         examples = []
         for name in loaded:
-            for table in self._tables(name, group):
+            component = components_of(self.family)[name]
+            shapes = self.networks[name]
+            underscored = group.prefix.underscored
+            for table in key_tables(component, self.family, shapes, underscored):
                 left = [rest for rest in group.layers if rest not in table]
                 unknown = min(unknown, left, key=len)
                 examples.append(next(iter(table), name))
@@ -252,11 +255,6 @@ class _Reader:
             advice = "of several components, 'component' in its header names the one it is for"
             raise StateError(self.path, what, advice)
         return namings[0]
-
-    def _tables(self, name: str, group: Group) -> list[KeyTable]:
-        component = components_of(self.family)[name]
-        shapes = self.networks[name]
-        return key_tables(component, self.family, shapes, group.prefix.underscored)
 
     def _alphas(
         self, group: Group, adapter: AdapterConfig | None

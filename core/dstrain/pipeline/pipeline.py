@@ -136,13 +136,10 @@ class Pipeline:
             context: Values that are not components ('rng', 'branch').
         """
         context |= {"device": self.device, "dtype": self.dtype}
-        arguments = {}
         for name in function.components:
-            if name in context:
-                arguments[name] = context[name]
-            else:
-                arguments[name] = self._component(name, expert, function)
-        return arguments
+            if name not in context:
+                context[name] = self._component(name, expert, function)
+        return {name: context[name] for name in function.components}
 
     def run(
         self, steps: Iterable[Step], values: dict[str, Any], rng: Rng | None = None

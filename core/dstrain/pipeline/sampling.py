@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, InferenceOnly
 from dstrain.graph.plan import POSITIVE, Plan, make_plan
 from dstrain.graph.schedule import (
     TRAIN_TIMESTEPS,
@@ -100,15 +99,9 @@ def plan_inference(
             what = f"takes no argument {name!r}{nearest(name, known)}"
             raise UsageError("pipe()", what)
     settings = {name: setting.value for name, setting in spec.settings.items()}
-    inputs: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-    for name, value in {**settings, **spec.defaults, **arguments}.items():
-        if value is None:
-            continue
-        if name in fields:
-            options[name] = value
-        else:
-            inputs[name] = value
+    values = {**settings, **spec.defaults, **arguments}
+    inputs = {name: value for name, value in values.items() if value is not None}
+    options = {name: inputs.pop(name) for name in fields & inputs.keys()}
     sampling = Sampling(**options)
     guided = sampling.guidance_scale > 1
     negatives = {
@@ -116,19 +109,13 @@ def plan_inference(
     }
     if guided and arguments.get("guidance_scale") is not None:
         for name in sorted(negatives - {*inputs, *arguments}):
-            inputs[name] = _blank(spec, name)
+            if getattr(spec.inputs[name], "kind", "") != "text":
+                what = f"above 1 needs input {name!r} for the negative branch, and it is absent"
+                raise UsageError("guidance_scale", what)
+            inputs[name] = ""
     task = generate_task(spec, guided and negatives <= inputs.keys())
     plan = make_plan(spec, frozenset(inputs), task, columns=columns)
     return InferenceCall(sampling, inputs, plan)
-
-
-def _blank(spec: PipelineSpec, name: str) -> str:
-    """Return '' for a text; raise UsageError for another input."""
-    source = spec.inputs[name]
-    if isinstance(source, Column | InferenceOnly) and source.kind == "text":
-        return ""
-    what = f"above 1 needs input {name!r} for the negative branch, and it is absent"
-    raise UsageError("guidance_scale", what)
 
 
 def integrate(

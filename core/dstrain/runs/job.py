@@ -21,9 +21,9 @@ class TrainingData:
     """The samples of a run, rows that are left out included."""
 
     source: SampleSource
-    groups: tuple[int, ...]
+    groups: Sequence[int]
     """Sample -> number of its signature; `EXCLUDED` for a row without samples."""
-    sample_ids: tuple[tuple[int, int], ...]
+    sample_ids: Sequence[tuple[int, int]]
     """Sample -> its row and chunk."""
     input_sets: Sequence[frozenset[str]]
     """The sets of inputs that samples have."""

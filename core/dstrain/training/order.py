@@ -74,7 +74,7 @@ class MicroBatch:
 class Order:
     """The samples of every epoch."""
 
-    groups: tuple[int, ...]
+    groups: Sequence[int]
     """Sample -> number of its signature: only samples of one signature share a batch.
     `EXCLUDED` keeps the position of a row without a sample.
     """
@@ -134,7 +134,7 @@ class Order:
 
 def with_excluded_rows(
     groups: Sequence[int], sample_ids: Sequence[tuple[int, int]], rows: int
-) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+) -> tuple[list[int], list[tuple[int, int]]]:
     """Add a sample of the group `EXCLUDED` for each of the table's rows that has none.
 
     So the other samples are drawn in the order of the whole table. Returns groups and
@@ -145,7 +145,7 @@ def with_excluded_rows(
     group_of = dict.fromkeys(excluded, EXCLUDED)
     group_of.update(zip(sample_ids, groups, strict=True))
     in_order = sorted(group_of)
-    return tuple(group_of[one] for one in in_order), tuple(in_order)
+    return [group_of[one] for one in in_order], in_order
 
 
 def sample_index(sample_ids: Sequence[tuple[int, int]], row: int, chunk: int) -> int:

@@ -158,7 +158,8 @@ def test_a_target_that_ends_inside_a_name_does_not_match() -> None:
 
 def test_a_target_that_is_no_layer_is_refused_with_the_nearest() -> None:
     with pytest.raises(
-        UsageError, match=r"no layer of net matches 'to_out'; did you mean 'to_out\.0'"
+        UsageError,
+        match=r"no layer of net matches 'to_out'.*\n  its layers: blocks\.0\.to_q, blocks\.0\.to_out\.0",
     ):
         inject(net(), LoraConfig("net", ("to_out",), 4, 4.0), {})
 

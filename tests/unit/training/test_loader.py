@@ -236,7 +236,7 @@ def test_every_clip_is_stored_once_and_read_back_by_row_and_chunk(films: Place) 
     assert (
         split.sample_ids
         == unsplit.sample_ids
-        == ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0))
+        == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0)]
     )
     assert split.groups == unsplit.groups
     latents = {

@@ -131,8 +131,8 @@ def test_a_sample_is_found_by_its_row_and_chunk() -> None:
 
 def test_rows_without_a_sample_keep_their_position_in_the_order() -> None:
     groups, sample_ids = with_excluded_rows((4, 4, 5), ((1, 0), (1, 1), (3, 0)), 5)
-    assert sample_ids == ((0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (4, 0))
-    assert groups == (EXCLUDED, 4, 4, EXCLUDED, 5, EXCLUDED)
+    assert sample_ids == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (4, 0)]
+    assert groups == [EXCLUDED, 4, 4, EXCLUDED, 5, EXCLUDED]
 
 
 def test_epochs_and_seeds_differ_in_their_order() -> None:
