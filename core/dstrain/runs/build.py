@@ -83,15 +83,14 @@ def prepare(
     lr_scheduler = get_scheduler(
         config.lr_scheduler, optimizer, config.lr_warmup_steps, steps
     )
-    model, wrapped = processes.accelerator.prepare(module, optimizer)
     return TrainingRun(
         setup=setup,
         processes=processes,
         module=module,
-        model=model,
-        # Without loss scaling accelerate's wrapper adds nothing but a search for
-        # packages at every step.
-        optimizer=wrapped.optimizer,
+        # Not the optimizer: without loss scaling, accelerate's wrapper adds nothing but
+        # a search for packages at every step.
+        model=processes.accelerator.prepare(module),
+        optimizer=optimizer,
         lr_scheduler=lr_scheduler,
         order=order,
         source=data.source,
