@@ -95,6 +95,6 @@ def _yaml(text: str) -> Any:
         line = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", "a character that is not allowed")
         raise ValueError(f"{problem}{line}") from error
-    if isinstance(found, dict):
-        return {k: None if v in ("null", "~") else v for k, v in found.items()}
-    return found
+    if not isinstance(found, dict):
+        return found
+    return {name: found[name] for name in found if found[name] not in ("null", "~")}
