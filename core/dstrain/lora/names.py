@@ -5,6 +5,7 @@ looked up and never parsed, since '_' in place of '.' cannot be undone.
 """
 
 import fnmatch
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -171,11 +172,9 @@ def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]
     for pattern in patterns:
         before, mark, after = pattern.partition("{last}")
         if mark:
-            inside = [
-                name.removeprefix(before) for name in names if name.startswith(before)
-            ]
-            indices = [name.partition(".")[0] for name in inside]
-            last = max((int(one) for one in indices if one.isdigit()), default=0)
+            index = re.compile(re.escape(before) + r"(\d+)(?:\.|$)")
+            hits = [index.match(name) for name in names]
+            last = max((int(hit[1]) for hit in hits if hit), default=0)
             pattern = f"{before}{last}{after}"
         found |= dict.fromkeys(fnmatch.filter(names, pattern))
     return list(found)

@@ -111,9 +111,8 @@ def read_lora(
     )
     loras = [reader.read(group) for group in groups_in(path, tensors, family)]
     names = [lora.component for lora in loras]
-    for name in set(names):
-        if names.count(name) > 1:
-            raise StateError(path, f"names layers of {name} in two ways")
+    if len(set(names)) < len(names):
+        raise StateError(path, f"names layers of {first_few(names)} in two ways")
     return loras
 
 
