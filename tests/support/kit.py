@@ -13,6 +13,12 @@ from dstrain.registry.scaffold import write_plugin
 
 Change = tuple[str, str, str]
 """A file of the package, what stands in it, and what stands there instead."""
+WITH_ANOTHER_SEED = """\
+def write(folder, variant="base", seed=0, sizes=None):
+    import time
+    same(folder, variant, time.time_ns(), sizes)
+
+"""
 TWO_VARIANTS = ("__init__.py", 'variants=("base",)', 'variants=("base", "other")')
 ANOTHER_ENCODE_IMAGE = """
 def encode_image(input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype) -> Latents:
@@ -67,7 +73,7 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
             ("pipeline.py", "}\n", f"}}\n{WITH_THE_FIRST}"),
         ),
         "equal_arguments_write_equal_toys": (
-            ("toy.py", "sizes, seed)", "sizes, __import__('time').time_ns())"),
+            ("toy.py", "write = toy_writer(", f"{WITH_ANOTHER_SEED}same = toy_writer("),
         ),
         "the_files_of_every_network_are_recognised": (
             ("components.py", '"layer.weight"', '"layers.weight"'),
