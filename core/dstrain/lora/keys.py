@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ KEY = re.compile(
     r"lora_(?P<ab>[AB])(?:\.(?P<adapter>[^.]+))?\.weight|lora[_.](?P<way>down|up)\.weight"
     r"|lora_embedding_(?P<embedding>[AB])|alpha)"
 )
-MATRICES: Mapping[str, str] = {"A": "A", "B": "B", "down": "A", "up": "B"}
+MATRICES = MappingProxyType({"A": "A", "B": "B", "down": "A", "up": "B"})
 """What a key calls a matrix -> which it is."""
 HARMLESS_FIELDS = frozenset(
     {

@@ -2,7 +2,8 @@
 teacher's image is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -56,10 +57,12 @@ def _check_scale(scale: float) -> str:
     return f"want 1 or a blank cell, got {scale:g}: the student runs without guidance"
 
 
-NOISE_COLUMNS: Mapping[str, Column] = {
-    "seed": Column("seed", "integer", check=at_least(0)),
-    "rand_device": Column("rand_device", check=_check_device),
-}
+NOISE_COLUMNS = MappingProxyType(
+    {
+        "seed": Column("seed", "integer", check=at_least(0)),
+        "rand_device": Column("rand_device", check=_check_device),
+    }
+)
 """Columns that decide a row's initial noise."""
 DIRECT_DISTILL = Task.of(
     "direct_distill",
@@ -72,5 +75,5 @@ DIRECT_DISTILL = Task.of(
         "cfg_scale": Column("cfg_scale", "number", check=_check_scale),
     },
 )
-OWN_TASKS: Mapping[str, Task] = {"sft": SFT, "direct_distill": DIRECT_DISTILL}
+OWN_TASKS = MappingProxyType({"sft": SFT, "direct_distill": DIRECT_DISTILL})
 """The built-in tasks by name."""
