@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from dstrain.storage.safetensors import read_tensors, with_checksum, write_tenso
 logger = get_logger(__name__)
 
 
-FORMAT = {"format": "dstrain-state", "version": 1}
+FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
 FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
 RECORD = "record.json"
 STATES = "states"
