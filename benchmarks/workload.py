@@ -72,13 +72,11 @@ def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
         directory.load_state(training_run)
         directory.start(training_run)
         log = MetricsLogger(directory.folder, setup.extensions, is_main=True)
-        bar = progress_bar("train", training_run.total_steps)
-        with log.opened(training_run.step), bar as progress:
-            numbers = directory.with_last_checkpoint(steps(training_run))
-            yield (
-                training_run,
-                partial(logged_step, numbers, log, RunStatistics(), progress),
-            )
+        log.begin(training_run.step)
+        with progress_bar("train", training_run.total_steps) as progress:
+            statistics = RunStatistics()
+            step = partial(logged_step, steps(training_run), log, statistics, progress)
+            yield training_run, step
 
 
 def logged_step(
