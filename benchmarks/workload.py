@@ -72,10 +72,10 @@ def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
         directory.load_state(training_run)
         directory.start(training_run)
         log = MetricsLogger(directory.folder, setup.extensions, is_main=True)
-        log.begin(training_run.step)
-        with progress_bar("train", training_run.total_steps) as progress:
-            statistics = RunStatistics()
-            step = partial(logged_step, steps(training_run), log, statistics, progress)
+        bar = progress_bar("train", training_run.total_steps)
+        with log.opened(training_run.step), bar as progress:
+            numbers, statistics = steps(training_run), RunStatistics()
+            step = partial(logged_step, numbers, log, statistics, progress)
             yield training_run, step
 
 

@@ -68,8 +68,7 @@ def run_steps(run: TrainingRun, directory: RunDirectory, previews: Previews) -> 
     statistics = RunStatistics()
     bar = progress_bar("train", run.total_steps, run.step)
     log = MetricsLogger(directory.folder, run.setup.extensions, run.processes.is_main)
-    log.begin(run.step)
-    with bar as progress, catch_stop_signals() as asked:
+    with log.opened(run.step), bar as progress, catch_stop_signals() as asked:
         previews.make_if_due(run, True, asked)
         for numbers in steps(run):
             log.add(numbers)

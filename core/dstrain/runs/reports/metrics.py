@@ -2,8 +2,10 @@
 loss.jsonl.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from dstrain.console import get_logger
@@ -36,22 +38,31 @@ class MetricsLogger:
     extensions: Extensions
     """Plugins, which are shown every row."""
     is_main: bool
+    _files: tuple[FileIO, ...] = ()
 
-    def begin(self, step: int) -> None:
-        """Begin both files, or keep the rows up to `step`.
+    @contextmanager
+    def opened(self, step: int) -> Iterator[None]:
+        """Open both files, with the rows up to `step`.
 
         Those after it were left by a run that was cut off.
         """
         if not self.is_main:
+            yield
             return
         table = self.folder / LOSS_CSV
         table.parent.mkdir(exist_ok=True)
-        lines = table.read_text().splitlines()[1:] if table.exists() else []
-        rows = [line.split(",") for line in lines]
+        earlier = table.read_text().splitlines()[1:] if table.exists() else []
+        rows = [line.split(",") for line in earlier]
         kept = [row for row in rows if len(row) == len(COLUMNS) and int(row[0]) <= step]
         write_file(table, "".join(map(_csv, [COLUMNS, *kept])).encode())
         # From the table, so that both have the same rows.
-        write_file(self.folder / LOSS_JSONL, "".join(map(_json, kept)).encode())
+        lines = self.folder / LOSS_JSONL
+        write_file(lines, "".join(map(_json, kept)).encode())
+        # Opened once, because that takes longer than a row; without a buffer, so that
+        # closing writes nothing.
+        with table.open("ab", 0) as csv_file, lines.open("ab", 0) as json_file:
+            self._files = (csv_file, json_file)
+            yield
 
     def add(self, numbers: Mapping[str, float]) -> None:
         """Write one optimizer step's numbers, by column name, and show them to plugins."""
@@ -61,15 +72,13 @@ class MetricsLogger:
         for reason in self.extensions.step_end(int(row["step"]), row):
             logger.warning(reason)
         texts = [_short(row[name]) for name in COLUMNS]
-        for name, line in ((LOSS_CSV, _csv(texts)), (LOSS_JSONL, _json(texts))):
-            path = self.folder / name
+        for file, line in zip(self._files, (_csv(texts), _json(texts)), strict=True):
             try:
-                with path.open("a") as file:
-                    file.write(line)
+                file.write(line.encode())
             except OSError as error:
                 what = f"row {row['step']} cannot be written: {error.strerror}"
                 advice = "make room, then resume from the newest checkpoint: --resume"
-                raise SystemFault(path, what, advice) from error
+                raise SystemFault(file.name, what, advice) from error
 
 
 def _csv(texts: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ rows that were overtaken.
 
 import csv
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,9 +35,9 @@ def log_in(
 
 def write(folder: Path, steps: range, after: int = 0) -> None:
     log = log_in(folder)
-    log.begin(after)
-    for step in steps:
-        log.add({**NUMBERS, "step": step})
+    with log.opened(after):
+        for step in steps:
+            log.add({**NUMBERS, "step": step})
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -58,8 +59,8 @@ def rows(folder: Path) -> list[dict[str, float]]:
 def test_both_files_have_a_row_for_each_step_and_plugins_see_it(tmp_path: Path) -> None:
     shown: list[Any] = []
     log = log_in(tmp_path, shown=shown)
-    log.begin(0)
-    log.add(NUMBERS)
+    with log.opened(0):
+        log.add(NUMBERS)
     (row,) = rows(tmp_path)
     assert {**row, "memory_gib": 0} == {
         **NUMBERS,
@@ -97,8 +98,8 @@ def test_a_log_in_json_that_is_missing_is_made_from_the_table(tmp_path: Path) ->
 
 def test_only_the_main_process_writes(tmp_path: Path) -> None:
     log = log_in(tmp_path, is_main=False)
-    log.begin(0)
-    log.add(NUMBERS)
+    with log.opened(0):
+        log.add(NUMBERS)
     assert not list(tmp_path.iterdir())
 
 
@@ -106,10 +107,9 @@ def test_a_row_that_cannot_be_written_is_an_error_that_names_the_file(
     tmp_path: Path,
 ) -> None:
     log = log_in(tmp_path)
-    log.begin(0)
-    (tmp_path / "logs/loss.jsonl").unlink()
-    (tmp_path / "logs/loss.jsonl").mkdir()
-    with pytest.raises(
-        SystemFault, match=r"loss\.jsonl: row 1 cannot be written: Is a directory"
-    ):
-        log.add(NUMBERS)
+    with log.opened(0), open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), log._files[1].fileno())
+        with pytest.raises(
+            SystemFault, match=r"loss\.jsonl: row 1 cannot be written: No space left"
+        ):
+            log.add(NUMBERS)
