@@ -158,7 +158,7 @@ TRICKS = (
     Trick("a variable", "$HOME/secret.png", "no such file"),
     Trick("percent signs", "%2e%2e/secret/secret.png", "no such file"),
     Trick("backslashes", "..\\secret\\secret.png", "no such file"),
-    Trick("a NUL", "good.png\0/../../secret/secret.png", "has a NUL character"),
+    Trick("a NUL", "good.png\0/../../secret/secret.png", "contains a NUL character"),
     Trick("a file URL", "file://{secret}/secret.png", "is a URL"),
     Trick("dots and slashes behind", "good.png/.", "no such file"),
     Trick("another case", "GOOD.PNG", "no such file"),

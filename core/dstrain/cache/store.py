@@ -34,7 +34,7 @@ OPEN_SHARDS = 256
 """Most shards open at once: each one has an open file and mapped memory."""
 Values = Mapping[str, Any]
 """Address -> {'form': the value's header, 'sha256': the digest of its tensors}."""
-AGAIN = "delete it, then run :data_process again: only what it held is computed anew"
+AGAIN = "delete it, then run :data_process again: only the values it contained are computed again"
 
 
 @dataclass
@@ -58,7 +58,7 @@ class FeatureCache:
             raise StateError(
                 folder,
                 f"is not a feature cache: {MARKER} not found",
-                "fill it first: the same command with --task TASK:data_process",
+                "fill it first by running the same command with --task TASK:data_process",
                 "and name it in both commands with --feature_cache FOLDER",
             )
         try:
@@ -66,7 +66,7 @@ class FeatureCache:
         except (OSError, ValueError) as error:
             raise StateError(marker, f"cannot be read: {error}", AGAIN) from error
         if found != FORMAT:
-            what = f"want {dict(FORMAT)}, have {found}"
+            what = f"expected {dict(FORMAT)}, found {found}"
             raise StateError(marker, what, "another version wrote this feature cache")
         cache = cls(folder)
         for path in sorted(folder.glob("shards/[!.]*.safetensors")):

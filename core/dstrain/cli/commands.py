@@ -59,7 +59,7 @@ def toy(
 ) -> None:
     """Write a tiny model with random weights.
 
-    Its files are laid out as those of a published model.
+    Its files are in the published layout.
     """
     from dstrain.models.toy import fill_folder
     from dstrain.registry.discovery import load_family, variant_of
@@ -67,9 +67,9 @@ def toy(
     family = load_family(model, left_out)
     chosen = variant_of(family, variant)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        what = f"{output} exists; existing files were not modified"
+        what = f"{output} already exists; existing files were not modified"
         raise UsageError("--output", what)
-    advice = "make room, remove what was written, and run the same command again"
+    advice = "free some space, remove what was written, and run the same command again"
     fill_folder(family, chosen, seed, output, advice)
     click.echo(
         f"wrote {output}; pass its weights to --model_paths, its tokenizer to --tokenizer_path"
@@ -102,15 +102,17 @@ def models(left_out: tuple[str, ...]) -> None:
 
 
 def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
-    """List the installed plugins, and create new ones.
+    """List the installed plugins or create a new one.
 
-    The list says what each plugin adds, or why it cannot be used.
+    The list shows what each plugin adds, or why it cannot be used.
     """
     from dstrain.cli.inspection import inspect_all
 
     if click.get_current_context().invoked_subcommand is not None:
         if as_json:
-            raise UsageError("--json", "has no effect here: it is for the list")
+            raise UsageError(
+                "--json", "has no effect here: it applies to the list of plugins"
+            )
         return
     findings = inspect_all(left_out)
     if as_json:
@@ -162,7 +164,7 @@ def commands() -> tuple[click.Command, ...]:
             type=click.Choice((*PROGRAMS, "reference")),
             metavar=f"[{'|'.join(PROGRAMS)}]",
             required=True,
-            help="Program whose key names the file gets.",
+            help="Program whose key names to use.",
         ),
         click.Option(
             ["--model"], help="Model family. Defaults to the one in INPUT's header."

@@ -59,9 +59,11 @@ def default_map(
             raise UsageError(where, *no_such(key, options))
         option = options[key]
         if option.multiple and not isinstance(value, list):
-            raise UsageError(where, "can be repeated: want a list")
+            raise UsageError(where, "can be repeated: expected a list")
         if isinstance(value, list) and not option.multiple:
-            raise UsageError(where, "want one value; names are comma-separated text")
+            raise UsageError(
+                where, "expected one value; write several names as comma-separated text"
+            )
         defaults[str(option.name)] = value
     return defaults
 
@@ -69,7 +71,7 @@ def default_map(
 def _as_text(value: Any, where: str) -> str:
     if isinstance(value, dict | list):
         advice = "files of other programs have sections; here options are not nested"
-        raise UsageError(where, "is a table; want one value, or a list", advice)
+        raise UsageError(where, "is a table; expected one value, or a list", advice)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

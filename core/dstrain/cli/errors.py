@@ -15,7 +15,9 @@ from dstrain.errors import (
 )
 from dstrain.training.memory import LOAD_ADVICE, SIGNS, is_out_of_memory
 
-DEFECT = ("a defect of dstrain or of a plugin: report it, with what --debug shows",)
+DEFECT = (
+    "this is a bug in dstrain or a plugin: please report it with the output of --debug",
+)
 
 
 def explain(error: BaseException) -> DstrainError:
@@ -27,9 +29,7 @@ def explain(error: BaseException) -> DstrainError:
     if isinstance(error, click.ClickException):
         return _usage(error)
     if isinstance(error, KeyboardInterrupt):
-        advice = (
-            "run the same command again, with --resume where a checkpoint was saved"
-        )
+        advice = "run the same command again, with --resume if a checkpoint was saved"
         return Interrupted("command line", "interrupted", advice)
     if isinstance(error, OSError):
         where = str(error.filename or "system")
@@ -42,7 +42,7 @@ def _memory(error: BaseException) -> OutOfMemory | None:
     if not is_out_of_memory(error):
         return None
     # torch wraps a data loading process's error in its whole traceback: find the line.
-    lines = str(error).strip().splitlines() or ["the machine has too little"]
+    lines = str(error).strip().splitlines() or ["the machine ran out of memory"]
     telling = [line for line in lines if any(sign in line for sign in SIGNS)]
     return OutOfMemory("memory", (telling or lines[-1:])[0], *LOAD_ADVICE)
 

@@ -66,7 +66,7 @@ def command_group() -> click.Group:
         "dstrain",
         commands=commands(),
         params=[*shared_options()],
-        help="Train diffusion models, and generate with them.\n\n"
+        help="Train diffusion models and generate images and videos with them.\n\n"
         "`dstrain --model FAMILY ...` is short for `dstrain train --model FAMILY ...`.",
         context_settings={"token_normalize_func": lambda name: name.replace("-", "_")},
     )

@@ -47,7 +47,7 @@ def disabled_plugin(text: str) -> str:
     from dstrain.registry.discovery import refuse_unknown
 
     if not text.startswith("no:"):
-        raise click.BadParameter(f"want no:NAME, got {text!r}")
+        raise click.BadParameter(f"expected no:NAME, got {text!r}")
     name = text.removeprefix("no:")
     refuse_unknown(name)
     return name

@@ -175,19 +175,19 @@ def check_value(flag: Flag, value: Any) -> None:
         # A bool is an int to Python, but not to users.
         is_bool = isinstance(one, bool) and flag.kind is not bool
         if is_bool or not isinstance(one, wanted):
-            raise UsageError(where, f"want {flag.kind.__name__}, got {one!r}")
+            raise UsageError(where, f"expected {flag.kind.__name__}, got {one!r}")
     if flag.choices and value not in flag.choices:
         hint = nearest(value, flag.choices)
-        what = f"want one of {', '.join(flag.choices)}, got {value!r}{hint}"
+        what = f"expected one of {', '.join(flag.choices)}, got {value!r}{hint}"
         raise UsageError(where, what)
     if flag.kind is float and not math.isfinite(value):
-        raise UsageError(where, f"want a finite number, got {value}")
+        raise UsageError(where, f"expected a finite number, got {value}")
     if flag.above is not None and value <= flag.above:
-        raise UsageError(where, f"want more than {flag.above}, got {value}")
+        raise UsageError(where, f"expected more than {flag.above}, got {value}")
     if flag.minimum is not None and value < flag.minimum:
-        raise UsageError(where, f"want {flag.minimum} or more, got {value}")
+        raise UsageError(where, f"expected {flag.minimum} or more, got {value}")
     if flag.maximum is not None and value > flag.maximum:
-        raise UsageError(where, f"want {flag.maximum} or less, got {value}")
+        raise UsageError(where, f"expected {flag.maximum} or less, got {value}")
 
 
 def split_commas(text: str | None) -> tuple[str, ...]:
@@ -210,7 +210,7 @@ def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
     for entry in entries if isinstance(entries, list) else [entries]:
         group = entry if isinstance(entry, list) else [entry]
         if not group or not all(isinstance(path, str) and path for path in group):
-            what = f"want a list of paths, or of lists of paths, got {text}"
+            what = f"expected a list of paths, or of lists of paths, got {text}"
             raise UsageError(flag, what)
         groups.append(tuple(group))
     return tuple(groups)
@@ -228,16 +228,16 @@ def parse_origins(text: str | None) -> tuple[PublishedFiles, ...]:
     for part in split_commas(text):
         match = re.fullmatch(r"([^:@]+)(?:@([^:]+))?:(.+)", part)
         if match is None:
-            what = f"want ID:PATTERN or ID@REVISION:PATTERN, got {part!r}"
+            what = f"expected ID:PATTERN or ID@REVISION:PATTERN, got {part!r}"
             raise UsageError(flag, what)
         model_id, revision, pattern = match.groups(default="")
         known = revisions.setdefault(model_id, revision) if revision else ""
         if known != revision:
-            what = f"{model_id} is given at two revisions, {known} and {revision}"
-            raise UsageError(flag, f"{what}; its folder holds one")
+            what = f"{model_id} is given with two revisions, {known} and {revision}"
+            raise UsageError(flag, f"{what}; give one of them")
         if pattern.startswith("/") or ".." in pattern.split("/"):
             what = f"{pattern!r} leads out of the model's folder"
-            raise UsageError(flag, f"{what}; want a pattern of its files")
+            raise UsageError(flag, f"{what}; expected a pattern of its files")
         found.append((model_id, pattern))
     return tuple(
         PublishedFiles(model_id, pattern, revisions.get(model_id, ""))
@@ -263,7 +263,7 @@ def parse_input(text: str) -> NamedInput:
     """Parse NAME=VALUE; raises UsageError without a name."""
     name, equals, value = text.partition("=")
     if not name.strip() or not equals:
-        raise UsageError("--input", f"want NAME=VALUE, got {text!r}")
+        raise UsageError("--input", f"expected NAME=VALUE, got {text!r}")
     return NamedInput(name.strip().replace("-", "_"), value)
 
 
@@ -278,5 +278,5 @@ def parse_alpha(text: str) -> float | Literal["rank"]:
     except ValueError:
         alpha = math.nan
     if not (math.isfinite(alpha) and alpha > 0):
-        raise UsageError("--alpha", f"want a number above 0, or rank, got {text!r}")
+        raise UsageError("--alpha", f"expected a number above 0, or rank, got {text!r}")
     return alpha

@@ -212,7 +212,7 @@ class TrainConfig(ModelChoice):
     lr_warmup_steps: int = option(
         "training",
         0,
-        "Number of steps in which the learning rate rises from 0.",
+        "Number of warmup steps, over which the learning rate rises from 0.",
         affects={"training"},
         minimum=0,
     )
@@ -353,7 +353,7 @@ class TrainConfig(ModelChoice):
     remove_prefix_in_ckpt: str | None = option(
         "output",
         None,
-        "Accepted for DiffSynth-Studio's commands (pipe.COMPONENT.); saved names never have the prefix.",
+        "Accepted for compatibility with DiffSynth-Studio (pipe.COMPONENT.); saved names never have this prefix.",
     )
     preview_prompt: tuple[str, ...] = option(
         "output",
@@ -363,7 +363,7 @@ class TrainConfig(ModelChoice):
     preview_steps: int | None = option(
         "output",
         None,
-        "Generate previews every N steps. Defaults to each time weights are saved.",
+        "Generate previews every N steps. Defaults to whenever weights are saved.",
         minimum=1,
     )
     save_steps: int | None = option(

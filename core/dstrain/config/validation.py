@@ -79,7 +79,7 @@ def _check_task(config: TrainConfig) -> None:
     known = [name, f"{name}:data_process", f"{name}:train"]
     if config.task not in known:
         hint = nearest(config.task, known)
-        what = f"{config.task!r} is not a task with a stage; want {', '.join(known)}"
+        what = f"{config.task!r} is not a task or one of its stages; expected {', '.join(known)}"
         raise UsageError("--task", what + hint)
 
 
@@ -87,11 +87,11 @@ def _check_trainables(config: TrainConfig) -> None:
     for name in ("trainable_models", "lora_base_model", "lora_target_modules"):
         text = getattr(config, name)
         if text is not None and not split_commas(text):
-            raise UsageError(f"--{name}", "names nothing")
+            raise UsageError(f"--{name}", "is empty")
     trained = {name.partition(".")[0] for name in config.trainables}
     if config.lora_base_model in trained:
         what = f"{config.lora_base_model} is also in --trainable_models"
-        reason = "a component is trained in full or by LoRA"
+        reason = "a component is trained either in full or with LoRA"
         raise UsageError("--lora_base_model", f"{what}; {reason}")
     if trained and config.lora_base_model is None:
         for flag in changed(config, "LoRA"):
@@ -117,7 +117,7 @@ def _check_steps(config: TrainConfig) -> None:
 def _check_frames(config: TrainConfig) -> None:
     is_uniform = config.frame_sampling == "uniform"
     if is_uniform != (config.frame_samples is not None):
-        what = "is for --frame_sampling uniform, which needs it"
+        what = "goes together with --frame_sampling uniform"
         raise UsageError("--frame_samples", what, "give both, or neither")
 
 

@@ -66,7 +66,7 @@ class DataRoots:
         if is_url(name):
             if self.urls is None:
                 raise UsageError(
-                    name, "is a URL; use --url_cache DIR to fetch such files"
+                    name, "is a URL; use --url_cache DIR to download such files"
                 )
             return str(self.urls.fetch(name))
         found: list[str] = []

@@ -23,8 +23,8 @@ closed.
 DELIMITERS = ";\t|"
 """What separates cells in files that are called csv and are not."""
 JSON_ADVICE = (
-    'json is a list, [{"image": "a.png", "prompt": "a dog"}, ...]; with one object '
-    "per line, name the file .jsonl"
+    'a .json file contains a list, [{"image": "a.png", "prompt": "a dog"}, ...]; for one object '
+    "per line, use .jsonl"
 )
 RawValue = str | list[str]
 """A cell as written: text, or a list of texts from json. '' is an absent cell."""
@@ -97,9 +97,9 @@ def text_fault(text: str) -> str:
     if len(text) > MAX_CELL_LENGTH:
         return f"has {len(text):,} characters; the limit is {MAX_CELL_LENGTH:,}"
     if "\0" in text:
-        return "has a NUL character, which is not text"
+        return "contains a NUL character, which is not text"
     if re.search("[\ud800-\udfff]", text):
-        return "has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
+        return "contains half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
     return ""
 
 
@@ -169,7 +169,9 @@ def _csv_records(path: Path, text: str) -> list[tuple[int, list[str]]]:
             line = reader.line_num + 1
     except csv.Error as error:
         advice = "close the quotes around a cell, and double those inside it"
-        raise UsageError(f"{path}:{line}", f"is not csv: {error}", advice) from error
+        raise UsageError(
+            f"{path}:{line}", f"is not valid CSV: {error}", advice
+        ) from error
     finally:
         csv.field_size_limit(limit)
     return records
@@ -185,7 +187,7 @@ def _column_faults(columns: Iterable[str]) -> list[str]:
         elif name != name.strip():
             reason = f"has spaces around its name, {name!r}"
         elif name in seen:
-            reason = f"has the name of an earlier one, {name!r}"
+            reason = f"has the same name as an earlier one, {name!r}"
         if reason:
             faults.append(f"column {number} {reason}")
         seen.add(name)
@@ -207,7 +209,7 @@ def _parse(text: str) -> Any:
             parse_float=str,
         )
     except json.JSONDecodeError as error:
-        raise ValueError(f"is not json: {error}") from error
+        raise ValueError(f"is not valid JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("is not a table: nested too deeply") from error
 
@@ -250,7 +252,7 @@ def _json_table(path: Path, records: list[tuple[int, Any]]) -> Table:
             continue
         for name, value in record:
             if name in row:
-                faults.append(Fault(index, name, "is in the row twice"))
+                faults.append(Fault(index, name, "appears twice in the row"))
             row[name], reason = _raw_value(value)
             if reason:
                 faults.append(Fault(index, name, reason))
@@ -273,5 +275,5 @@ def _raw_value(value: Any) -> tuple[RawValue, str]:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return value, next(filter(None, map(text_fault, value)), "")
     if isinstance(value, float):
-        return "", f"{value} is not json; write null for an absent cell"
+        return "", f"{value} is not valid JSON; write null for an absent cell"
     return "", "must be text, a number, true, false, null or a list of texts"

@@ -124,7 +124,7 @@ def _packets(path: Path, size: int, changed: int) -> Packets:
         with open_video(path, ignore_editlist="1") as (container, stream):
             count, _, _ = _read_all(container, stream)
         if count < expected:
-            what = f"only {count} of the {expected} frames in its header are there"
+            what = f"only {count} of the {expected} frames in its header are present"
             raise UsageError(path, f"{DAMAGED}: {what}")
     if not shown:
         raise UsageError(path, "has no frames")

@@ -92,7 +92,7 @@ class UrlCache:
 
 
 def _not_fetched(url: str, reason: str) -> UsageError:
-    return UsageError(shown(url), f"cannot be fetched: {reason}")
+    return UsageError(shown(url), f"cannot be downloaded: {reason}")
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -113,7 +113,7 @@ def _probe_folder(path: Path) -> Video:
     sizes = []
     for file in files:
         if not file.is_file():
-            what = "is not a file: a folder of frames holds nothing but images"
+            what = "is not a file: a folder of frames may contain only images"
             raise UsageError(file, what)
         sizes.append(read_size(file))
     for file, (height, width) in zip(files, sizes, strict=True):

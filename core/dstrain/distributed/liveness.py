@@ -38,8 +38,8 @@ def peer_failed(what: str = ENDED) -> SystemFault:
     return SystemFault(
         "processes",
         what,
-        "if that process could still say why, its message stands beside this one",
-        "what was saved is whole: run the same command again, with --resume once there is a checkpoint",
+        "if that process could report why, its own message says so",
+        "everything saved so far is complete: run the same command again, with --resume once there is a checkpoint",
     )
 
 
@@ -183,7 +183,7 @@ class Heartbeat:
                 self._heard[rank] = (now, time.monotonic())
             elif rank in missing and time.monotonic() - since > self.timeout:
                 raise peer_failed(
-                    f"nothing was heard of process {rank} for {self.timeout:.0f} seconds"
+                    f"process {rank} has not responded for {self.timeout:.0f} seconds"
                 )
 
     def _watched(self) -> Sequence[int]:

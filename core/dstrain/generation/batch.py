@@ -63,7 +63,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         if source.spec.makes_video:
             column, suffix = "video", ".mp4"
         if column in table.columns:
-            what = f"has a column {column!r}, which is the one generated"
+            what = f"has a column {column!r}, which is the one to generate"
             raise UsageError(table.path, what, "remove it")
         digests = Digests.remembered(folder / "digests.json")
         shared = {**parse_inputs(config, source.spec), **flag_values(config, SAMPLING)}
@@ -133,7 +133,7 @@ def _rows(
 
     def used_inputs(inputs: Iterable[str], _: tuple[str, ...]) -> frozenset[str]:
         if "seed" not in inputs:
-            what = "has no column 'seed', which decides each row's noise"
+            what = "has no column 'seed', which determines each row's noise"
             raise UsageError(table.path, what)
         values = dict.fromkeys(set(inputs) - set(NOISE_COLUMNS), "")
         return plan_inference(
@@ -202,7 +202,9 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     advice = "give another --output"
     if not path.is_file():
         if metadata.is_file():
-            what = "is of a dataset that was not generated here, and was not modified"
+            what = (
+                "belongs to a dataset that was not generated here; it was not modified"
+            )
             raise UsageError(metadata, what, advice)
         return
     try:
@@ -216,7 +218,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         if before.get(name) != settings.get(name)
     ]
     if differences:
-        what = "was generated with other settings"
+        what = "was generated with different settings"
         raise StateError(folder, what, "; ".join(differences), advice)
 
 

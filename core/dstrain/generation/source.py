@@ -93,7 +93,7 @@ def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Pat
         return config, {}
     saved = RunFiles.read(run).weights()
     if not saved:
-        raise StateError(run, "the run there has not saved any weights")
+        raise StateError(run, "this run has not saved any weights")
     newest = list(saved.values())[-1]
     loras = []
     full = {}
@@ -118,5 +118,5 @@ def check_used(
             continue
         why = f"variant {spec.variant} does not use it"
         if name in spec.cfg_inputs.values():
-            why = "guidance is off; it is on with --guidance_scale above 1"
+            why = "guidance is off; turn it on with --guidance_scale above 1"
         raise UsageError(flag_for(config, name), f"has no effect: {why}")

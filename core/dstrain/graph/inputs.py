@@ -96,7 +96,9 @@ class Constant:
 
 def at_least(least: float) -> Callable[[Any], str]:
     """Return a check that a number is not less than this one."""
-    return lambda value: "" if value >= least else f"want {least} or more, got {value}"
+    return lambda value: (
+        "" if value >= least else f"expected {least} or more, got {value}"
+    )
 
 
 Input = Column | Measured | InferenceOnly | Constant

@@ -99,7 +99,7 @@ class TimestepSampler:
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_boundary < self.max_boundary <= 1.0:
             bounds = f"{self.min_boundary} and {self.max_boundary}"
-            what = f"want 0 <= min < max <= 1, got {bounds}"
+            what = f"expected 0 <= min < max <= 1, got {bounds}"
             raise UsageError("--min_timestep_boundary", what)
 
     def draw(self, rng: Rng) -> Tensor:

@@ -49,7 +49,7 @@ class FunctionSpec:
         components: list[str] = []
         parameters = list(inspect.signature(function).parameters.values())
         if tuple(one.name for one in parameters[: len(given)]) != given:
-            what = f"its first parameters must be {', '.join(given)}: it is given these"
+            what = f"its first parameters must be {', '.join(given)}: its caller provides these"
             raise UsageError(where, what)
         for parameter in parameters[len(given) :]:
             if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:

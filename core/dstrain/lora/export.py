@@ -308,7 +308,7 @@ def _key_format(
     """Return a program's names for a component; raises UsageError if it has none."""
     found = key_formats(components_of(family)[component], family)
     if program not in found:
-        what = f"{program} has no names for LoRA on {component}, of which {source} has layers"
+        what = f"{program} has no key names for LoRA on {component}, but {source} has layers of it"
         line = f"{component} has names in {', '.join(found)}"
         raise UsageError("--format", what, line)
     return found[program]
@@ -324,7 +324,7 @@ def _convert_weights(
     returns them and a summary.
     """
     if program == "kohya":
-        what = "kohya names LoRA files; the weights of a component are diffusers, comfyui or diffsynth"
+        what = "kohya is a format for LoRA files; for the weights of a component use diffusers, comfyui or diffsynth"
         raise UsageError("--format", what)
     found = recognise(Files((source,)), list(components_of(family).values()))
     if len(found) > 1:

@@ -94,7 +94,7 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
         name = hit["layer"]
         part = MATRICES.get(hit["ab"] or hit["way"] or hit["embedding"], "alpha")
         if part in parts.setdefault(name, {}):
-            raise StateError(path, f"has {name} twice; one of its keys is {key}")
+            raise StateError(path, f"contains {name} twice; one of its keys is {key}")
         is_valid = tensor.numel() == 1
         if part != "alpha":
             is_valid = (
@@ -182,7 +182,7 @@ def read_adapter_config(
         if value and name not in HARMLESS_FIELDS and value != defaults.get(name):
             others.append(name)
     if others:
-        what = f"needs {', '.join(others)}, which is not supported; loading without would change the result"
+        what = f"needs {', '.join(others)}, which is not supported; ignoring it would change the result"
         raise StateError(path, what)
     return adapter
 

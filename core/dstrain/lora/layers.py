@@ -270,7 +270,9 @@ def load_layers(
             have, wanted = getattr(layer, name), getattr(lora_config, name)
             # Files store alpha in fp32.
             if not math.isclose(have, wanted, rel_tol=1e-6):
-                what = f"has {name} {have:g}, and the LoRA layers in training have {wanted:g}"
+                what = (
+                    f"has {name} {have:g}, but the LoRA layers to train have {wanted:g}"
+                )
                 raise StateError(path, what, f"give --lora_{name} {have:g}")
     weights = _weights(module, ADAPTER)
     trained = weights.keys()
@@ -289,7 +291,7 @@ def load_layers(
             lines.append(f"{len(names)} layers {difference}: {first_few(names)}")
     if lines:
         advice = "--lora_target_modules chooses the layers to train"
-        what = f"does not fit: it has LoRA on {len(layers)} layers, and {len(trained)} are trained"
+        what = f"does not fit: it has LoRA on {len(layers)} layers, but {len(trained)} are trained"
         raise StateError(path, what, *lines, advice)
     for name in trained & layers.keys():
         weights[name].down.copy_(layers[name].down)

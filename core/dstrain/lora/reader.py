@@ -216,7 +216,7 @@ class _Reader:
         is_other = wanted not in candidates or named not in ("", wanted)
         if self.component and is_other:
             of = named or " or ".join(candidates)
-            raise StateError(self.path, f"is a LoRA of {of}, and not of {wanted}")
+            raise StateError(self.path, f"is a LoRA for {of}, not for {wanted}")
         if wanted in candidates:
             candidates = (wanted,)
         loaded = [name for name in candidates if name in self.networks]
@@ -290,8 +290,8 @@ class _Reader:
                 "has neither `.alpha` keys nor adapter_config.json beside it "
                 f"nor {ADAPTER_HEADER!r} in its header, so rank and alpha are unknown",
                 "a wrong alpha makes its effect many times too strong or too weak, without any error",
-                "ai-toolkit, diffusion-pipe and older diffusers leave alpha out if it equals the rank; write such "
-                "a file into one that states it:",
+                "ai-toolkit, diffusion-pipe and older diffusers leave alpha out if it equals the rank; convert such "
+                "a file to one that states it:",
                 f"dstrain export --alpha rank --format diffusers {self.path} OUTPUT",
             )
         # In files of dstrain's own that have these names, alpha / rank is part of B.

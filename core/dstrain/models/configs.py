@@ -96,7 +96,7 @@ def local_config(query: ConfigQuery) -> Config:
     raise StateError(
         files.folder / "config.json" if files else component.name,
         f"no configuration of {component.name}: there is no config.json for it, the "
-        f"shapes do not tell it, and model id {model_id or '(none)'} is not known",
+        f"shapes do not determine it, and model id {model_id or '(none)'} is not known",
         "put config.json beside the weights",
         f"known ids: {', '.join(component.published) or 'none'}",
     )

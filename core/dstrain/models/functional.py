@@ -86,7 +86,7 @@ def check_sides(height: int, width: int, multiple: int) -> None:
             near = max(1, round(size / multiple)) * multiple
             raise UsageError(
                 name,
-                f"want a multiple of {multiple}, got {size}; the nearest is {near}",
+                f"expected a multiple of {multiple}, got {size}; the nearest is {near}",
             )
 
 

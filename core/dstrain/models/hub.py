@@ -124,7 +124,7 @@ def fetch(source: ModelSource, pattern: str) -> list[str]:
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source.model_id):
         raise UsageError(
             "--model_id_with_origin_paths",
-            f"{source.model_id!r} is no model id; want OWNER/NAME",
+            f"{source.model_id!r} is not a model id; expected OWNER/NAME",
         )
     return _Download(source, source.hub).run(pattern)
 
@@ -160,7 +160,7 @@ class _Download:
             raise SystemFault(
                 folder,
                 f"cannot be written: {error.strerror or error}",
-                "complete files are kept: make room, or choose another disk with "
+                "complete files are kept: free some space, or choose another disk with "
                 + MODEL_BASE_VARIABLES[0],
             ) from error
         return names
@@ -222,8 +222,8 @@ class _Download:
                 staged.unlink()
                 raise SystemFault(
                     self.source.named,
-                    f"{self._label} did not give what it lists: {name} has another size or sha256",
-                    "that file was not kept: run the same command again",
+                    f"{self._label} sent something other than what it lists: {name} has a different size or sha256",
+                    "the file was deleted: run the same command again",
                     f"if the files on the hub have changed, remove {folder} to download them again",
                 )
             with staged.open("rb") as file:
@@ -241,8 +241,8 @@ class _Download:
         if total > free:
             raise SystemFault(
                 folder,
-                f"{total:,} bytes are to be downloaded, and {free:,} are free",
-                f"make room, or choose another disk with {MODEL_BASE_VARIABLES[0]}",
+                f"{total:,} bytes are to be downloaded, but only {free:,} are free",
+                f"free some space, or choose another disk with {MODEL_BASE_VARIABLES[0]}",
             )
         if missing:
             logger.info(

@@ -82,7 +82,7 @@ class Record:
             raise StateError(
                 path,
                 f"cannot be read: {error}",
-                "remove it: the files beside it are then used as they are",
+                "remove it to use the files beside it as they are",
             ) from error
 
     def write(self, folder: Path) -> None:
@@ -104,7 +104,7 @@ class Record:
             raise StateError(
                 path,
                 f"was changed after its download: its sha256 is no longer {known.sha256[:16]}...",
-                "remove it to download it again; give a file of your own with --model_paths",
+                "remove it to download it again; use --model_paths for a file of your own",
             )
         return known.digest == self.tree[name].digest
 

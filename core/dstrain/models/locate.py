@@ -227,7 +227,7 @@ class _Assignment:
         other = self.found.setdefault(name, files)
         if other != files:
             both = f"{other.paths[0]} and {files.paths[0]}"
-            raise UsageError("model files", f"two sets of files are {name}: {both}")
+            raise UsageError("model files", f"two sets of files match {name}: {both}")
 
 
 def _owner(fitting: Sequence[Component], files: Files) -> str:

@@ -184,7 +184,7 @@ def load_network(
 
 def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> None:
     """Raise StateError with examples, in the files' keys, of what is missing,
-    unexpected or of another shape.
+    unexpected or of a different shape.
     """
     checkpoint_format = files.checkpoint_format or NATIVE
     have = weights.shapes
@@ -203,7 +203,7 @@ def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> 
             theirs = " + ".join(
                 files.prefix + part.name for part in weights.parts[ours]
             )
-            misshapen.append(f"{theirs} (want {shape}, have {have[ours]})")
+            misshapen.append(f"{theirs} (expected {shape}, found {have[ours]})")
     unexpected = [
         tensor.name
         for name, tensor in weights.tensors.items()
@@ -212,7 +212,7 @@ def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> 
     problems = {
         "missing": missing,
         "unexpected": unexpected,
-        "of another shape": misshapen,
+        "of a different shape": misshapen,
     }
     lines = []
     for kind, names in problems.items():

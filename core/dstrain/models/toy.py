@@ -32,7 +32,7 @@ def write_toy(
         variant,
         0,
         folder,
-        "TMPDIR=DIR before the command names another folder for temporary files",
+        "set TMPDIR to another folder for temporary files",
     )
     weights = [
         sorted(place.glob("*.safetensors")) for place in sorted(folder.iterdir())

@@ -146,10 +146,12 @@ def recognise(
     its_names = f"its first names: {', '.join(names[:3])}"
     if not found:
         known = _names(c for c in components if c.key_patterns)
-        raise StateError(where, f"is none of {known}; {its_names}")
+        raise StateError(where, f"matches none of {known}; {its_names}")
     for fitting in by_prefix.values():
         if not all(component.same_keys_as(fitting[0]) for component in fitting):
-            raise StateError(where, f"fits {_names(fitting)} alike; {its_names}")
+            raise StateError(
+                where, f"matches {_names(fitting)} equally well; {its_names}"
+            )
     others = [name for name in names if not name.startswith(tuple(by_prefix))]
     if others:
         these = _names(c for fitting in found.values() for c in fitting)
@@ -189,7 +191,7 @@ def _torch_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that `torch.save` wrote, mapped, without running
     anything in it.
     """
-    advice = "only files of tensors are read, as torch.save writes a state dict; or save it as safetensors"
+    advice = "save a state dict of tensors with torch.save, or save it as safetensors"
     try:
         foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         if not foreign:
@@ -201,11 +203,11 @@ def _torch_weights(path: Path) -> dict[str, Tensor]:
         ) from error
     if foreign:
         raise StateError(
-            path, f"holds more than weights: {', '.join(sorted(foreign))}", advice
+            path, f"contains more than weights: {', '.join(sorted(foreign))}", advice
         )
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(weight, Tensor)
         for name, weight in weights.items()
     ):
-        raise StateError(path, "is no state dict: names with one tensor each", advice)
+        raise StateError(path, "is not a state dict of tensors", advice)
     return weights

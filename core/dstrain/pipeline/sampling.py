@@ -110,7 +110,7 @@ def plan_inference(
     if guided and arguments.get("guidance_scale") is not None:
         for name in sorted(negatives - {*inputs, *arguments}):
             if getattr(spec.inputs[name], "kind", "") != "text":
-                what = f"above 1 needs input {name!r} for the negative branch, and it is absent"
+                what = f"above 1 needs input {name!r} for the negative branch, which is absent"
                 raise UsageError("guidance_scale", what)
             inputs[name] = ""
     task = generate_task(spec, guided and negatives <= inputs.keys())
@@ -160,5 +160,5 @@ def seeded_noise(shape: Sequence[int], seed: int, device: str = NOISE_DEVICE) ->
         generator = torch.Generator(name).manual_seed(seed)
         return torch.randn(tuple(shape), generator=generator, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        what = f"the noise of device {name!r} cannot be drawn here; another device draws other noise from a seed"
+        what = f"noise cannot be drawn on device {name!r} here; another device gives different noise for the same seed"
         raise UsageError("rand_device", what) from error

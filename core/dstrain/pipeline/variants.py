@@ -47,7 +47,7 @@ def choose_variant(
         left = _narrow(left, _by_config(family, models))
     left = _narrow(left, _by_id(family, models))
     if len(left) > 1 and not take_first:
-        raise UsageError("--variant", f"could be {', '.join(left)}; say which")
+        raise UsageError("--variant", f"could be {', '.join(left)}; choose one")
     return left[0]
 
 

@@ -42,7 +42,7 @@ class Installed:
                 return entry.load()
         except (Exception, SystemExit) as error:
             reason = f"{self.entry_point} cannot be imported: {type(error).__name__}: {error}"
-            advice = f"leave it out with -p no:{self.name}"
+            advice = f"disable it with -p no:{self.name}"
             raise UsageError(self.where, reason, advice) from error
 
 
@@ -114,8 +114,8 @@ def refuse_clash(plugin: Installed, plugins: Collection[Installed]) -> None:
         names = " and by ".join(f"{one.distribution} {one.version}" for one in same)
         raise UsageError(
             plugin.where,
-            f"{plugin.name!r} is offered by {names}",
-            f"leave one out with -p no:{plugin.distribution}, or uninstall it",
+            f"{plugin.name!r} is provided by {names}",
+            f"disable one with -p no:{plugin.distribution}, or uninstall it",
         )
 
 
@@ -128,11 +128,13 @@ def checked_family(plugin: Installed) -> ModelFamily:
     if family.api != API:
         raise UsageError(
             plugin.where,
-            f"its record is made for plugin interface {family.api}, this dstrain has {API}",
-            "install versions of the plugin and of dstrain that fit together",
+            f"its record was made for plugin interface {family.api}, this dstrain has {API}",
+            "install compatible versions of the plugin and of dstrain",
         )
     if family.name != plugin.name:
-        what = f"its entry point is named {plugin.name!r}, its record {family.name!r}"
+        what = (
+            f"its entry point is named {plugin.name!r}, but its record {family.name!r}"
+        )
         raise UsageError(plugin.where, what)
     for problem in family.problems():
         raise UsageError(plugin.where, problem)

@@ -81,8 +81,8 @@ class ModelFamily:
         """
         specs = self.load("pipelines")
         if not isinstance(specs, Mapping) or variant not in specs:
-            what = f"its pipelines, {self.pipelines}, have no {variant!r}"
-            want = "want a dict of PipelineSpec by variant"
+            what = f"its pipelines, {self.pipelines}, have no variant {variant!r}"
+            want = "expected a dict of PipelineSpec by variant"
             raise UsageError(f"plugin {self.name}", f"{what}; {want}")
         spec: PipelineSpec = specs[variant]
         return replace(spec, family=self.name, variant=variant)
@@ -111,7 +111,7 @@ class ModelFamily:
             elif kind is tuple:
                 part = get_args(hint)[0]
                 if not all(isinstance(one, part) for one in value):
-                    yield f"its field {name} holds something else than {part.__name__}"
+                    yield f"its field {name} contains something other than {part.__name__}"
         if not self.variants:
             yield f"the record of {self.name!r} has no variant"
 
@@ -123,7 +123,7 @@ class ModelFamily:
             target = getattr(self, part)
             module, _, name = target.partition(":")
             if target and not (name and _is_there(module)):
-                yield f"its {part}, {target!r}, is not there; want package.module:name of what is"
+                yield f"its {part}, {target!r}, does not exist; expected package.module:name"
 
 
 def _is_there(module: str) -> bool:

@@ -82,12 +82,12 @@ class Extensions:
                     continue
                 word = f"{plugin.where}: its {kind.__name__.lower()} {item.name!r}"
                 if item.name in own:
-                    what = "has the name of one of dstrain's own, and is left out"
+                    what = "has the same name as one of dstrain's own, and is ignored"
                     reasons.append(f"{word} {what}")
                 elif item.name in owners:
                     other = owners[item.name].where
                     reasons.append(
-                        f"{word} is offered by {other} too; both are left out"
+                        f"{word} is also provided by {other}; both are ignored"
                     )
                     offers.pop(item.name, None)
                 else:

@@ -19,14 +19,16 @@ def write_plugin(name: str, folder: Path, left_out: Collection[str] = ()) -> Non
     """
     words = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
     if not re.fullmatch(words, name) or keyword.iskeyword(name):
-        want = "want lower-case letters, digits and single underscores: my_model"
-        raise UsageError(COMMAND, f"{name!r} is no name of a family; {want}")
+        want = "expected lower-case letters, digits and single underscores, such as my_model"
+        raise UsageError(COMMAND, f"{name!r} is not a valid family name; {want}")
     for plugin in installed(left_out):
         if plugin.name == name:
             what = f"a family named {name!r} is installed, by {plugin.where}"
             raise UsageError(COMMAND, what)
     if folder.exists():
-        raise UsageError(COMMAND, f"{folder} exists; what is there is left as it is")
+        raise UsageError(
+            COMMAND, f"{folder} already exists; existing files were not modified"
+        )
     template = Path(__file__).with_name("template")
     for source in template.rglob("*"):
         place = source.relative_to(template)

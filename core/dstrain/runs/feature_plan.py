@@ -102,12 +102,12 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[Sequence[Row], CacheIn
     plans = list(cache.plans())
     fitting = [(path, plan) for path, plan in plans if plan["identity"] == identity]
     if not fitting:
-        instead = "give the flags it was filled with, or " if plans else ""
+        instead = "use the flags it was filled with, or " if plans else ""
         raise StateError(
             cache.folder,
-            "holds no plan for this run",
+            "contains no plan for this run",
             _differences(identity, [plan["identity"] for _, plan in plans]),
-            f"{instead}fill it: the same command with --task {setup.task.name}:data_process",
+            f"{instead}fill it by running the same command with --task {setup.task.name}:data_process",
         )
     path, plan = _choose(setup, cache, fitting)
     rows = cache.plan_rows(path)
@@ -118,7 +118,7 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[Sequence[Row], CacheIn
     ]
     if lacking:
         # Shards may have been deleted, or not copied.
-        what = f"lacks values of {len(lacking)} of {len(rows)} rows, the first is row {lacking[0]}"
+        what = f"lacks values of {len(lacking)} of {len(rows)} rows; the first is row {lacking[0]}"
         raise StateError(cache.folder, what, _refill(setup))
     return rows, CacheInfo.from_json(plan["about"])
 
@@ -139,7 +139,7 @@ def check_configs(info: CacheInfo, found: Found) -> None:
             if not key.startswith("_") and recorded.get(key) != config.get(key)
         ]
         if differing:
-            what = f"is not the one the feature cache was made with: {', '.join(differing)} differ"
+            what = f"has another configuration than when the feature cache was filled: {', '.join(differing)}"
             raise StateError(name, what)
 
 
@@ -166,7 +166,7 @@ def _choose(
     if len(by_path) > 1:
         raise StateError(
             cache.folder,
-            f"holds this plan for {len(by_path)} datasets: {', '.join(by_path)}",
+            f"contains this plan for {len(by_path)} datasets: {', '.join(by_path)}",
             "name one with --dataset_metadata_path",
         )
     (plans,) = by_path.values()
@@ -197,6 +197,6 @@ def _differences(wanted: Mapping[str, Any], others: Sequence[Mapping[str, Any]])
                 differing.append(f"{key}: cache {cached}, this run {own}")
         found.append(differing)
     if not found:
-        return "it holds no finished plan at all"
+        return "it contains no finished plan"
     most_similar = min(found, key=len)
     return "; ".join(most_similar)

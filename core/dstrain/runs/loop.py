@@ -173,8 +173,8 @@ def diverged(
         f"step {run.step + 1}",
         f"loss {loss}, gradient norm {norm}; the weights are untouched",
         f"last good checkpoint: {next(whole, 'none')}",
-        f"look at the samples of this step: {named}{more}",
-        "or begin again from that checkpoint's weights with a lower --learning_rate or --max_grad_norm",
+        f"check the samples of this step: {named}{more}",
+        "or start again from that checkpoint's weights with a lower --learning_rate or --max_grad_norm",
     )
 
 

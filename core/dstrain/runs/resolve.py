@@ -127,7 +127,7 @@ def trainables_of(config: TrainConfig, family: ModelFamily) -> Trainables:
         raise UsageError(
             "--lora_target_modules",
             f"is required: {family.name} has no default targets for {component!r}",
-            f"it has for {', '.join(family.lora_targets)}",
+            f"it has targets for {', '.join(family.lora_targets)}",
         )
     alpha = config.lora_rank if config.lora_alpha is None else config.lora_alpha
     lora = LoraConfig(component, tuple(targets), config.lora_rank, float(alpha))
@@ -172,7 +172,7 @@ def check_saved_names(setup: Setup) -> None:
     # Saved names carry no such prefix to begin with, so there is nothing to remove.
     known = [f"pipe.{component}." for component in dict.fromkeys(trained)]
     if prefix is not None and prefix not in known:
-        what = f"no saved name begins with {prefix!r}; want {' or '.join(known)}"
+        what = f"no saved name begins with {prefix!r}; expected {' or '.join(known)}"
         raise UsageError("--remove_prefix_in_ckpt", what)
     component = setup.family.default_trainable
     lora = [layers.component for layers in setup.trainables.lora]
@@ -247,5 +247,5 @@ def log_warnings(setup: Setup) -> None:
         )
     for name in setup.dataset.unused_columns:
         logger.warning(
-            f"{setup.dataset.table.path}: column {name!r} is read by no input of this variant"
+            f"{setup.dataset.table.path}: column {name!r} is not used by this variant"
         )

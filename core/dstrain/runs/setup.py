@@ -115,7 +115,7 @@ class Setup:
         ]
         if len(fitting) != 1:
             names = " or ".join(fitting) or "several components"
-            what = f"is required: {path} may be of {names}"
+            what = f"is required: {path} may be for {names}"
             raise UsageError("--preset_lora_model", what)
         return Preset(path, fitting[0])
 

@@ -39,13 +39,13 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
     skipped = torch.zeros(len(dataset.table.rows), device=setup.device)
     skipped[[fault.row for fault in dataset.skipped]] = 1
     if not torch.equal(processes.total(skipped), processes.size * skipped):
-        what = "its files are not the same for every process, or just changed"
+        what = "its files differ between processes, or have just changed"
         raise SystemFault(dataset.table.path, what)
     count = int(skipped.sum())
     where = f", listed in {setup.list_folder / LIST}" if count else ""
     seconds = time.monotonic() - start
     logger.info(
-        f"{count} of {len(skipped)} rows are left out{where}; the files were checked in {seconds:.1f} s"
+        f"{count} of {len(skipped)} rows are skipped{where}; the files were checked in {seconds:.1f} s"
     )
 
 

@@ -85,7 +85,7 @@ class RunFiles:
 
 def not_listed(folder: Path, name: str) -> StateError:
     """Return the error of a file that is in the way, and that no run wrote."""
-    what = f"holds {name}, which no run wrote: {RUN} does not list it"
+    what = f"contains {name}, which no run wrote: {RUN} does not list it"
     return StateError(folder, what, "move it away, or give another --output_path")
 
 

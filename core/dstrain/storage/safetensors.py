@@ -153,7 +153,7 @@ def _verify(
         raise StateError(
             path,
             "is damaged: the sha256 of its content is not the one in its header",
-            "or another program changed it and kept the header: save it anew with that",
+            "or another program changed it but kept the header: save it again with that program",
         )
 
 

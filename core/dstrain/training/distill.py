@@ -54,7 +54,9 @@ def _check_device(device: str) -> str:
 def _check_scale(scale: float) -> str:
     if scale == 1:
         return ""
-    return f"want 1 or a blank cell, got {scale:g}: the student runs without guidance"
+    return (
+        f"expected 1 or a blank cell, got {scale:g}: the student runs without guidance"
+    )
 
 
 NOISE_COLUMNS = MappingProxyType(

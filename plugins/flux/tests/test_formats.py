@@ -322,7 +322,7 @@ def test_a_fused_weight_of_another_shape_is_refused_by_its_name(tmp_path: Path) 
     ((_, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
     with pytest.raises(
         StateError,
-        match=r"1 of another shape: double_blocks\.0\.txt_attn\.qkv\.weight \(want",
+        match=r"1 of a different shape: double_blocks\.0\.txt_attn\.qkv\.weight \(expected",
     ):
         load("dit", files, network)
 

@@ -48,7 +48,7 @@ class Processor:
         counts = (patches["image_grid_thw"].prod(1) // merged).tolist()
         before, *after = text.split(IMAGE_TOKEN)
         if len(after) != len(counts):
-            what = f"the text has {len(after)} {IMAGE_TOKEN} for {len(counts)} pictures; a prompt has none of its own"
+            what = f"the text has {len(after)} {IMAGE_TOKEN} for {len(counts)} images; a prompt must not contain any"
             raise InputError("prompt", what)
         whole = before
         for count, rest in zip(counts, after, strict=True):
@@ -60,8 +60,8 @@ class Processor:
         is_image = tokens["input_ids"] == image_id
         if is_image.sum() != sum(counts):
             raise InputError(
-                "pictures",
-                f"have {sum(counts)} tokens, and a text with pictures {max_tokens}; give fewer",
+                "images",
+                f"have {sum(counts)} tokens, but text and images together may have {max_tokens}; use fewer",
             )
         return {
             "input_ids": tokens["input_ids"],

@@ -128,7 +128,7 @@ def resize(image: Image.Image, pixels: int) -> Image.Image:
         size = f"{image.width} x {image.height} (width x height)"
         raise InputError(
             "edit_image",
-            f"{size} is too long for {pixels} pixels in multiples of {EDIT_MULTIPLE}",
+            f"{size} is too elongated for {pixels} pixels in multiples of {EDIT_MULTIPLE}",
         )
     return convert_image(image, "RGB").resize((width, height), Image.Resampling.LANCZOS)
 
@@ -204,7 +204,7 @@ def check_prefix(tokenizer: Any, prefix: str, wanted: int, component: str) -> No
     if found != wanted:
         raise InputError(
             f"{component} {tokenizer.name_or_path}",
-            f"turns the chat template's prefix into {found} tokens, want {wanted}",
+            f"turns the chat template's prefix into {found} tokens, expected {wanted}",
             f"give Qwen-Image's {component} with --{component}_path",
         )
 

@@ -140,7 +140,7 @@ def test_images_are_resized_as_diffusers_resizes_them(
 
 def test_an_image_too_long_for_its_area_is_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"edit_image: 900 x 10 .* too long for 4096 pixels"
+        UsageError, match=r"edit_image: 900 x 10 .* too elongated for 4096 pixels"
     ):
         units.resize(noise_image(900, 10), 4096)
 
@@ -174,7 +174,7 @@ def test_a_prompt_that_speaks_of_more_images_than_there_are_is_refused(
 ) -> None:
     given = {"prompt": "a <|image_pad|>", "edit_pictures": [noise_image(64, 64)]}
     with pytest.raises(
-        UsageError, match=r"prompt: the text has 2 <.image_pad.> for 1 pictures"
+        UsageError, match=r"prompt: the text has 2 <.image_pad.> for 1 images"
     ):
         MODEL.spec("edit").units[1].run(given, parts)
 
@@ -183,7 +183,8 @@ def test_images_that_fill_more_than_the_text_may_have_are_refused(
     parts: dict[str, Any],
 ) -> None:
     with pytest.raises(
-        UsageError, match="pictures: have 16 tokens, and a text with pictures 10"
+        UsageError,
+        match="images: have 16 tokens, but text and images together may have 10",
     ):
         parts["processor"](units.IMAGE, [noise_image(112, 112)], 10)
 
@@ -196,7 +197,9 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
             return SimpleNamespace(input_ids=list(text.encode()))
 
     lent = {**parts, "processor": SimpleNamespace(tokenizer=Bytes())}
-    with pytest.raises(UsageError, match=r"processor some/folder: .* want 64") as error:
+    with pytest.raises(
+        UsageError, match=r"processor some/folder: .* expected 64"
+    ) as error:
         MODEL.spec("edit").units[1].run(
             {"prompt": "x", "edit_pictures": [noise_image(64, 64)]}, lent
         )

@@ -241,5 +241,5 @@ def test_guidance_keeps_each_tokens_norm() -> None:
 def test_the_shape_of_the_latents() -> None:
     assert latent_shape(1024, 768) == (1, 16, 1, 128, 96)
     for height, width, name in ((1000, 768, "height"), (1024, 0, "width")):
-        with pytest.raises(UsageError, match=f"{name}: want a multiple of 16"):
+        with pytest.raises(UsageError, match=f"{name}: expected a multiple of 16"):
             latent_shape(height, width)

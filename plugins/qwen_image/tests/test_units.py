@@ -59,7 +59,7 @@ def test_a_tokenizer_of_another_model_is_refused_by_name(lent: dict[str, Any]) -
             return SimpleNamespace(input_ids=list(text.encode()))
 
     with pytest.raises(
-        UsageError, match=r"tokenizer some/folder: .* into \d+ tokens, want 34"
+        UsageError, match=r"tokenizer some/folder: .* into \d+ tokens, expected 34"
     ):
         PROMPT.run({"prompt": "x"}, {**lent, "tokenizer": Bytes()})
 

@@ -127,7 +127,7 @@ def latent_shape(
         near = max(0, round((num_frames - 1) / temporal)) * temporal + 1
         raise InputError(
             "num_frames",
-            f"want {temporal}n + 1, got {num_frames}; the nearest is {near}",
+            f"expected {temporal}n + 1, got {num_frames}; the nearest is {near}",
         )
     frames = (num_frames - 1) // temporal + 1
     return (1, vae_config.z_dim, frames, height // spatial, width // spatial)

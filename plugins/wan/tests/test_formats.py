@@ -264,7 +264,7 @@ def test_a_weight_of_another_shape_is_refused_by_its_name_in_the_file(
     files = recognised(saved(tmp_path / "model.pth", weights), name)
     with pytest.raises(
         StateError,
-        match=r"3 of another shape: visual\.transformer\.0\.attn\.to_qkv\.weight \(want",
+        match=r"3 of a different shape: visual\.transformer\.0\.attn\.to_qkv\.weight \(expected",
     ):
         load(name, files, network)
 

@@ -169,15 +169,19 @@ def test_the_shape_of_the_latents() -> None:
     assert latent_shape(704, 1280, 121, vae_config=VAE_2_2) == (1, 48, 31, 44, 80)
     assert latent_shape(16, 16, 1, vae_config=VAE_2_1) == (1, 16, 1, 2, 2)
     for vae, size, words in (
-        (VAE_2_1, (472, 832, 81), "height: want a multiple of 16, got 472"),
-        (VAE_2_2, (704, 1264, 81), "width: want a multiple of 32, got 1264"),
-        (VAE_2_1, (480, 0, 81), "width: want a multiple of 16, got 0"),
+        (VAE_2_1, (472, 832, 81), "height: expected a multiple of 16, got 472"),
+        (VAE_2_2, (704, 1264, 81), "width: expected a multiple of 32, got 1264"),
+        (VAE_2_1, (480, 0, 81), "width: expected a multiple of 16, got 0"),
         (
             VAE_2_1,
             (480, 832, 80),
-            "num_frames: want 4n \\+ 1, got 80; the nearest is 81",
+            "num_frames: expected 4n \\+ 1, got 80; the nearest is 81",
         ),
-        (VAE_2_1, (480, 832, 0), "num_frames: want 4n \\+ 1, got 0; the nearest is 1"),
+        (
+            VAE_2_1,
+            (480, 832, 0),
+            "num_frames: expected 4n \\+ 1, got 0; the nearest is 1",
+        ),
     ):
         with pytest.raises(UsageError, match=words):
             latent_shape(*size, vae_config=vae)

@@ -142,7 +142,7 @@ def test_only_temporaries_are_removed_when_a_cache_is_created_again(
     [
         (None, "is not a feature cache"),
         ("{", "cannot be read"),
-        ('{"format": "dstrain-features", "version": 2}', "want "),
+        ('{"format": "dstrain-features", "version": 2}', "expected "),
     ],
 )
 def test_what_is_no_cache_of_this_version_is_refused(

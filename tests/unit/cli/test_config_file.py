@@ -90,11 +90,15 @@ BAD: tuple[tuple[str, str, str], ...] = (
         "learning_rate: 1e-4x",
         "x.yaml:learning_rate: '1e-4x' is not a valid float",
     ),
-    ("x.toml", "learning_rate = 0", "x.toml:learning_rate: want more than 0, got 0.0"),
+    (
+        "x.toml",
+        "learning_rate = 0",
+        "x.toml:learning_rate: expected more than 0, got 0.0",
+    ),
     (
         "x.json",
         '{"learning_rate": NaN}',
-        "x.json:learning_rate: want a finite number, got nan",
+        "x.json:learning_rate: expected a finite number, got nan",
     ),
     (
         "x.toml",
@@ -107,55 +111,55 @@ BAD: tuple[tuple[str, str, str], ...] = (
     (
         "x.toml",
         "hub = 'hugingface'",
-        "x.toml:hub: want one of modelscope, huggingface, got 'hugingface'; did you mean",
+        "x.toml:hub: expected one of modelscope, huggingface, got 'hugingface'; did you mean",
     ),
     (
         "x.toml",
         "preview_prompt = 'a'",
-        "x.toml:preview_prompt: can be repeated: want a list",
+        "x.toml:preview_prompt: can be repeated: expected a list",
     ),
     (
         "x.toml",
         "preview_prompt = [['a']]",
-        "x.toml:preview_prompt: is a table; want one value, or a list",
+        "x.toml:preview_prompt: is a table; expected one value, or a list",
     ),
     (
         "x.toml",
         "trainable_models = ['a', 'b']",
-        "x.toml:trainable_models: want one value; names are comma-separated text",
+        "x.toml:trainable_models: expected one value; write several names as comma-separated text",
     ),
     (
         "x.toml",
         "[dataset]\nseed = 1",
-        "x.toml:dataset: is a table; want one value, or a list",
+        "x.toml:dataset: is a table; expected one value, or a list",
     ),
     (
         "x.yaml",
         "job: extension\nconfig:\n  name: a",
-        "x.yaml:config: is a table; want one value, or a list",
+        "x.yaml:config: is a table; expected one value, or a list",
     ),
     (
         "x.toml",
         "stray = 1\n[[datasets]]\na = 1",
-        "x.toml:datasets: is a table; want one value, or a list",
+        "x.toml:datasets: is a table; expected one value, or a list",
     ),
     (
         "x.json",
         '{"seed": {"a": 1}}',
-        "x.json:seed: is a table; want one value, or a list",
+        "x.json:seed: is a table; expected one value, or a list",
     ),
     (
         "x.toml",
         "[seed]\na = 1",
-        "x.toml:seed: is a table; want one value, or a list",
+        "x.toml:seed: is a table; expected one value, or a list",
     ),
     (
         "x.yaml",
         "seed: {a: 1}",
-        "x.yaml:seed: is a table; want one value, or a list",
+        "x.yaml:seed: is a table; expected one value, or a list",
     ),
     ("x.toml", "output_path = ''", "x.toml:output_path: is empty"),
-    ("x.toml", "p = ['nope']", "x.toml:p: want no:NAME, got 'nope'"),
+    ("x.toml", "p = ['nope']", "x.toml:p: expected no:NAME, got 'nope'"),
     ("x.toml", "model = 'fakky'", "--model: no model named 'fakky'; installed: "),
     ("x.toml", "model = 3", "--model: no model named '3'; installed: "),
     (
@@ -176,7 +180,7 @@ BAD: tuple[tuple[str, str, str], ...] = (
     (
         "x.yaml",
         "seed: !!python/object/apply:os.system [touch hacked]",
-        "x.yaml:seed: want one value; names are comma-separated text",
+        "x.yaml:seed: expected one value; write several names as comma-separated text",
     ),
     ("x.toml", "toy = true\nheight = 64", "x.toml:height: is given without --width"),
     ("x.yaml", "a: " + "[" * 600 + "]" * 600, "x.yaml: cannot be parsed: "),

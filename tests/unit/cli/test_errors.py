@@ -48,7 +48,7 @@ def answer_of(
             ["grph"],
             "command line: no command named 'grph'; commands: train, graph, generate, ",
         ),
-        (["-p", "nope", *BASE], "-p: want no:NAME, got 'nope'"),
+        (["-p", "nope", *BASE], "-p: expected no:NAME, got 'nope'"),
         (["-p", "no:fakyy", *BASE], "-p: no plugin named 'fakyy'; installed: "),
         (["-p", "no:faky", *BASE], "--model: no model named 'faky'; installed: "),
         (

@@ -43,7 +43,7 @@ def test_what_a_plugin_adds_is_told_beside_what_of_it_cannot_be_used(
     ]
     assert (
         found.reason
-        == "its command 'train' has the name of one of dstrain's own, and is left out"
+        == "its command 'train' has the same name as one of dstrain's own, and is ignored"
     )
 
 

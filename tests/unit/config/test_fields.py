@@ -77,15 +77,15 @@ def test_changed_options_of_an_effect_are_those_not_at_their_default() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
-        ("name", None, "want str, got None"),
-        ("rank", 0, "want 1 or more, got 0"),
-        ("rank", 9, "want 8 or less, got 9"),
-        ("rank", True, "want int, got True"),
-        ("rank", 1.5, "want int, got 1.5"),
-        ("rate", 0, "want more than 0, got 0"),
-        ("rate", math.inf, "want a finite number, got inf"),
-        ("mode", "be", "want one of a, bee, got 'be'; did you mean 'bee'?"),
-        ("paths", ("a",), "want Path, got 'a'"),
+        ("name", None, "expected str, got None"),
+        ("rank", 0, "expected 1 or more, got 0"),
+        ("rank", 9, "expected 8 or less, got 9"),
+        ("rank", True, "expected int, got True"),
+        ("rank", 1.5, "expected int, got 1.5"),
+        ("rate", 0, "expected more than 0, got 0"),
+        ("rate", math.inf, "expected a finite number, got inf"),
+        ("mode", "be", "expected one of a, bee, got 'be'; did you mean 'bee'?"),
+        ("paths", ("a",), "expected Path, got 'a'"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(name: str, value: Any, what: str) -> None:
@@ -159,10 +159,10 @@ def test_origins_are_pairs_of_model_id_and_pattern() -> None:
         ("a/b", "c:d", "v1"),
         ("a/b", "e", "v1"),
     )
-    with pytest.raises(UsageError, match="a/b is given at two revisions, v1 and v2"):
+    with pytest.raises(UsageError, match="a/b is given with two revisions, v1 and v2"):
         parse_origins("a/b@v1:c,a/b@v2:c")
     for text in ("a/b", "a/b:", ":c", "a/b@:c"):
-        with pytest.raises(UsageError, match="want ID:PATTERN"):
+        with pytest.raises(UsageError, match="expected ID:PATTERN"):
             parse_origins(text)
     for pattern in ("/etc/x", "../b/c", "c/../../d"):
         with pytest.raises(UsageError, match="leads out of the model's folder"):

@@ -77,4 +77,4 @@ def test_rows_that_cannot_be_read_are_told_before_columns_that_only_they_may_nam
             INPUTS,
             planned,
         )
-    assert caught.value.help_lines[0].startswith("metadata.jsonl:2: is not json")
+    assert caught.value.help_lines[0].startswith("metadata.jsonl:2: is not valid JSON")

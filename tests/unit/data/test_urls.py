@@ -164,9 +164,9 @@ def test_without_the_flag_a_url_is_refused_and_nobody_is_asked(
 
 
 BAD = (
-    ("/none.png", "cannot be fetched: 404 Not Found"),
+    ("/none.png", "cannot be downloaded: 404 Not Found"),
     ("/half/a.png", "without sending complete message body"),
-    ("/chunked/a.png", "cannot be fetched: "),
+    ("/chunked/a.png", "cannot be downloaded: "),
     ("/to/file:///etc/hostname", "unsupported protocol 'file://'"),
     ("/to/ftp://127.0.0.1/a", "unsupported protocol 'ftp://'"),
     ("/text.png", "is not an image in a supported format"),
@@ -207,13 +207,13 @@ def test_a_redirect_to_http_is_followed(site: Site, tmp_path: Path) -> None:
 def test_a_server_that_is_too_slow_or_sends_too_much_is_given_up(
     site: Site, tmp_path: Path, limits: dict[str, Any], path: str, words: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"cannot be fetched: {words}"):
+    with pytest.raises(UsageError, match=f"cannot be downloaded: {words}"):
         UrlCache(tmp_path, **limits).fetch(f"{site.address}/{path}")
     assert not list(tmp_path.iterdir())
 
 
 def test_nobody_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot be fetched: .*Connection refused"):
+    with pytest.raises(UsageError, match=r"cannot be downloaded: .*Connection refused"):
         UrlCache(tmp_path).fetch("http://127.0.0.1:1/a.png")
 
 
@@ -253,7 +253,7 @@ def test_secrets_of_urls_are_in_no_message_and_no_written_byte(
     assert main(words) == 2
     assert main([*words, "--on_bad_sample", "skip"]) == 0
     said = capfd.readouterr()
-    assert "5 of 6 rows are left out" in said.err
+    assert "5 of 6 rows are skipped" in said.err
     files = [
         path for folder in ("out", "cache") for path in (tmp_path / folder).rglob("*")
     ]
@@ -264,7 +264,8 @@ def test_secrets_of_urls_are_in_no_message_and_no_written_byte(
         assert not any(secret.encode() in content for content in written)
     listed = (tmp_path / "out/logs/bad_samples.jsonl").read_text()
     assert (
-        f"'http://***@{host}/none.png?***' cannot be fetched: 404 Not Found" in listed
+        f"'http://***@{host}/none.png?***' cannot be downloaded: 404 Not Found"
+        in listed
     )
 
 

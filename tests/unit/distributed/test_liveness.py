@@ -83,9 +83,7 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed(
 
     ended = met(tmp_path, 2, part, timeout=2)
     assert ended.codes == (4, 4)
-    assert (
-        f"nothing was heard of process {silent} for 2 seconds" in ended.said[1 - silent]
-    )
+    assert f"process {silent} has not responded for 2 seconds" in ended.said[1 - silent]
     assert f"processes: {ENDED}" in ended.said[silent]
 
 

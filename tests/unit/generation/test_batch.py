@@ -179,7 +179,7 @@ def test_other_settings_are_refused_naming_the_difference(
         ),
     ):
         with pytest.raises(
-            StateError, match="was generated with other settings"
+            StateError, match="was generated with different settings"
         ) as caught:
             generate(config(model, folder, dataset=table, **changes))
         assert caught.value.help_lines[0] == words
@@ -238,11 +238,11 @@ def test_what_is_made_is_a_data_set_for_distillation(
         ([{"prompt": "dog", "seed": "one"}], "'one' is not an integer"),
         (
             [{"prompt": "dog", "seed": 1, "rand_device": "mps"}],
-            "noise of device 'mps' cannot be drawn here",
+            "noise cannot be drawn on device 'mps' here",
         ),
         (
             [{"prompt": "dog", "seed": 1, "image": "a.png"}],
-            "has a column 'image', which is the one generated",
+            "has a column 'image', which is the one to generate",
         ),
         ([{"seed": 1}], "needs prompt_emb, and there is no column 'prompt'"),
         (
@@ -268,7 +268,9 @@ def test_a_folder_with_a_data_set_of_the_users_is_left_as_it_is(
 ) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set/metadata.csv").write_text("image,prompt\n")
-    with pytest.raises(UsageError, match="is of a dataset that was not generated here"):
+    with pytest.raises(
+        UsageError, match="belongs to a dataset that was not generated here"
+    ):
         generate(config(model, tmp_path / "set", dataset=table))
     assert (tmp_path / "set/metadata.csv").read_text() == "image,prompt\n"
 
@@ -277,7 +279,9 @@ def test_a_table_is_not_overwritten_by_the_dataset(model: Path, tmp_path: Path) 
     path = tmp_path / "set/metadata.csv"
     path.parent.mkdir()
     path.write_text("prompt,seed\ndog,1\n")
-    with pytest.raises(UsageError, match="is of a dataset that was not generated here"):
+    with pytest.raises(
+        UsageError, match="belongs to a dataset that was not generated here"
+    ):
         generate(config(model, tmp_path / "other/../set", dataset=path))
     assert path.read_text() == "prompt,seed\ndog,1\n"
 
@@ -297,7 +301,7 @@ def test_a_folder_is_bound_by_settings_once_something_was_made_by_them(
     generate(config(model, folder, dataset=table, num_inference_steps=2))
     assert len(made(folder)) == 3
     (folder / "metadata.csv").unlink()
-    with pytest.raises(StateError, match="was generated with other settings"):
+    with pytest.raises(StateError, match="was generated with different settings"):
         generate(config(model, folder, dataset=table))
 
 

@@ -185,5 +185,5 @@ def test_a_folder_of_frames_may_be_given_for_all_rows(
     generate(config)
     assert not differ(*made(tmp_path / "set"))
     Image.new("RGB", (8, 8), "red").save(given / "hints/a.png")
-    with pytest.raises(StateError, match="was generated with other settings"):
+    with pytest.raises(StateError, match="was generated with different settings"):
         generate(config)

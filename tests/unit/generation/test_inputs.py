@@ -134,7 +134,7 @@ def test_the_flag_of_an_input_that_the_variant_does_not_have_is_refused(
 
 @pytest.mark.parametrize("text", ["edit_image", "=x.png", ""])
 def test_an_input_without_name_or_value_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="want NAME=VALUE"):
+    with pytest.raises(UsageError, match="expected NAME=VALUE"):
         parse_input(text)
 
 

@@ -172,7 +172,7 @@ def test_a_lora_file_that_is_not_there_is_refused_before_loading(
         (
             {"negative_prompt": "blurry"},
             "--negative_prompt",
-            "guidance is off; it is on with --guidance_scale above 1",
+            "guidance is off; turn it on with --guidance_scale above 1",
         ),
         (
             {"negative_prompt": "blurry", "guidance_scale": 1.0},

@@ -64,7 +64,7 @@ def test_a_number_that_is_too_small_is_refused_with_the_least() -> None:
     check = at_least(2)
     assert check(2) == ""
     assert check(3.5) == ""
-    assert check(1) == "want 2 or more, got 1"
+    assert check(1) == "expected 2 or more, got 1"
 
 
 def test_inference_reads_an_image_at_its_own_size_under_the_inputs_name() -> None:

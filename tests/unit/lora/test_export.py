@@ -138,7 +138,7 @@ def test_an_alpha_that_a_file_does_not_say_can_be_told(
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "ranks"])
 def test_an_alpha_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--alpha: want a number above 0, or rank"):
+    with pytest.raises(UsageError, match="--alpha: expected a number above 0, or rank"):
         parse_alpha(text)
 
 
@@ -214,7 +214,7 @@ def test_a_program_without_names_for_a_component_is_refused(tmp_path: Path) -> N
                "text_encoder.layers.0.q_proj.lora_B.weight": torch.ones(6, 1)}  # fmt: skip
     path = written(tmp_path / "e.safetensors", with_alpha(tensors), {"family": "fused"})
     with pytest.raises(
-        UsageError, match="--format: comfyui has no names for LoRA on text_encoder"
+        UsageError, match="--format: comfyui has no key names for LoRA on text_encoder"
     ):
         export(path, tmp_path / "x.safetensors", "comfyui")
     assert not (tmp_path / "x.safetensors").exists()
@@ -274,7 +274,7 @@ def test_the_weights_of_a_component_get_the_original_names_and_back(
     assert again.keys() == state.keys()
     assert find_config(ConfigQuery(COMPONENTS[0], files)) == {"width": 6}
     assert all(torch.equal(again[name], value) for name, value in state.items())
-    with pytest.raises(UsageError, match="kohya names LoRA files"):
+    with pytest.raises(UsageError, match="kohya is a format for LoRA files"):
         export(tmp_path / "full.safetensors", tmp_path / "z.safetensors", "kohya")
 
 

@@ -55,7 +55,7 @@ def test_every_spelling_of_a_pair_is_known(down: str, up: str) -> None:
                 "a.lora_down.weight": DOWN,
                 "a.lora_B.weight": UP,
             },
-            "has a twice; one of its keys is a.lora_down.weight",
+            "contains a twice; one of its keys is a.lora_down.weight",
         ),
         (
             {"a.lora_A.weight": DOWN, "a.lora_B.weight": UP / 0},

@@ -302,7 +302,7 @@ def test_twins_are_told_apart_by_the_header_or_by_what_is_asked(tmp_path: Path) 
         tmp_path / "y.safetensors", with_alpha(tensors), {"component": "dit2"}
     )
     assert read(named, **two).component == "dit2"
-    with pytest.raises(StateError, match="is a LoRA of dit2, and not of dit"):
+    with pytest.raises(StateError, match="is a LoRA for dit2, not for dit"):
         read_lora(named, MODEL, two, component="dit")
     with pytest.raises(StateError, match="has 12 layers of dit2, which is not loaded"):
         read(named)

@@ -67,7 +67,7 @@ REFUSED: tuple[tuple[str, Change, Header, str], ...] = (
     ("an unknown layer", renamed("to_q", "to_w"), adapter(), r"transformer\.blocks\.0\.attn\.to_w.*\n.*known: proj_in"),
     ("one block too many", renamed("blocks.1", "blocks.9"), adapter(), r"1 of its 2 layers.*\n.*blocks\.9"),
     ("peft that matches nothing", lambda t: with_alpha(renamed("transf", "base_model.model.unet")(t)), {}, "match no "),
-    ("two namings in one", lambda t: with_alpha(renamed("transformer.blocks.1", MIXED)(t)), {}, "in two ways"),
+    ("two namings in one", lambda t: with_alpha(renamed("transformer.blocks.1", MIXED)(t)), {}, "two naming schemes"),
     ("DoRA", plus(dora_scale=ONE), adapter(), r"1 of its 5 keys are of no LoRA layer\n.*dora_scale"),
     ("DoRA of peft", plus(lora_magnitude_vector=ONE), adapter(), "DoRA, LoHa"),
     ("LoHa", plus(hada_w1_a=ONE), adapter(), r"of no LoRA layer\n.*hada_w1_a\n.*LoHa"),

@@ -120,12 +120,12 @@ def test_twins_are_told_apart_by_their_folders_else_by_their_order(
     assert assigned(first, first) == assigned(first) == {"dit": "x/a.safetensors"}
     with pytest.raises(
         UsageError,
-        match=r"two sets of files are dit: .*x/a.safetensors and .*x/c.safetensors",
+        match=r"two sets of files match dit: .*x/a.safetensors and .*x/c.safetensors",
     ):
         assigned(first, second, third)
     with pytest.raises(
         UsageError,
-        match=r"two sets of files are dit2: .*low/a.safetensors and .*low/b.safetensors",
+        match=r"two sets of files match dit2: .*low/a.safetensors and .*low/b.safetensors",
     ):
         assigned(low, weights(tmp_path / "low/b.safetensors", "new.weight"))
 
@@ -156,7 +156,7 @@ def test_the_header_of_a_trained_file_says_which_of_twins_it_is_wherever_it_lies
         "dit2": "x/a.safetensors",
     }
     with pytest.raises(
-        UsageError, match=r"two sets of files are dit2: .*out/step-2.* and .*low/a"
+        UsageError, match=r"two sets of files match dit2: .*out/step-2.* and .*low/a"
     ):
         assigned(trained, weights(tmp_path / "low/a.safetensors", "new.weight"))
 
@@ -242,7 +242,7 @@ def test_no_file_is_a_twin_that_the_variant_lacks(
     for opening in opens:
         with pytest.raises(
             UsageError,
-            match=r"two sets of files are dit: .*one\.safetensors and .*two\.safetensors",
+            match=r"two sets of files match dit: .*one\.safetensors and .*two\.safetensors",
         ):
             opening()
     assert [path.name for path in (here / "made").iterdir()] == [".lock"], (
@@ -269,7 +269,7 @@ def test_a_flag_says_which_of_twins_a_file_is(tmp_path: Path) -> None:
     )
     (files,) = assign([given], (DIT, TWIN), ()).values()
     assert (files.prefix, files.checkpoint_format) == ("net.", OLD)
-    with pytest.raises(StateError, match="is none of dit2"):
+    with pytest.raises(StateError, match="matches none of dit2"):
         assign(
             [replace(given, path=weights(tmp_path / "b.safetensors", "strange"))],
             (DIT, TWIN),

@@ -115,7 +115,7 @@ def test_a_side_that_is_no_multiple_is_refused_by_name(
     height: int, width: int, told: str
 ) -> None:
     check_sides(32, 48, 16)
-    with pytest.raises(UsageError, match=f"{told}: want a multiple of 16"):
+    with pytest.raises(UsageError, match=f"{told}: expected a multiple of 16"):
         check_sides(height, width, 16)
 
 

@@ -441,7 +441,7 @@ def test_an_id_must_be_one_and_a_list_may_not_lead_elsewhere(
     server: Server, hub: Hub
 ) -> None:
     for model_id in ("Tiny", "../Tiny", "Tiny/..", "a/b/c", "/etc/x"):
-        with pytest.raises(UsageError, match="is no model id; want OWNER/NAME"):
+        with pytest.raises(UsageError, match="is not a model id; expected OWNER/NAME"):
             fetch(ModelSource(model_id, hub=hub), "x.safetensors")
     for name in (
         "../../evil.safetensors",
@@ -467,6 +467,6 @@ def test_a_digest_that_leads_elsewhere_writes_nothing_over(
         return at, other
 
     monkeypatch.setattr(CLIENTS["huggingface"], "list_files", lying)
-    with pytest.raises(SystemFault, match="did not give what it lists"):
+    with pytest.raises(SystemFault, match="sent something other than what it lists"):
         fetch(ModelSource(TINY, hub="huggingface"), "vae/*.safetensors")
     assert not list((Path("models") / TINY).glob("[!.]*"))

@@ -51,13 +51,13 @@ CASES = (
         "wrong bytes",
         Faults(LARGE, wrong=True),
         SystemFault,
-        "did not give what it lists: .*b.safetensors",
+        "sent something other than what it lists: .*b.safetensors",
     ),
     Case(
         "too short",
         Faults(LARGE, short=True),
         SystemFault,
-        r"did not give what it lists|cannot be downloaded from",
+        r"sent something other than what it lists|cannot be downloaded from",
     ),
     Case("slow", Faults(LARGE, delay=0.7), SystemFault, "cannot be downloaded from"),
     Case(
@@ -246,7 +246,7 @@ def test_a_full_disk_is_told_with_its_path(server: Server) -> None:
         match=rf"models/{TINY}: cannot be written: {os.strerror(errno.ENOSPC)}",
     ) as caught:
         fetch(source, PATTERN)
-    assert "complete files are kept: make room" in str(caught.value)
+    assert "complete files are kept: free some space" in str(caught.value)
     check_nothing_is_half()
     for path in Path("models", TINY, STAGING).rglob("*.incomplete"):
         path.unlink()
@@ -261,7 +261,7 @@ def test_too_little_room_is_told_before_anything_is_fetched(
     )
     with pytest.raises(
         SystemFault,
-        match=rf"models/{TINY}: 600,012 bytes are to be downloaded, and 300,000 are free",
+        match=rf"models/{TINY}: 600,012 bytes are to be downloaded, but only 300,000 are free",
     ):
         fetch(source, PATTERN)
     assert server.fetched == []
@@ -278,7 +278,9 @@ def test_a_file_that_changed_on_the_hub_is_not_mixed_with_what_is_here(
     (Path("published") / LARGE).write_bytes(os.urandom(SIZE))
     server.add(TINY, Path("published"))  # under the same name
     for _ in range(2):  # what was left of it, then the whole file
-        with pytest.raises(SystemFault, match="did not give what it lists") as caught:
+        with pytest.raises(
+            SystemFault, match="sent something other than what it lists"
+        ) as caught:
             fetch(source, PATTERN)
         assert not (Path("models") / TINY / LARGE).exists()
     advice = f"remove {(Path('models') / TINY).resolve()} to download them again"

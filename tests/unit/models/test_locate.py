@@ -62,7 +62,7 @@ def test_paths_lists_of_paths_and_model_ids_train_the_same(here: Path) -> None:
     assert same(made[0], made[1])
     assert same(made[0], made[2])
     with pytest.raises(
-        StateError, match="is none of dit"
+        StateError, match="matches none of dit"
     ):  # each path of a flat list is a set of its own
         train(here, output_path=here / "flat", model_paths=flat)
 
@@ -101,7 +101,7 @@ def test_files_that_are_no_component_are_named_with_what_is_in_them(
     save_file({"conv.weight": torch.zeros(1)}, stranger)
     with pytest.raises(
         StateError,
-        match=r"stranger\.safetensors: is none of dit, text_encoder, vae; .* conv.weight",
+        match=r"stranger\.safetensors: matches none of dit, text_encoder, vae; .* conv.weight",
     ):
         opened(model, ModelConfig(path=str(stranger)))
     both = {
@@ -109,7 +109,7 @@ def test_files_that_are_no_component_are_named_with_what_is_in_them(
         **load_file(weights_of(model)["text_encoder"][0]),
     }
     save_file(both, stranger)
-    with pytest.raises(StateError, match="fits text_encoder, vae alike"):
+    with pytest.raises(StateError, match="matches text_encoder, vae equally well"):
         opened(model, ModelConfig(path=str(stranger)))
     stranger.write_bytes(b"not a tensor")
     with pytest.raises(StateError, match=r"stranger\.safetensors"):
@@ -122,7 +122,8 @@ def test_two_sets_of_files_for_one_component_are_refused_naming_both(
     write(tmp_path / "second", seed=1)
     (vae,) = weights_of(tmp_path / "second")["vae"]
     with pytest.raises(
-        UsageError, match=r"two sets of files are vae: .*model/vae/.* and .*second/vae/"
+        UsageError,
+        match=r"two sets of files match vae: .*model/vae/.* and .*second/vae/",
     ):
         opened(model, ModelConfig(path=vae))
     opened(
@@ -157,7 +158,7 @@ def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_shapes
         find(MODEL, [ModelConfig(path=str(here / "twice.safetensors"))], ["dit"])
     for way in (
         f"{here}/config.json",
-        "the shapes do not tell it",
+        "the shapes do not determine it",
         r"model id (none) is not known",
         "Tiny/Tiny",
     ):

@@ -167,7 +167,7 @@ def test_misfits_of_another_layout_are_named_as_in_the_file(tmp_path: Path) -> N
     assert "1 missing: net.old.second.weight\n" in text
     assert "1 unexpected: net.old.third\n" in text
     assert (
-        "1 of another shape: net.old.weight + net.old.weight (want (4, 2), have (5, 2))"
+        "1 of a different shape: net.old.weight + net.old.weight (expected (4, 2), found (5, 2))"
         in text
     )
     assert "other.weight" not in text
@@ -177,7 +177,9 @@ def test_axes_of_length_1_make_no_difference_in_another_layout_alone(
     tmp_path: Path,
 ) -> None:
     paths = saved(tmp_path, **{"first.bias": torch.zeros(3, 1)})
-    with pytest.raises(StateError, match=r"first.bias \(want \(3,\), have \(3, 1\)\)"):
+    with pytest.raises(
+        StateError, match=r"first.bias \(expected \(3,\), found \(3, 1\)\)"
+    ):
         load_network(Small, Files(paths), torch.float32)
 
 
@@ -239,7 +241,9 @@ def test_every_misfit_is_named_with_examples_and_counts(tmp_path: Path) -> None:
     )
     assert "1 missing: first.bias" in text
     assert "5 unexpected: surplus.0, surplus.1, surplus.2, ..." in text
-    assert "1 of another shape: second.weight (want (2, 3), have (2, 9))" in text
+    assert (
+        "1 of a different shape: second.weight (expected (2, 3), found (2, 9))" in text
+    )
 
 
 def test_a_configuration_has_defaults_filled_in_and_nothing_the_constructor_does_not_take(

@@ -188,12 +188,12 @@ def test_a_file_with_code_is_refused_by_name_and_not_run(
     payload = PAYLOADS[name](mark)
     torch.save({"weight": torch.zeros(1), "more": payload} if beside else payload, path)
     with pytest.raises(
-        StateError, match=r"model\.pth: holds more than weights: \w+"
+        StateError, match=r"model\.pth: contains more than weights: \w+"
     ) as error:
         find_weights([path])
     assert "save it as safetensors" in str(error.value)
     assert not mark.exists()
-    with pytest.raises(StateError, match="holds more than weights"):
+    with pytest.raises(StateError, match="contains more than weights"):
         Weights.of(Files((path,)))
     assert not mark.exists()
 
@@ -229,9 +229,7 @@ def test_other_files_under_such_a_name_are_refused_and_not_run(
 )
 def test_a_file_that_is_no_state_dict_is_refused(content: Any, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "model.pth")
-    with pytest.raises(
-        StateError, match=r"model\.pth: is no state dict: names with one tensor each"
-    ):
+    with pytest.raises(StateError, match=r"model\.pth: is not a state dict of tensors"):
         find_weights([tmp_path / "model.pth"])
 
 
@@ -305,10 +303,11 @@ def test_twins_are_found_together(tmp_path: Path) -> None:
     files = written(tmp_path / "x.safetensors", "proj.weight")
     assert found(files, DIT, VAE, twin) == [(["dit", "dit2"], "", None)]
     with pytest.raises(
-        StateError, match=r"fits dit, dit3 alike; its first names: proj.weight"
+        StateError,
+        match=r"matches dit, dit3 equally well; its first names: proj.weight",
     ):
         recognise(files, (DIT, component("dit3", "proj.*")))
     with pytest.raises(
-        StateError, match=r"is none of vae; its first names: proj.weight"
+        StateError, match=r"matches none of vae; its first names: proj.weight"
     ):
         recognise(files, (VAE, TOKENS))

@@ -199,7 +199,7 @@ def test_an_encoders_id_decides_only_between_what_everything_else_leaves() -> No
 def test_several_that_are_left_are_named_unless_either_will_do(here: Path) -> None:
     silent = replace(MODEL, variants_for="")
     shards = (ModelConfig(path=weights_of(here / "model")["dit"]),)
-    with pytest.raises(UsageError, match="--variant: could be base, other; say which"):
+    with pytest.raises(UsageError, match="--variant: could be base, other; choose one"):
         choose_variant(silent, None, shards)
     assert choose_variant(silent, None, shards, take_first=True) == "base"
 
@@ -273,8 +273,8 @@ def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
         ("big", "'big' is not an integer"),
         ("1.5", "'1.5' is not an integer"),
         ("1_000", "'1_000' is not an integer"),
-        ("0", "want 1 or more, got 0"),
-        ("-1", "want 1 or more, got -1"),
+        ("0", "expected 1 or more, got 0"),
+        ("-1", "expected 1 or more, got -1"),
         (" ", "is blank"),
     ],
 )

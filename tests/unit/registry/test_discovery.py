@@ -69,7 +69,8 @@ def test_two_distributions_with_one_name_are_refused_naming_both(
     fake_plugin("plugin-two", {"faky": "faky_two:MODEL", "other": "faky_other:MODEL"},
                 {"faky_two": family_source("faky"), "faky_other": family_source("other")}, version="2.5")  # fmt: skip
     with pytest.raises(
-        UsageError, match=r"'faky' is offered by plugin-one 1\.0 and by plugin-two 2\.5"
+        UsageError,
+        match=r"'faky' is provided by plugin-one 1\.0 and by plugin-two 2\.5",
     ):
         load_family("faky")
     assert load_family("other").name == "other"

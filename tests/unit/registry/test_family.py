@@ -17,10 +17,12 @@ def test_the_spec_of_a_variant_has_the_names_of_family_and_variant() -> None:
 
 def test_a_variant_without_a_spec_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "PIPELINES", {"base": family.BASE})
-    with pytest.raises(UsageError, match=r"plugin tiny: its pipelines, .* no 'other'"):
+    with pytest.raises(
+        UsageError, match=r"plugin tiny: its pipelines, .* no variant 'other'"
+    ):
         MODEL.spec("other")
     monkeypatch.setattr(family, "PIPELINES", SimpleNamespace())
-    with pytest.raises(UsageError, match="want a dict of PipelineSpec by variant"):
+    with pytest.raises(UsageError, match="expected a dict of PipelineSpec by variant"):
         MODEL.spec("base")
 
 
@@ -30,4 +32,4 @@ def test_problems_and_missing_targets_are_said() -> None:
     (problem,) = replace(MODEL, variants="base").problems()
     assert problem == "its field variants is a str, not a tuple"
     (missing,) = replace(MODEL, toy="nowhere.at_all:write").missing_targets()
-    assert "its toy, 'nowhere.at_all:write', is not there" in missing
+    assert "its toy, 'nowhere.at_all:write', does not exist" in missing

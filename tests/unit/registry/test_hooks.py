@@ -73,7 +73,7 @@ def test_a_hook_plugin_name_offered_twice_is_refused(fake_plugin: Install) -> No
     extensions = load_extensions()
     assert extensions.offered("dstrain_tasks", SimpleNamespace, ()) == ({}, [])
     assert all(
-        "offered by extra-one 1.0 and by extra-two 1.0" in reason
+        "provided by extra-one 1.0 and by extra-two 1.0" in reason
         for reason in extensions.broken
     )
 
@@ -119,4 +119,4 @@ def test_a_name_of_dstrains_own_is_refused(fake_plugin: Install) -> None:
     found = load_extensions().offered("dstrain_tasks", SimpleNamespace, ("a task",))
     offers, (said,) = found
     assert not offers
-    assert "has the name of one of dstrain's own" in said
+    assert "has the same name as one of dstrain's own" in said

@@ -69,7 +69,7 @@ def test_a_name_that_no_package_can_have_is_refused(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plugins", "new", name]) == 2
-    assert f"{name!r} is no name of a family" in capsys.readouterr().err
+    assert f"{name!r} is not a valid family name" in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
@@ -97,7 +97,10 @@ def test_what_is_there_is_left_as_it_is(
 ) -> None:
     (here / "mine").write_text("mine")
     assert main(["plugins", "new", "mine"]) == 2
-    assert "mine exists; what is there is left as it is" in capsys.readouterr().err
+    assert (
+        "mine already exists; existing files were not modified"
+        in capsys.readouterr().err
+    )
     assert (here / "mine").read_text() == "mine"
 
 

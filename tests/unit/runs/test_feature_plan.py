@@ -66,8 +66,8 @@ def test_a_store_that_was_never_finished_is_refused(
             place.fill()
     assert place.shards
     words = refusal(place)
-    assert "holds no plan for this run" in words
-    assert "no finished plan at all" in words
+    assert "contains no plan for this run" in words
+    assert "no finished plan" in words
     assert "--task sft:data_process" in words
 
 
@@ -203,10 +203,10 @@ def test_two_data_sets_of_one_plan_must_be_told_apart(
     nowhere = {"dataset_base_path": None}
     words = refusal(place, **nowhere)
     assert (
-        f"holds this plan for 2 datasets: {place.data / 'metadata.csv'}, {second / 'metadata.csv'}"
+        f"contains this plan for 2 datasets: {place.data / 'metadata.csv'}, {second / 'metadata.csv'}"
         in words
         or (
-            f"holds this plan for 2 datasets: {second / 'metadata.csv'}, {place.data / 'metadata.csv'}"
+            f"contains this plan for 2 datasets: {second / 'metadata.csv'}, {place.data / 'metadata.csv'}"
             in words
         )
     )
@@ -247,7 +247,7 @@ def test_values_that_are_gone_are_counted_before_training(place: Place) -> None:
     for path in place.shards:
         path.unlink()
     words = refusal(place)
-    assert "lacks values of 4 of 4 rows, the first is row 0" in words
+    assert "lacks values of 4 of 4 rows; the first is row 0" in words
     assert "run --task sft:data_process again" in words
 
 
@@ -302,7 +302,7 @@ def test_a_denoiser_of_another_configuration_is_refused_naming_what_differs() ->
     )  # stage 1 did not read this one
     with pytest.raises(
         StateError,
-        match="dit: is not the one the feature cache was made with: depth, extra differ",
+        match="dit: has another configuration than when the feature cache was filled: depth, extra",
     ):
         check_configs(about, found(depth=4, axes=[1, 2], extra=1))
 

@@ -316,7 +316,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_changes_no_weight(
         caught.value.help_lines[0] == f"last good checkpoint: {tmp_path}/states/step-4"
     )
     assert re.search(
-        r"look at the samples of this step: metadata\.json:[1-6]$",
+        r"check the samples of this step: metadata\.json:[1-6]$",
         caught.value.help_lines[1],
     )
     assert "--learning_rate or --max_grad_norm" in caught.value.help_lines[2]

@@ -125,7 +125,7 @@ def test_a_store_made_with_another_preset_in_an_encoder_is_told_apart(
     run(config(here, task="sft:data_process", **store))
     before = sum(1 for _ in (tmp_path / "store").rglob("*.safetensors"))
     with pytest.raises(
-        StateError, match=r"holds no plan for this run\n.*--preset_lora_path"
+        StateError, match=r"contains no plan for this run\n.*--preset_lora_path"
     ):
         train(here, task="sft:train", preset_lora_path=path, **store)
     run(config(here, task="sft:data_process", preset_lora_path=path, **store))
@@ -154,7 +154,7 @@ def test_a_store_made_with_another_preset_in_an_encoder_is_told_apart(
         train(here, task="sft:train", feature_cache=other)
     assert caught.value.help_lines == (
         f"--preset_lora_path: cache {sha256(path)} in text_encoder, this run nothing",
-        "give the flags it was filled with, or fill it: the same command with --task sft:data_process",
+        "use the flags it was filled with, or fill it by running the same command with --task sft:data_process",
     )
 
 
@@ -164,7 +164,7 @@ def test_a_continuation_has_the_same_preset(here: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes(path.read_bytes())
     train(here, preset_lora_path=moved, max_steps=2, resume="auto")
-    with pytest.raises(StateError, match="the saved run had other settings"):
+    with pytest.raises(StateError, match="the saved run had different settings"):
         train(here, max_steps=3, resume="auto")
 
 
@@ -194,7 +194,7 @@ def test_what_does_not_say_its_component_is_asked_for(
     path = bare(preset_for(here, "dit", tmp_path / "first"), tmp_path)
     with pytest.raises(
         UsageError,
-        match=r"--preset_lora_model: is required: .* may be of dit or text_encoder",
+        match=r"--preset_lora_model: is required: .* may be for dit or text_encoder",
     ):
         resolve(config(here, preset_lora_path=path))
     assert (
@@ -206,7 +206,7 @@ def test_what_does_not_say_its_component_is_asked_for(
 @pytest.mark.parametrize(("flags", "match"), [
     ({"preset_lora_model": "dit"}, "--preset_lora_model: has no effect without --preset_lora_path"),
     ({"preset_lora_path": "FILE", "preset_lora_model": "dti"}, "has no component 'dti'.*did you mean 'dit'"),
-    ({"preset_lora_path": "FILE", "preset_lora_model": "text_encoder"}, "is a LoRA of dit, and not of text_"),
+    ({"preset_lora_path": "FILE", "preset_lora_model": "text_encoder"}, "is a LoRA for dit, not for text_"),
     ({"preset_lora_path": "nowhere"}, "nowhere: no such LoRA file"),
     ({"preset_lora_path": "."}, ".: no such LoRA file"),
 ])  # fmt: skip

@@ -35,7 +35,7 @@ def test_a_prefix_that_no_saved_name_has_is_refused_by_a_plan_and_in_every_stage
     }
     with pytest.raises(
         UsageError,
-        match=r"no saved name begins with 'pipe\.nonsense\.'; want pipe\.dit\.",
+        match=r"no saved name begins with 'pipe\.nonsense\.'; expected pipe\.dit\.",
     ):
         resolve(TrainConfig(**given))
 
@@ -65,7 +65,7 @@ def test_the_prefix_of_an_experts_role_is_accepted_for_its_parts(
 
 
 def test_the_prefix_of_what_is_not_trained_is_refused_naming_those_that_are() -> None:
-    with pytest.raises(UsageError, match=r"want pipe\.dit2\. or pipe\.dit\."):
+    with pytest.raises(UsageError, match=r"expected pipe\.dit2\. or pipe\.dit\."):
         check_saved_names(setup_of(FULL, "pipe.vae."))
 
 

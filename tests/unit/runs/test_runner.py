@@ -112,10 +112,13 @@ def test_a_data_set_without_its_columns_is_told_all_of_them(
             {"task": "stf"},
             "no task named 'stf'; tasks: sft, direct_distill; did you mean 'sft'",
         ),
-        ({"task": "sft:trian"}, "is not a task with a stage.*did you mean 'sft:train'"),
+        (
+            {"task": "sft:trian"},
+            "is not a task or one of its stages.*did you mean 'sft:train'",
+        ),
         (
             {"trainable_models": "dit", "lora_base_model": "dit"},
-            "trained in full or by LoRA",
+            "trained either in full or with LoRA",
         ),
         ({"dataset_base_path": None}, "--dataset_base_path"),
         ({"output_path": None}, "--output_path"),
@@ -319,8 +322,8 @@ def test_tasks_of_one_name_are_left_out_with_the_reason(
         UsageError, match="no task named 'shared'; tasks: sft, direct_distill, one, two"
     ):
         resolve(TrainConfig(model="tiny", dry_run=True, task="shared"))
-    ours = "its task 'sft' has the name of one of dstrain's own, and is left out"
-    both = "plugin extra-two 1.0: its task 'shared' is offered by plugin extra-one 1.0 too; both are left out"
+    ours = "its task 'sft' has the same name as one of dstrain's own, and is ignored"
+    both = "plugin extra-two 1.0: its task 'shared' is also provided by plugin extra-one 1.0; both are ignored"
     assert setup.extensions.broken == (
         f"plugin extra-one 1.0: {ours}",
         f"plugin extra-two 1.0: {ours}",

@@ -73,7 +73,7 @@ def test_bad_rows_are_left_out_whole_and_listed_with_their_places(
     assert reasons[6, "image"].startswith("'4.png' cannot be read")
     assert reasons[8, "image"] == "is blank"
     said = capfd.readouterr().err
-    assert f"4 of 8 rows are left out, listed in {out / 'logs' / LIST}" in said
+    assert f"4 of 8 rows are skipped, listed in {out / 'logs' / LIST}" in said
     assert "4 samples x 1" in said
 
 

@@ -46,7 +46,7 @@ def test_a_file_that_appears_during_the_run_is_not_replaced(tmp_path: Path) -> N
     files = RunFiles.read(tmp_path)
     files.add(["step-1.safetensors"], 1)
     (tmp_path / "step-2.safetensors").write_text("mine")
-    with pytest.raises(StateError, match=r"holds step-2\.safetensors"):
+    with pytest.raises(StateError, match=r"contains step-2\.safetensors"):
         files.add(["step-2.safetensors"], 2)
 
 

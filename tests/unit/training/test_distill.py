@@ -121,7 +121,7 @@ def test_the_noise_of_a_device_that_is_absent_is_refused() -> None:
     assert torch.equal(
         loss(lambda n, t: n, 1), loss(lambda n, t: n, 1, rand_device=["cpu", ""])
     )
-    with pytest.raises(UsageError, match="noise of device 'mps' cannot be drawn here"):
+    with pytest.raises(UsageError, match="noise cannot be drawn on device 'mps' here"):
         loss(lambda n, t: n, 1, rand_device=["cpu", "mps"])
 
 
@@ -307,11 +307,11 @@ def test_a_module_made_in_a_script_knows_the_tasks_inputs(here: Path) -> None:
         (
             "cfg_scale",
             4,
-            "want 1 or a blank cell, got 4: the student runs without guidance",
+            "expected 1 or a blank cell, got 4: the student runs without guidance",
         ),
-        ("num_inference_steps", 0, "want 1 or more, got 0"),
-        ("seed", -1, "want 0 or more, got -1"),
-        ("rand_device", "mps", "noise of device 'mps' cannot be drawn here"),
+        ("num_inference_steps", 0, "expected 1 or more, got 0"),
+        ("seed", -1, "expected 0 or more, got -1"),
+        ("rand_device", "mps", "noise cannot be drawn on device 'mps' here"),
     ],
 )
 def test_rows_that_cannot_be_distilled_are_all_named_before_anything_is_loaded(

@@ -62,7 +62,7 @@ def test_without_such_a_line_what_python_says_is_shown() -> None:
         explain(MemoryError("Unable to allocate 9 GiB")).what
         == "Unable to allocate 9 GiB"
     )
-    assert explain(MemoryError()).what == "the machine has too little"
+    assert explain(MemoryError()).what == "the machine ran out of memory"
 
 
 def test_recognising_it_imports_no_torch() -> None:

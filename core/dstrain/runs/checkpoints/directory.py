@@ -47,7 +47,7 @@ def refuse_run(folder: Path) -> None:
     resume = "resume it with --resume, " if states(folder) else ""
     raise StateError(
         folder,
-        f"holds a run already: {found[0].relative_to(folder)}",
+        f"already contains a run: {found[0].relative_to(folder)}",
         f"{resume}start over with --overwrite, or give another --output_path",
     )
 

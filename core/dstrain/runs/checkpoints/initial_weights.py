@@ -36,7 +36,7 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
             lora if _is_lora(path) else full,
         )
         if component in full | lora:
-            raise UsageError(FLAG, f"names two files of {component}: one is {path}")
+            raise UsageError(FLAG, f"names two files for {component}; one is {path}")
         _check_trained(path, component, kind is lora, setup)
         if kind is full:
             _check_preset(path, component, setup)
@@ -55,9 +55,7 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
     header = verify_file(path)
     family = header.get("family")
     if family != setup.spec.family:
-        raise StateError(
-            path, f"is of family {family}, and this is {setup.spec.family}"
-        )
+        raise StateError(path, f"is for family {family}, not for {setup.spec.family}")
     return header
 
 
@@ -85,8 +83,8 @@ def _check_trained(path: Path, component: str, is_lora: bool, setup: Setup) -> N
     if content not in trained:
         raise StateError(
             path,
-            f"holds {content}, and this run trains {', '.join(trained)}",
-            "train what it holds, or give other weights with --model_paths",
+            f"contains {content}, but this run trains {', '.join(trained)}",
+            "train what it contains, or give other weights with --model_paths",
         )
 
 
@@ -97,8 +95,8 @@ def _check_preset(path: Path, component: str, setup: Setup) -> None:
     if setup.preset is not None and setup.preset.component == component:
         raise UsageError(
             "--preset_lora_path",
-            f"is not merged into {component}, all of which {FLAG} {path} replaces",
-            "leave it out: a preset is in the weights that were trained on it",
+            f"cannot be merged into {component}: {FLAG} {path} replaces all of it",
+            "leave it out: weights that were trained on a preset already include it",
         )
 
 
@@ -113,4 +111,4 @@ def _check_configuration(
         if there.get(name) != here.get(name) and not name.startswith("_")
     ]
     if differing:
-        raise StateError(path, "is of another configuration", "; ".join(differing))
+        raise StateError(path, "has a different configuration", "; ".join(differing))

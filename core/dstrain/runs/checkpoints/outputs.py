@@ -130,7 +130,7 @@ class RunDirectory:
         if newer:
             raise StateError(
                 self.folder,
-                f"holds {newer[0].name}, which does not come from {path}",
+                f"contains {newer[0].name}, which does not come from {path}",
                 "move it away, or give another --output_path",
             )
 

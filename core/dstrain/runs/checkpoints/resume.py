@@ -54,9 +54,9 @@ def check_start(config: TrainConfig, folder: Path) -> None:
     elif not states(folder):
         raise StateError(
             folder,
-            "holds no checkpoint to resume from",
-            "leave out --resume to begin; "
-            "to start over a run that ended before its first save: --overwrite",
+            "contains no checkpoint to resume from",
+            "leave out --resume to start a run; "
+            "if a run ended before its first save, start over with --overwrite",
         )
 
 
@@ -64,7 +64,7 @@ def _check_named(path: Path) -> None:
     """Refuse something else than a folder with a state."""
     if not (path / RECORD).exists():
         advice = "--resume takes auto, or a folder states/step-STEP of an earlier run"
-        raise StateError(path, "is not the folder of a state", advice)
+        raise StateError(path, "is not a state folder", advice)
 
 
 def config_digest(run: "TrainingRun") -> str:
@@ -118,7 +118,7 @@ def load_training_state(
         decisive = ", ".join(f"--{name}" for name in options_affecting("training"))
         raise StateError(
             "--resume",
-            "the saved run had other settings that decide its numbers",
+            "the saved run had different settings that affect the result",
             *_differing(run),
             f"must be equal: {decisive}, what is trained, the rows",
             "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
@@ -130,12 +130,12 @@ def load_training_state(
         if state.content.get(name, content[name]) != content[name]
     ]
     if changed:
-        what = f"the dataset is not what the saved run read: its {' and its '.join(changed)} changed since"
+        what = f"the dataset has changed since the saved run read it: its {' and its '.join(changed)}"
         raise StateError(
             "--resume",
             what,
-            "put it back as it was",
-            "or begin a new run from the saved weights: --resume_from_checkpoint FILE",
+            "restore it",
+            "or start a new run from the saved weights: --resume_from_checkpoint FILE",
         )
     parameters = run.module.trained.parameters
     saved = {name: list(tensor.shape) for name, tensor in state.trainable.items()}
@@ -146,7 +146,7 @@ def load_training_state(
         if saved.get(name) != own.get(name)
     ]
     if differing:
-        what = f"the saved run trains {len(differing)} parameters of other shapes"
+        what = f"the saved run trains {len(differing)} parameters with different shapes"
         raise StateError("--resume", what, "; ".join(differing[:3]))
     for name, parameter in parameters.items():
         parameter.copy_(state.trainable[name])

@@ -119,7 +119,7 @@ def damage(folder: Path) -> str:
             return f"{RECORD} is of another format: {record}"
         wrong = [name for name in FILES if sha256(folder / name) != digests[name]]
     except FileNotFoundError as error:
-        return f"is not whole: {Path(error.filename).name} is missing"
+        return f"is incomplete: {Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{RECORD} cannot be used: {error!r}"
     if wrong:
@@ -148,8 +148,8 @@ def newest_state(output: Path) -> Path:
         reason = damage(folder)
         if not reason:
             return folder
-        logger.warning(f"passed over: {folder}: {reason}")
-    raise StateError(output, "has no whole state to resume from")
+        logger.warning(f"skipped: {folder}: {reason}")
+    raise StateError(output, "contains no intact state to resume from")
 
 
 def prune_states(output: Path, keep: int, step: int) -> None:
@@ -195,7 +195,7 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         items = [_pack(item, tensors, f"{name}/{i}") for i, item in enumerate(value)]
         return {type(value).__name__: items}
     kind = type(value).__name__
-    raise StateError(name, f"a value of type {kind} cannot be kept in a state")
+    raise StateError(name, f"a value of type {kind} cannot be stored in a state")
 
 
 def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:

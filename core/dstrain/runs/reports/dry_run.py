@@ -46,10 +46,10 @@ def _length(setup: Setup) -> Iterator[str]:
         return
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     batch = config.batch_size * config.gradient_accumulation_steps * processes
-    yield f"    samples a step: {batch}"
+    yield f"    samples per step: {batch}"
     if rows:
         steps = total_steps(config, math.ceil(rows * config.dataset_repeat / batch))
-        yield f"    {steps} steps, if each row is one sample and all are of one size"
+        yield f"    {steps} steps, if each row is one sample and all have the same size"
 
 
 def _refused(setup: Setup) -> Iterator[str]:

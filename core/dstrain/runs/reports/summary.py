@@ -32,7 +32,7 @@ def log_start(run: "TrainingRun", folder: Path) -> None:
     total = sum(parameter.numel() for parameter in module.networks.parameters())
     logger.info(
         f"trains {', '.join(module.trained.components)}: {count:,} parameters, "
-        f"{count / total:.1%} of those in a step"
+        f"{count / total:.1%} of those used in a step"
     )
     for component, matched_modules in module.trained.matched_modules.items():
         layers = [f"{pattern} x{number}" for pattern, number in matched_modules.items()]
@@ -44,13 +44,13 @@ def log_start(run: "TrainingRun", folder: Path) -> None:
     epochs = run.total_steps / order.steps_per_epoch
     logger.info(
         f"{order.sample_count} samples x {order.repeat} in {shapes} shape(s), "
-        f"{order.steps_per_epoch} steps an epoch; "
+        f"{order.steps_per_epoch} steps per epoch; "
         f"runs to step {run.total_steps}, {epochs:.4g} epochs"
     )
     logger.info(
         f"batch: {run.processes.size} process(es) x {config.batch_size} "
         f"x {config.gradient_accumulation_steps} accumulated "
-        f"= {order.samples_per_step} samples a step; "
+        f"= {order.samples_per_step} samples per step; "
         f"learning rate {config.learning_rate:g}, {config.lr_scheduler}; "
         f"seed {config.seed}"
     )

@@ -243,7 +243,7 @@ def test_weights_of_unknown_origin_are_not_overwritten(
 ) -> None:
     (tmp_path / "step-1.safetensors").write_bytes(b"mine")
     for flags in ({"overwrite": True}, {}):
-        with pytest.raises(StateError, match=r"holds .*step-1\.safetensors"):
+        with pytest.raises(StateError, match=r"contains .*step-1\.safetensors"):
             train(here, output_path=tmp_path, max_steps=1, **flags)
     assert (tmp_path / "step-1.safetensors").read_bytes() == b"mine"
 
@@ -255,7 +255,7 @@ def test_what_is_left_of_a_run_is_not_overwritten_by_accident(
     out = train(here, output_path=tmp_path / "out", max_steps=1)
     for path in out.glob(gone):
         path.rename(tmp_path / path.name)
-    with pytest.raises(StateError, match="holds a run already") as caught:
+    with pytest.raises(StateError, match="already contains a run") as caught:
         train(here, output_path=out, max_steps=1)
     assert ("--resume" in caught.value.help_lines[0]) == bool(states(out))
 
@@ -270,7 +270,7 @@ def test_a_run_that_is_taken_away_halfway_is_put_back(
         place = tmp_path / SET_ASIDE / name
         place.parent.mkdir(exist_ok=True)
         (tmp_path / name).rename(place)
-    with pytest.raises(StateError, match="holds a run already"):
+    with pytest.raises(StateError, match="already contains a run"):
         train(here, output_path=tmp_path, max_steps=2)
     assert tree(tmp_path) == before  # before it is refused
     take_away(tmp_path)
@@ -291,7 +291,7 @@ def test_a_file_of_the_users_that_has_the_name_of_a_record_is_never_replaced(
     place.write_text("mine")
     for flags in ({}, {"overwrite": True}):
         with pytest.raises(
-            StateError, match=f"holds {name}, which no run wrote"
+            StateError, match=f"contains {name}, which no run wrote"
         ) as caught:
             train(here, output_path=tmp_path / "out", max_steps=1, **flags)
         assert "another --output_path" in caught.value.help_lines[0]
@@ -306,7 +306,7 @@ def test_a_file_in_the_place_of_one_to_be_written_is_never_replaced_by_a_resumed
         place = tmp_path / name
         place.parent.mkdir(exist_ok=True)
         place.write_text("mine")
-        with pytest.raises(StateError, match=f"holds {name}, which no run wrote"):
+        with pytest.raises(StateError, match=f"contains {name}, which no run wrote"):
             train(here, output_path=tmp_path, max_steps=2, resume="auto")
         assert place.read_text() == "mine"
         place.unlink()
@@ -320,7 +320,7 @@ def test_a_folder_in_the_way_is_refused_before_any_file_is_decoded(
     monkeypatch.setattr(
         "dstrain.data.decoding.load_cell", lambda cell: pytest.fail("decoded")
     )
-    with pytest.raises(StateError, match="holds a run already"):
+    with pytest.raises(StateError, match="already contains a run"):
         train(here, output_path=tmp_path, max_steps=1, on_bad_sample="skip")
     assert tree(tmp_path) == before
 

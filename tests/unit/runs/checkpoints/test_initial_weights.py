@@ -121,14 +121,14 @@ def test_a_start_from_weights_continues_the_loss(
 
 
 REFUSED: dict[str, tuple[str, dict[str, str] | None, dict[str, Any], str]] = {
-    "another component": ("full", {"component": "vae"}, FULL, "holds all of vae, and this run trains all of dit"),
-    "another family": ("full", {"family": "huge"}, FULL, "is of family huge, and this is tiny"),
+    "another component": ("full", {"component": "vae"}, FULL, "contains all of vae, but this run trains all of dit"),
+    "another family": ("full", {"family": "huge"}, FULL, "is for family huge, not for tiny"),
     "no component": ("full", {"component": ""}, FULL, "holds all of no component"),
-    "LoRA for full": ("lora", None, FULL, "holds LoRA layers of dit, and this run trains all of dit"),
-    "full for LoRA": ("full", None, LORA, "holds all of dit, and this run trains LoRA layers of dit"),
+    "LoRA for full": ("lora", None, FULL, "contains LoRA layers of dit, but this run trains all of dit"),
+    "full for LoRA": ("full", None, LORA, "contains all of dit, but this run trains LoRA layers of dit"),
     "another configuration": (
         "full", {"config": '{"width": 8, "depth": 3, "dropout": 0.0}'}, FULL,
-        "another configuration\n  depth: there 3, this run 2",
+        "a different configuration\n  depth: there 3, this run 2",
     ),
     "missing weights": ("full", {"drop": "blocks.1"}, FULL, "these files do not fit Dit"),
     "another rank": ("lora", None, {"lora_rank": 4}, "rank"),
@@ -193,7 +193,7 @@ def test_two_files_of_one_component_and_two_ways_to_fill_lora_are_refused(
     here: Path, saved: dict[str, Path], tmp_path: Path
 ) -> None:
     path = saved["lora"] / "step-2.safetensors"
-    with pytest.raises(UsageError, match="names two files of dit"):
+    with pytest.raises(UsageError, match="names two files for dit"):
         train(
             here,
             output_path=tmp_path,
@@ -221,7 +221,7 @@ def test_a_lora_in_the_names_of_another_program_is_a_start_and_no_full_weights(
     )
     assert all(torch.equal(own[name], parameter) for name, parameter in other.items())
     with pytest.raises(
-        StateError, match="holds LoRA layers of dit, and this run trains all of dit"
+        StateError, match="contains LoRA layers of dit, but this run trains all of dit"
     ):
         training_run(config(here, resume_from_checkpoint=kohya, **FULL))
 
@@ -231,14 +231,14 @@ def test_a_preset_is_not_dropped_where_weights_take_the_place_of_what_it_is_for(
 ) -> None:
     lora, full = (saved[name] / "step-2.safetensors" for name in ("lora", "full"))
     words = (
-        rf"--preset_lora_path: is not merged into dit, all of which .*{full} replaces"
+        rf"--preset_lora_path: cannot be merged into dit: .*{full} replaces all of it"
     )
     with pytest.raises(UsageError, match=words) as caught:
         training_run(
             config(here, resume_from_checkpoint=full, preset_lora_path=lora, **FULL)
         )
     assert (
-        "a preset is in the weights that were trained on it"
+        "weights that were trained on a preset already include it"
         in caught.value.help_lines[0]
     )
     training_run(config(here, resume_from_checkpoint=lora, preset_lora_path=lora))

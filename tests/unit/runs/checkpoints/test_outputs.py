@@ -174,7 +174,7 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
         "trains dit: 96 parameters, ",
         "LoRA on dit: text x2, to_q x2",
         "no loss reaches them: 2 parameters",
-        "6 samples x 1 in 2 shape(s), 4 steps an epoch; runs to step 8",
+        "6 samples x 1 in 2 shape(s), 4 steps per epoch; runs to step 8",
         f"weights: {tmp_path}/epoch-1.safetensors",
         f"try them: dstrain generate --run {tmp_path} --prompt ... --output image.png",
     ):
@@ -201,7 +201,7 @@ def test_a_folder_that_holds_a_run_is_refused_without_resume_and_left_alone(
     }
     with pytest.raises(
         StateError,
-        match=r"holds a run already: states/step-2\n",
+        match=r"already contains a run: states/step-2\n",
     ) as caught:
         train(here, output_path=tmp_path, max_steps=2)
     assert all(
@@ -266,7 +266,7 @@ def test_a_prefix_to_remove_is_one_that_a_trained_component_would_have(
         assert "blocks.0.to_q.weight" in files(full)["step-1.safetensors"]
         return
     with pytest.raises(
-        UsageError, match=r"no saved name begins with '.*'; want pipe\.dit\."
+        UsageError, match=r"no saved name begins with '.*'; expected pipe\.dit\."
     ):
         train(here, **flags)
 
@@ -280,7 +280,7 @@ def test_a_lora_of_another_component_does_not_start_a_run(
         "component": "dit2"
     }
     write_tensors(tmp_path / "other.safetensors", tensors, other)
-    with pytest.raises(StateError, match="is a LoRA of dit2, and not of dit"):
+    with pytest.raises(StateError, match="is a LoRA for dit2, not for dit"):
         train(
             here,
             output_path=tmp_path / "two",

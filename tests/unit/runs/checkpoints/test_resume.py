@@ -45,10 +45,10 @@ def test_resume_without_a_state_is_refused_and_starts_nothing(
     here: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        StateError, match="holds no checkpoint to resume from"
+        StateError, match="contains no checkpoint to resume from"
     ) as caught:
         train(here, output_path=tmp_path / "new", max_steps=1, resume="auto")
-    assert "leave out --resume to begin" in caught.value.help_lines[0]
+    assert "leave out --resume to start a run" in caught.value.help_lines[0]
     assert not (tmp_path / "new").exists()
 
 
@@ -69,10 +69,10 @@ def test_a_run_that_ended_before_its_first_save_is_not_resumed_and_the_way_on_is
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("nothing", "nothing: is not the folder of a state"),
-        ("out", "out: is not the folder of a state\n  --resume takes auto, or"),
-        ("out/step-2.safetensors", "is not the folder of a state"),
-        ("empty", "is not the folder of a state\n  --resume takes auto, or"),
+        ("nothing", "nothing: is not a state folder"),
+        ("out", "out: is not a state folder\n  --resume takes auto, or"),
+        ("out/step-2.safetensors", "is not a state folder"),
+        ("empty", "is not a state folder\n  --resume takes auto, or"),
     ],
 )
 def test_a_path_that_is_no_state_is_refused_saying_what_it_is(
@@ -110,7 +110,7 @@ def test_a_state_can_be_named_and_what_came_after_it_is_done_again(
     flags = {"max_steps": 6, "save_steps": 2}
     out = train(here, output_path=tmp_path / "out", **flags)
     before = outcome(out)
-    with pytest.raises(StateError, match="holds step-6, which does not come from"):
+    with pytest.raises(StateError, match="contains step-6, which does not come from"):
         train(here, output_path=out, resume=str(out / "states/step-4"), **flags)
     assert same(before, outcome(out))
     (out / "states/step-6").rename(tmp_path / "later")
@@ -123,7 +123,7 @@ def test_a_state_of_another_folder_is_not_mixed_into_a_run(
 ) -> None:
     first = train(here, output_path=tmp_path / "first", max_steps=2, save_steps=1)
     other = train(here, output_path=tmp_path / "other", max_steps=3, save_steps=3)
-    with pytest.raises(StateError, match="holds step-3"):
+    with pytest.raises(StateError, match="contains step-3"):
         train(
             here,
             output_path=other,
@@ -181,7 +181,7 @@ def test_a_run_with_other_numbers_is_no_continuation_and_what_must_be_equal_is_n
 ) -> None:
     with pytest.raises(StateError) as caught:
         train(here, output_path=held, resume="auto", **{"max_steps": 4, **OTHER[name]})
-    assert "--resume: the saved run had other settings" in str(caught.value)
+    assert "--resume: the saved run had different settings" in str(caught.value)
     told = caught.value.help_lines[0]
     assert all(
         f"--{flag}: there " in told and f"this run {value}" in told
@@ -238,7 +238,7 @@ def test_other_rows_are_no_continuation(held: Path, tmp_path: Path) -> None:
     project(tmp_path)
     rows = json.loads((tmp_path / "data/metadata.json").read_text())
     (tmp_path / "data/metadata.json").write_text(json.dumps(rows[:-1]))
-    with pytest.raises(StateError, match="other settings"):
+    with pytest.raises(StateError, match="different settings"):
         train(tmp_path, output_path=held, max_steps=4, resume="auto")
 
 
@@ -257,7 +257,7 @@ def test_weights_of_other_shapes_are_no_continuation(
     config_file.write_text(json.dumps({"width": 1, "depth": 2}))
     with pytest.raises(
         StateError,
-        match=r"parameters of other shapes\n.*lora_A.*there .2, 8., this run .2, 1.",
+        match=r"parameters with different shapes\n.*lora_A.*there .2, 8., this run .2, 1.",
     ) as caught:
         train(tmp_path, output_path=tmp_path / "out", max_steps=4, resume="auto")
     assert caught.value.where == "--resume"
@@ -292,7 +292,7 @@ def test_a_data_set_whose_content_changed_is_no_continuation(
     shutil.copytree(held, tmp_path / "out")
     change(tmp_path / "data")
     with pytest.raises(
-        StateError, match=f"not what the saved run read: its {words} changed since"
+        StateError, match=f"has changed since the saved run read it: its {words}"
     ) as caught:
         train(tmp_path, output_path=tmp_path / "out", max_steps=4, resume="auto")
     assert "--resume_from_checkpoint" in str(caught.value)

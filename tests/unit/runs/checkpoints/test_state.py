@@ -247,7 +247,7 @@ def test_the_newest_whole_state_is_found_and_those_passed_over_are_named(
     assert newest_state(tmp_path) == tmp_path / "states/step-10"
     said = capsys.readouterr().err
     assert [line.split(": ")[:4] for line in said.splitlines()] == [
-        ["dstrain", "warning", "passed over", str(tmp_path / f"states/step-{step}")]
+        ["dstrain", "warning", "skipped", str(tmp_path / f"states/step-{step}")]
         for step in (2000, 100)
     ]
     assert "state.json" in said
@@ -262,7 +262,7 @@ def test_no_whole_state_is_an_error_never_a_new_run(
     (tmp_path / "states/step-1" / "record.json").unlink()
     with pytest.raises(StateError, match="has no whole state"):
         newest_state(tmp_path)
-    assert "step-1: is not whole: record.json is missing" in capsys.readouterr().err
+    assert "step-1: is incomplete: record.json is missing" in capsys.readouterr().err
 
 
 def test_a_state_of_the_same_step_is_replaced(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_it_needs_no_data_set_at_all(
     bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--model", "tiny", "--dry_run"]) == 0
-    assert "this run\n    samples a step: 1\n" in capsys.readouterr().out
+    assert "this run\n    samples per step: 1\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_it_needs_no_data_set_at_all(
     [
         (
             {"dataset_repeat": 5, "num_epochs": 3, "batch_size": 4},
-            ["samples a step: 4", "24 steps, if each row is one sample"],
+            ["samples per step: 4", "24 steps, if each row is one sample"],
         ),
-        ({"max_steps": 7}, ["samples a step: 1", "7 steps"]),
+        ({"max_steps": 7}, ["samples per step: 1", "7 steps"]),
         ({"max_steps": 7, "num_epochs": 2}, ["7 steps"]),
         (
             {"gradient_accumulation_steps": 3},
-            ["samples a step: 3", "2 steps, if each row is one sample"],
+            ["samples per step: 3", "2 steps, if each row is one sample"],
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
         "    --resume_from_checkpoint: a does not exist",
         "    --resume_from_checkpoint: b does not exist",
         "    no.safetensors: does not exist",
-        "    out: holds a run already: states/step-4",
+        "    out: already contains a run: states/step-4",
         "      resume it with --resume, start over with --overwrite, or give another --output_path",
     ]
     for more in (["--overwrite"], ["--resume"], ["--task", "sft:data_process"]):
@@ -122,11 +122,11 @@ def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
         main(["--model", "tiny", "--dry_run", "--output_path", "out", "--overwrite"])
         == 0
     )
-    what = "holds logs/config.json, which no run wrote: run.json does not list it"
+    what = "contains logs/config.json, which no run wrote: run.json does not list it"
     assert f"    out: {what}\n" in capsys.readouterr().out
     words = ["--model", "tiny", "--dry_run", "--output_path", "new"]
     assert main([*words, "--resume", "nowhere"]) == 0
-    assert "    nowhere: is not the folder of a state\n" in capsys.readouterr().out
+    assert "    nowhere: is not a state folder\n" in capsys.readouterr().out
 
 
 def test_rows_that_are_no_rows_are_refused_or_left_out(

@@ -42,10 +42,10 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
     told = said(capsys)
     for words in (
         "device cpu, mixed precision no, 1 process(es)\n",
-        "trains dit: 128 parameters, 19.4% of those in a step\n",
+        "trains dit: 128 parameters, 19.4% of those used in a step\n",
         "LoRA on dit: to_q x2, to_out x2\n",
-        "6 samples x 2 in 2 shape(s), 4 steps an epoch; runs to step 12, 3 epochs\n",
-        "batch: 1 process(es) x 2 x 2 accumulated = 4 samples a step; "
+        "6 samples x 2 in 2 shape(s), 4 steps per epoch; runs to step 12, 3 epochs\n",
+        "batch: 1 process(es) x 2 x 2 accumulated = 4 samples per step; "
         "learning rate 0.01, constant_with_warmup; seed 7\n",
         f"writes {tmp_path}\n",
     ):
@@ -65,7 +65,7 @@ def test_stage_2_says_what_is_stored_and_where_the_run_ends(
             max_steps=1,
         )
     told = said(capsys)
-    assert "6 samples x 1 in 2 shape(s), 6 steps an epoch; " in told
+    assert "6 samples x 1 in 2 shape(s), 6 steps per epoch; " in told
     assert "runs to step 1, 0.1667 epochs\n" in told
 
 
