@@ -112,7 +112,7 @@ def read_lora(
     loras = [reader.read(group) for group in groups_in(path, tensors, family)]
     names = [lora.component for lora in loras]
     if len(set(names)) < len(names):
-        raise StateError(path, f"names layers of {first_few(names)} in two ways")
+        raise StateError(path, f"uses two naming schemes for {first_few(names)}")
     return loras
 
 
