@@ -77,7 +77,9 @@ class MetricsLogger:
                 file.write(line.encode())
             except OSError as error:
                 what = f"row {row['step']} cannot be written: {error.strerror}"
-                advice = "free some space, then resume from the newest checkpoint: --resume"
+                advice = (
+                    "free some space, then resume from the newest checkpoint: --resume"
+                )
                 raise SystemFault(file.name, what, advice) from error
 
 
