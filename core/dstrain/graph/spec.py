@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.converted import Converted
+from dstrain.graph.frozen import Converted, freeze
 from dstrain.graph.inputs import Column, Constant, Input, Measured
 from dstrain.graph.schedule import FlowMatchSchedule
 from dstrain.graph.task import Task
@@ -57,6 +57,9 @@ class ExpertSchedule:
     def components(self) -> tuple[str, ...]:
         """Return the experts, the noisiest first."""
         return tuple(self.ranges)
+
+    def __post_init__(self) -> None:
+        freeze(self)
 
     def choose(self, timestep: float) -> str:
         """Return the expert of a timestep: the first whose range is not above it."""
@@ -119,7 +122,26 @@ class PipelineSpec:
     variant: str = ""
 
     def __post_init__(self) -> None:
+        freeze(self)
         check(self)
+
+    def named(self, family: str, variant: str) -> "PipelineSpec":
+        """Return the spec as a family's variant; raises UsageError for an input that
+        nothing uses.
+        """
+        spec = replace(self, family=family, variant=variant)
+        used = set(self.cfg_inputs.values())
+        functions = (*self.units, *self.step_functions, self.latent_shape)
+        for function in (*functions, *self.decoders):
+            used |= set(function.inputs)
+        for source in self.inputs.values():
+            if isinstance(source, Measured):
+                used.add(source.of)
+        for name in self.inputs:
+            if name not in used:
+                what = f"input {name!r} is used by no function; remove it"
+                raise UsageError(spec.where, what)
+        return spec
 
     @property
     def where(self) -> str:

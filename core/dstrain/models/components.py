@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from dstrain.graph.frozen import freeze
 from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, Shapes
 from dstrain.registry.family import ModelFamily
 
@@ -81,6 +82,9 @@ class Component:
     """
     lora: tuple[LoraKeyFormat, ...] = ()
     """How LoRA files name its layers, where that of a program is not the default."""
+
+    def __post_init__(self) -> None:
+        freeze(self)
 
     @property
     def folders(self) -> tuple[str, ...]:

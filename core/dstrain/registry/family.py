@@ -3,12 +3,13 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from dstrain.errors import DstrainError, UsageError
+from dstrain.graph.frozen import freeze
 
 if TYPE_CHECKING:
     from dstrain.graph.spec import PipelineSpec
@@ -75,6 +76,9 @@ class ModelFamily:
     api: int = API
     """The version of the plugin interface that the record is made for."""
 
+    def __post_init__(self) -> None:
+        freeze(self)
+
     def spec(self, variant: str) -> "PipelineSpec":
         """Import the pipeline spec of a variant, and with it torch; raise UsageError if
         there is none.
@@ -85,7 +89,7 @@ class ModelFamily:
             want = "expected a dict of PipelineSpec by variant"
             raise UsageError(f"plugin {self.name}", f"{what}; {want}")
         spec: PipelineSpec = specs[variant]
-        return replace(spec, family=self.name, variant=variant)
+        return spec.named(self.name, variant)
 
     def load(self, part: str) -> Any:
         """Import what a field such as `pipelines` names, and with it torch; raise

@@ -1,6 +1,5 @@
 """Recognise running out of memory on any device, and measure the memory in use."""
 
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +42,13 @@ def peak_memory() -> float:
 
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
+    try:
+        import resource
+    except ImportError:
+        import psutil  # Windows has no getrusage(2), and psutil its figure
+
+        memory = psutil.Process().memory_info()
+        return float(getattr(memory, "peak_wset", memory.rss)) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / RSS_UNITS_PER_GIB
 
 

@@ -256,3 +256,22 @@ def test_an_input_that_task_and_variant_declare_differently_is_refused() -> None
     message = "task distill: its input 'prompt' is also one of toy base; rename one"
     with pytest.raises(UsageError, match=message):
         build(encode_prompt).with_task_inputs(task)
+
+
+def test_a_variant_has_no_input_that_nothing_uses() -> None:
+    spec = build(encode_prompt, cfg_inputs={"prompt": "negative_prompt"})
+    with pytest.raises(UsageError) as caught:
+        spec.named("toy", "base")
+    assert "toy base: input 'input_image' is used by no function" in str(caught.value)
+    whole = build(encode_prompt, encode_image, cfg_inputs=spec.cfg_inputs)
+    assert whole.named("toy", "base").where == "toy base"
+
+
+def test_what_is_given_is_frozen() -> None:
+    inputs = dict(INPUTS)
+    spec = build(encode_prompt, inputs=inputs, components=["dit", "text_encoder"])
+    inputs.clear()
+    assert set(spec.inputs) == set(INPUTS)
+    assert spec.components == ("dit", "text_encoder")
+    with pytest.raises(TypeError):
+        spec.inputs["more"] = Column("more")  # type: ignore[index]  # what is tested

@@ -33,3 +33,12 @@ def test_problems_and_missing_targets_are_said() -> None:
     assert problem == "its field variants is a str, not a tuple"
     (missing,) = replace(MODEL, toy="nowhere.at_all:write").missing_targets()
     assert "its toy, 'nowhere.at_all:write', does not exist" in missing
+
+
+def test_mappings_of_a_record_are_frozen() -> None:
+    targets = {"dit": ("to_q",)}
+    record = replace(MODEL, lora_targets=targets)
+    targets.clear()
+    assert dict(record.lora_targets) == {"dit": ("to_q",)}
+    with pytest.raises(TypeError):
+        record.lora_targets["vae"] = ()  # type: ignore[index]  # what is tested

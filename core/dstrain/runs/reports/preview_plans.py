@@ -174,7 +174,8 @@ def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
     counts = [len(wanted & cells.keys()) for cells in dataset.rows]
     row, chunk = dataset.sample_ids[counts.index(max(counts))]
     rows, lines = (dataset.table.rows[row],), (dataset.table.lines[row],)
-    table = replace(dataset.table, rows=rows, lines=lines)
+    # Faults of other rows do not concern this one.
+    table = replace(dataset.table, rows=rows, lines=lines, faults=())
     config = replace(setup.data_config, resolution=_resolution(setup))
     return check_rows(table, config, setup.spec.inputs).rows[chunk]
 

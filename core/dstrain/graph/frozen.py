@@ -1,7 +1,8 @@
-"""Fields of dataclasses that convert what an author gives them."""
+"""Frozen dataclasses that convert and freeze what an author gives them."""
 
-from collections.abc import Callable
-from dataclasses import MISSING
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 Given = TypeVar("Given")
@@ -33,3 +34,18 @@ class Converted(Generic[Given, Kept]):
 
     def __set__(self, instance: object, value: Given) -> None:
         instance.__dict__[self.name] = self.convert(value)
+
+
+def freeze(record: Any) -> None:
+    """Replace the mappings and lists in a dataclass's fields by read-only copies."""
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Mapping | list):
+            object.__setattr__(record, field.name, frozen(value))
+
+
+def frozen(value: Any) -> Any:
+    """Return a mapping or list as a read-only copy, other values as they are."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: frozen(item) for key, item in value.items()})
+    return tuple(value) if isinstance(value, list) else value

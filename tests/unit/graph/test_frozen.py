@@ -1,15 +1,21 @@
-"""Fields of a frozen dataclass are converted as they are set."""
+"""Fields of a frozen dataclass are converted and frozen as they are given."""
 
-from dataclasses import FrozenInstanceError, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass, field, replace
+from typing import Any
 
 import pytest
-from dstrain.graph.converted import Converted
+from dstrain.graph.frozen import Converted, freeze
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
     count: Converted[str | int, int] = Converted(int)
     limit: Converted[str, int] = Converted(int, default=7)
+    table: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        freeze(self)
 
 
 def test_a_field_is_converted_and_may_have_a_default() -> None:
@@ -33,3 +39,15 @@ def test_a_replaced_record_keeps_the_other_fields() -> None:
 def test_a_field_cannot_be_set_afterwards() -> None:
     with pytest.raises(FrozenInstanceError):
         Record(count="3").count = 4  # type: ignore[misc]  # what is tested
+
+
+def test_mappings_and_lists_are_copied_and_cannot_be_changed() -> None:
+    table = {"sizes": [1, 2], "nested": {"a": 1}}
+    record = Record(count=1, table=table)
+    table["more"] = 3
+    assert set(record.table) == {"sizes", "nested"}
+    assert record.table["sizes"] == (1, 2)
+    with pytest.raises(TypeError):
+        record.table["more"] = 3  # type: ignore[index]  # what is tested
+    with pytest.raises(TypeError):
+        record.table["nested"]["a"] = 2
