@@ -28,7 +28,7 @@ class DstrainError(Exception):
 
 
 class UsageError(DstrainError):
-    """Usage, configuration, dataset or plugin is wrong."""
+    """The command line, configuration, dataset or a plugin is invalid."""
 
     exit_code = 2
 
@@ -50,19 +50,19 @@ class SystemFault(DstrainError):
 
 
 class Diverged(DstrainError):
-    """The loss became NaN or infinite; the weights are untouched."""
+    """The loss or the gradient became NaN or infinite; the weights are unchanged."""
 
     exit_code = 5
 
 
 class OutOfMemory(DstrainError):
-    """The device has too little memory for this step."""
+    """The device or the machine ran out of memory."""
 
     exit_code = 6
 
 
 class Interrupted(DstrainError):
-    """A signal asked the run to stop; it was saved at the last step boundary."""
+    """A signal interrupted the run; training is saved after the current step."""
 
     exit_code = 75
 

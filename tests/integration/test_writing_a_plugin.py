@@ -119,7 +119,7 @@ def test_the_family_of_the_page_passes_the_kit_and_generates(
 def test_every_test_of_the_kit_is_on_the_page_and_no_other() -> None:
     table = (
         FIRST.page.read_text()
-        .partition("| test | holds the family to |")[2]
+        .partition("| test | what it checks |")[2]
         .partition("\n\n")[0]
     )
     told = re.findall(r"`(\w+)`", table)

@@ -30,7 +30,7 @@ from tests.support.runs import project, train
 
 pytestmark = [
     pytest.mark.promise(
-        "R3", "every crash point of a commit leaves the older or newer state whole"
+        "R3", "every crash point of a commit leaves an older or newer state intact"
     ),
     pytest.mark.usefixtures("tiny"),
 ]

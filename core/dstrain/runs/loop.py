@@ -171,7 +171,7 @@ def diverged(
     whole = (state for state in states(run.setup.output) if not damage(state))
     return Diverged(
         f"step {run.step + 1}",
-        f"loss {loss}, gradient norm {norm}; the weights are untouched",
+        f"loss {loss}, gradient norm {norm}; the weights are unchanged",
         f"last good checkpoint: {next(whole, 'none')}",
         f"check the samples of this step: {named}{more}",
         "or start again from that checkpoint's weights with a lower --learning_rate or --max_grad_norm",

@@ -256,11 +256,11 @@ def test_the_newest_whole_state_is_found_and_those_passed_over_are_named(
 def test_no_whole_state_is_an_error_never_a_new_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(StateError, match="has no whole state"):
+    with pytest.raises(StateError, match="contains no intact state"):
         newest_state(tmp_path)
     save_state(tmp_path / "states/step-1", small(1))
     (tmp_path / "states/step-1" / "record.json").unlink()
-    with pytest.raises(StateError, match="has no whole state"):
+    with pytest.raises(StateError, match="contains no intact state"):
         newest_state(tmp_path)
     assert "step-1: is incomplete: record.json is missing" in capsys.readouterr().err
 
