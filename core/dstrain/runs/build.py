@@ -1,8 +1,10 @@
 """Build a training run: its samples, pipeline, trainable parameters and optimizer."""
 
+import math
 from collections.abc import Sequence
 
 from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
 
 from dstrain.cache.store import FeatureCache
 from dstrain.config.schema import TrainConfig
@@ -77,12 +79,6 @@ def prepare(
         weight_decay=config.weight_decay,
         fused=True,
     )
-    # Imported late, because it takes seconds, and other commands do without it.
-    from transformers.optimization import get_scheduler
-
-    lr_scheduler = get_scheduler(
-        config.lr_scheduler, optimizer, config.lr_warmup_steps, steps
-    )
     return TrainingRun(
         setup=setup,
         processes=processes,
@@ -91,7 +87,7 @@ def prepare(
         # a search for packages at every step.
         model=processes.accelerator.prepare(module),
         optimizer=optimizer,
-        lr_scheduler=lr_scheduler,
+        lr_scheduler=build_lr_scheduler(config, optimizer, steps),
         order=order,
         source=data.source,
         found=found,
@@ -173,3 +169,29 @@ def total_steps(config: TrainConfig, per_epoch: int) -> int:
     if config.num_epochs is None:
         return config.max_steps
     return min(config.max_steps, config.num_epochs * per_epoch)
+
+
+def build_lr_scheduler(
+    config: TrainConfig, optimizer: AdamW, total_steps: int
+) -> LambdaLR:
+    """Build the schedule of --lr_scheduler.
+
+    The schedules are those of `transformers.get_scheduler`, whose import takes seconds.
+    """
+    schedule = config.lr_scheduler
+    warmup_steps = config.lr_warmup_steps
+
+    def factor(step: int) -> float:
+        if schedule == "constant":
+            return 1.0
+        if step < warmup_steps:
+            return step / max(1, warmup_steps)
+        if schedule == "constant_with_warmup":
+            return 1.0
+        decay_steps = max(1, total_steps - warmup_steps)
+        if schedule == "linear":
+            return max(0.0, (total_steps - step) / decay_steps)
+        progress = (step - warmup_steps) / decay_steps
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+    return LambdaLR(optimizer, factor)

@@ -117,12 +117,22 @@ def steps(run: TrainingRun) -> Iterator[dict[str, float]]:
 
 
 def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
-    """Return the error of a step that did not fit, with a row of it, the peak and advice."""
+    """Return the error of a step that did not fit, with a row of it, its shapes, the
+    peak and advice.
+    """
     # The first micro-batch is the largest.
-    keys = batches[0].micro_batch.keys
+    batch = batches[0]
+    values = batch.samples[0].values
+    shapes = [
+        f"{name} {list(value.shape)}"
+        for name, value in values.items()
+        if isinstance(value, torch.Tensor)
+    ]
+    row = name_row(run, batch.micro_batch.keys[0].row)
     return OutOfMemory(
         f"step {run.step + 1}",
-        f"out of memory at {peak_memory():.1f} GiB with {len(keys)} samples like {name_row(run, keys[0].row)}",
+        f"out of memory at {peak_memory():.1f} GiB with {len(batch.samples)} samples like {row}",
+        f"values: {', '.join(shapes or values)}",
         "lower --batch_size (and raise --gradient_accumulation_steps), --max_pixels or --lora_rank",
         "or give --use_gradient_checkpointing, --use_gradient_checkpointing_offload",
     )

@@ -166,7 +166,7 @@ def test_a_run_that_is_interrupted_says_how_it_goes_on(
     assert (tmp_path / "states/step-1").is_dir()
     with monkeypatch.context() as patched:
         signal_at(2, patched)
-        with pytest.raises(Interrupted, match="run the same command with --resume"):
+        with pytest.raises(Interrupted, match="with --resume instead of --overwrite"):
             run(config(here, output_path=tmp_path, max_steps=4, overwrite=True))
 
 
@@ -257,7 +257,7 @@ def test_another_error_of_the_same_kind_is_not_taken_for_out_of_memory(
         run(config(here, output_path=tmp_path))
 
 
-def test_out_of_memory_names_the_step_and_the_flags(
+def test_out_of_memory_names_the_step_the_shapes_and_the_flags(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> Any:
@@ -277,6 +277,7 @@ def test_out_of_memory_names_the_step_and_the_flags(
         )
     assert error.value.exit_code == 6
     told = " ".join(error.value.help_lines)
+    assert "input_latents [1, " in told
     assert "--batch_size" in told
     assert "--use_gradient_checkpointing" in told
 

@@ -181,6 +181,10 @@ class RunDirectory:
     def _interrupted(self, what: str) -> Interrupted:
         """Return the error of an interrupted run, with the way to resume it."""
         advice = "run the same command with --resume"
+        # These exclude --resume.
+        for name in ("overwrite", "resume_from_checkpoint"):
+            if getattr(self.setup.config, name):
+                advice += f" instead of --{name}"
         if not self.begun:
             what += " before the first step; nothing there was changed"
             advice = "run the same command again"

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dstrain.console import get_logger
+from dstrain.graph.inputs import Column
+from dstrain.graph.plan import make_plan
+from dstrain.graph.spec import PipelineSpec
+from dstrain.pipeline.sampling import generate_task
 from dstrain.training.order import EXCLUDED
 
 if TYPE_CHECKING:
@@ -99,5 +103,18 @@ def log_end(run: "TrainingRun", folder: Path, weights: Sequence[Path]) -> None:
     if run.setup.task.runs_sampler:
         # A number of steps without guidance is what was trained.
         words += ["--num_inference_steps", "...", "--guidance_scale", "1"]
+    for name in input_files(run.setup.spec):
+        words += ["--input", f"{name}=FILE"]
     output = "video.mp4" if run.setup.spec.makes_video else "image.png"
     logger.info(f"try them: {shlex.join([*words, '--output', output])}")
+
+
+def input_files(spec: PipelineSpec) -> list[str]:
+    """Return the inputs of inference that are images or videos."""
+    task = generate_task(spec, guided=False)
+    used = make_plan(spec, frozenset(spec.inputs), task).used_inputs
+    return [
+        name
+        for name, source in spec.inputs.items()
+        if isinstance(source, Column) and source.is_file and name in used
+    ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.registry.discovery import load_family
 from dstrain.runs.reports import summary
 from dstrain.runs.reports.summary import RunStatistics
 
@@ -111,3 +112,17 @@ def test_samples_a_second_are_those_of_all_steps_together() -> None:
         statistics.summary(0.5)
         == "2 steps in 0:00:00, 1.60 samples/s, loss 2 (mean of the last 2 steps), peak memory 0.50 GiB"
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "inputs"),
+    [
+        ("flux", "dev", []),
+        ("flux", "kontext", ["kontext_images"]),
+        ("wan", "i2v", ["input_image"]),
+    ],
+)
+def test_the_command_to_try_asks_for_the_files_that_inference_reads(
+    family: str, variant: str, inputs: list[str]
+) -> None:
+    assert summary.input_files(load_family(family).spec(variant)) == inputs
