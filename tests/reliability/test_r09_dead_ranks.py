@@ -26,7 +26,7 @@ from tests.support.runs import log, outcome, project, same
 
 pytestmark = [
     pytest.mark.promise(
-        "R9", "a dead process ends the run in time; no checkpoint is half"
+        "R9", "a dead process ends the run in time; no checkpoint is incomplete"
     ),
     pytest.mark.usefixtures("tiny"),
 ]

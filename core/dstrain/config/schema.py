@@ -480,8 +480,8 @@ class GenerateConfig(ModelChoice):
     input: tuple[NamedInput, ...] = option(
         "generation",
         (),
-        "Any other input of the variant; a file name for an image or a video. Can be repeated, "
-        "also with one name for a list.",
+        "Any other input of the variant; for an image or a video, VALUE is a file name. Can be "
+        "repeated; repeat a NAME to pass a list.",
     )
     run: Path | None = option(
         "model",

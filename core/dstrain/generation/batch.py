@@ -213,7 +213,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         what = f"is damaged, so the settings of the files there are unknown: {error}"
         raise StateError(path, what, advice) from error
     differences = [
-        f"{name}: there {before.get(name)}, this run {settings.get(name)}"
+        f"{name}: existing {before.get(name)}, this run {settings.get(name)}"
         for name in {**before, **settings}
         if before.get(name) != settings.get(name)
     ]

@@ -221,7 +221,7 @@ class _Reader:
             candidates = (wanted,)
         loaded = [name for name in candidates if name in self.networks]
         if not loaded:
-            what = f"has {len(group.layers)} layers of {' or '.join(candidates)}, which is not loaded"
+            what = f"has {len(group.layers)} layers for {' or '.join(candidates)}, which is not loaded"
             line = f"the first is {group.prefix.text}{next(iter(group.layers))}"
             raise StateError(self.path, what, line)
         namings: list[tuple[str, KeyTable]] = []

@@ -171,11 +171,11 @@ def test_other_settings_are_refused_naming_the_difference(
     folder = tmp_path / "set"
     generate(config(model, folder, dataset=table))
     for changes, words in (
-        ({"num_inference_steps": 4}, "num_inference_steps: there 3, this run 4"),
-        ({"guidance_scale": 2.0}, "guidance_scale: there None, this run 2.0"),
+        ({"num_inference_steps": 4}, "num_inference_steps: existing 3, this run 4"),
+        ({"guidance_scale": 2.0}, "guidance_scale: existing None, this run 2.0"),
         (
             {"height": 8, "width": 8},
-            "height: there 16, this run 8; width: there 16, this run 8",
+            "height: existing 16, this run 8; width: existing 16, this run 8",
         ),
     ):
         with pytest.raises(
@@ -186,7 +186,7 @@ def test_other_settings_are_refused_naming_the_difference(
     write(tmp_path / "other", seed=1)
     with pytest.raises(
         StateError,
-        match=r"files of dit: there .*; files of text_encoder: .*; files of vae: ",
+        match=r"files of dit: existing .*; files of text_encoder: .*; files of vae: ",
     ):
         generate(config(tmp_path / "other", folder, dataset=table))
     lora = train(
@@ -195,7 +195,7 @@ def test_other_settings_are_refused_naming_the_difference(
         max_steps=1,
         **data(tmp_path),
     )
-    with pytest.raises(StateError, match="LoRA: there "):
+    with pytest.raises(StateError, match="LoRA: existing "):
         generate(
             config(
                 model,

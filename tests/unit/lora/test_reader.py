@@ -283,7 +283,7 @@ def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
     }
     with pytest.raises(
         StateError,
-        match=r"has 1 layers of text_encoder, which is not loaded\n.*lora_te1_layers_0_q_proj",
+        match=r"has 1 layers for text_encoder, which is not loaded\n.*lora_te1_layers_0_q_proj",
     ):
         read(both)
 
@@ -304,7 +304,7 @@ def test_twins_are_told_apart_by_the_header_or_by_what_is_asked(tmp_path: Path) 
     assert read(named, **two).component == "dit2"
     with pytest.raises(StateError, match="is a LoRA for dit2, not for dit"):
         read_lora(named, MODEL, two, component="dit")
-    with pytest.raises(StateError, match="has 12 layers of dit2, which is not loaded"):
+    with pytest.raises(StateError, match="has 12 layers for dit2, which is not loaded"):
         read(named)
     pipe = default_names(prefixed(tensors, "pipe.dit2."))
     assert read(written(tmp_path / "z.safetensors", pipe), **two).component == "dit2"

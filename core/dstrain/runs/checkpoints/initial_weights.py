@@ -106,7 +106,7 @@ def _check_configuration(
     there = json.loads(header.get("config", "{}"))
     here = json.loads(json.dumps(dict(config)))
     differing = [
-        f"{name}: there {there.get(name)}, this run {here.get(name)}"
+        f"{name}: file {there.get(name)}, this run {here.get(name)}"
         for name in here | there
         if there.get(name) != here.get(name) and not name.startswith("_")
     ]

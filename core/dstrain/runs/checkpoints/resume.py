@@ -141,7 +141,7 @@ def load_training_state(
     saved = {name: list(tensor.shape) for name, tensor in state.trainable.items()}
     own = {name: list(parameter.shape) for name, parameter in parameters.items()}
     differing = [
-        f"{name}: there {saved.get(name)}, this run {own.get(name)}"
+        f"{name}: saved {saved.get(name)}, this run {own.get(name)}"
         for name in saved | own
         if saved.get(name) != own.get(name)
     ]
@@ -172,6 +172,6 @@ def _differing(run: "TrainingRun") -> list[str]:
         compared += options_affecting("length")
     names = (name for name in compared if name in saved and saved[name] != config[name])
     words = [
-        f"--{name}: there {saved[name]}, this run {config[name]}" for name in names
+        f"--{name}: saved {saved[name]}, this run {config[name]}" for name in names
     ]
     return ["; ".join(words)] if words else []

@@ -103,7 +103,7 @@ def stored_previews(
     if missing:
         raise StateError(
             cache.folder,
-            f"lacks what previews of {', '.join(missing)} need",
+            f"contains no values for previews of {', '.join(missing)}",
             f"run --task {setup.task.name}:data_process with the same --preview_prompt",
         )
     return previews

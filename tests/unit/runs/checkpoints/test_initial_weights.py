@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[str, dict[str, str] | None, dict[str, Any], str]] = {
     "full for LoRA": ("full", None, LORA, "contains all of dit, but this run trains LoRA layers of dit"),
     "another configuration": (
         "full", {"config": '{"width": 8, "depth": 3, "dropout": 0.0}'}, FULL,
-        "a different configuration\n  depth: there 3, this run 2",
+        "a different configuration\n  depth: file 3, this run 2",
     ),
     "missing weights": ("full", {"drop": "blocks.1"}, FULL, "these files do not fit Dit"),
     "another rank": ("lora", None, {"lora_rank": 4}, "rank"),

@@ -184,10 +184,10 @@ def test_a_run_with_other_numbers_is_no_continuation_and_what_must_be_equal_is_n
     assert "--resume: the saved run had different settings" in str(caught.value)
     told = caught.value.help_lines[0]
     assert all(
-        f"--{flag}: there " in told and f"this run {value}" in told
+        f"--{flag}: saved " in told and f"this run {value}" in told
         for flag, value in OTHER[name].items()
     )
-    assert ("--max_steps: there 2, this run 4" in told) == (
+    assert ("--max_steps: saved 2, this run 4" in told) == (
         name == "lr_scheduler"
     )  # which ends at the last step
     assert name in str(caught.value)
@@ -215,7 +215,7 @@ def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
                 max_steps=4,
                 seed=1,
             )
-        assert caught.value.help_lines[0] == "--seed: there 0, this run 1"
+        assert caught.value.help_lines[0] == "--seed: saved 0, this run 1"
 
 
 def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(
@@ -257,7 +257,7 @@ def test_weights_of_other_shapes_are_no_continuation(
     config_file.write_text(json.dumps({"width": 1, "depth": 2}))
     with pytest.raises(
         StateError,
-        match=r"parameters with different shapes\n.*lora_A.*there .2, 8., this run .2, 1.",
+        match=r"parameters with different shapes\n.*lora_A.*saved .2, 8., this run .2, 1.",
     ) as caught:
         train(tmp_path, output_path=tmp_path / "out", max_steps=4, resume="auto")
     assert caught.value.where == "--resume"

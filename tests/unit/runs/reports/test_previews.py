@@ -197,7 +197,7 @@ def test_a_prompt_the_store_lacks_is_refused_naming_the_flag_of_stage_1(
         train(here, task=STAGES[1], preview_prompt=("dog", "a bird"), **place)
     assert (caught.value.exit_code, caught.value.what) == (
         3,
-        "lacks what previews of 'a bird' need",
+        "contains no values for previews of 'a bird'",
     )
     assert "run --task sft:data_process with the same --preview_prompt" in str(
         caught.value
@@ -205,7 +205,7 @@ def test_a_prompt_the_store_lacks_is_refused_naming_the_flag_of_stage_1(
     for shard in (tmp_path / "cache/shards").iterdir():
         shard.unlink()
     train(here, task=STAGES[0], **place)  # the rows' values alone
-    with pytest.raises(StateError, match="lacks what previews of 'dog' need"):
+    with pytest.raises(StateError, match="contains no values for previews of 'dog'"):
         train(here, task=STAGES[1], preview_prompt=("dog",), **place)
 
 
