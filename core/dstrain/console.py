@@ -131,7 +131,12 @@ class LineLogger:
             logger.info(text.strip())
 
 
-def progress_bar(title: str, total: int, done: int = 0, brief: bool = False) -> Any:
+def progress_bar(
+    title: str,
+    total: int,
+    done: int = 0,
+    brief: bool = False,
+) -> Any:
     """Return a tqdm bar; elsewhere than on a terminal it logs a line a minute.
 
     Args:

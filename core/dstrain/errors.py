@@ -12,7 +12,12 @@ class DstrainError(Exception):
 
     exit_code = 1
 
-    def __init__(self, where: str | Path, what: str, *help_lines: str) -> None:
+    def __init__(
+        self,
+        where: str | Path,
+        what: str,
+        *help_lines: str,
+    ) -> None:
         super().__init__(str(where), what, *help_lines)
         self.where = str(where)
         self.what = what

@@ -28,7 +28,11 @@ class SampleKey(NamedTuple):
     chunk: int = 0
 
 
-def digest(key: Sequence[int], stream: str, draw: int = 0) -> bytes:
+def digest(
+    key: Sequence[int],
+    stream: str,
+    draw: int = 0,
+) -> bytes:
     """Return 16 bytes that identify one draw of one stream under a key."""
     packed = struct.pack(f"<{len(key) + 1}q", *key, draw)
     return hashlib.blake2b(packed + stream.encode(), digest_size=16).digest()
@@ -82,7 +86,10 @@ class Rng:
         return self._draw(np.random.Generator.random, stream, shape)
 
     def _draw(
-        self, distribution: Callable[..., Any], stream: str, shape: Sequence[int]
+        self,
+        distribution: Callable[..., Any],
+        stream: str,
+        shape: Sequence[int],
     ) -> Tensor:
         draw = self._drawn.get(stream, 0)
         self._drawn[stream] = draw + 1

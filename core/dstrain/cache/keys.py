@@ -36,7 +36,10 @@ def step_key(
 
 
 def value_keys(
-    plan: Plan, inputs: Mapping[str, str], components: Mapping[str, str], dtype: str
+    plan: Plan,
+    inputs: Mapping[str, str],
+    components: Mapping[str, str],
+    dtype: str,
 ) -> dict[str, str]:
     """Return the key of every value of stage 1, inputs included.
 

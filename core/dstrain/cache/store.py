@@ -139,7 +139,10 @@ class FeatureCache:
         return {**vars(self), "_open": {}, "_verified": set()}
 
     def write_plan(
-        self, identity: Mapping[str, Any], about: Mapping[str, Any], rows: Iterable[Any]
+        self,
+        identity: Mapping[str, Any],
+        about: Mapping[str, Any],
+        rows: Iterable[Any],
     ) -> None:
         """Commit a plan; it replaces one of the same identity and dataset.
 

@@ -55,7 +55,11 @@ def generate(config: GenerateConfig) -> None:
 
 
 def toy(
-    model: str, variant: str | None, seed: int, output: Path, left_out: tuple[str, ...]
+    model: str,
+    variant: str | None,
+    seed: int,
+    output: Path,
+    left_out: tuple[str, ...],
 ) -> None:
     """Write a tiny model with random weights.
 
@@ -200,7 +204,9 @@ def commands() -> tuple[click.Command, ...]:
 
 
 def _command(
-    name: str, body: Callable[..., None], *params: click.Parameter
+    name: str,
+    body: Callable[..., None],
+    *params: click.Parameter,
 ) -> click.Command:
     every = [*params, *shared_options()]
     return click.Command(name, callback=body, help=body.__doc__, params=every)

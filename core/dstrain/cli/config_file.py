@@ -45,7 +45,9 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def default_map(
-    path: Path, values: Mapping[str, Any], options: Mapping[str, click.Option]
+    path: Path,
+    values: Mapping[str, Any],
+    options: Mapping[str, click.Option],
 ) -> dict[str, Any]:
     """Return what a file gives by the names of parameters; click converts it.
 

@@ -96,7 +96,9 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _run_plugin_command(
-    words: Sequence[str], shared: Sequence[str], own: Sequence[str]
+    words: Sequence[str],
+    shared: Sequence[str],
+    own: Sequence[str],
 ) -> None:
     """Run a command that a plugin adds; plugins are imported only for such a word."""
     from dstrain.registry.hooks import load_extensions

@@ -111,7 +111,11 @@ class Flag:
     maximum: float | None = None
 
 
-def described(group: Group, help: str, **details: Any) -> Mapping[str, Any]:
+def described(
+    group: Group,
+    help: str,
+    **details: Any,
+) -> Mapping[str, Any]:
     """Return the metadata that makes a dataclass field an option.
 
     details: Fields of `Flag`, such as `affects` and `minimum`.
@@ -119,7 +123,12 @@ def described(group: Group, help: str, **details: Any) -> Mapping[str, Any]:
     return {"group": group, "help": help, **details}
 
 
-def option(group: Group, default: Any, help: str, **details: Any) -> Any:
+def option(
+    group: Group,
+    default: Any,
+    help: str,
+    **details: Any,
+) -> Any:
     """Return a dataclass field that is an option with a default; see `described`."""
     metadata = described(group, help, **details)
     return dataclasses.field(default=default, metadata=metadata)

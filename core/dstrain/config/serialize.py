@@ -32,7 +32,9 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
 
 
 def write_resolved(
-    path: Path, config: ModelChoice, versions: Mapping[str, str]
+    path: Path,
+    config: ModelChoice,
+    versions: Mapping[str, str],
 ) -> None:
     """Write a configuration and the versions of the libraries as JSON.
 

@@ -113,7 +113,9 @@ def read_literal(value: RawValue, column: Column) -> Cell | None:
 
 
 def image_cell(
-    column: Column, resolution: Resolution, images: Sequence[ImageInfo]
+    column: Column,
+    resolution: Resolution,
+    images: Sequence[ImageInfo],
 ) -> Cell:
     """Return the cell of image files; raise ValueError for an image that is too small."""
     files = tuple(image.path for image in images)
@@ -135,7 +137,10 @@ class ResampledVideo:
 
     @classmethod
     def of(
-        cls, column: Column, resolution: Resolution, video: Video
+        cls,
+        column: Column,
+        resolution: Resolution,
+        video: Video,
     ) -> "ResampledVideo":
         """Resample a video; raise ValueError if its frames are too small."""
         size = fit(video.size, resolution, column.multiple)

@@ -87,12 +87,22 @@ class Dataset:
         signatures = map(self.signature, range(len(self.rows)))
         return [numbers.setdefault(one, len(numbers)) for one in signatures]
 
-    def fault(self, row: int, name: str, error: UsageError) -> Fault:
+    def fault(
+        self,
+        row: int,
+        name: str,
+        error: UsageError,
+    ) -> Fault:
         """Return the fault of an input that could not be loaded."""
         reason = f"{Path(error.where).name!r} {error.what}"
         return Fault(row, self.columns[name], reason)
 
-    def damage(self, row: int, name: str, error: UsageError) -> UsageError:
+    def damage(
+        self,
+        row: int,
+        name: str,
+        error: UsageError,
+    ) -> UsageError:
         """Return the error of an input that could not be loaded, with its place in the
         metadata.
         """
@@ -210,7 +220,9 @@ def find_metadata(base_path: Path) -> Path:
 
 
 def input_columns(
-    table: Table, config: DataConfig, inputs: Mapping[str, Input]
+    table: Table,
+    config: DataConfig,
+    inputs: Mapping[str, Input],
 ) -> dict[str, Column]:
     """Return input name -> column for the inputs that a dataset can give.
 
@@ -318,7 +330,10 @@ def _missing_inputs(
 
 
 def _read(
-    value: RawValue, column: Column, resolution: Resolution, files: FileInfos
+    value: RawValue,
+    column: Column,
+    resolution: Resolution,
+    files: FileInfos,
 ) -> Cell | ResampledVideo | None:
     """Read one cell, None if it is absent; raise ValueError that says what is wrong."""
     if not column.is_file:

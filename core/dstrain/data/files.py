@@ -41,7 +41,10 @@ class DataRoots:
 
     @classmethod
     def of(
-        cls, base: Path, roots: Iterable[Path], url_cache: Path | None
+        cls,
+        base: Path,
+        roots: Iterable[Path],
+        url_cache: Path | None,
     ) -> "DataRoots":
         """Return the roots that the dataset's flags name; raise UsageError for one that
         is not a folder.

@@ -85,7 +85,11 @@ class Resolution:
                 )
 
 
-def fit(size: Size, resolution: Resolution, multiple: int) -> Size:
+def fit(
+    size: Size,
+    resolution: Resolution,
+    multiple: int,
+) -> Size:
     """Return the (height, width) at which an image of size (height, width) is loaded.
 
     With a multiple of 0 the size stays. Otherwise it is the fixed size, or the image's
@@ -158,7 +162,12 @@ def frame_durations(path: Path) -> tuple[int, ...]:
         return tuple(durations)
 
 
-def load_image(path: Path, mode: str, size: Size | None, frame: int = 0) -> Image.Image:
+def load_image(
+    path: Path,
+    mode: str,
+    size: Size | None,
+    frame: int = 0,
+) -> Image.Image:
     """Load an image upright, scaled to cover `size` and cropped about its centre.
 
     Transparent parts are shown over white unless the mode is RGBA; 16-bit grey, and

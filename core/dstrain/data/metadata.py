@@ -80,7 +80,11 @@ def read_metadata(path: Path) -> Table:
     return reader(path, _read_text(path))
 
 
-def refuse(where: Path, kind: str, faults: Sequence[str]) -> None:
+def refuse(
+    where: Path,
+    kind: str,
+    faults: Sequence[str],
+) -> None:
     """Raise one UsageError that lists the first 50 faults and counts the others; do
     nothing without faults.
     """

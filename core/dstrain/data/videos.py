@@ -85,7 +85,11 @@ def probe(path: Path) -> Video:
     return Video(str(path), size, packets.timestamps, packets.end)
 
 
-def read_frames(path: Path, indices: Sequence[int], size: Size | None) -> Pixels:
+def read_frames(
+    path: Path,
+    indices: Sequence[int],
+    size: Size | None,
+) -> Pixels:
     """Decode the frames at `indices`, upright, over white, scaled to cover `size`
     (height, width) and cropped about their centre; None keeps their size.
 
@@ -170,7 +174,9 @@ def _decode(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Imag
 
 
 def _numbered(
-    decoded: Iterable["av.VideoFrame"], packets: Packets, path: Path
+    decoded: Iterable["av.VideoFrame"],
+    packets: Packets,
+    path: Path,
 ) -> Iterator[tuple[int, "av.VideoFrame"]]:
     """Yield each decoded frame with its index in the order shown."""
     if packets.pts:

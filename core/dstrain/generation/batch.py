@@ -98,7 +98,9 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
 
 
 def _columns(
-    table: Table, source: PipelineSource, shared: Mapping[str, Any]
+    table: Table,
+    source: PipelineSource,
+    shared: Mapping[str, Any],
 ) -> dict[str, Column]:
     """Return the table's columns that inference reads, by name; warn of those that
     neither it nor distillation reads.
@@ -237,7 +239,10 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _write_metadata(
-    table: Table, column: str, files: Iterable[str], path: Path
+    table: Table,
+    column: str,
+    files: Iterable[str],
+    path: Path,
 ) -> None:
     """Write the table with the column of generated files; lists as JSON."""
     text = io.StringIO(newline="")

@@ -66,7 +66,12 @@ def parse_inputs(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
     return values
 
 
-def _parse(name: str, texts: list[str], source: Input, config: GenerateConfig) -> Any:
+def _parse(
+    name: str,
+    texts: list[str],
+    source: Input,
+    config: GenerateConfig,
+) -> Any:
     """Read an input as a table of one row and one column would be read."""
     column = as_column(name, source)
     if column.kind not in ("text", "texts") and not all(map(str.strip, texts)):

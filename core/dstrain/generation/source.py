@@ -110,7 +110,9 @@ def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Pat
 
 
 def check_used(
-    config: GenerateConfig, spec: PipelineSpec, used: Collection[str]
+    config: GenerateConfig,
+    spec: PipelineSpec,
+    used: Collection[str],
 ) -> None:
     """Refuse an input of the command line that is not among those that inference uses."""
     for name in input_names(config):

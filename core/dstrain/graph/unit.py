@@ -111,7 +111,10 @@ class Unit(FunctionSpec):
         object.__setattr__(self, "version", version)
 
     def run(
-        self, values: Mapping[str, Any], components: Mapping[str, Any], **given: Any
+        self,
+        values: Mapping[str, Any],
+        components: Mapping[str, Any],
+        **given: Any,
     ) -> dict[str, Any]:
         """Call the function and return its outputs.
 

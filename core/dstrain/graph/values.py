@@ -88,7 +88,11 @@ def storage_ids(values: Iterable[Any]) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def serialize(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+def serialize(
+    value: Any,
+    tensors: dict[str, Tensor],
+    name: str,
+) -> Any:
     """Put the value's tensors into `tensors`; return the rest, its header, as JSON data.
 
     Raises UsageError for a value of another type.

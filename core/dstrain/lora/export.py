@@ -95,7 +95,9 @@ def export(
 
 
 def layers_in(
-    lora: Lora, key_format: LoraKeyFormat, shapes: Shapes
+    lora: Lora,
+    key_format: LoraKeyFormat,
+    shapes: Shapes,
 ) -> dict[str, Tensor]:
     """Return the tensors of a LoRA by their keys in a program's file.
 
@@ -244,7 +246,10 @@ class LazyShapes(UserDict[str, Any]):
 
 
 def _read(
-    source: Path, header: Mapping[str, str], family: ModelFamily, alpha: Alpha | None
+    source: Path,
+    header: Mapping[str, str],
+    family: ModelFamily,
+    alpha: Alpha | None,
 ) -> tuple[list[Lora], Mapping[str, Shapes]]:
     """Read a LoRA with the first published configurations that it fits; the header's,
     if there is one, replaces that of its component.
@@ -303,7 +308,10 @@ def _shapes(component: Component, config: Mapping[str, Any]) -> Shapes:
 
 
 def _key_format(
-    source: Path, component: str, family: ModelFamily, program: str
+    source: Path,
+    component: str,
+    family: ModelFamily,
+    program: str,
 ) -> LoraKeyFormat:
     """Return a program's names for a component; raises UsageError if it has none."""
     found = key_formats(components_of(family)[component], family)

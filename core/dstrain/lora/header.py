@@ -43,7 +43,9 @@ def sample_digest(paths: Sequence[Path]) -> str:
 
 
 def training_differences(
-    lora: Lora, variant: str, files: Files | None
+    lora: Lora,
+    variant: str,
+    files: Files | None,
 ) -> Iterator[str]:
     """Yield a line for each thing that differs between a LoRA's training, as its header
     records it, and the model in use; their family is the same.

@@ -135,7 +135,10 @@ def first_few(names: Iterable[str], count: int = 3) -> str:
 
 
 def read_adapter_config(
-    path: Path, header: Mapping[str, str], prefix: str, peft: bool
+    path: Path,
+    header: Mapping[str, str],
+    prefix: str,
+    peft: bool,
 ) -> AdapterConfig | None:
     """Read the configuration of the layers with this prefix from the header, else from
     peft's file beside the LoRA; None if there is none.
@@ -205,7 +208,11 @@ def _adapter(fields: Mapping[str, Any]) -> AdapterConfig:
     )
 
 
-def _of_pattern(patterns: Mapping[str, float], layer: str, default: float) -> float:
+def _of_pattern(
+    patterns: Mapping[str, float],
+    layer: str,
+    default: float,
+) -> float:
     for pattern, value in patterns.items():
         name = pattern.removeprefix("^").replace("\\", "")
         is_ending = not pattern.startswith("^") and layer.endswith(f".{name}")

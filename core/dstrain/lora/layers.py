@@ -75,7 +75,9 @@ class LoraLayer:
 
 
 def inject(
-    module: nn.Module, lora_config: LoraConfig, aliases: Mapping[str, tuple[str, ...]]
+    module: nn.Module,
+    lora_config: LoraConfig,
+    aliases: Mapping[str, tuple[str, ...]],
 ) -> dict[str, int]:
     """Freeze the module, add trainable fp32 LoRA layers, and count the layers that each
     target matched.
@@ -166,7 +168,9 @@ def save_lora(
 
 
 def lora_header(
-    module: nn.Module, lora_config: LoraConfig, metadata: Mapping[str, Any]
+    module: nn.Module,
+    lora_config: LoraConfig,
+    metadata: Mapping[str, Any],
 ) -> dict[str, str]:
     """Return the header of a file of the trained layers, whichever program it is for;
     metadata as in `save_lora`.
@@ -333,7 +337,11 @@ def _state(module: nn.Module, adapter_name: str) -> dict[str, Tensor]:
     return state
 
 
-def _add(module: nn.Module, adapter_name: str, **settings: Any) -> None:
+def _add(
+    module: nn.Module,
+    adapter_name: str,
+    **settings: Any,
+) -> None:
     """Add an adapter in fp32 beside the others, all active and frozen; the settings are
     those of `peft.LoraConfig`.
     """

@@ -116,7 +116,10 @@ def prefixes(family: ModelFamily) -> list[Prefix]:
 
 
 def key_tables(
-    component: Component, family: ModelFamily, shapes: Shapes, underscored: bool
+    component: Component,
+    family: ModelFamily,
+    shapes: Shapes,
+    underscored: bool,
 ) -> list[KeyTable]:
     """Return every set of names that this network's layers have in files: its own, and
     those of each checkpoint format.

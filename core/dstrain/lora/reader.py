@@ -117,7 +117,9 @@ def read_lora(
 
 
 def groups_in(
-    path: Path, tensors: Mapping[str, Tensor], family: ModelFamily
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    family: ModelFamily,
 ) -> list[Group]:
     """Group the layers of a file by how their names begin; raises what `parse_keys`
     raises.

@@ -30,13 +30,21 @@ def gradient_checkpoint_forward(
     return function(*args, **kwargs)
 
 
-def checkpoint_in_ram(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def checkpoint_in_ram(
+    function: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Checkpoint a block and keep its inputs in RAM until the backward pass."""
     with save_on_cpu(pin_memory=torch.cuda.is_available()):
         return checkpoint(function, *args, use_reentrant=False, **kwargs)
 
 
-def enable_checkpointing(name: str, module: nn.Module, offload: bool) -> None:
+def enable_checkpointing(
+    name: str,
+    module: nn.Module,
+    offload: bool,
+) -> None:
     """Enable checkpointing in a network of diffusers or transformers.
 
     Raises UsageError if the network does not support it.

@@ -44,7 +44,12 @@ class Network(Protocol):
     `DiffusersNetwork`.
     """
 
-    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
+    def load(
+        self,
+        files: Files,
+        configuration: Any,
+        dtype: torch.dtype,
+    ) -> Any:
         """Return the component that is in these files."""
 
 
@@ -99,7 +104,12 @@ class Component:
             for name, one in self.default_configs.items()
         }
 
-    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
+    def load(
+        self,
+        files: Files,
+        configuration: Any,
+        dtype: torch.dtype,
+    ) -> Any:
         """Return the component that is in these files."""
         return self.network.load(files, configuration, dtype)
 

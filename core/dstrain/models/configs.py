@@ -117,7 +117,11 @@ def infer_config(component: Component, shapes: Shapes) -> Config | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _has_shapes(component: Component, config: Config, shapes: Shapes) -> bool:
+def _has_shapes(
+    component: Component,
+    config: Config,
+    shapes: Shapes,
+) -> bool:
     """Return whether a network of this configuration has weights of these shapes."""
     if component.builder is None:
         return False

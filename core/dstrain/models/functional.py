@@ -76,7 +76,11 @@ def latents_mean_std(vae_config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     return mean, std
 
 
-def check_sides(height: int, width: int, multiple: int) -> None:
+def check_sides(
+    height: int,
+    width: int,
+    multiple: int,
+) -> None:
     """Refuse a height or width in pixels that is not a positive multiple.
 
     Raises UsageError naming the nearest multiple.
@@ -100,7 +104,12 @@ def pack(latents: Tensor, patch: int = 2) -> Tensor:
     return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch**2)
 
 
-def unpack(tokens: Tensor, height: int, width: int, patch: int = 2) -> Tensor:
+def unpack(
+    tokens: Tensor,
+    height: int,
+    width: int,
+    patch: int = 2,
+) -> Tensor:
     """Convert tokens of `pack` to latents, (batch, channels, height, width)."""
     batch, _, channels = tokens.shape
     rows, columns = height // patch, width // patch
@@ -108,7 +117,11 @@ def unpack(tokens: Tensor, height: int, width: int, patch: int = 2) -> Tensor:
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(batch, -1, height, width)
 
 
-def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+def apply_guidance(
+    positive: Tensor,
+    negative: Tensor,
+    scale: float,
+) -> Tensor:
     """Apply classifier-free guidance (Ho and Salimans 2022): extrapolate from the
     negative prediction through the positive one.
     """

@@ -47,7 +47,13 @@ class ModelScope:
                 files[file.path] = RemoteFile(file.size or 0, digest)
         return "", files
 
-    def download(self, model_id: str, revision: str, name: str, folder: Path) -> None:
+    def download(
+        self,
+        model_id: str,
+        revision: str,
+        name: str,
+        folder: Path,
+    ) -> None:
         """Download one file; what an earlier attempt left in the folder is continued."""
         from modelscope import model_file_download
 
@@ -87,7 +93,13 @@ class HuggingFace:
             files[file.rfilename] = RemoteFile(file.size or 0, digest)
         return info.sha or "", files
 
-    def download(self, model_id: str, revision: str, name: str, folder: Path) -> None:
+    def download(
+        self,
+        model_id: str,
+        revision: str,
+        name: str,
+        folder: Path,
+    ) -> None:
         """Download one file; a later attempt starts it again."""
         self.api.hf_hub_download(model_id, name, revision=revision, local_dir=folder)
 

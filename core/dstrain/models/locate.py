@@ -245,7 +245,9 @@ def _owner(fitting: Sequence[Component], files: Files) -> str:
 
 
 def _parts(
-    config: ModelConfig, files: Files, components: Sequence[Component]
+    config: ModelConfig,
+    files: Files,
+    components: Sequence[Component],
 ) -> list[tuple[tuple[Component, ...], Files]]:
     """Return the components in a set of files, twins together.
 

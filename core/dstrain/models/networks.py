@@ -62,7 +62,12 @@ class DiffusersNetwork:
                 configuration[parameter.name] = value
         return SimpleNamespace(**configuration)
 
-    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
+    def load(
+        self,
+        files: Files,
+        configuration: Any,
+        dtype: torch.dtype,
+    ) -> nn.Module:
         """Build the network for a configuration from `configure` and fill it; raises
         what `load_network` raises.
         """
@@ -98,7 +103,12 @@ class TransformersNetwork:
         # A copy, because some records keep and change what they are given.
         return _load_class(self.config).from_dict(deepcopy(dict(data)))
 
-    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
+    def load(
+        self,
+        files: Files,
+        configuration: Any,
+        dtype: torch.dtype,
+    ) -> nn.Module:
         """Build the network and fill it; raises what `load_network` raises."""
         from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -125,7 +135,12 @@ class Tokenizer:
     """A class of transformers, or "package.module:Class" of one with the same
     `from_pretrained`, such as a processor."""
 
-    def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
+    def load(
+        self,
+        files: Files,
+        configuration: Any,
+        dtype: torch.dtype,
+    ) -> Any:
         """Load the tokenizer from its folder."""
         return _load_class(self.name).from_pretrained(
             files.folder, local_files_only=True
@@ -151,7 +166,9 @@ def empty_network(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def load_network(
-    build: Callable[[], nn.Module], files: Files, dtype: torch.dtype
+    build: Callable[[], nn.Module],
+    files: Files,
+    dtype: torch.dtype,
 ) -> nn.Module:
     """Build a network and fill it from its files; it is in eval mode, on the CPU.
 
@@ -182,7 +199,12 @@ def load_network(
     return network.eval()
 
 
-def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> None:
+def _check_fit(
+    wanted: Shapes,
+    weights: Weights,
+    files: Files,
+    network: str,
+) -> None:
     """Raise StateError with examples, in the files' keys, of what is missing,
     unexpected or of a different shape.
     """

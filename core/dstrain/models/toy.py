@@ -20,7 +20,9 @@ Entries = Mapping[str, Mapping[str, Any]]
 
 
 def write_toy(
-    family: ModelFamily, variant: str, folder: Path
+    family: ModelFamily,
+    variant: str,
+    folder: Path,
 ) -> tuple[ModelConfig, ...]:
     """Write a toy model to a temporary folder; returns its files, one entry per
     component with weights.
@@ -41,7 +43,11 @@ def write_toy(
 
 
 def fill_folder(
-    family: ModelFamily, variant: str, seed: int, folder: Path, advice: str
+    family: ModelFamily,
+    variant: str,
+    seed: int,
+    folder: Path,
+    advice: str,
 ) -> None:
     """Write a toy model in the published layout; raises SystemFault, with the advice,
     where the disk is full.
@@ -82,7 +88,10 @@ def toy_writer(
         return {kind: _changed(like[kind], own.get(kind, {})) for kind in base}
 
     def write(
-        folder: Path, variant: str = "", seed: int = 0, sizes: Entries | None = None
+        folder: Path,
+        variant: str = "",
+        seed: int = 0,
+        sizes: Entries | None = None,
     ) -> None:
         """Write a toy of `variant` to `folder`; equal arguments write equal files.
 
@@ -135,7 +144,11 @@ def _write_components(
             _write_weights(built, component, place, component.name in sharded)
 
 
-def _write_config(network: nn.Module, config: Mapping[str, Any], place: Path) -> None:
+def _write_config(
+    network: nn.Module,
+    config: Mapping[str, Any],
+    place: Path,
+) -> None:
     """Write config.json as the network's library does."""
     library: Any = network
     if hasattr(library, "save_config"):
@@ -153,7 +166,10 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _write_weights(
-    network: nn.Module, component: Component, place: Path, sharded: bool
+    network: nn.Module,
+    component: Component,
+    place: Path,
+    sharded: bool,
 ) -> None:
     # The networks' own save_pretrained writes in one process of several only.
     from huggingface_hub import save_torch_state_dict

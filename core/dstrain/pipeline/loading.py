@@ -20,7 +20,9 @@ logger = get_logger(__name__)
 
 
 def find_for_inference(
-    family: ModelFamily, spec: PipelineSpec, models: Sequence[ModelConfig]
+    family: ModelFamily,
+    spec: PipelineSpec,
+    models: Sequence[ModelConfig],
 ) -> Found:
     """Find the files of everything that inference with any inputs uses."""
     plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))

@@ -123,7 +123,10 @@ class Pipeline:
             add_layers(module, lora.layers, scale, adapter_name)
 
     def bind_components(
-        self, function: FunctionSpec, expert: str = "", **context: Any
+        self,
+        function: FunctionSpec,
+        expert: str = "",
+        **context: Any,
     ) -> dict[str, Any]:
         """Return the keyword arguments of a function: its components, and the values of
         `context` that it asks for.
@@ -142,7 +145,10 @@ class Pipeline:
         return {name: context[name] for name in function.components}
 
     def run(
-        self, steps: Iterable[Step], values: dict[str, Any], rng: Rng | None = None
+        self,
+        steps: Iterable[Step],
+        values: dict[str, Any],
+        rng: Rng | None = None,
     ) -> None:
         """Run units in order, adding their outputs to `values`."""
         for step in steps:
@@ -204,7 +210,12 @@ class Pipeline:
         return self.finish(call.plan, values, call.sampling)
 
     @torch.no_grad()
-    def finish(self, plan: Plan, values: dict[str, Any], sampling: Sampling) -> Any:
+    def finish(
+        self,
+        plan: Plan,
+        values: dict[str, Any],
+        sampling: Sampling,
+    ) -> Any:
         """Do what follows a plan's cached steps: its other steps, the sampler, the
         decoders; return the last decoder's output. `values` are the cached values.
         """
@@ -222,7 +233,10 @@ class Pipeline:
         return [*outputs.values()][-1]
 
     def sample(
-        self, values: dict[str, Any], sampling: Sampling, guided: bool
+        self,
+        values: dict[str, Any],
+        sampling: Sampling,
+        guided: bool,
     ) -> Tensor:
         """Integrate from noise to latents: (1, channels, ...) fp32 on the pipeline's
         device.
@@ -252,7 +266,10 @@ class Pipeline:
         ).latents
 
     def _inputs(
-        self, function: FunctionSpec, values: Mapping[str, Any], branch: str = POSITIVE
+        self,
+        function: FunctionSpec,
+        values: Mapping[str, Any],
+        branch: str = POSITIVE,
     ) -> dict[str, Any]:
         """Return the inputs of a function that are among the values."""
         keys = {name: value_key(self.spec, name, branch) for name in function.inputs}
@@ -284,7 +301,12 @@ class Pipeline:
     def _loaded(self, experts: ExpertSchedule) -> list[str]:
         return [name for name in experts.components if name in self.components]
 
-    def _component(self, name: str, expert: str, function: FunctionSpec) -> Any:
+    def _component(
+        self,
+        name: str,
+        expert: str,
+        function: FunctionSpec,
+    ) -> Any:
         experts = self.spec.experts
         if experts is not None and component_of(name) == experts.denoiser:
             # Experts differ in their weights alone: any of them has the configuration.
@@ -301,6 +323,8 @@ class Pipeline:
 
 
 def _constrain_nothing(
-    latents: Tensor, timestep: Tensor, noise: Tensor
+    latents: Tensor,
+    timestep: Tensor,
+    noise: Tensor,
 ) -> LatentConstraint:
     return LatentConstraint(latents, timestep)

@@ -78,7 +78,9 @@ class InferenceCall:
 
 
 def plan_inference(
-    spec: PipelineSpec, arguments: Mapping[str, Any], columns: tuple[str, ...] = ()
+    spec: PipelineSpec,
+    arguments: Mapping[str, Any],
+    columns: tuple[str, ...] = (),
 ) -> InferenceCall:
     """Split arguments into the fields of `Sampling` and the variant's inputs (prompt,
     height, ...), add the variant's defaults, and plan.
@@ -151,7 +153,11 @@ def integrate(
     return constrain_latents(latents, end, noise)
 
 
-def seeded_noise(shape: Sequence[int], seed: int, device: str = NOISE_DEVICE) -> Tensor:
+def seeded_noise(
+    shape: Sequence[int],
+    seed: int,
+    device: str = NOISE_DEVICE,
+) -> Tensor:
     """Draw the fp32 noise of one sample on a device; other kinds of device draw other
     numbers. Raises UsageError if there is no such device.
     """

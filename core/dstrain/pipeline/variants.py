@@ -52,7 +52,9 @@ def choose_variant(
 
 
 def with_overrides(
-    spec: PipelineSpec, family: ModelFamily, config: ModelChoice
+    spec: PipelineSpec,
+    family: ModelFamily,
+    config: ModelChoice,
 ) -> PipelineSpec:
     """Return the pipeline spec with the constants that flags, or --toy, give.
 
@@ -150,7 +152,11 @@ def _by_id(family: ModelFamily, models: Iterable[ModelConfig]) -> list[str]:
     return found
 
 
-def _by_score(family: ModelFamily, left: Iterable[str], score: Scorer) -> list[str]:
+def _by_score(
+    family: ModelFamily,
+    left: Iterable[str],
+    score: Scorer,
+) -> list[str]:
     """Return the variants with the highest score."""
     scores = {variant: score(family.spec(variant)) for variant in left}
     best = max((one for one in scores.values() if one is not None), default=None)
@@ -170,7 +176,11 @@ def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection
     return fitting
 
 
-def _parse_constant(name: str, text: str, setting: Constant) -> Any:
+def _parse_constant(
+    name: str,
+    text: str,
+    setting: Constant,
+) -> Any:
     try:
         cell = read_literal(text, as_column(name, setting))
     except ValueError as error:

@@ -87,7 +87,11 @@ def load_family(name: str, left_out: Collection[str] = ()) -> ModelFamily:
     raise UsageError("--model", _no_such("model", name, names))
 
 
-def _no_such(kind: str, name: str, known: Collection[str]) -> str:
+def _no_such(
+    kind: str,
+    name: str,
+    known: Collection[str],
+) -> str:
     names = ", ".join(known) or "none"
     return f"no {kind} named {name!r}; installed: {names}{nearest(name, known)}"
 

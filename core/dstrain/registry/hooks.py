@@ -55,7 +55,10 @@ class Extensions:
         return any(getattr(one.hook, hook).get_hookimpls() for one in managers)
 
     def offered(
-        self, hook: str, kind: type[Any], own: Collection[str]
+        self,
+        hook: str,
+        kind: type[Any],
+        own: Collection[str],
     ) -> tuple[dict[str, Any], list[str]]:
         """Return what plugins offer by a hook, by name, and why some of it cannot be
         used.

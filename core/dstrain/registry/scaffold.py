@@ -11,7 +11,11 @@ from dstrain.registry.discovery import installed
 COMMAND = "dstrain plugins new"
 
 
-def write_plugin(name: str, folder: Path, left_out: Collection[str] = ()) -> None:
+def write_plugin(
+    name: str,
+    folder: Path,
+    left_out: Collection[str] = (),
+) -> None:
     """Write the package of a family to a new folder.
 
     Raises UsageError for a name that no package can have, or that an installed family

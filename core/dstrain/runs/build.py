@@ -172,7 +172,9 @@ def total_steps(config: TrainConfig, per_epoch: int) -> int:
 
 
 def build_lr_scheduler(
-    config: TrainConfig, optimizer: AdamW, total_steps: int
+    config: TrainConfig,
+    optimizer: AdamW,
+    total_steps: int,
 ) -> LambdaLR:
     """Build the schedule of --lr_scheduler.
 

@@ -144,7 +144,9 @@ def check_configs(info: CacheInfo, found: Found) -> None:
 
 
 def _choose(
-    setup: Setup, cache: FeatureCache, fitting: Sequence[StoredPlan]
+    setup: Setup,
+    cache: FeatureCache,
+    fitting: Sequence[StoredPlan],
 ) -> StoredPlan:
     """Return the newest plan of the dataset at hand; without a dataset, of the only one
     that the cache has this plan for.

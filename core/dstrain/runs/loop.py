@@ -61,7 +61,11 @@ def train(
         log_end(run, directory.folder, directory.weights)
 
 
-def run_steps(run: TrainingRun, directory: RunDirectory, previews: Previews) -> None:
+def run_steps(
+    run: TrainingRun,
+    directory: RunDirectory,
+    previews: Previews,
+) -> None:
     """Make optimizer steps from where the run is to its last, with logs, saves and
     previews.
     """
@@ -169,7 +173,10 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
 
 
 def diverged(
-    run: TrainingRun, batches: Sequence[Batch], loss: float, norm: float
+    run: TrainingRun,
+    batches: Sequence[Batch],
+    loss: float,
+    norm: float,
 ) -> Diverged:
     """Return the error of a step whose loss or gradient is not finite, naming its
     samples.
@@ -217,7 +224,11 @@ def optimizer_steps(run: TrainingRun) -> Iterator[tuple[int, list[Batch]]]:
                 batches = []
 
 
-def micro_batches(run: TrainingRun, epoch: int, done: int) -> Iterable[MicroBatch]:
+def micro_batches(
+    run: TrainingRun,
+    epoch: int,
+    done: int,
+) -> Iterable[MicroBatch]:
     """Yield this process's micro-batches of an epoch, without the steps already done or
     beyond the last.
     """

@@ -92,7 +92,11 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         _fill(setup, processes, keyed)
 
 
-def _fill(setup: Setup, processes: ProcessGroup, keyed: KeyedSamples) -> None:
+def _fill(
+    setup: Setup,
+    processes: ProcessGroup,
+    keyed: KeyedSamples,
+) -> None:
     cache = FeatureCache.open(setup.cache_path)
     work = list(missing_work(keyed.samples, cache))
     more = ", previews included," if keyed.previews else ""
@@ -130,7 +134,9 @@ def key_rows(setup: Setup) -> KeyedSamples:
                 components.setdefault(f"{experts.denoiser}_config", digest)
 
     def keyed_sample(
-        sample_id: tuple[int, int], cells: Mapping[str, Cell], plan: Plan
+        sample_id: tuple[int, int],
+        cells: Mapping[str, Cell],
+        plan: Plan,
     ) -> KeyedSample:
         inputs = {name: input_key(cells[name], digests) for name in plan.used_inputs}
         keys = value_keys(plan, inputs, components, str(setup.dtype))
@@ -173,7 +179,10 @@ def missing_work(samples: Sequence[KeyedSample], cache: FeatureCache) -> Iterato
 
 
 def compute(
-    setup: Setup, keyed: KeyedSamples, part: Sequence[Work], writer: ShardWriter
+    setup: Setup,
+    keyed: KeyedSamples,
+    part: Sequence[Work],
+    writer: ShardWriter,
 ) -> None:
     """Compute one process's part of the work, sample by sample, and commit it shard by
     shard.

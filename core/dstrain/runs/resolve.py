@@ -80,7 +80,11 @@ def resolve(config: TrainConfig) -> Setup:
     return setup
 
 
-def refuse_unused(config: TrainConfig, effect: Effect, why: str) -> None:
+def refuse_unused(
+    config: TrainConfig,
+    effect: Effect,
+    why: str,
+) -> None:
     """Refuse the options with an effect that this run cannot have."""
     for flag in changed(config, effect):
         raise UsageError(f"--{flag.name}", f"has no effect: {why}")

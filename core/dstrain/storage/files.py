@@ -209,7 +209,11 @@ def _sync_folder(path: Path) -> None:
         _sync(path, os.O_RDONLY)
 
 
-def _fault(path: Path, size: int, error: OSError) -> SystemFault:
+def _fault(
+    path: Path,
+    size: int,
+    error: OSError,
+) -> SystemFault:
     what = f"cannot write {size:,} bytes" if size else "cannot be written"
     reason = error.strerror or error
     return SystemFault(final(path), f"{what}: {reason}", UNTOUCHED)

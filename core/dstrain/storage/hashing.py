@@ -59,7 +59,12 @@ class FileMemory:
         entry = self.known.get(key)
         return entry[-1] if entry is not None and entry[:-1] == marks else None
 
-    def remember(self, key: str, marks: list[int], value: Any) -> None:
+    def remember(
+        self,
+        key: str,
+        marks: list[int],
+        value: Any,
+    ) -> None:
         """Keep a value computed from files that had these marks before it was computed."""
         self.known[key] = [*marks, value]
         newest = max(*marks[1::MARK_LENGTH], *marks[2::MARK_LENGTH])

@@ -19,7 +19,9 @@ CHECKSUM = "dstrain.sha256"
 
 
 def write_tensors(
-    path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]
+    path: Path,
+    tensors: "Mapping[str, Tensor]",
+    metadata: Mapping[str, str],
 ) -> None:
     """Replace the safetensors file by these tensors and this header.
 
@@ -144,7 +146,9 @@ def _sort_header(path: Path) -> None:
 
 
 def _verify(
-    path: Path, tensors: "Iterable[tuple[str, Tensor]]", metadata: Mapping[str, str]
+    path: Path,
+    tensors: "Iterable[tuple[str, Tensor]]",
+    metadata: Mapping[str, str],
 ) -> None:
     """Raise StateError if the metadata has a checksum that the content does not match."""
     rest = dict(metadata)

@@ -33,7 +33,11 @@ def collate(
     return batch
 
 
-def _join(name: str, values: list[Any], padded: Mapping[str, int]) -> Any:
+def _join(
+    name: str,
+    values: list[Any],
+    padded: Mapping[str, int],
+) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
         # Values of the negative branch are named 'negative.NAME'.

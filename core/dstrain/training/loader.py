@@ -109,7 +109,9 @@ class _Batches(TorchDataset[Any]):
 
 
 def load_batches(
-    source: SampleSource, micro_batches: Iterable[MicroBatch], workers: int
+    source: SampleSource,
+    micro_batches: Iterable[MicroBatch],
+    workers: int,
 ) -> Iterator[Batch]:
     """Yield the batches in order, loaded by `workers` processes, or by this one if that
     is 0.

@@ -25,7 +25,11 @@ ROUNDS = 6
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def permute(positions: Indices, size: int, key: Sequence[int]) -> Indices:
+def permute(
+    positions: Indices,
+    size: int,
+    key: Sequence[int],
+) -> Indices:
     """Map positions to items by a bijection of 0 .. size-1 that the key chooses.
 
     It is a balanced Feistel network (Luby and Rackoff 1988; four rounds suffice, six
@@ -133,7 +137,9 @@ class Order:
 
 
 def with_excluded_rows(
-    groups: Sequence[int], sample_ids: Sequence[tuple[int, int]], rows: int
+    groups: Sequence[int],
+    sample_ids: Sequence[tuple[int, int]],
+    rows: int,
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Add a sample of the group `EXCLUDED` for each of the table's rows that has none.
 
@@ -148,13 +154,20 @@ def with_excluded_rows(
     return [group_of[one] for one in in_order], in_order
 
 
-def sample_index(sample_ids: Sequence[tuple[int, int]], row: int, chunk: int) -> int:
+def sample_index(
+    sample_ids: Sequence[tuple[int, int]],
+    row: int,
+    chunk: int,
+) -> int:
     """Return the index of a sample among the (row, chunk) of all in order."""
     return bisect_left(sample_ids, (row, chunk))
 
 
 def split_across_ranks(
-    samples: Sequence[SampleKey], batch_size: int, rank: int, processes: int
+    samples: Sequence[SampleKey],
+    batch_size: int,
+    rank: int,
+    processes: int,
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of one rank of a global batch, as many on every rank."""
     stride = batch_size * processes

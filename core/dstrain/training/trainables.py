@@ -29,7 +29,9 @@ class TrainableModules:
 
 
 def start_from_lora(
-    pipeline: Pipeline, trained: Mapping[str, LoraConfig], path: Path
+    pipeline: Pipeline,
+    trained: Mapping[str, LoraConfig],
+    path: Path,
 ) -> None:
     """Fill the LoRA layers in training, by component, from a file with any naming.
 

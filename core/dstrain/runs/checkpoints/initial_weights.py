@@ -70,7 +70,12 @@ def _is_lora(path: Path) -> bool:
     return False
 
 
-def _check_trained(path: Path, component: str, is_lora: bool, setup: Setup) -> None:
+def _check_trained(
+    path: Path,
+    component: str,
+    is_lora: bool,
+    setup: Setup,
+) -> None:
     """Refuse weights of what is not trained, and LoRA layers where all is trained or
     the other way round.
     """
@@ -88,7 +93,11 @@ def _check_trained(path: Path, component: str, is_lora: bool, setup: Setup) -> N
         )
 
 
-def _check_preset(path: Path, component: str, setup: Setup) -> None:
+def _check_preset(
+    path: Path,
+    component: str,
+    setup: Setup,
+) -> None:
     """Refuse a preset for weights that a run trained in full: they have the preset of
     that run in them.
     """
@@ -101,7 +110,9 @@ def _check_preset(path: Path, component: str, setup: Setup) -> None:
 
 
 def _check_configuration(
-    path: Path, header: Mapping[str, str], config: Mapping[str, Any]
+    path: Path,
+    header: Mapping[str, str],
+    config: Mapping[str, Any],
 ) -> None:
     there = json.loads(header.get("config", "{}"))
     here = json.loads(json.dumps(dict(config)))

@@ -225,7 +225,12 @@ class RunDirectory:
         if keep:
             files.prune_weights(keep)
 
-    def _save_component(self, run: "TrainingRun", path: Path, component: str) -> None:
+    def _save_component(
+        self,
+        run: "TrainingRun",
+        path: Path,
+        component: str,
+    ) -> None:
         setup, found = self.setup, run.found
         network = run.module.pipeline.components[component]
         header: dict[str, Any] = {

@@ -152,7 +152,11 @@ def newest_state(output: Path) -> Path:
     raise StateError(output, "contains no intact state to resume from")
 
 
-def prune_states(output: Path, keep: int, step: int) -> None:
+def prune_states(
+    output: Path,
+    keep: int,
+    step: int,
+) -> None:
     """Remove what is older than the newest `keep` states up to this step.
 
     A state beyond the step is one that could not be loaded.
@@ -176,7 +180,11 @@ def remove_state(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+def _pack(
+    value: Any,
+    tensors: dict[str, Tensor],
+    name: str,
+) -> Any:
     """Put tensors aside under names that begin with `name`; return JSON that keeps
     tuples and keys that are numbers.
     """

@@ -86,7 +86,9 @@ def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str
 
 
 def stored_previews(
-    setup: Setup, cache: FeatureCache, recorded: Sequence[Mapping[str, Any]]
+    setup: Setup,
+    cache: FeatureCache,
+    recorded: Sequence[Mapping[str, Any]],
 ) -> list[PreviewPlan]:
     """Return the previews asked for, with their cached values.
 
@@ -110,7 +112,9 @@ def stored_previews(
 
 
 def _stored(
-    setup: Setup, cache: FeatureCache, line: Mapping[str, Any]
+    setup: Setup,
+    cache: FeatureCache,
+    line: Mapping[str, Any],
 ) -> PreviewPlan | None:
     """Return one preview with its values; None if what is trained now needs others."""
     plan = _plan(setup, line["inputs"], NEGATIVE in line["sides"])
@@ -126,12 +130,20 @@ def _stored(
     return PreviewPlan(line["prompt"], plan, sampling, cached_values=values)
 
 
-def _plan(setup: Setup, inputs: Iterable[str], guided: bool) -> Plan:
+def _plan(
+    setup: Setup,
+    inputs: Iterable[str],
+    guided: bool,
+) -> Plan:
     task = generate_task(setup.spec, guided)
     return make_plan(setup.spec, frozenset(inputs), task, setup.trainables.components)
 
 
-def _cell(setup: Setup, name: str, value: Any) -> Cell:
+def _cell(
+    setup: Setup,
+    name: str,
+    value: Any,
+) -> Cell:
     """Return an input as a dataset would have it, so that both have one key."""
     if isinstance(value, Cell):
         return value

@@ -87,7 +87,10 @@ class Previews:
             self.values = [_cached_values(self.pipeline, plan) for plan in self.plans]
 
     def make_if_due(
-        self, run: "TrainingRun", saved: bool, is_stopping: Callable[[], bool]
+        self,
+        run: "TrainingRun",
+        saved: bool,
+        is_stopping: Callable[[], bool],
     ) -> None:
         """Make the previews that are due after this step and not there, while the other
         processes wait.
@@ -103,7 +106,10 @@ class Previews:
         run.processes.wait()
 
     def _make(
-        self, pipeline: Pipeline, step: int, is_stopping: Callable[[], bool]
+        self,
+        pipeline: Pipeline,
+        step: int,
+        is_stopping: Callable[[], bool],
     ) -> None:
         output = self.setup.output
         suffix = "mp4" if self.setup.spec.makes_video else "png"

@@ -91,7 +91,11 @@ class RunStatistics:
         )
 
 
-def log_end(run: "TrainingRun", folder: Path, weights: Sequence[Path]) -> None:
+def log_end(
+    run: "TrainingRun",
+    folder: Path,
+    weights: Sequence[Path],
+) -> None:
     """Log where the weights are and the command that tries them."""
     if not weights:
         logger.info(
