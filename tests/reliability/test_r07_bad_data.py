@@ -126,7 +126,7 @@ CASES = (
          ("there is no column 'image'", "columns of metadata.csv: 'good.png', 'a dog'")),
     Case("one object", '{"image": ["good.png"]}', (), ("is not a list of objects",), kind="json"),
     Case("broken json", '[{"image": "good.png"},]', (), ("is not valid JSON",), kind="json"),
-    Case("jsonl called json", '{"prompt": "a"}\n{"prompt": "b"}\n', (), ("name the file .jsonl",), kind="json"),
+    Case("jsonl called json", '{"prompt": "a"}\n{"prompt": "b"}\n', (), ("use .jsonl",), kind="json"),
     Case("json called jsonl", '[{"prompt": "a"}]', ("1",), ("a .json file contains a list",), kind="jsonl"),
     Case("nested json", "[" * 99_999, (), ("nested too deeply",), kind="json"),
     Case("a name misspelt", "imge,prompt\ngood.png,a\n", (), ("'image'", "did you mean 'imge'")),
@@ -136,7 +136,7 @@ CASES = (
     Case("ragged", "image,prompt\ngood.png\ngood.png,a\ngood.png,a,b\n", ("2", "4"), ("has 1 cells", "has 3 cells")),
     Case("lines not json", '{"image": "good.png"}\n{"image":\nx\n', ("2", "3"), ("is not valid JSON",), kind="jsonl"),
     table("rows that are no objects", ("2", "3"), ("is not an object",), GOOD, ["good.png"], "good.png"),
-    Case("a name twice in a row", '[{"prompt": "a", "prompt": "b"}]', ("1:prompt",), ("the row twice",), kind="json"),
+    Case("a name twice in a row", '[{"prompt": "a", "prompt": "b"}]', ("1:prompt",), ("twice in the row",), kind="json"),
     Case("rows and cells at once", "image,prompt\nnone.png,a\ngood.png\n", ("2:image", "3"), ("no such file",
          "1 cells")),
     # Cells
