@@ -136,7 +136,7 @@ CASES = (
     Case("ragged", "image,prompt\ngood.png\ngood.png,a\ngood.png,a,b\n", ("2", "4"), ("has 1 cells", "has 3 cells")),
     Case("lines not json", '{"image": "good.png"}\n{"image":\nx\n', ("2", "3"), ("is not valid JSON",), kind="jsonl"),
     table("rows that are no objects", ("2", "3"), ("is not an object",), GOOD, ["good.png"], "good.png"),
-    Case("a name twice in a row", '[{"prompt": "a", "prompt": "b"}]', ("1:prompt",), ("twice in the row",), kind="json"),
+    Case("a name twice in a row", '[{"prompt": "a", "prompt": "b"}]', ("1:prompt",), ("twice in the",), kind="json"),
     Case("rows and cells at once", "image,prompt\nnone.png,a\ngood.png\n", ("2:image", "3"), ("no such file",
          "1 cells")),
     # Cells
