@@ -34,7 +34,9 @@ def digest(
     draw: int = 0,
 ) -> bytes:
     """Return 16 bytes that identify one draw of one stream under a key."""
-    packed = struct.pack(f"<{len(key) + 1}q", *key, draw)
+    numbers = [*key, draw]
+    # Little-endian on every machine, each number in 8 bytes.
+    packed = struct.pack(f"<{len(numbers)}q", *numbers)
     return hashlib.blake2b(packed + stream.encode(), digest_size=16).digest()
 
 
@@ -69,7 +71,7 @@ class Rng:
     """
 
     def __init__(self, keys: Sequence[SampleKey], scope: str = "") -> None:
-        self.keys = tuple(keys)
+        self.keys = keys
         self.scope = scope
         self._drawn: dict[str, int] = {}
 

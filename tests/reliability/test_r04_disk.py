@@ -262,7 +262,7 @@ def test_an_output_that_cannot_be_written_is_named_before_any_model_is_loaded(
 ) -> None:
     unwritable(tmp_path / "file")
     monkeypatch.setattr(
-        "dstrain.pipeline.pipeline.load_components",
+        "dstrain.pipeline.pipeline.Pipeline.from_found",
         lambda *_: pytest.fail("a model is loaded"),
     )
     code, said = limited(words(here, command, tmp_path / "file/out"))

@@ -90,10 +90,14 @@ CASES = (
     Case(
         STAGE_1, "dstrain.runs.precompute.key_rows", 1, "a bad sample", launched=False
     ),
-    Case(STAGE_1, "dstrain.pipeline.pipeline.load_components", 1),
-    Case(STAGE_1, "dstrain.pipeline.pipeline.load_components", 0, "a defect"),
+    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.from_found", 1),
+    Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.from_found", 0, "a defect"),
     Case(
-        STAGE_1, "dstrain.pipeline.pipeline.load_components", 2, size=3, launched=False
+        STAGE_1,
+        "dstrain.pipeline.pipeline.Pipeline.from_found",
+        2,
+        size=3,
+        launched=False,
     ),
     Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, call=2),
     Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, "a bad sample", call=2),
@@ -103,8 +107,8 @@ CASES = (
     Case(STAGE_1, "dstrain.cache.store.FeatureCache.write_plan", 0),
     # Training: while it is set up, in a step, while the first process saves.
     Case(TRAIN, "dstrain.runs.loop.open_training_data", 1),
-    Case(TRAIN, "dstrain.pipeline.pipeline.load_components", 0, "a bad sample"),
-    Case(TRAIN, "dstrain.pipeline.pipeline.load_components", 1, launched=False),
+    Case(TRAIN, "dstrain.pipeline.pipeline.Pipeline.from_found", 0, "a bad sample"),
+    Case(TRAIN, "dstrain.pipeline.pipeline.Pipeline.from_found", 1, launched=False),
     Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 1, call=1),
     Case(TRAIN, "dstrain.training.module.TrainingModule.forward", 0, call=6),
     Case(
@@ -333,9 +337,12 @@ ASKED = (
     Asked(
         TRAIN, "dstrain.runs.checkpoints.outputs.RunDirectory.save", call=2, again=True
     ),
-    Asked(TRAIN, "dstrain.pipeline.pipeline.load_components"),
+    Asked(TRAIN, "dstrain.pipeline.pipeline.Pipeline.from_found"),
     Asked(
-        TRAIN, "dstrain.pipeline.pipeline.load_components", signal.SIGINT, again=True
+        TRAIN,
+        "dstrain.pipeline.pipeline.Pipeline.from_found",
+        signal.SIGINT,
+        again=True,
     ),
     Asked(STAGE_1, "dstrain.runs.precompute.key_rows"),
     Asked(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", call=2),

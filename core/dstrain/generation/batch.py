@@ -27,7 +27,7 @@ from dstrain.generation.inputs import (
     flag_values,
     input_names,
     input_texts,
-    parse_inputs,
+    parse_arguments,
 )
 from dstrain.generation.source import (
     PipelineSource,
@@ -57,8 +57,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
     """
     table = read_metadata(metadata)
     folder = config.output
-    names = {*input_names(config), *table.columns}
-    with open_source(config, names) as source, lock(folder):
+    with open_source(config, table.columns) as source, lock(folder):
         column, suffix = "image", ".png"
         if source.spec.makes_video:
             column, suffix = "video", ".mp4"
@@ -66,7 +65,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
             what = f"has a column {column!r}, which is the one to generate"
             raise UsageError(table.path, what, "remove it")
         digests = Digests.remembered(folder / "digests.json")
-        shared = {**parse_inputs(config, source.spec), **flag_values(config, SAMPLING)}
+        shared = parse_arguments(config, source.spec)
         columns = _columns(table, source, shared)
         rows = _rows(table, source, shared, columns)
         files = [f"{column}/{_name(cells, digests)}{suffix}" for cells in rows]

@@ -48,8 +48,9 @@ def input_names(config: GenerateConfig) -> list[str]:
     return list(flag_values(config) | input_texts(config))
 
 
-def parse_inputs(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
-    """Return the values of these inputs.
+def parse_arguments(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
+    """Return the arguments of inference: the values of these inputs, and the sampler's
+    options.
 
     Raises UsageError for an unknown name, and for text that is no such value.
     """
@@ -63,7 +64,7 @@ def parse_inputs(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any]:
         if name in values:
             raise UsageError("--input", f"{name} is also given as --{name}")
         values[name] = _parse(name, texts, spec.inputs[name], config)
-    return values
+    return values | flag_values(config, SAMPLING)
 
 
 def _parse(

@@ -6,7 +6,7 @@ from dstrain.config.validation import validate
 from dstrain.console import progress_bar, redacted
 from dstrain.data.output import check_output, save_image_or_video
 from dstrain.generation.batch import generate_dataset
-from dstrain.generation.inputs import SAMPLING, flag_values, input_names, parse_inputs
+from dstrain.generation.inputs import parse_arguments
 from dstrain.generation.source import check_used, open_source
 from dstrain.pipeline.sampling import plan_inference
 from dstrain.storage.files import probe
@@ -33,12 +33,9 @@ def start(config: GenerateConfig) -> None:
 
 def generate_one(config: GenerateConfig) -> None:
     """Generate one image or video, and write it."""
-    with open_source(config, input_names(config)) as source:
+    with open_source(config) as source:
         check_output(config.output, source.spec)
-        arguments = {
-            **parse_inputs(config, source.spec),
-            **flag_values(config, SAMPLING),
-        }
+        arguments = parse_arguments(config, source.spec)
         call = plan_inference(source.spec, arguments)
         check_used(config, source.spec, call.plan.used_inputs)
         probe(config.output.parent)

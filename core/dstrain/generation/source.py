@@ -18,8 +18,8 @@ from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.locate import Found, ModelConfig, model_configs
 from dstrain.models.toy import write_toy
-from dstrain.pipeline.loading import find_for_inference
 from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.sampling import find_for_inference
 from dstrain.pipeline.variants import (
     choose_variant,
     score_inputs,
@@ -66,10 +66,10 @@ class PipelineSource:
 
 @contextmanager
 def open_source(
-    config: GenerateConfig, inputs: Collection[str]
+    config: GenerateConfig, columns: Collection[str] = ()
 ) -> Iterator[PipelineSource]:
-    """Choose the variant by its flag or the names of the inputs; a toy, if asked for, is
-    written to a temporary folder.
+    """Choose the variant by its flag, or by the names of the inputs, which are those of
+    the command line and `columns`; a toy, if asked for, is written to a temporary folder.
 
     Raises StateError for a LoRA file that does not exist.
     """
@@ -78,7 +78,7 @@ def open_source(
     family = load_family(config.model, config.left_out)
     config, weights = _with_weights(config)
     models = model_configs(config, family)
-    score = score_inputs(inputs)
+    score = score_inputs({*input_names(config), *columns})
     variant = choose_variant(family, config.variant, models, score, config.toy)
     spec = with_overrides(family.spec(variant), family, config)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:

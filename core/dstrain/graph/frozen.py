@@ -39,13 +39,14 @@ class Converted(Generic[Given, Kept]):
 def freeze(record: Any) -> None:
     """Replace the mappings and lists in a dataclass's fields by read-only copies."""
     for field in fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, Mapping | list):
-            object.__setattr__(record, field.name, frozen(value))
+        # The class refuses to set its fields.
+        object.__setattr__(record, field.name, frozen(getattr(record, field.name)))
 
 
 def frozen(value: Any) -> Any:
     """Return a mapping or list as a read-only copy, other values as they are."""
     if isinstance(value, Mapping):
         return MappingProxyType({key: frozen(item) for key, item in value.items()})
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(value)
+    return value

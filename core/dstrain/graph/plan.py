@@ -2,7 +2,7 @@
 components each stage loads, and which values are cached between the stages.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -25,13 +25,6 @@ KINDS_OF_COLUMNS = MappingProxyType(
         "video": "video",
     }
 )
-
-
-def branch_key(name: str, branch: str) -> str:
-    """Return the key of a value of one branch: plain for the positive branch,
-    'negative.prompt_emb' for another.
-    """
-    return name if branch == POSITIVE else f"{branch}.{name}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ def value_key(
         return name
     if branch == "negative" and name in spec.cfg_inputs:
         return spec.cfg_inputs[name]
-    return branch_key(name, branch)
+    return f"{branch}.{name}"
 
 
 @dataclass(frozen=True)
@@ -116,13 +109,12 @@ class Plan:
     def cached_steps(self) -> tuple[Step, ...]:
         """Stage 1 (data_process)."""
         cached = [unit for unit in self.units if unit not in self._units_in_training]
-        return tuple(step for unit in cached for step in self._steps_of(unit))
+        return tuple(self._steps_of(cached))
 
     @cached_property
     def train_steps(self) -> tuple[Step, ...]:
         """Stage 2 (train), before model_fn and loss."""
-        units = self._units_in_training
-        return tuple(step for unit in units for step in self._steps_of(unit))
+        return tuple(self._steps_of(self._units_in_training))
 
     @cached_property
     def loss_inputs(self) -> tuple[str, ...]:
@@ -216,12 +208,16 @@ class Plan:
             for stage, functions in stages.items()
         }
 
-    def _steps_of(self, unit: Unit) -> Iterator[Step]:
-        """Yield the unit once, or once per branch if its outputs differ by branch."""
-        by_branch = bool(set(unit.outputs) & self.spec.branched)
-        for branch in self.task.branches if by_branch else ("",):
-            outputs = {n: branch_key(n, branch or POSITIVE) for n in unit.outputs}
-            yield Step(unit, branch, self._inputs(unit, branch), outputs)
+    def _steps_of(self, units: Iterable[Unit]) -> Iterator[Step]:
+        """Yield each unit once, or once per branch if its outputs differ by branch."""
+        for unit in units:
+            by_branch = set(unit.outputs) & self.spec.branched
+            for branch in self.task.branches if by_branch else ("",):
+                inputs = self._inputs(unit, branch)
+                outputs = {
+                    name: value_key(self.spec, name, branch) for name in unit.outputs
+                }
+                yield Step(unit, branch, inputs, outputs)
 
     def _components(self, function: FunctionSpec) -> Iterator[str]:
         """Yield the components of a function, the denoiser's experts by their names.

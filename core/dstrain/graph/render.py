@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dstrain.graph.plan import Plan, Step
+from dstrain.graph.schedule import constrain_nothing
 from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS, GIVEN_TO_MODEL_FN
 from dstrain.graph.unit import CONTEXT, FunctionSpec
 
@@ -28,7 +29,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
 
 
 def _by_stage(names: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    return {stage or "unsplit": names[stage] for stage in names}
+    return {stage or "unsplit": components for stage, components in names.items()}
 
 
 def as_text(plan: Plan) -> str:
@@ -50,11 +51,12 @@ def as_text(plan: Plan) -> str:
     lines += ["", f"stage 2  {task}:train   loads {_loaded(plan, 'train')}"]
     lines += _rows(plan.train_steps)
     lines.append(_reader(plan, spec.model_fn, GIVEN_TO_MODEL_FN))
-    if spec.constrain_latents is not None:
-        constraint = spec.constrain_latents
+    constraint = spec.constrain_latents
+    if constraint.function is not constrain_nothing:
         lines.append(_reader(plan, constraint, GIVEN_TO_CONSTRAIN_LATENTS))
     loss = plan.task.loss
-    lines.append(f"    {loss.name}({', '.join(['predict', *loss.inputs])}) -> loss")
+    arguments = ", ".join(["predict", *loss.inputs])
+    lines.append(f"    {loss.name}({arguments}) -> loss")
     if plan.skipped or plan.unused_units:
         lines += ["", "not run"]
         lines += [f"    {name}: {reason}" for name, reason in plan.skipped.items()]

@@ -80,16 +80,21 @@ class FlowMatchSchedule:
 
     def boundary_fraction(self, timestep: float) -> float:
         """Return the fraction of the training table at or above a timestep (0 to 1000)."""
-        return int((self.table >= timestep / TRAIN_TIMESTEPS).sum()) / TRAIN_TIMESTEPS
+        sigma = timestep / TRAIN_TIMESTEPS
+        return int((self.table >= sigma).sum()) / TRAIN_TIMESTEPS
 
     def _shifted(self, sigmas: NDArray[np.floating], mu: float) -> NDArray[np.floating]:
         if self.shift is not None:
-            return np.asarray(self.shift * sigmas / (1 + (self.shift - 1) * sigmas))
-        shifted = math.exp(mu) / (math.exp(mu) + (1 / sigmas - 1))
+            stretch = 1 + (self.shift - 1) * sigmas
+            return np.asarray(self.shift * sigmas / stretch)
+        factor = math.exp(mu)
+        shifted = np.asarray(factor / (factor + (1 / sigmas - 1)))
         if self.shift_terminal is None or len(sigmas) == 1:
-            return np.asarray(shifted)
+            return shifted
+        # Stretch 1 - sigma, so that the first sigma stays 1.
         rest = 1 - shifted
-        return np.asarray(1 - rest / (rest[-1] / (1 - self.shift_terminal)))
+        scale = rest[-1] / (1 - self.shift_terminal)
+        return np.asarray(1 - rest / scale)
 
 
 @dataclass(frozen=True)
@@ -118,13 +123,9 @@ class TimestepSampler:
             return bottom + (top - bottom) * rng.uniform("timestep")
         span = self.max_boundary - self.min_boundary
         # In Python floats, whose rounding decides the index.
-        fractions = [u * span + self.min_boundary for u in self._density(rng).tolist()]
-        return torch.tensor([self._sigmas[self._index(one)] for one in fractions])
-
-    @cached_property
-    def _sigmas(self) -> list[float]:
-        sigmas: list[float] = self.schedule.table.tolist()
-        return sigmas
+        density = self._density(rng).tolist()
+        indices = [self._index(self.min_boundary + part * span) for part in density]
+        return self.schedule.table[indices]
 
     def weight(self, sigma: Tensor) -> Tensor:
         """Return (batch,) fp32 loss weights.
@@ -134,13 +135,10 @@ class TimestepSampler:
         """
         if self.weighting == "none":
             return torch.ones_like(sigma)
-        least, scale = self._bsmntw_scale
+        table = _bsmntw_weight(self.schedule.table)
+        least = table.min()
+        scale = 1 / (table - least).mean()
         return (_bsmntw_weight(sigma) - least) * scale
-
-    @cached_property
-    def _bsmntw_scale(self) -> tuple[Tensor, Tensor]:
-        weights = _bsmntw_weight(self.schedule.table)
-        return weights.min(), 1 / (weights - weights.min()).mean()
 
     def _index(self, fraction: float) -> int:
         return min(int(fraction * TRAIN_TIMESTEPS), TRAIN_TIMESTEPS - 1)
@@ -154,7 +152,8 @@ class TimestepSampler:
             return 1 - torch.sigmoid(rng.normal("timestep"))
         u = rng.uniform("timestep")
         if self.sampling == "mode":
-            return (u + 1.29 * (torch.cos(math.pi * u / 2) ** 2 - 1 + u)).clamp(0, 1)
+            bend = torch.cos(math.pi * u / 2) ** 2 - 1 + u
+            return (u + 1.29 * bend).clamp(0, 1)
         return u
 
 
@@ -176,3 +175,12 @@ class LatentConstraint(NamedTuple):
 ConstrainLatents = Callable[[Tensor, Tensor, Tensor], LatentConstraint]
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """(latents, timestep) -> prediction of one branch."""
+
+
+def constrain_nothing(
+    latents: Tensor,
+    timestep: Tensor,
+    noise: Tensor,
+) -> LatentConstraint:
+    """Return the latents as they are: what a variant without `constrain_latents` does."""
+    return LatentConstraint(latents, timestep)

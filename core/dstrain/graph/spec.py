@@ -11,7 +11,7 @@ from typing import Any
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.frozen import Converted, freeze
 from dstrain.graph.inputs import Column, Constant, Input, Measured
-from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.schedule import FlowMatchSchedule, constrain_nothing
 from dstrain.graph.task import Task
 from dstrain.graph.unit import CONTEXT, FunctionSpec, Unit, component_of
 
@@ -26,13 +26,15 @@ SAMPLING_ARGUMENTS = ("num_inference_steps", "guidance_scale", "seed", "rand_dev
 Function = Callable[..., Any]
 
 
-def as_spec(given: tuple[str, ...], function: Function | FunctionSpec | None) -> Any:
+def as_spec(
+    given: tuple[str, ...], function: Function | FunctionSpec | None
+) -> FunctionSpec:
     """Return the spec of a function that its caller gives these parameters; what is a
-    spec already, and None, stay as they are.
+    spec already stays as it is. None is a variant without `constrain_latents`.
     """
-    if function is None or isinstance(function, FunctionSpec):
+    if isinstance(function, FunctionSpec):
         return function
-    return FunctionSpec.of(function, given)
+    return FunctionSpec.of(function or constrain_nothing, given)
 
 
 def as_units(
@@ -103,9 +105,9 @@ class PipelineSpec:
     """(inputs) -> shape of the latents, (1, channels, ...)."""
     apply_guidance: Callable[[Any, Any, float], Any]
     """(positive, negative, guidance_scale) -> prediction."""
-    constrain_latents: Converted[
-        Function | FunctionSpec | None, FunctionSpec | None
-    ] = Converted(partial(as_spec, GIVEN_TO_CONSTRAIN_LATENTS), default=None)
+    constrain_latents: Converted[Function | FunctionSpec | None, FunctionSpec] = (
+        Converted(partial(as_spec, GIVEN_TO_CONSTRAIN_LATENTS), default=None)
+    )
     """(latents, timestep, noise, conditions) -> `LatentConstraint`."""
     experts: ExpertSchedule | None = None
     cfg_inputs: Mapping[str, str] = field(default_factory=dict)
@@ -153,8 +155,6 @@ class PipelineSpec:
     @property
     def step_functions(self) -> tuple[FunctionSpec, ...]:
         """Return the functions that each step of training and of inference calls."""
-        if self.constrain_latents is None:
-            return (self.model_fn,)
         return self.model_fn, self.constrain_latents
 
     @property
@@ -261,8 +261,7 @@ def check(spec: PipelineSpec) -> None:
     _check(spec, "padded", spec.padded, values, "an input or an output of a unit")
     _check_function(spec, spec.model_fn, values, PLACE | {"branch"})
     _check_function(spec, spec.latent_shape, values, PLACE)
-    if spec.constrain_latents is not None:
-        _check_function(spec, spec.constrain_latents, values, PLACE)
+    _check_function(spec, spec.constrain_latents, values, PLACE)
     for decoder in spec.decoders:
         _check_function(spec, decoder, values, CONTEXT)
         values |= set(decoder.outputs)

@@ -17,9 +17,6 @@ from dstrain.graph.inputs import STORED_KINDS
 IMAGE_MODES = ("L", "RGB", "RGBA")
 IMAGE, VIDEO = STORED_KINDS["image"], STORED_KINDS["video"]
 """Words for these kinds in headers."""
-SCALARS = types.MappingProxyType(
-    {str: "str", int: "int", float: "float", bool: "bool", type(None): "none"}
-)
 
 
 @dataclass(frozen=True)
@@ -32,23 +29,38 @@ class Frames:
     """Frames per second."""
 
 
+KINDS = types.MappingProxyType(
+    {
+        Tensor: "tensor",
+        Image.Image: "image",
+        Frames: "video",
+        str: "str",
+        int: "int",
+        float: "float",
+        bool: "bool",
+        type(None): "none",
+    }
+)
+
+
 def kind_of(annotation: Any, where: str) -> str:
     """Return the kind of an annotated value, such as 'image | none' or 'list[tensor]'.
 
     Raises UsageError naming `where` for anything that a feature cache cannot store.
     """
-    plain = {Tensor: "tensor", Image.Image: "image", Frames: "video", **SCALARS}
-    if annotation in plain:
-        return plain[annotation]
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in KINDS:
+        return KINDS[annotation]
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
     if origin in (Union, types.UnionType):
         return " | ".join(kind_of(argument, where) for argument in arguments)
     if origin is list and len(arguments) == 1:
         return f"list[{kind_of(arguments[0], where)}]"
     if typing.is_typeddict(annotation):
-        hints = typing.get_type_hints(annotation).items()
-        fields = [f"{name}: {kind_of(hint, where)}" for name, hint in hints]
-        return f"{{{', '.join(fields)}}}"
+        fields = []
+        for name, hint in typing.get_type_hints(annotation).items():
+            fields.append(f"{name}: {kind_of(hint, where)}")
+        return "{" + ", ".join(fields) + "}"
     raise UsageError(
         where,
         f"{annotation!r} is not a kind of value that can be stored",
@@ -118,8 +130,10 @@ def serialize(
         tensors[name] = value.pixels
         return {VIDEO: name, "fps": value.fps, "shape": list(value.pixels.shape)}
     if isinstance(value, list):
-        items = enumerate(value)
-        return {"list": [serialize(one, tensors, f"{name}/{i}") for i, one in items]}
+        items = []
+        for i, item in enumerate(value):
+            items.append(serialize(item, tensors, f"{name}/{i}"))
+        return {"list": items}
     if isinstance(value, dict):
         record = {}
         for key, item in value.items():

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
 from dstrain.graph.plan import POSITIVE, Plan, Step, value_key
-from dstrain.graph.schedule import ConstrainLatents, LatentConstraint
+from dstrain.graph.schedule import ConstrainLatents
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.lora.header import training_differences
-from dstrain.lora.layers import add_layers
+from dstrain.lora.layers import add_layers, merge_layers
 from dstrain.lora.names import shapes_of
 from dstrain.lora.reader import read_lora
-from dstrain.models.components import Files
+from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.models.locate import Found, ModelConfig
-from dstrain.pipeline.loading import find_for_inference, load_components
 from dstrain.pipeline.sampling import (
     NEGATIVE,
     Sampling,
+    find_for_inference,
     integrate,
     plan_inference,
     seeded_noise,
@@ -94,10 +94,34 @@ class Pipeline:
         dtype: torch.dtype,
         full_precision: Collection[str] = (),
     ) -> "Pipeline":
-        """Load the files found; the arguments are those of `load_components`."""
-        components, configs = load_components(
-            family, spec, found, device, dtype, full_precision
-        )
+        """Load what was found, frozen and in eval mode, with preset LoRAs merged.
+
+        Args:
+            family: The family of the components.
+            spec: The pipeline they are for.
+            found: Their files and configurations.
+            device: The device to put modules on.
+            dtype: The dtype of weights.
+            full_precision: Names of components that are loaded in fp32 instead.
+        """
+        known = components_of(family)
+        configs = {
+            name: known[name].configure(content)
+            for name, content in found.configs.items()
+        }
+        components = {}
+        for name, files in found.files.items():
+            own_dtype = torch.float32 if name in full_precision else dtype
+            module = known[name].load(files, configs.get(name), own_dtype)
+            if isinstance(module, nn.Module):
+                module = module.requires_grad_(False).eval().to(device)
+                if files.preset is not None:
+                    shapes = {name: shapes_of(module)}
+                    unused = spec.unused_parameters
+                    for lora in read_lora(files.preset, family, shapes, name, unused):
+                        merge_layers(module, lora.layers)
+                    logger.info(f"preset {files.preset} merged into {name}")
+            components[name] = module
         return cls(spec, family, components, configs, device, dtype, found.files)
 
     def load_lora(self, path: Path, scale: float = 1.0) -> None:
@@ -152,11 +176,11 @@ class Pipeline:
     ) -> None:
         """Run units in order, adding their outputs to `values`."""
         for step in steps:
-            unit, branch = step.unit, step.branch
-            scoped = rng.scoped(f"{unit.name}.{branch}") if rng is not None else None
-            components = self.bind_components(
-                unit, rng=scoped, branch=branch or POSITIVE
-            )
+            unit = step.unit
+            branch = step.branch or POSITIVE
+            scope = f"{unit.name}.{step.branch}"
+            scoped = None if rng is None else rng.scoped(scope)
+            components = self.bind_components(unit, rng=scoped, branch=branch)
             inputs = {
                 name: values[key] for name, key in step.inputs.items() if key in values
             }
@@ -194,11 +218,9 @@ class Pipeline:
 
     def constrain_latents(self, values: Mapping[str, Any]) -> ConstrainLatents:
         """Return the variant's `constrain_latents` with its inputs and components
-        filled in; by default, one that changes nothing.
+        filled in.
         """
         function = self.spec.constrain_latents
-        if function is None:
-            return _constrain_nothing
         return partial(function.function, **self._arguments(function, values))
 
     @torch.no_grad()
@@ -320,11 +342,3 @@ class Pipeline:
             what = f"{name} is not loaded; loaded components: {loaded}"
             raise UsageError(f"unit {function.name}", what)
         return available[name]
-
-
-def _constrain_nothing(
-    latents: Tensor,
-    timestep: Tensor,
-    noise: Tensor,
-) -> LatentConstraint:
-    return LatentConstraint(latents, timestep)

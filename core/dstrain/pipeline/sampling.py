@@ -22,6 +22,8 @@ from dstrain.graph.schedule import (
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import FunctionSpec
+from dstrain.models.locate import Found, ModelConfig, find
+from dstrain.registry.family import ModelFamily
 
 NEGATIVE = "negative"
 NOISE_DEVICE = "cpu"
@@ -68,6 +70,18 @@ def generate_task(spec: PipelineSpec, guided: bool) -> Task:
     return Task("generate", function, branches, from_rows=False)
 
 
+def find_for_inference(
+    family: ModelFamily,
+    spec: PipelineSpec,
+    models: Sequence[ModelConfig],
+) -> Found:
+    """Find the files of everything that inference with any inputs uses."""
+    plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
+    components = plan.components[""]
+    configs = plan.configs[""]
+    return find(family, models, components, configs, spec.components)
+
+
 @dataclass(frozen=True)
 class InferenceCall:
     """The arguments of one inference, defaults included, and the plan for them."""
@@ -111,7 +125,7 @@ def plan_inference(
     }
     if guided and arguments.get("guidance_scale") is not None:
         for name in sorted(negatives - {*inputs, *arguments}):
-            if getattr(spec.inputs[name], "kind", "") != "text":
+            if spec.inputs[name].kind != "text":
                 what = f"above 1 needs input {name!r} for the negative branch, which is absent"
                 raise UsageError("guidance_scale", what)
             inputs[name] = ""

@@ -20,8 +20,8 @@ from dstrain.graph.plan import Plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.toy import write_toy
-from dstrain.pipeline.loading import find_for_inference
 from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.sampling import find_for_inference
 from dstrain.randomness import SampleKey
 from dstrain.registry.family import ModelFamily
 from dstrain.runs.build import open_training_data, prepare

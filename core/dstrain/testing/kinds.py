@@ -5,7 +5,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from dstrain.graph.values import SCALARS, Frames
+from dstrain.graph.values import KINDS, Frames
 
 CLASSES = ((Tensor, "tensor"), (Image.Image, "image"), (Frames, "video"))
 
@@ -22,6 +22,6 @@ def has_kind(value: Any, kind: str) -> bool:
 
 
 def _is_plain(value: Any, kind: str) -> bool:
-    return SCALARS.get(type(value)) == kind or any(
+    return KINDS.get(type(value)) == kind or any(
         isinstance(value, one) and kind == name for one, name in CLASSES
     )

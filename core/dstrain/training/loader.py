@@ -1,5 +1,6 @@
 """Load samples from a dataset or from the feature cache, in worker processes if asked."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell, load_cell
 from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.values import deserialize
-from dstrain.training.order import MicroBatch, sample_index
+from dstrain.training.order import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class DecodedSamples:
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
         """Decode the inputs used of one sample; raises UsageError for a damaged file."""
-        index = sample_index(self.sample_ids, row, chunk)
+        index = bisect_left(self.sample_ids, (row, chunk))
         cells = self.rows[index]
         values = {}
         for name in sorted(self.used_inputs[index]):
@@ -82,7 +83,7 @@ class CachedSamples:
 
     def sample(self, row: int, chunk: int = 0) -> Sample:
         """Read the values of one sample."""
-        line = self.rows[sample_index(self.sample_ids, row, chunk)]
+        line = self.rows[bisect_left(self.sample_ids, (row, chunk))]
         values = {}
         for name, form in line["values"].items():
             if "at" in form:

@@ -6,7 +6,6 @@ gives each rank its part; so a run can resume on any number of them.
 """
 
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,15 +35,19 @@ def permute(
     are used) with cycle walking (Black and Rogaway 2002).
     """
     # Halves of equal width, together just wide enough for size - 1.
-    width = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
-    half, mask = np.uint64(width), np.uint64((1 << width) - 1)
+    bits = max(size - 1, 1).bit_length()
+    width = (bits + 1) // 2
+    half = np.uint64(width)
+    mask = np.uint64((1 << width) - 1)
     digests = [digest(key, "order", i) for i in range(ROUNDS)]
     round_keys = [np.uint64(int.from_bytes(one[:8], "little")) for one in digests]
 
     def encrypt(values: Indices) -> Indices:
-        left, right = values >> half, values & mask
+        left = values >> half
+        right = values & mask
         for round_key in round_keys:
-            left, right = right, left ^ (_mix(right ^ round_key) & mask)
+            mixed = _mix(right ^ round_key) & mask
+            left, right = right, left ^ mixed
         return (left << half) | right
 
     items = encrypt(positions)
@@ -104,9 +107,11 @@ class Order:
         """Return the number of global batches in an epoch: the left-overs of each
         signature make one smaller batch.
         """
-        samples = Counter(group for group in self.groups if group != EXCLUDED)
-        draws = [count * self.repeat for count in samples.values()]
-        return sum(math.ceil(count / self.samples_per_step) for count in draws)
+        steps = 0
+        for group, samples in Counter(self.groups).items():
+            if group != EXCLUDED:
+                steps += math.ceil(samples * self.repeat / self.samples_per_step)
+        return steps
 
     def global_batches(self, epoch: int) -> Iterator[list[SampleKey]]:
         """Yield batches of one signature each: full ones as soon as they are, then the
@@ -154,15 +159,6 @@ def with_excluded_rows(
     return [group_of[one] for one in in_order], in_order
 
 
-def sample_index(
-    sample_ids: Sequence[tuple[int, int]],
-    row: int,
-    chunk: int,
-) -> int:
-    """Return the index of a sample among the (row, chunk) of all in order."""
-    return bisect_left(sample_ids, (row, chunk))
-
-
 def split_across_ranks(
     samples: Sequence[SampleKey],
     batch_size: int,
@@ -173,7 +169,8 @@ def split_across_ranks(
     stride = batch_size * processes
     starts = range(0, len(samples), stride)
     for start in starts:
-        keys = samples[start : start + stride][rank * batch_size :][:batch_size]
+        of_all_ranks = samples[start : start + stride]
+        keys = of_all_ranks[rank * batch_size :][:batch_size]
         weights = [1.0] * len(keys)
         if not keys:
             # Every rank must run equally many forward passes, or collectives hang:

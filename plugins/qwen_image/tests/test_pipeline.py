@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from dstrain.errors import UsageError
-from dstrain.graph.plan import branch_key, make_plan
+from dstrain.graph.plan import make_plan, value_key
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL
@@ -213,5 +213,5 @@ def test_the_record_names_the_variants_that_are_wired() -> None:
 def test_sides_and_padding_name_what_they_should() -> None:
     spec = MODEL.spec("base")
     assert spec.branched == {"prompt", "prompt_emb", "prompt_mask"}
-    assert branch_key("prompt_emb", "negative") == "negative.prompt_emb"
+    assert value_key(spec, "prompt_emb", "negative") == "negative.prompt_emb"
     assert spec.padded == {"prompt_emb": 1, "prompt_mask": 1}

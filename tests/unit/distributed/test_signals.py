@@ -143,7 +143,7 @@ def test_a_run_that_is_interrupted_says_how_it_goes_on(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loading, saving, training = (
-        "dstrain.pipeline.pipeline.load_components",
+        "dstrain.pipeline.pipeline.Pipeline.from_found",
         "dstrain.runs.checkpoints.outputs.save_state",
         "dstrain.runs.loop.update",
     )
@@ -179,7 +179,7 @@ NO_MEMORY = {
 }
 PLACES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "loading": (
-        "dstrain.pipeline.pipeline.load_components",
+        "dstrain.pipeline.pipeline.Pipeline.from_found",
         {},
         "loading: out of memory",
         "--task TASK:data_process",
@@ -225,7 +225,7 @@ def test_out_of_memory_in_inference_is_explained(
     def full(*_: Any, **__: Any) -> Any:
         raise NO_MEMORY["CPU"]
 
-    monkeypatch.setattr("dstrain.pipeline.pipeline.load_components", full)
+    monkeypatch.setattr("dstrain.pipeline.pipeline.Pipeline.from_found", full)
     assert (
         main(
             [

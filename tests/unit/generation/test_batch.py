@@ -291,7 +291,7 @@ def test_a_folder_is_bound_by_settings_once_something_was_made_by_them(
 ) -> None:
     folder = tmp_path / "set"
     for name in (
-        "dstrain.pipeline.pipeline.load_components",
+        "dstrain.pipeline.pipeline.Pipeline.from_found",
         "dstrain.pipeline.pipeline.Pipeline.__call__",
     ):  # while loading; the first picture
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

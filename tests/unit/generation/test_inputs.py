@@ -11,7 +11,7 @@ import pytest
 from dstrain.config.fields import NamedInput, parse_input
 from dstrain.config.schema import GenerateConfig
 from dstrain.errors import UsageError
-from dstrain.generation.inputs import input_names, parse_inputs
+from dstrain.generation.inputs import input_names, parse_arguments
 from dstrain.graph.inputs import Column, Constant, InferenceOnly
 from PIL import Image
 
@@ -47,7 +47,7 @@ def given(*texts: str, **flags: Any) -> dict[str, Any]:
         **{"prompt": "dog", **flags},
     )
     assert set(input_names(config)) >= {"prompt"}
-    return parse_inputs(config, WIRING)
+    return parse_arguments(config, WIRING)
 
 
 @pytest.fixture
@@ -65,6 +65,7 @@ def test_flags_and_named_inputs_are_given_together() -> None:
         "width": 32,
         "strength": 0.5,
         "area": 64,
+        "seed": 0,
     }
     assert isinstance(values["area"], int)
 
@@ -129,7 +130,7 @@ def test_the_flag_of_an_input_that_the_variant_does_not_have_is_refused(
     with pytest.raises(
         UsageError, match=f"--{flag}: has no effect: variant base has no input"
     ):
-        parse_inputs(wanted, spec)
+        parse_arguments(wanted, spec)
 
 
 @pytest.mark.parametrize("text", ["edit_image", "=x.png", ""])

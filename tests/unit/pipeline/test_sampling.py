@@ -9,7 +9,7 @@ import pytest
 import torch
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import InferenceOnly
-from dstrain.graph.plan import branch_key, make_plan
+from dstrain.graph.plan import make_plan
 from dstrain.graph.schedule import LatentConstraint
 from dstrain.graph.unit import Unit
 from dstrain.models.locate import ModelConfig
@@ -170,7 +170,7 @@ def test_generation_needs_what_the_latents_shape_and_the_decoders_read(
         pipe.spec, frozenset({"prompt", "negative_prompt", "height", "width"}), task
     )
     assert {step.unit.name for step in plan.cached_steps} == {"encode_prompt"}
-    assert branch_key("prompt_emb", "negative") in plan.loss_inputs
+    assert "negative.prompt_emb" in plan.loss_inputs
     assert generate_task(pipe.spec, guided=False).branches == ("positive",)
 
 

@@ -15,7 +15,6 @@ import torch
 from dstrain.cache.store import ShardWriter
 from dstrain.errors import StateError
 from dstrain.graph.plan import Plan, make_plan
-from dstrain.pipeline import pipeline as pipeline_module
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs import precompute as stage_1
 from dstrain.runs.setup import Setup
@@ -258,7 +257,7 @@ def test_stage_1_needs_no_file_of_the_denoiser(place: Place) -> None:
 def test_a_file_that_changes_after_its_key_was_made_stops_stage_1(
     place: Place, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    load = pipeline_module.load_components
+    load = Pipeline.from_found
 
     def late(*arguments: Any, **named: Any) -> Any:
         if what == "vae":
@@ -268,7 +267,7 @@ def test_a_file_that_changes_after_its_key_was_made_stops_stage_1(
         return load(*arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline_module, "load_components", late)
+        patch.setattr(Pipeline, "from_found", late)
         with pytest.raises(StateError, match=rf"{what}.*changed while it was in use"):
             place.fill()
     assert (

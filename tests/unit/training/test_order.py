@@ -15,7 +15,6 @@ from dstrain.training.order import (
     MicroBatch,
     Order,
     permute,
-    sample_index,
     split_across_ranks,
     with_excluded_rows,
 )
@@ -123,10 +122,6 @@ def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_
     assert all(
         len({group_of[key.row, key.chunk] for key in batch}) == 1 for batch in batches
     )
-
-
-def test_a_sample_is_found_by_its_row_and_chunk() -> None:
-    assert [sample_index(IDS, row, chunk) for row, chunk in IDS] == list(range(6))
 
 
 def test_rows_without_a_sample_keep_their_position_in_the_order() -> None:

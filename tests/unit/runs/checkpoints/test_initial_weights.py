@@ -175,7 +175,7 @@ def test_what_is_no_weights_file_is_refused_before_any_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "dstrain.pipeline.pipeline.load_components",
+        "dstrain.pipeline.pipeline.Pipeline.from_found",
         lambda *_: pytest.fail("a model is loaded"),
     )
     with pytest.raises(StateError) as caught:
