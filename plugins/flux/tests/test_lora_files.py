@@ -241,7 +241,7 @@ def test_a_file_of_kohyas_with_text_encoders_goes_to_each_and_names_the_one_that
     )
     alone = Pipeline(subject.spec, MODEL, {"dit": subject.open().components["dit"]})
     with pytest.raises(
-        StateError, match="layers of text_encoder_1, which is not loaded"
+        StateError, match="layers for text_encoder_1, which is not loaded"
     ):
         alone.load_lora(file)
     assert not lora_weights(alone.components["dit"])
