@@ -122,8 +122,8 @@ def test_every_test_of_the_kit_is_on_the_page_and_no_other() -> None:
         .partition("| test | what it checks |")[2]
         .partition("\n\n")[0]
     )
-    told = re.findall(r"`(\w+)`", table)
-    assert sorted(told) == sorted(
+    printed = re.findall(r"`(\w+)`", table)
+    assert sorted(printed) == sorted(
         name.removeprefix("test_")
         for name in dir(Conformance)
         if name.startswith("test_")

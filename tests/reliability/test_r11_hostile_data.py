@@ -246,7 +246,7 @@ def command(folder: Path, text_encoder: str = "model-1-of-1.safetensors") -> lis
 
 
 @pytest.mark.parametrize("name, place, pickled", PICKLES, ids=named(PICKLES))
-def test_no_pickle_is_opened_wherever_it_lies(
+def test_no_pickle_is_opened_wherever_it_is(
     project: Path,
     tmp_path: Path,
     name: str,

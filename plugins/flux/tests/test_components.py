@@ -126,7 +126,7 @@ def test_shapes_of_another_size_are_not_taken_for_the_published_ones(
     assert infer_config(BY_NAME[name], shapes) is None
 
 
-def test_schnell_is_told_no_guidance_and_other_sizes_are_inferred() -> None:
+def test_schnell_gets_no_guidance_and_other_sizes_are_inferred() -> None:
     component = BY_NAME["dit"]
     published = component.published["black-forest-labs/FLUX.1-schnell"]
     assert published["guidance_embeds"] is False
@@ -179,7 +179,7 @@ def test_loaders_can_be_sent_to_another_process() -> None:
         ("vae/diffusion_pytorch_model.safetensors", "vae"),
     ],
 )
-def test_published_files_are_told_by_their_place_so_that_a_stage_fetches_only_its_own(
+def test_published_files_are_recognised_by_their_place_so_that_a_stage_fetches_only_its_own(
     pattern: str, name: str
 ) -> None:
     assert (

@@ -122,7 +122,9 @@ def test_a_lora_file_gives_the_same_latents_in_diffusers_at_each_step(
     assert (without[-1] - wanted[-1]).abs().max() > 1e-2
 
 
-def test_files_of_text_encoders_are_told_apart_by_their_prefix(tmp_path: Path) -> None:
+def test_files_of_text_encoders_are_distinguished_by_their_prefix(
+    tmp_path: Path,
+) -> None:
     """`text_encoder` begins `text_encoder_2`."""
     write(tmp_path / "toy")
     for component in ("text_encoder_1", "text_encoder_2"):

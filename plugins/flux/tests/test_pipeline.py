@@ -191,7 +191,7 @@ def test_at_the_published_area_kontext_equals_diffusers_from_an_image_of_any_siz
     )
 
 
-def test_a_denoiser_without_embedded_guidance_is_told_none_and_equals_diffusers(
+def test_a_denoiser_without_embedded_guidance_gets_none_and_equals_diffusers(
     tmp_path: Path, opened: Callable[[Path], dict[str, Any]]
 ) -> None:
     write(tmp_path, sizes={"dit": {"guidance_embeds": False}})
@@ -245,7 +245,7 @@ def test_sigmas_are_bit_equal_to_the_published_scheduler(
     assert torch.equal(scheduler.sigmas, SCHEDULE.sigmas(steps, tokens))
 
 
-def test_training_draws_from_the_reference_documents_table() -> None:
+def test_training_draws_from_diffsynths_table() -> None:
     """Shift 3 over 1000 values from 1 to sigma_min = .003 / 1.002, whatever the size."""
     plain = np.linspace(1.0, 0.003 / 1.002, 1000)
     shifted = 3 * plain / (1 + 2 * plain)
@@ -261,7 +261,7 @@ def test_the_record_names_the_variants_that_are_wired() -> None:
 @pytest.mark.parametrize(
     ("variant", "missing"), [("dev", "image"), ("kontext", "kontext_images")]
 )
-def test_a_data_set_without_its_images_is_refused_by_its_column(
+def test_a_dataset_without_its_images_is_refused_by_its_column(
     variant: str, missing: str
 ) -> None:
     spec = MODEL.spec(variant)
@@ -321,5 +321,5 @@ def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> N
         assert spec.unused_parameters.get(name, ()) == ()
 
 
-def test_both_halves_of_the_text_are_per_side() -> None:
+def test_both_halves_of_the_text_are_per_branch() -> None:
     assert MODEL.spec("kontext").branched == {"prompt", "pooled_emb", "prompt_emb"}

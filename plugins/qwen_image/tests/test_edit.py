@@ -224,7 +224,7 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
         "2511 with two",
     ],
 )
-def test_every_step_equals_that_of_diffusers_which_is_told_what_is_an_image(
+def test_every_step_equals_that_of_diffusers_with_the_same_image_tokens(
     parts: dict[str, Any],
     sizes: list[tuple[int, int]],
     given: dict[str, int],
@@ -349,9 +349,7 @@ def test_exact_timesteps_reach_every_token_and_those_of_images_are_at_zero_in_25
     assert torch.equal(seen[0], torch.tensor([0.5, 0.501, *zeros]))
 
 
-def test_an_image_is_made_in_the_size_of_the_last_one_given_unless_told_otherwise() -> (
-    None
-):
+def test_an_image_is_made_in_the_size_of_the_last_one_given_by_default() -> None:
     images = [noise_image(64, 96), noise_image(128, 32)]
     assert latent_shape_edit(images) == (1, 16, 1, 4, 16)
     assert latent_shape_edit(images, height=64) == (1, 16, 1, 8, 16)
@@ -400,7 +398,7 @@ def test_zero_cond_t_can_be_said_by_a_flag_where_the_configuration_does_not(
 
 
 @pytest.mark.parametrize("variant", [name for name in MODEL.variants if name != "base"])
-def test_a_data_set_without_images_to_edit_is_refused_by_its_column(
+def test_a_dataset_without_images_to_edit_is_refused_by_its_column(
     variant: str,
 ) -> None:
     with pytest.raises(UsageError, match="no column 'edit_image'"):

@@ -199,7 +199,7 @@ def test_sigmas_are_bit_equal_to_the_published_scheduler(
     assert torch.equal(scheduler.timesteps, SCHEDULE.sigmas(steps, tokens)[:-1] * 1000)
 
 
-def test_a_data_set_without_images_is_refused_by_its_column() -> None:
+def test_a_dataset_without_images_is_refused_by_its_column() -> None:
     with pytest.raises(UsageError, match="no column 'image'"):
         make_plan(MODEL.spec("base"), frozenset({"prompt"}), SFT, ("dit",))
 

@@ -71,7 +71,9 @@ def test_marks_recognise_this_component_and_no_other(
     )
 
 
-def test_the_experts_are_told_apart_by_their_folders(toys: Mapping[str, Path]) -> None:
+def test_the_experts_are_distinguished_by_their_folders(
+    toys: Mapping[str, Path],
+) -> None:
     experts = [weights_of(toys["i2v-a14b"], name) for name in ("dit2", "dit")]
     configs = [ModelConfig(path=[str(path) for path in paths]) for paths in experts]
     found = assign(configs, COMPONENTS, ["dit", "dit2"])
@@ -254,7 +256,7 @@ def test_the_tokenizer_loads_from_its_folder(
         ("google/umt5-xxl/", "tokenizer"),
     ],
 )
-def test_published_files_are_told_by_their_place_so_that_a_stage_fetches_only_its_own(
+def test_published_files_are_recognised_by_their_place_so_that_a_stage_fetches_only_its_own(
     pattern: str, name: str
 ) -> None:
     assert place_of(ModelConfig(None, "Wan-AI/Any", pattern), COMPONENTS) == name

@@ -390,7 +390,7 @@ def test_the_transformers_config_json_is_not_taken_for_that_of_the_vae_beside_it
     assert "dim" not in content
 
 
-def test_experts_are_told_apart_by_their_folders_else_by_their_order(
+def test_experts_are_distinguished_by_their_folders_else_by_their_order(
     tmp_path: Path,
 ) -> None:
     name, network = make("2.1 and 2.2 t2v")

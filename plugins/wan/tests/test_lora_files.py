@@ -99,7 +99,7 @@ class TestLoraFiles(LoraFiles):
 
     @staticmethod
     def load_published(case: LoraCase, file: Path, parts: dict[str, Any]) -> None:
-        """Its loader is told which of the two experts takes the file."""
+        """Its loader gets the expert that takes the file."""
         others = {name: parts[name] for name in ("text_encoder", "tokenizer", "vae")}
         published = WanPipeline(
             **others,

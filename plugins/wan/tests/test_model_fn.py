@@ -40,7 +40,7 @@ def given(variant: str = "t2v", batch: int = 2, tokens: int = 7) -> dict[str, Te
 
 
 def embedded(dit: Any, timestep: Tensor) -> Tensor:
-    """What the transformer's blocks are told of the timestep."""
+    """What the transformer's blocks get of the timestep."""
     seen: list[Tensor] = []
     handle = dit.condition_embedder.register_forward_hook(
         lambda _, arguments, output: seen.append(output[1].detach())
@@ -187,7 +187,7 @@ def test_the_shape_of_the_latents() -> None:
             latent_shape(*size, vae_config=vae)
 
 
-def test_the_first_frame_is_held_clean_at_timestep_0_and_left_out_of_the_loss() -> None:
+def test_the_first_frame_is_kept_clean_at_timestep_0_and_left_out_of_the_loss() -> None:
     latents, noise, first = (
         draw(2, 48, 3, 2, 4),
         draw(2, 48, 3, 2, 4, seed=4),
@@ -204,7 +204,7 @@ def test_the_first_frame_is_held_clean_at_timestep_0_and_left_out_of_the_loss() 
     assert constrained.mask.expand_as(latents)[0, 0, :, 0, 0].tolist() == [0, 1, 1]
 
 
-def test_without_a_first_frame_nothing_is_held() -> None:
+def test_without_a_first_frame_nothing_is_constrained() -> None:
     latents, timestep = draw(2, 48, 3, 2, 4), torch.tensor([500.0, 20.0])
     constrained = hold_first_frame(latents, timestep, latents)
     assert (
@@ -228,7 +228,7 @@ def test_a_first_frame_that_is_the_only_one_is_refused() -> None:
         )
 
 
-def test_the_loss_of_a_held_first_frame_is_the_mean_over_the_others() -> None:
+def test_the_loss_of_a_constrained_first_frame_is_the_mean_over_the_others() -> None:
     latents, first = draw(1, 48, 3, 2, 4), draw(1, 48, 1, 2, 4, seed=5)
     timestep_sampler, key, seen = (
         TimestepSampler(SCHEDULE, weighting="none"),

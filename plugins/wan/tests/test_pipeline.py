@@ -89,7 +89,7 @@ def test_each_expert_is_called_for_its_own_timesteps(
         ("i2v-a14b", ("input_latents", "prompt_emb", "y")),
     ],
 )
-def test_one_expert_leaves_the_other_out_and_one_store_serves_both(
+def test_one_expert_leaves_the_other_out_and_one_cache_serves_both(
     variant: str, cached_values: tuple[str, ...]
 ) -> None:
     spec = MODEL.spec(variant)
@@ -178,7 +178,7 @@ def test_one_trained_expert_draws_its_own_timesteps_as_with_the_published_bounda
         assert greatest - 10 <= drawn.max() <= greatest
 
 
-def test_clips_that_are_shorter_than_asked_for_are_told(
+def test_clips_that_are_shorter_than_asked_for_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, frames in (("long", 9), ("short", 6)):

@@ -40,7 +40,7 @@ VALUES = {
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FeatureCache:
+def cache(tmp_path: Path) -> FeatureCache:
     return empty(tmp_path / "store")
 
 
@@ -49,29 +49,29 @@ def empty(folder: Path) -> FeatureCache:
     return FeatureCache.open(folder)
 
 
-def fill(store: FeatureCache, values: dict[str, Any], **limits: Any) -> list[Path]:
-    writer = ShardWriter(store, {"core": "1"}, **limits)
+def fill(cache: FeatureCache, values: dict[str, Any], **limits: Any) -> list[Path]:
+    writer = ShardWriter(cache, {"core": "1"}, **limits)
     for address, value in values.items():
         writer.add(address, value)
     writer.flush()
-    return sorted((store.folder / "shards").iterdir())
+    return sorted((cache.folder / "shards").iterdir())
 
 
 @pytest.mark.parametrize("address", list(VALUES))
 def test_every_kind_of_value_comes_back_as_it_was(
-    store: FeatureCache, address: str
+    cache: FeatureCache, address: str
 ) -> None:
-    fill(store, {address: VALUES[address]})
-    assert plain(FeatureCache.open(store.folder).read(address)) == plain(
+    fill(cache, {address: VALUES[address]})
+    assert plain(FeatureCache.open(cache.folder).read(address)) == plain(
         VALUES[address]
     )
 
 
 def test_one_shard_holds_all_kinds_and_the_writer_can_read_it_at_once(
-    store: FeatureCache,
+    cache: FeatureCache,
 ) -> None:
-    assert len(fill(store, VALUES)) == 1
-    assert plain({address: store.read(address) for address in VALUES}) == plain(VALUES)
+    assert len(fill(cache, VALUES)) == 1
+    assert plain({address: cache.read(address) for address in VALUES}) == plain(VALUES)
 
 
 def test_equal_values_give_equal_bytes(tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_equal_values_give_equal_bytes(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_tensor_that_was_read_is_the_readers_own(store: FeatureCache) -> None:
-    fill(store, {"tensor": VALUES["tensor"]})
-    store.read("tensor").zero_()
-    assert torch.equal(store.read("tensor"), VALUES["tensor"])
+def test_a_tensor_that_was_read_is_the_readers_own(cache: FeatureCache) -> None:
+    fill(cache, {"tensor": VALUES["tensor"]})
+    cache.read("tensor").zero_()
+    assert torch.equal(cache.read("tensor"), VALUES["tensor"])
 
 
-def test_a_view_is_stored_without_what_it_is_a_view_of(store: FeatureCache) -> None:
-    (path,) = fill(store, {"view": torch.zeros(1000, 1000)[::100, ::100]})
+def test_a_view_is_stored_without_what_it_is_a_view_of(cache: FeatureCache) -> None:
+    (path,) = fill(cache, {"view": torch.zeros(1000, 1000)[::100, ::100]})
     assert path.stat().st_size < 100 * 4 + 1000
 
 
@@ -98,43 +98,43 @@ def test_a_shard_is_committed_when_it_is_full_or_old(tmp_path: Path) -> None:
     assert len(fill(empty(tmp_path / "neither"), values)) == 1
 
 
-def test_what_is_stored_is_not_stored_again(store: FeatureCache) -> None:
-    before = fill(store, {"a": torch.ones(2), "b": 1})
-    assert fill(store, {"a": torch.ones(2), "b": 1}) == before
-    (added,) = set(fill(FeatureCache.open(store.folder), {"b": 1, "c": 2})) - set(
+def test_what_is_cached_is_not_cached_again(cache: FeatureCache) -> None:
+    before = fill(cache, {"a": torch.ones(2), "b": 1})
+    assert fill(cache, {"a": torch.ones(2), "b": 1}) == before
+    (added,) = set(fill(FeatureCache.open(cache.folder), {"b": 1, "c": 2})) - set(
         before
     )
     assert set(open_shard(added)[1]) == {"c"}
 
 
 def test_more_shards_than_are_kept_open_can_be_read(
-    store: FeatureCache, monkeypatch: pytest.MonkeyPatch
+    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dstrain.cache.store.OPEN_SHARDS", 2)
-    fill(store, {str(i): torch.tensor(i) for i in range(9)}, max_bytes=1)
+    fill(cache, {str(i): torch.tensor(i) for i in range(9)}, max_bytes=1)
     for i in range(18):
-        assert int(store.read(str(i % 9))) == i % 9
-        assert len(store._open) <= 2
+        assert int(cache.read(str(i % 9))) == i % 9
+        assert len(cache._open) <= 2
 
 
 def test_only_temporaries_are_removed_when_a_cache_is_created_again(
-    store: FeatureCache,
+    cache: FeatureCache,
 ) -> None:
-    (kept,) = fill(store, VALUES)
+    (kept,) = fill(cache, VALUES)
     strangers = [
-        store.folder / "metadata.csv",
-        store.folder / "shards/notes.txt",
-        store.folder / "plans/x",
+        cache.folder / "metadata.csv",
+        cache.folder / "shards/notes.txt",
+        cache.folder / "plans/x",
     ]
     leftovers = [
-        store.folder / part / ".tmp-1-x.safetensors" for part in ("", "shards", "plans")
+        cache.folder / part / ".tmp-1-x.safetensors" for part in ("", "shards", "plans")
     ]
     for path in (*strangers, *leftovers):
         path.write_text("x")
-    FeatureCache.create(store.folder)
+    FeatureCache.create(cache.folder)
     assert not any(path.exists() for path in leftovers)
     assert all(path.exists() for path in (kept, *strangers))
-    assert set(FeatureCache.open(store.folder).where) == set(VALUES)
+    assert set(FeatureCache.open(cache.folder).where) == set(VALUES)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_only_temporaries_are_removed_when_a_cache_is_created_again(
     ],
 )
 def test_what_is_no_cache_of_this_version_is_refused(
-    store: FeatureCache, marker: str | None, words: str
+    cache: FeatureCache, marker: str | None, words: str
 ) -> None:
-    path = store.folder / "store.json"
+    path = cache.folder / "store.json"
     path.unlink() if marker is None else path.write_text(marker)
     with pytest.raises(StateError, match=words):
-        FeatureCache.open(store.folder)
+        FeatureCache.open(cache.folder)
 
 
 class Payload:
@@ -164,51 +164,51 @@ class Payload:
         return (os.mkdir, (str(self.path),))
 
 
-def test_a_pickle_is_refused_unopened(store: FeatureCache, tmp_path: Path) -> None:
-    path = store.folder / "shards" / f"{'0' * 40}.safetensors"
+def test_a_pickle_is_refused_unopened(cache: FeatureCache, tmp_path: Path) -> None:
+    path = cache.folder / "shards" / f"{'0' * 40}.safetensors"
     path.write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
     with pytest.raises(StateError, match=f"{path.name}: cannot be read"):
-        FeatureCache.open(store.folder)
+        FeatureCache.open(cache.folder)
     torch.save({"a": torch.ones(1)}, path)
     with pytest.raises(StateError, match=f"{path.name}: cannot be read"):
-        FeatureCache.open(store.folder)
+        FeatureCache.open(cache.folder)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_safetensors_file_of_another_origin_is_refused(store: FeatureCache) -> None:
+def test_a_safetensors_file_of_another_origin_is_refused(cache: FeatureCache) -> None:
     from safetensors.torch import save_file
 
-    path = store.folder / "shards/model.safetensors"
+    path = cache.folder / "shards/model.safetensors"
     save_file({"a": torch.ones(1)}, path)
     with pytest.raises(
         StateError, match=r"model\.safetensors: cannot be read: 'dstrain'"
     ):
-        FeatureCache.open(store.folder)
+        FeatureCache.open(cache.folder)
 
 
-def test_a_shard_that_is_gone_is_named(store: FeatureCache) -> None:
-    (path,) = fill(store, VALUES)
+def test_a_shard_that_is_gone_is_named(cache: FeatureCache) -> None:
+    (path,) = fill(cache, VALUES)
     path.unlink()
     with pytest.raises(StateError, match=path.name):
-        store.read("tensor")
+        cache.read("tensor")
     with pytest.raises(StateError, match="lacks value tensor"):
-        FeatureCache.open(store.folder).read("tensor")
+        FeatureCache.open(cache.folder).read("tensor")
 
 
-def test_a_shard_of_another_name_is_refused(store: FeatureCache) -> None:
-    (path,) = fill(store, VALUES)
+def test_a_shard_of_another_name_is_refused(cache: FeatureCache) -> None:
+    (path,) = fill(cache, VALUES)
     path.rename(path.with_stem("0" * 40))
     with pytest.raises(StateError, match="its name is not the hash of its header"):
-        FeatureCache.open(store.folder)
+        FeatureCache.open(cache.folder)
 
 
-def test_every_plan_that_is_written_is_the_newest(store: FeatureCache) -> None:
+def test_every_plan_that_is_written_is_the_newest(cache: FeatureCache) -> None:
     for data in ("a", "b", "c", "a", "b"):
-        store.write_plan({}, {"data set": data}, [{"row": 0}])
-        newest = max(store.plans(), key=lambda plan: int(plan[1]["sequence"]))
+        cache.write_plan({}, {"data set": data}, [{"row": 0}])
+        newest = max(cache.plans(), key=lambda plan: int(plan[1]["sequence"]))
         assert newest[1]["about"]["data set"] == data
-        assert list(store.plan_rows(newest[0])) == [{"row": 0}]
-    assert len({record["sequence"] for _, record in store.plans()}) == 3
+        assert list(cache.plan_rows(newest[0])) == [{"row": 0}]
+    assert len({record["sequence"] for _, record in cache.plans()}) == 3
 
 
 def test_lines_are_read_by_index() -> None:
@@ -221,9 +221,9 @@ def test_lines_are_read_by_index() -> None:
 
 
 def test_an_image_of_a_mode_that_would_lose_something_is_refused(
-    store: FeatureCache,
+    cache: FeatureCache,
 ) -> None:
     from dstrain.errors import UsageError
 
     with pytest.raises(UsageError, match="mode CMYK cannot be stored"):
-        fill(store, {"picture": Image.new("CMYK", (1, 1))})
+        fill(cache, {"picture": Image.new("CMYK", (1, 1))})

@@ -80,7 +80,7 @@ def test_errors_have_one_form(
     assert not runs
 
 
-def test_no_family_flags_without_a_model_is_said(
+def test_no_family_flags_without_a_model_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--tokenizer_path", "x"]) == 2

@@ -250,14 +250,14 @@ def test_a_way_to_each_exit_code(
     before = digests(here)
     capfd.readouterr()
     assert main(way.words) == code
-    told = capfd.readouterr()
-    assert "Traceback" not in told.out + told.err
+    printed = capfd.readouterr()
+    assert "Traceback" not in printed.out + printed.err
     errors = [
-        line for line in told.err.splitlines() if line.startswith("dstrain: error: ")
+        line for line in printed.err.splitlines() if line.startswith("dstrain: error: ")
     ]
-    assert len(errors) == (code != 0), told.err
+    assert len(errors) == (code != 0), printed.err
     assert not errors or errors[0].startswith(f"dstrain: error: {way.said}"), errors
-    assert code != 2 or told.err.startswith("dstrain: error: ")
+    assert code != 2 or printed.err.startswith("dstrain: error: ")
     assert digests(here) == before
 
 
@@ -279,7 +279,7 @@ def start(
     )
 
 
-def test_a_signal_from_outside_ends_a_run_where_it_can_go_on(
+def test_a_signal_from_outside_ends_a_run_where_it_can_resume(
     here: Path, tiny: Path
 ) -> None:
     child = start(

@@ -1,4 +1,4 @@
-"""What is installed is told by the command line; the library under it knows nothing of
+"""What is installed is shown by the command line; the library under it knows nothing of
 the command line.
 """
 
@@ -27,7 +27,7 @@ def dstrain_step_end(step): pass
 """
 
 
-def test_what_a_plugin_adds_is_told_beside_what_of_it_cannot_be_used(
+def test_what_a_plugin_adds_is_listed_with_what_cannot_be_used(
     fake_plugin: Callable[..., Path],
 ) -> None:
     fake_plugin(

@@ -138,7 +138,7 @@ def test_a_familys_flag_without_its_value_is_refused(
     assert "--tokenizer_path" in capsys.readouterr().err
 
 
-def test_a_family_flag_named_like_one_of_ours_is_refused(
+def test_a_family_flag_named_like_one_of_dstrain_is_refused(
     fake_plugin: Install, family_source: Source, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = family_source("clashy", options="(Option('seed', 'Another seed.'),)")

@@ -29,7 +29,7 @@ Source = Callable[..., str]
     ],
 )
 @pytest.mark.usefixtures("runs")
-def test_a_flag_of_another_trainer_is_told_what_is_wanted_instead(
+def test_a_flag_of_another_trainer_gets_advice(
     flag: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*BASE, flag, "3"]) == 2

@@ -130,7 +130,7 @@ def test_what_contradicts_itself_is_refused_with_the_reason(
     assert len(caught.value.help_lines) <= 3
 
 
-def test_what_is_required_is_said_with_its_meaning() -> None:
+def test_what_is_required_is_reported_with_its_meaning() -> None:
     with pytest.raises(UsageError) as caught:
         validate(training(output_path=None))
     assert str(caught.value).endswith(

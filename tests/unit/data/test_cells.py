@@ -205,7 +205,7 @@ def test_samples_share_a_batch_only_with_as_many_frames(scenes: Path) -> None:
     assert len({one, shorter, still}) == 3
 
 
-def test_a_video_has_one_key_wherever_it_stands_and_another_for_whatever_changes_its_frames(
+def test_a_video_has_one_key_wherever_it_stands_and_another_for_anything_that_changes_its_frames(
     scenes: Path,
 ) -> None:
     digests = Digests()
@@ -248,7 +248,7 @@ def test_a_folder_of_frames_has_the_key_of_the_frames_it_gives(
     assert key(copied) != key(scenes)
 
 
-def test_bad_videos_are_told_with_file_row_and_column(
+def test_bad_videos_are_reported_with_file_row_and_column(
     scenes: Path, tmp_path: Path
 ) -> None:
     base = shutil.copytree(scenes, tmp_path / "bad")

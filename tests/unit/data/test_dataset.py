@@ -198,7 +198,9 @@ BAD_CELLS = {
 }
 
 
-def test_all_bad_cells_are_told_at_once_with_file_row_and_column(base: Path) -> None:
+def test_all_bad_cells_are_reported_at_once_with_file_row_and_column(
+    base: Path,
+) -> None:
     Image.new("RGB", (32, 32)).save(base.parent / "out.png")
     (base / "link.png").symlink_to(base.parent / "out.png")
     (base / "text.png").write_text("hello")
@@ -257,7 +259,7 @@ def test_lists_and_half_characters_are_refused_where_one_text_is_read(
     ]
 
 
-def test_bad_rows_and_bad_cells_are_told_together(base: Path) -> None:
+def test_bad_rows_and_bad_cells_are_reported_together(base: Path) -> None:
     error = refused(
         base, "image,prompt\nnone.png,a\nwide.png\nwide.png,b\nwide.png,c,d\n"
     )
@@ -365,7 +367,7 @@ def test_extra_inputs_may_be_named_as_input_or_as_column(base: Path) -> None:
     )
 
 
-def test_columns_that_feed_no_input_are_told(base: Path) -> None:
+def test_columns_that_feed_no_input_are_reported(base: Path) -> None:
     assert opened(base, "image,promt,note\nwide.png,a,b\n").unused_columns == (
         "promt",
         "note",
@@ -387,7 +389,7 @@ def test_signature_tells_inputs_and_sizes_apart_and_nothing_else(base: Path) -> 
     assert signatures[0] == signatures[1] and len(set(signatures)) == len(metadata) - 1
 
 
-def test_a_data_set_has_one_metadata_file_and_rows(base: Path) -> None:
+def test_a_dataset_has_one_metadata_file_and_rows(base: Path) -> None:
     with pytest.raises(UsageError, match="has no metadata"):
         find_metadata(base)
     with pytest.raises(UsageError, match="is not a folder"):

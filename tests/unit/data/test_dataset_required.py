@@ -1,4 +1,4 @@
-"""Columns and cells that a run cannot do without are told before and beside what is
+"""Columns and cells that a run cannot do without are reported before and with what is
 wrong with other cells.
 """
 
@@ -34,7 +34,7 @@ def opened(folder: Path, metadata: str) -> Dataset:
     )
 
 
-def test_blank_cells_that_are_needed_are_told_with_the_other_bad_ones(
+def test_blank_cells_that_are_needed_are_reported_with_the_other_bad_ones(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -58,7 +58,7 @@ def test_blank_cells_that_are_needed_are_told_with_the_other_bad_ones(
     "columns, missing",
     [("image,caption", "prompt"), ("file_name,prompt", "image"), ("a.png,b", "image")],
 )
-def test_a_column_that_is_missing_is_told_before_bad_cells_with_those_there_are(
+def test_a_column_that_is_missing_is_reported_before_bad_cells_with_those_there_are(
     tmp_path: Path, columns: str, missing: str
 ) -> None:
     with pytest.raises(UsageError, match=f"no column '{missing}'") as caught:
@@ -67,7 +67,7 @@ def test_a_column_that_is_missing_is_told_before_bad_cells_with_those_there_are(
     assert caught.value.help_lines == (f"columns of metadata.csv: {there}",)
 
 
-def test_rows_that_cannot_be_read_are_told_before_columns_that_only_they_may_name(
+def test_rows_that_cannot_be_read_are_reported_before_columns_that_only_they_may_name(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "metadata.jsonl").write_text('{"image": "a.png"}\n{"image":\n')

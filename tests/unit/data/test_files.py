@@ -97,7 +97,7 @@ def test_a_link_may_lead_from_one_folder_to_another(folders: tuple[Path, ...]) -
         places(folders[:1], "link.png")
 
 
-def test_a_missing_file_is_told_once(folders: tuple[Path, ...]) -> None:
+def test_a_missing_file_is_reported_once(folders: tuple[Path, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         places(folders, "none.png", "../none.png")
     first, second = caught.value.help_lines

@@ -1,4 +1,4 @@
-"""Pictures are loaded upright, in the mode wanted, at the size that their header told."""
+"""Images are loaded upright, in the mode wanted, at the size that their header states."""
 
 import io
 import subprocess
@@ -359,7 +359,7 @@ def test_a_fixed_size_off_the_multiples_is_refused_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("action", ["error", "ignore"])
 @pytest.mark.parametrize("side", [2**14 + 1, 2**15])
-def test_an_image_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(
+def test_an_image_of_too_many_pixels_is_refused_even_if_warnings_are_ignored(
     action: Literal["error", "ignore"], side: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pgm"

@@ -140,7 +140,7 @@ def test_what_is_no_video_is_refused_with_the_reason(name: str, tmp_path: Path) 
     assert said in refused(tmp_path / name)
 
 
-def test_a_file_that_changed_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     path = film(tmp_path / "a.mp4", steady(5, 15), 15)
     assert probe(path).frames == 5
     film(path, steady(9, 15), 15)

@@ -1,4 +1,4 @@
-"""Whether a picture's file is whole is told from its end, whatever follows it, and
+"""Whether an image's file is whole follows from its end, whatever follows it, and
 before anything is decoded.
 """
 

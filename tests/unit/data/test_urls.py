@@ -212,7 +212,7 @@ def test_a_server_that_is_too_slow_or_sends_too_much_is_given_up(
     assert not list(tmp_path.iterdir())
 
 
-def test_nobody_there_is_said(tmp_path: Path) -> None:
+def test_nobody_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be downloaded: .*Connection refused"):
         UrlCache(tmp_path).fetch("http://127.0.0.1:1/a.png")
 

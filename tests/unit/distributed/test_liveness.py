@@ -46,7 +46,7 @@ def met(folder: Path, size: int, part: Part, timeout: float = 60.0) -> Ended:
     return in_processes(size, work, folder, launched=False)
 
 
-def test_nobody_goes_on_before_all_are_there_again_and_again(tmp_path: Path) -> None:
+def test_nobody_passes_before_all_are_there_again_and_again(tmp_path: Path) -> None:
     def part(rank: int, here: Heartbeat) -> None:
         for turn in range(3):
             time.sleep(0.05 * ((rank + turn) % 3))
@@ -74,7 +74,7 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed(
     monkeypatch.setattr(
         Heartbeat,
         "_beat",
-        lambda self, store: None if self.rank == silent else beat(self, store),
+        lambda self, cache: None if self.rank == silent else beat(self, cache),
     )
 
     def part(rank: int, here: Heartbeat) -> None:

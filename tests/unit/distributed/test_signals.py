@@ -139,7 +139,7 @@ def interrupted_at(
     return stopped.value
 
 
-def test_a_run_that_is_interrupted_says_how_it_goes_on(
+def test_a_run_that_is_interrupted_says_how_to_resume(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loading, saving, training = (
@@ -147,22 +147,24 @@ def test_a_run_that_is_interrupted_says_how_it_goes_on(
         "dstrain.runs.checkpoints.outputs.save_state",
         "dstrain.runs.loop.update",
     )
-    told = interrupted_at(loading, here, tmp_path, monkeypatch)
-    assert told.what == "interrupted before the first step; nothing there was changed"
-    assert told.help_lines == ("run the same command again",)
-    told = interrupted_at(training, here, tmp_path, monkeypatch)
-    assert (told.what, *told.help_lines) == (
+    printed = interrupted_at(loading, here, tmp_path, monkeypatch)
+    assert (
+        printed.what == "interrupted before the first step; nothing there was changed"
+    )
+    assert printed.help_lines == ("run the same command again",)
+    printed = interrupted_at(training, here, tmp_path, monkeypatch)
+    assert (printed.what, *printed.help_lines) == (
         "interrupted before the first save",
         "run the same command again with --overwrite",
     )
-    told = interrupted_at(saving, here, tmp_path, monkeypatch, save_steps=1)
-    assert told.help_lines == ("run the same command again with --overwrite",)
+    printed = interrupted_at(saving, here, tmp_path, monkeypatch, save_steps=1)
+    assert printed.help_lines == ("run the same command again with --overwrite",)
     run(config(here, output_path=tmp_path, max_steps=1, overwrite=True))
-    told = interrupted_at(training, here, tmp_path, monkeypatch, resume="auto")
-    assert told.what == "interrupted"
-    assert told.help_lines == ("run the same command with --resume",)
-    told = interrupted_at(loading, here, tmp_path, monkeypatch, overwrite=True)
-    assert told.help_lines == ("run the same command again",)
+    printed = interrupted_at(training, here, tmp_path, monkeypatch, resume="auto")
+    assert printed.what == "interrupted"
+    assert printed.help_lines == ("run the same command with --resume",)
+    printed = interrupted_at(loading, here, tmp_path, monkeypatch, overwrite=True)
+    assert printed.help_lines == ("run the same command again",)
     assert (tmp_path / "states/step-1").is_dir()
     with monkeypatch.context() as patched:
         signal_at(2, patched)
@@ -241,9 +243,9 @@ def test_out_of_memory_in_inference_is_explained(
         )
         == 6
     )
-    told = capsys.readouterr().err
-    assert told.startswith("dstrain: error: generate: out of memory")
-    assert "--height" in told
+    printed = capsys.readouterr().err
+    assert printed.startswith("dstrain: error: generate: out of memory")
+    assert "--height" in printed
 
 
 def test_another_error_of_the_same_kind_is_not_taken_for_out_of_memory(
@@ -276,10 +278,10 @@ def test_out_of_memory_names_the_step_the_shapes_and_the_flags(
             )
         )
     assert error.value.exit_code == 6
-    told = " ".join(error.value.help_lines)
-    assert "input_latents [1, " in told
-    assert "--batch_size" in told
-    assert "--use_gradient_checkpointing" in told
+    printed = " ".join(error.value.help_lines)
+    assert "input_latents [1, " in printed
+    assert "--batch_size" in printed
+    assert "--use_gradient_checkpointing" in printed
 
 
 def test_out_of_memory_names_the_line_of_the_row_and_what_was_in_use(
@@ -291,11 +293,11 @@ def test_out_of_memory_names_the_line_of_the_row_and_what_was_in_use(
     monkeypatch.setattr("dstrain.runs.loop.update", full)
     with pytest.raises(OutOfMemory) as caught:
         run(config(here, output_path=tmp_path))
-    told = re.fullmatch(
+    printed = re.fullmatch(
         r"out of memory at (.*) GiB with 1 samples like metadata\.json:[1-6]",
         caught.value.what,
     )
-    assert told is not None and float(told[1]) > 0
+    assert printed is not None and float(printed[1]) > 0
 
 
 @pytest.mark.parametrize("trained", ["lora", "dit"])

@@ -213,7 +213,7 @@ def data(folder: Path) -> dict[str, Any]:
     return {"dataset_base_path": folder / "pictures", "save_steps": 1}
 
 
-def test_what_is_made_is_a_data_set_for_distillation(
+def test_what_is_made_is_a_dataset_for_distillation(
     model: Path, table: Path, tmp_path: Path
 ) -> None:
     generate(config(model, tmp_path / "set", dataset=table))
@@ -263,7 +263,7 @@ def test_tables_that_do_not_fit_are_refused_before_anything_is_loaded_or_written
     assert not (tmp_path / "set/generated.json").exists()
 
 
-def test_a_folder_with_a_data_set_of_the_users_is_left_as_it_is(
+def test_a_folder_with_a_dataset_of_the_user_is_left_as_it_is(
     model: Path, table: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "set").mkdir()
@@ -340,11 +340,13 @@ def test_columns_that_neither_inference_nor_distillation_reads_are_named(
     }
     table = rewritten(tmp_path / "prompts.json", [row])
     generate(config(model, tmp_path / "set", dataset=table, guidance_scale=scale))
-    told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert [line.partition(": column ")[2].partition(" ")[0] for line in told] == [
+    printed = [
+        line for line in capsys.readouterr().err.splitlines() if "warning" in line
+    ]
+    assert [line.partition(": column ")[2].partition(" ")[0] for line in printed] == [
         repr(name) for name in unread
     ]
-    assert all(line.startswith(f"dstrain: warning: {table}: ") for line in told)
+    assert all(line.startswith(f"dstrain: warning: {table}: ") for line in printed)
 
 
 @pytest.mark.parametrize(

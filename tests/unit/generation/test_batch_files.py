@@ -121,7 +121,7 @@ def trained_on(folder: Path, config: GenerateConfig, column: str) -> Path:
     return train(folder, extra_inputs=column, max_steps=1, **files)
 
 
-def test_images_that_rows_name_go_into_the_data_set_too(
+def test_images_that_rows_name_go_into_the_dataset_too(
     given: Path, tmp_path: Path
 ) -> None:
     config = wanted(

@@ -37,7 +37,7 @@ def test_the_variant_is_the_one_named_or_the_one_that_uses_the_inputs(
         assert source.spec.variant == chosen
 
 
-def test_a_toy_lies_in_a_folder_that_is_gone_afterwards() -> None:
+def test_a_toy_is_in_a_folder_that_is_gone_afterwards() -> None:
     with open_source(config(), ("prompt",)) as source:
         files = [path for model in source.models for path in model.files().paths]
         assert files

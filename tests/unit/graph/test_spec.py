@@ -121,13 +121,13 @@ def test_reading_an_unknown_name_is_refused_with_the_nearest() -> None:
     assert "did you mean 'prompt'" in text
 
 
-def test_borrowing_an_unknown_component_is_refused_with_the_nearest() -> None:
+def test_asking_for_an_unknown_component_is_refused_with_the_nearest() -> None:
     text = refusal(encode_prompt, borrows_unknown)
     assert "borrows_unknown" in text
     assert "did you mean 'text_encoder'" in text
 
 
-def test_ambient_names_and_configurations_may_be_borrowed() -> None:
+def test_context_and_configurations_may_be_injected() -> None:
     assert build(encode_prompt, ambient)
 
 
@@ -139,7 +139,7 @@ def test_model_fn_and_hold_read_only_what_is_known() -> None:
     )
 
 
-def test_per_side_names_inputs() -> None:
+def test_per_branch_names_inputs() -> None:
     assert "unprompt" in refusal(encode_prompt, cfg_inputs={"prompt": "unprompt"})
 
 
@@ -147,7 +147,7 @@ def test_padded_names_known_values() -> None:
     assert "prompt_embs" in refusal(encode_prompt, padded={"prompt_embs": 1})
 
 
-def test_the_role_of_experts_may_be_borrowed_though_no_component_has_that_name() -> (
+def test_the_denoiser_of_experts_may_be_injected_though_no_component_has_that_name() -> (
     None
 ):
     experts = ExpertSchedule("dit", {"high": (875, 1000), "low": (0, 875)})
@@ -158,7 +158,7 @@ def test_the_role_of_experts_may_be_borrowed_though_no_component_has_that_name()
     )
 
 
-def test_what_is_made_from_a_per_side_value_is_per_side() -> None:
+def test_what_is_made_from_a_per_branch_value_is_per_branch() -> None:
     spec = build(
         encode_prompt, encode_image, join, cfg_inputs={"prompt": "negative_prompt"}
     )

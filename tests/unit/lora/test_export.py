@@ -80,7 +80,7 @@ def test_from_any_program_to_any_other_and_back(
         )
 
 
-def test_the_header_is_kept_and_sealed_anew(tmp_path: Path) -> None:
+def test_the_header_is_kept_and_checksummed_again(tmp_path: Path) -> None:
     path, _ = ours(tmp_path, **CONFIG, step="7")
     words = export(path, tmp_path / "x.safetensors", "comfyui")
     assert (
@@ -111,7 +111,7 @@ def test_a_file_without_a_header_needs_the_family_and_a_published_configuration(
 
 
 @pytest.mark.parametrize(("override", "ratio"), [("rank", 1.0), (6.0, 1.5)])
-def test_an_alpha_that_a_file_does_not_say_can_be_told(
+def test_an_alpha_that_a_file_does_not_state_can_be_given(
     override: Any, ratio: float, tmp_path: Path
 ) -> None:
     path, _ = ours(tmp_path)

@@ -250,7 +250,7 @@ def test_patterns_of_rank_and_alpha_are_followed(tmp_path: Path) -> None:
     ]
 
 
-def test_the_reference_has_no_alpha_and_that_is_said(
+def test_diffsynth_has_no_alpha_and_that_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tensors = default_names(prefixed(load_file(ours(tmp_path)[0]), "pipe.dit."))
@@ -288,7 +288,9 @@ def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
         read(both)
 
 
-def test_twins_are_told_apart_by_the_header_or_by_what_is_asked(tmp_path: Path) -> None:
+def test_twins_are_distinguished_by_the_header_or_by_what_is_asked(
+    tmp_path: Path,
+) -> None:
     two = {"dit": SHAPES, "dit2": SHAPES}
     tensors = load_file(ours(tmp_path)[0])
     bare = written(tmp_path / "x.safetensors", with_alpha(tensors))
@@ -352,7 +354,7 @@ def test_our_own_header_tells_half_a_file_in_every_naming(tmp_path: Path) -> Non
     )
 
 
-def test_names_that_can_be_told_in_two_ways_are_refused(tmp_path: Path) -> None:
+def test_names_that_fit_in_two_ways_are_refused(tmp_path: Path) -> None:
     own = {"proj_in.weight": (6, 6), "img_in.weight": (6, 6)}
     tensors = {
         "transformer.img_in.lora_A.weight": torch.ones(1, 6),

@@ -98,7 +98,7 @@ def assigned(*paths: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
     return {name: "/".join(files.paths[0].parts[-2:]) for name, files in found.items()}
 
 
-def test_twins_are_told_apart_by_their_folders_else_by_their_order(
+def test_twins_are_distinguished_by_their_folders_else_by_their_order(
     tmp_path: Path,
 ) -> None:
     low, high, first, second, third = (
@@ -130,7 +130,7 @@ def test_twins_are_told_apart_by_their_folders_else_by_their_order(
         assigned(low, weights(tmp_path / "low/b.safetensors", "new.weight"))
 
 
-def test_the_header_of_a_trained_file_says_which_of_twins_it_is_wherever_it_lies(
+def test_the_header_of_a_trained_file_says_which_of_twins_it_is_wherever_it_is(
     tmp_path: Path,
 ) -> None:
     trained, elsewhere, other = (

@@ -85,7 +85,7 @@ def test_every_value_of_a_pixel_comes_back_and_what_is_beyond_is_cut() -> None:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_statistics_are_per_channel_whatever_follows(axes: int) -> None:
+def test_statistics_are_per_channel(axes: int) -> None:
     config = SimpleNamespace(latents_mean=[1.0, 2.0], latents_std=[3.0, 4.0])
     mean, std = latents_mean_std(
         config, torch.zeros(5, 2, *[4] * axes, dtype=torch.float64)
@@ -108,14 +108,14 @@ def test_patches_are_those_of_diffusers_and_come_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "told"),
+    ("height", "width", "name"),
     [(40, 32, "height"), (32, 0, "width"), (-16, 16, "height")],
 )
 def test_a_side_that_is_no_multiple_is_refused_by_name(
-    height: int, width: int, told: str
+    height: int, width: int, name: str
 ) -> None:
     check_sides(32, 48, 16)
-    with pytest.raises(UsageError, match=f"{told}: expected a multiple of 16"):
+    with pytest.raises(UsageError, match=f"{name}: expected a multiple of 16"):
         check_sides(height, width, 16)
 
 

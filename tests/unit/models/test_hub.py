@@ -400,7 +400,7 @@ def test_of_several_processes_one_fetches(
     assert sorted(server.fetched) == sorted([*SHARDS, "transformer/config.json"])
 
 
-def test_no_access_token_is_told_or_written(
+def test_no_access_token_is_logged_or_written(
     server: Server,
     hub: Hub,
     monkeypatch: pytest.MonkeyPatch,
@@ -410,7 +410,7 @@ def test_no_access_token_is_told_or_written(
     monkeypatch.setenv("HF_TOKEN", secret)
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", secret)
     point_at(monkeypatch, server.url.replace("//", f"//{user}@"))
-    told = ""
+    printed = ""
     for faults in (
         Faults(listing=True, status=403),
         Faults(status=500),
@@ -421,13 +421,13 @@ def test_no_access_token_is_told_or_written(
         try:
             fetch(ModelSource(TINY, hub=hub), "transformer/*.safetensors")
         except SystemFault as fault:
-            told += str(fault)
-    told += "".join(capsys.readouterr())
+            printed += str(fault)
+    printed += "".join(capsys.readouterr())
     written = b"".join(
         path.read_bytes() for path in Path("models").rglob("*") if path.is_file()
     )
-    assert f"{hub} (http://***@127.0.0.1:" in told
-    assert secret not in told and "planted" not in told
+    assert f"{hub} (http://***@127.0.0.1:" in printed
+    assert secret not in printed and "planted" not in printed
     assert b"planted" not in written
     shutil.rmtree("models")
     point_at(monkeypatch, server.url)

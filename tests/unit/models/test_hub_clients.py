@@ -198,7 +198,7 @@ def test_a_model_that_does_not_exist_is_named(
     assert not Path("models/Tiny").exists()
 
 
-def test_a_hub_that_is_not_there_is_told(
+def test_a_hub_that_is_not_there_is_reported(
     source: ModelSource, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as free:
@@ -217,7 +217,7 @@ def test_a_hub_that_is_not_there_is_told(
 
 
 @pytest.mark.usefixtures("server")
-def test_a_file_that_cannot_be_written_is_told_with_its_folder() -> None:
+def test_a_file_that_cannot_be_written_is_reported_with_its_folder() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -230,7 +230,7 @@ def test_a_file_that_cannot_be_written_is_told_with_its_folder() -> None:
     check_nothing_is_half()
 
 
-def test_a_full_disk_is_told_with_its_path(server: Server) -> None:
+def test_a_full_disk_is_reported_with_its_path(server: Server) -> None:
     source = ModelSource(TINY, hub="modelscope")
     for name in NAMES:
         staged = Path(
@@ -253,7 +253,7 @@ def test_a_full_disk_is_told_with_its_path(server: Server) -> None:
     check_the_next_run_completes(server, source)
 
 
-def test_too_little_room_is_told_before_anything_is_fetched(
+def test_too_little_room_is_reported_before_anything_is_fetched(
     source: ModelSource, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

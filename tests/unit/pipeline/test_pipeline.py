@@ -114,7 +114,7 @@ def ready(pipe: Pipeline, task: Task = GUIDED) -> dict[str, Any]:
     return values
 
 
-def test_units_add_what_they_make_to_the_table_per_side() -> None:
+def test_units_add_what_they_make_to_the_table_per_branch() -> None:
     values = ready(pipeline())
     assert values["prompt_emb"].tolist() == [[4.0] * 4]
     assert values["negative.prompt_emb"].tolist() == [[0.0] * 4]
@@ -127,7 +127,7 @@ def test_units_leave_what_they_read_as_it_was() -> None:
     assert {name: values[name] for name in VALUES} == VALUES
 
 
-def test_model_fn_gets_the_conditions_of_the_side_asked_for() -> None:
+def test_model_fn_gets_the_conditions_of_the_branch_asked_for() -> None:
     pipe = pipeline()
     values = ready(pipe)
     noisy_latents, timestep = torch.ones(1, 4), torch.tensor([500.0])
@@ -149,14 +149,14 @@ def test_a_component_that_is_not_loaded_is_named() -> None:
         )
 
 
-def test_a_configuration_is_lent_without_its_component() -> None:
+def test_a_configuration_is_bound_without_its_component() -> None:
     pipe = pipeline(
         **{name: part for name, part in COMPONENTS.items() if name != "dit"}
     )
     assert ready(pipe)["input_latents"].tolist() == [[30.0] * 4]
 
 
-def test_without_hold_nothing_is_held() -> None:
+def test_without_constrain_latents_nothing_is_constrained() -> None:
     latents, timestep = torch.ones(1, 4), torch.tensor([500.0])
     constrained = pipeline().constrain_latents({})(latents, timestep, latents)
     assert constrained.latents is latents
@@ -237,7 +237,7 @@ def test_the_only_expert_loaded_serves_every_timestep() -> None:
     ]
 
 
-def test_model_fn_beside_experts_may_borrow_ambient_names() -> None:
+def test_model_fn_with_experts_may_ask_for_the_context() -> None:
     def predict_in_dtype(
         noisy_latents: Tensor,
         timestep: Tensor,
@@ -281,7 +281,7 @@ def test_a_component_named_like_the_role_is_not_taken_for_an_expert() -> None:
     assert made.tolist() == [[4.0] * 4]
 
 
-def test_model_fn_is_lent_the_side_it_is_called_for() -> None:
+def test_model_fn_gets_the_branch_it_is_called_for() -> None:
     def predict_side(
         noisy_latents: Tensor,
         timestep: Tensor,

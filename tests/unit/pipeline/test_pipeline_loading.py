@@ -108,7 +108,7 @@ def test_a_lora_goes_to_the_component_its_keys_name(
         )
 
 
-def test_what_a_lora_was_trained_for_and_on_is_said_where_it_is_another(
+def test_what_a_lora_was_trained_for_and_on_is_reported_where_it_is_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = project(tmp_path)

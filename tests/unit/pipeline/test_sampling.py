@@ -125,7 +125,7 @@ def test_steps_are_those_of_euler_with_guidance_only_where_it_was_asked_for(
 
 
 @pytest.mark.parametrize(("scale", "calls"), [(0.5, 3), (1.0, 3), (1.5, 6)])
-def test_the_negative_side_is_computed_only_with_guidance(
+def test_the_negative_branch_is_computed_only_with_guidance(
     scale: float, calls: int, pipe: Pipeline
 ) -> None:
     counted: list[int] = []
@@ -174,7 +174,9 @@ def test_generation_needs_what_the_latents_shape_and_the_decoders_read(
     assert generate_task(pipe.spec, guided=False).branches == ("positive",)
 
 
-def test_what_is_held_is_held_at_every_step_and_at_the_end(pipe: Pipeline) -> None:
+def test_constrained_latents_are_kept_at_every_step_and_at_the_end(
+    pipe: Pipeline,
+) -> None:
     """The first row of the latents is given; it is noised as the step asks and clean at
     last.
     """
@@ -246,7 +248,7 @@ def test_a_scale_that_is_asked_for_guides_though_no_negative_prompt_is_known(
     assert torch.equal(in_steps(pipe), plain)
 
 
-def test_a_negative_side_that_no_text_can_be_is_refused_where_it_is_absent() -> None:
+def test_a_negative_branch_that_no_text_can_be_is_refused_where_it_is_absent() -> None:
     spec = replace(
         build("base"),
         inputs={**build("base").inputs, "worse_image": InferenceOnly("image")},

@@ -1,4 +1,4 @@
-"""The variant is told by what is given, in a fixed order; several left are named;
+"""The variant follows from what is given, in a fixed order; several left are named;
 settings follow flags and --toy.
 """
 
@@ -205,7 +205,7 @@ def test_several_that_are_left_are_named_unless_either_will_do(here: Path) -> No
 
 
 @pytest.mark.usefixtures("tiny")
-def test_stage_2_takes_the_variant_of_its_store(here: Path, tmp_path: Path) -> None:
+def test_stage_2_takes_the_variant_of_its_cache(here: Path, tmp_path: Path) -> None:
     rows = json.loads((here / "data/metadata.json").read_text())
     data = tmp_path / "data"
     data.mkdir()

@@ -26,7 +26,7 @@ def test_a_variant_without_a_spec_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         MODEL.spec("base")
 
 
-def test_problems_and_missing_targets_are_said() -> None:
+def test_problems_and_missing_targets_are_reported() -> None:
     assert list(MODEL.problems()) == []
     assert list(MODEL.missing_targets()) == []
     (problem,) = replace(MODEL, variants="base").problems()

@@ -24,7 +24,7 @@ def dstrain_step_end(step, numbers):
 """
 
 
-def test_hooks_are_answered_and_a_broken_plugin_is_told_of(
+def test_hooks_are_answered_and_a_broken_plugin_is_reported(
     fake_plugin: Install,
 ) -> None:
     wrong = "from dstrain.registry.hooks import hookimpl\n@hookimpl\ndef dstrain_tusks(): return ()"
@@ -47,14 +47,14 @@ def test_hooks_are_answered_and_a_broken_plugin_is_told_of(
     assert reasons == []
     assert extensions.step_end(3, {"loss": 0.5}) == []
     assert sys.modules["extra_good"].SEEN == [(3, 0.5)]
-    told = sorted(reason for reason in extensions.broken if "extra-" in reason)
-    assert [reason.split(":")[0] for reason in told] == [
+    printed = sorted(reason for reason in extensions.broken if "extra-" in reason)
+    assert [reason.split(":")[0] for reason in printed] == [
         f"plugin extra-{n} 1.0" for n in ("gone", "more", "wrong")
     ]
     assert (
-        "dstrain_tusks" in told[2]
-        and "nonsense" in told[1]
-        and "not_there_at_all" in told[0]
+        "dstrain_tusks" in printed[2]
+        and "nonsense" in printed[1]
+        and "not_there_at_all" in printed[0]
     )
     others = load_extensions(("good",))
     assert others.offered("dstrain_tasks", SimpleNamespace, ()) == ({}, [])
@@ -103,7 +103,7 @@ def test_a_hook_that_raises_is_left_out_from_then_on(fake_plugin: Install) -> No
         ("raise KeyError('x')", "dstrain_tasks failed: KeyError"),
     ],
 )
-def test_what_cannot_be_used_is_said(
+def test_what_cannot_be_used_is_reported(
     answer: str, reason: str, fake_plugin: Install
 ) -> None:
     source = HOOKS.replace('return (SimpleNamespace(name="a task"),)', answer)

@@ -46,7 +46,7 @@ def titles(place: Place, **config: Any) -> list[str]:
     return [values["title"][1] for values in place.values(**config)]
 
 
-def test_a_folder_that_is_no_store_is_refused_with_the_command_that_fills_it(
+def test_a_folder_that_is_no_cache_is_refused_with_the_command_that_fills_it(
     place: Place,
 ) -> None:
     words = refusal(place)
@@ -54,7 +54,7 @@ def test_a_folder_that_is_no_store_is_refused_with_the_command_that_fills_it(
     assert "--task TASK:data_process" in words
 
 
-def test_a_store_that_was_never_finished_is_refused(
+def test_a_cache_that_was_never_finished_is_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -85,7 +85,7 @@ def test_a_store_that_was_never_finished_is_refused(
         ({"task": GUIDED}, "task: cache sft, this run guided"),
     ],
 )
-def test_a_store_of_another_plan_is_refused_in_words(
+def test_a_cache_of_another_plan_is_refused_in_words(
     place: Place, asked: dict[str, Any], words: str
 ) -> None:
     place.fill()
@@ -177,7 +177,7 @@ def test_metadata_that_changed_since_is_refused(place: Place, named: bool) -> No
     assert titles(place, **metadata)[0] == "Changed"
 
 
-def test_the_newest_fill_of_a_data_set_is_used(place: Place) -> None:
+def test_the_newest_fill_of_a_dataset_is_used(place: Place) -> None:
     place.fill()
     old = (place.data / "metadata.csv").read_bytes()
     write_rows(place.data, place.rows[:2])
@@ -192,7 +192,7 @@ def test_the_newest_fill_of_a_data_set_is_used(place: Place) -> None:
     assert len(place.plans) == 2
 
 
-def test_two_data_sets_of_one_plan_must_be_told_apart(
+def test_two_datasets_of_one_plan_must_be_distinguished(
     place: Place, tmp_path: Path
 ) -> None:
     place.fill()
@@ -219,7 +219,7 @@ def test_two_data_sets_of_one_plan_must_be_told_apart(
     assert len(titles(place, dataset_base_path=second)) == 1
 
 
-def test_two_data_sets_with_equal_metadata_are_told_apart_by_their_place(
+def test_two_datasets_with_equal_metadata_are_distinguished_by_their_place(
     place: Place, tmp_path: Path
 ) -> None:
     second = tmp_path / "second"
@@ -232,7 +232,7 @@ def test_two_data_sets_with_equal_metadata_are_told_apart_by_their_place(
     assert first_values[1:] == second_values[1:]
 
 
-def test_a_data_set_that_moved_is_found_by_its_metadata(
+def test_a_dataset_that_moved_is_found_by_its_metadata(
     place: Place, tmp_path: Path
 ) -> None:
     place.fill()

@@ -80,11 +80,13 @@ def test_the_schedule_counts_optimizer_steps_and_starts_where_it_should(
         num_epochs=2,
         **flags,
     )
-    told = log(tmp_path)
-    assert len(told) == {1: 24, 3: 8}[accumulation]
-    assert [row["step"] for row in told] == [*range(1, len(told) + 1)]
-    assert [row["learning_rate"] for row in told] == pytest.approx(
-        [1e-2 * factor(k, len(told)) for k in range(len(told))], rel=1e-5, abs=1e-9
+    printed = log(tmp_path)
+    assert len(printed) == {1: 24, 3: 8}[accumulation]
+    assert [row["step"] for row in printed] == [*range(1, len(printed) + 1)]
+    assert [row["learning_rate"] for row in printed] == pytest.approx(
+        [1e-2 * factor(k, len(printed)) for k in range(len(printed))],
+        rel=1e-5,
+        abs=1e-9,
     )
 
 
@@ -279,7 +281,9 @@ def test_both_stages_with_processes_that_are_spawned_are_a_run_without(
     assert same(outcome(tmp_path / "split"), outcome(tmp_path / "alone"))
 
 
-def test_a_longer_run_can_go_on_from_a_finished_one(here: Path, tmp_path: Path) -> None:
+def test_a_longer_run_can_resume_from_a_finished_one(
+    here: Path, tmp_path: Path
+) -> None:
     train(here, output_path=tmp_path / "whole", num_epochs=2)
     train(here, output_path=tmp_path / "cut", num_epochs=1)
     train(here, output_path=tmp_path / "cut", num_epochs=2, resume="auto")
@@ -297,15 +301,15 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_changes_no_weight(
             return super().forward(batch) * (float("nan") if self.calls > 4 else 1.0)
 
     ready = training_run(config(here, trainable_models="dit", max_steps=6), Diverging)
-    told = []
+    printed = []
     with pytest.raises(Diverged, match="step 5: loss nan") as caught:
         for numbers in steps(ready):
-            told.append(numbers)
+            printed.append(numbers)
             before = [
                 parameter.clone() for parameter in ready.module.trained_parameters
             ]
     assert caught.value.exit_code == 5
-    assert len(told) == ready.step == 4
+    assert len(printed) == ready.step == 4
     assert same(
         before, [parameter.detach() for parameter in ready.module.trained_parameters]
     )

@@ -134,7 +134,7 @@ def test_dtypes_are_kept(place: Place) -> None:
     )
 
 
-def test_the_negative_side_is_stored_only_for_a_task_that_asks_for_it(
+def test_the_negative_branch_is_stored_only_for_a_task_that_asks_for_it(
     place: Place,
 ) -> None:
     write_rows(place.data, [{**row, "negative_prompt": "blurry"} for row in place.rows])
@@ -209,7 +209,7 @@ def test_rows_are_exactly_as_many_on_any_number_of_processes(
     assert len(list((cache / "shards").iterdir())) == size
 
 
-def test_a_store_that_another_process_fills_is_refused_naming_it(place: Place) -> None:
+def test_a_cache_that_another_process_fills_is_refused_naming_it(place: Place) -> None:
     with (
         files.lock(place.cache),
         pytest.raises(StateError, match=rf"is in use by process {os.getpid()}"),
@@ -217,7 +217,7 @@ def test_a_store_that_another_process_fills_is_refused_naming_it(place: Place) -
         place.fill()
 
 
-def test_a_store_can_be_read_while_it_is_filled(
+def test_a_cache_can_be_read_while_it_is_filled(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.fill()
@@ -241,7 +241,7 @@ def test_a_store_can_be_read_while_it_is_filled(
     assert seen == [want, want]
 
 
-def test_a_smaller_data_set_gives_exactly_its_rows(place: Place) -> None:
+def test_a_smaller_dataset_gives_exactly_its_rows(place: Place) -> None:
     place.fill()
     write_rows(place.data, place.rows[1:3])
     assert place.fill() == {}

@@ -100,11 +100,11 @@ def test_both_stages_train_the_same_as_one(
     capsys.readouterr()
     flags: dict[str, Any] = {"preset_lora_path": path, "max_steps": 3}
     whole = train(here, output_path=tmp_path / "whole", **flags)
-    store = {"feature_cache": tmp_path / "store"}
+    cache = {"feature_cache": tmp_path / "store"}
     assert f"preset {path} merged into {component}\n" in capsys.readouterr().err
-    run(config(here, task="sft:data_process", **store, **flags))
+    run(config(here, task="sft:data_process", **cache, **flags))
     parts = train(
-        here, output_path=tmp_path / "parts", task="sft:train", **store, **flags
+        here, output_path=tmp_path / "parts", task="sft:train", **cache, **flags
     )
     assert (
         capsys.readouterr().err.count(f"preset {path} merged into {component}\n") == 1
@@ -116,33 +116,33 @@ def test_both_stages_train_the_same_as_one(
     )
 
 
-def test_a_store_made_with_another_preset_in_an_encoder_is_told_apart(
+def test_a_cache_made_with_another_preset_in_an_encoder_is_distinguished(
     here: Path, tmp_path: Path
 ) -> None:
     path = preset_for(here, "text_encoder", tmp_path / "first")
     dit = preset_for(here, "dit", tmp_path / "second")
-    store = {"feature_cache": tmp_path / "store", "max_steps": 1}
-    run(config(here, task="sft:data_process", **store))
+    cache = {"feature_cache": tmp_path / "store", "max_steps": 1}
+    run(config(here, task="sft:data_process", **cache))
     before = sum(1 for _ in (tmp_path / "store").rglob("*.safetensors"))
     with pytest.raises(
         StateError, match=r"contains no plan for this run\n.*--preset_lora_path"
     ):
-        train(here, task="sft:train", preset_lora_path=path, **store)
-    run(config(here, task="sft:data_process", preset_lora_path=path, **store))
+        train(here, task="sft:train", preset_lora_path=path, **cache)
+    run(config(here, task="sft:data_process", preset_lora_path=path, **cache))
     assert sum(1 for _ in (tmp_path / "store").rglob("*.safetensors")) > before
     train(
         here,
         task="sft:train",
         output_path=tmp_path / "a",
         preset_lora_path=path,
-        **store,
+        **cache,
     )
     train(
         here,
         task="sft:train",
         output_path=tmp_path / "b",
         preset_lora_path=dit,
-        **store,
+        **cache,
     )  # no stored value has it
     other = tmp_path / "other"
     run(

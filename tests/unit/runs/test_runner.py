@@ -42,14 +42,14 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(
             model_paths='["nothing.safetensors"]',
         )
     )
-    told = capsys.readouterr().out
-    assert "encode_prompt" in told
-    assert "input_latents" in told
+    printed = capsys.readouterr().out
+    assert "encode_prompt" in printed
+    assert "input_latents" in printed
     assert not (tmp_path / "out").exists()
     run(TrainConfig(model="tiny", dry_run=True))
     assert (
         capsys.readouterr().out.partition("this run")[0]
-        == told.partition("this run")[0]
+        == printed.partition("this run")[0]
     )
 
 
@@ -86,7 +86,7 @@ def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(
     )
 
 
-def test_a_data_set_without_its_columns_is_told_all_of_them(
+def test_a_dataset_without_its_columns_gets_all_of_them_listed(
     here: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "metadata.csv").write_text("picture,caption\n0.png,a dog\n")
@@ -178,7 +178,7 @@ def test_a_command_line_resolves_to_what_it_says(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "told", "changes", "clashes"),
+    ("variable", "launched", "changes", "clashes"),
     [
         ("MIXED_PRECISION", "bf16", {"mixed_precision": "no"}, True),
         ("MIXED_PRECISION", "bf16", {"mixed_precision": "bf16"}, False),
@@ -191,19 +191,19 @@ def test_a_command_line_resolves_to_what_it_says(here: Path) -> None:
 )
 def test_flags_that_contradict_the_launcher_are_refused_naming_both(
     variable: str,
-    told: str,
+    launched: str,
     changes: dict[str, Any],
     clashes: bool,
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(f"ACCELERATE_{variable}", told)
+    monkeypatch.setenv(f"ACCELERATE_{variable}", launched)
     if not clashes:
         check_launcher(config(here, **changes))
         return
     with pytest.raises(
         UsageError,
-        match=f"--{variable.lower()}: is .*, but accelerate's configuration says {told}",
+        match=f"--{variable.lower()}: is .*, but accelerate's configuration says {launched}",
     ):
         run(config(here, **changes))
 
@@ -235,7 +235,7 @@ def test_a_toy_run_needs_no_files_and_its_model_is_always_the_same(
     )  # the same model, from files
 
 
-def test_a_toy_model_lies_in_a_folder_that_is_gone_afterwards(
+def test_a_toy_model_is_in_a_folder_that_is_gone_afterwards(
     here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -250,7 +250,7 @@ def test_a_toy_model_lies_in_a_folder_that_is_gone_afterwards(
         assert ready is plain
 
 
-def test_one_process_alone_is_its_own_world() -> None:
+def test_one_process_alone_is_its_own_group() -> None:
     processes = ProcessGroup(Accelerator(cpu=True))
     processes.wait()
     assert (processes.rank, processes.size, processes.is_main) == (0, 1, True)

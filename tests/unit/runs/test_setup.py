@@ -37,7 +37,7 @@ def test_the_feature_cache_is_where_the_flags_or_diffsynth_studios_commands_have
 
 
 @pytest.mark.parametrize(
-    ("flag", "told", "precision"),
+    ("flag", "launched", "precision"),
     [
         (None, None, "no"),
         ("bf16", None, "bf16"),
@@ -47,13 +47,13 @@ def test_the_feature_cache_is_where_the_flags_or_diffsynth_studios_commands_have
 )
 def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
     flag: str | None,
-    told: str | None,
+    launched: str | None,
     precision: str,
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if told:
-        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+    if launched:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     setup = resolve(config(here, mixed_precision=flag))
     assert default_device().type == "cuda" or setup.mixed_precision == precision
     assert (

@@ -175,13 +175,13 @@ def test_a_list_of_an_earlier_run_goes_when_nothing_is_left_out(
     choice: Any, tmp_path: Path
 ) -> None:
     folder = project(tmp_path)
-    store = {"task": "sft:data_process", "output_path": folder / "store"}
+    cache = {"task": "sft:data_process", "output_path": folder / "store"}
     whole = (folder / "data/1.png").read_bytes()
     hurt(folder / "data/1.png")
-    train(folder, **SKIP, **store)
+    train(folder, **SKIP, **cache)
     assert (folder / "store" / LIST).exists()
     (folder / "data/1.png").write_bytes(whole)
-    train(folder, **SKIP | store | {"on_bad_sample": choice})
+    train(folder, **SKIP | cache | {"on_bad_sample": choice})
     assert not (folder / "store" / LIST).exists()
 
 

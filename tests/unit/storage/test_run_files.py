@@ -25,7 +25,7 @@ def test_a_record_that_is_none_lists_nothing(record: str, tmp_path: Path) -> Non
     assert RunFiles.read(tmp_path).steps == {}
 
 
-def test_the_file_written_last_is_never_pruned_whatever_its_step(
+def test_the_file_written_last_is_never_pruned_at_any_step(
     tmp_path: Path,
 ) -> None:
     record = RunFiles.read(tmp_path)

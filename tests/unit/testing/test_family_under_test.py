@@ -17,7 +17,7 @@ def test_the_toy_is_written_once_and_found_by_component(fine: FamilyUnderTest) -
     assert fine.model.stat().st_mtime_ns == before
 
 
-def test_a_place_has_the_components_asked_for_and_nothing_else(
+def test_a_project_has_the_components_asked_for_and_nothing_else(
     fine: FamilyUnderTest, tmp_path: Path
 ) -> None:
     (model,) = fine.alone(["vae"], tmp_path / "alone")

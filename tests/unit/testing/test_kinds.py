@@ -1,4 +1,4 @@
-"""Values are told by the kind that a unit declares."""
+"""Values are recognised by the kind that a unit declares."""
 
 import pytest
 import torch

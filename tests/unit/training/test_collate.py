@@ -38,7 +38,7 @@ def test_a_masks_padding_is_false_and_it_stays_a_mask() -> None:
     ]
 
 
-def test_both_sides_values_are_padded() -> None:
+def test_values_of_both_branches_are_padded() -> None:
     samples = [{"negative.emb": ramp(1, length)} for length in (1, 4)]
     assert collate(samples, {"emb": 1})["negative.emb"].shape == (2, 4)
 

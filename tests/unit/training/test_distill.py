@@ -101,7 +101,9 @@ def test_gradients_go_through_every_step() -> None:
     torch.testing.assert_close(weight.grad, known.grad)
 
 
-def test_what_is_held_is_seen_at_every_step_and_what_is_masked_costs_nothing() -> None:
+def test_constrained_latents_are_seen_at_every_step_and_what_is_masked_costs_nothing() -> (
+    None
+):
     mask = torch.zeros(2, 1, 2, 2)
     mask[..., 0] = 1
 
@@ -366,7 +368,7 @@ def test_extra_inputs_may_name_the_tasks_own(here: Path) -> None:
     assert resolve(distill(here, extra_inputs=given)).dataset.unused_columns == ()
 
 
-def test_the_stores_plan_has_what_the_loss_reads(here: Path) -> None:
+def test_the_cached_plan_has_what_the_loss_reads(here: Path) -> None:
     plan = resolve(distill(here)).plan(
         frozenset({"prompt", "input_image", "seed", "num_inference_steps"})
     )

@@ -101,7 +101,7 @@ def test_a_bf16_prediction_is_compared_in_fp32() -> None:
     )
 
 
-def test_what_is_held_is_seen_and_what_is_masked_costs_nothing() -> None:
+def test_constrained_latents_are_seen_and_what_is_masked_costs_nothing() -> None:
     _, noise = drawn()
     mask = torch.zeros(3, 1, 4, 4)
     mask[:, :, 0] = 1

@@ -36,8 +36,8 @@ def test_every_way_to_say_it_has_exit_code_6_within_a_step_and_outside(
 ) -> None:
     assert is_out_of_memory(error)
     assert explain(error).exit_code == 6
-    told = r"^dstrain: error: loading: out of memory at [\d.]+ GiB\n  wait$"
-    with pytest.raises(OutOfMemory, match=told), oom_as_error("loading", "wait"):
+    printed = r"^dstrain: error: loading: out of memory at [\d.]+ GiB\n  wait$"
+    with pytest.raises(OutOfMemory, match=printed), oom_as_error("loading", "wait"):
         raise error
 
 

@@ -152,7 +152,7 @@ def test_a_resumed_run_prunes_what_the_first_part_kept(
 
 
 @pytest.mark.parametrize("keep", [None, 1, 2])
-def test_a_damaged_state_never_takes_the_place_of_the_one_a_run_goes_on_from(
+def test_a_damaged_state_never_takes_the_place_of_the_one_a_run_resumes_from(
     keep: int | None, here: Path, tmp_path: Path
 ) -> None:
     train(here, output_path=tmp_path, max_steps=6, save_steps=2)

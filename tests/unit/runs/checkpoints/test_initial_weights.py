@@ -44,16 +44,16 @@ def saved(here: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
 
 def changed(path: Path, to: Path, drop: str = "", **header: str) -> Path:
     """A copy of a weights file with another header, sealed anew; '' drops an entry."""
-    tensors, told = read_tensors(path)
-    told = {
+    tensors, printed = read_tensors(path)
+    printed = {
         name: value
-        for name, value in {**told, **header}.items()
+        for name, value in {**printed, **header}.items()
         if value and name != CHECKSUM
     }
     tensors = {
         name: tensor for name, tensor in tensors.items() if not drop or drop not in name
     }
-    write_tensors(to, tensors, with_checksum(tensors, told))
+    write_tensors(to, tensors, with_checksum(tensors, printed))
     return to
 
 

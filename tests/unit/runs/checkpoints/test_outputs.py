@@ -95,11 +95,11 @@ def test_each_of_several_trainables_has_a_file_of_its_own(
     assert made["epoch-0.text_encoder.safetensors"].keys() == whole.keys()
     with safe_open(tmp_path / "epoch-0.dit.safetensors", "pt") as file:
         header = file.metadata()
-    told = {
+    printed = {
         name: header[name]
         for name in ("family", "variant", "component", "step", "task", "rank", "alpha")
     }
-    assert list(told.values()) == ["tiny", "base", "dit", "6", "sft", "2", "6.0"]
+    assert list(printed.values()) == ["tiny", "base", "dit", "6", "sft", "2", "6.0"]
     assert header["version.torch"] == torch.__version__
     adapter = json.loads(header["lora_adapter_metadata"])
     assert (adapter["transformer.r"], adapter["transformer.lora_alpha"]) == (2, 6.0)
@@ -124,10 +124,10 @@ def test_the_configuration_is_written_as_it_was_given(
     here: Path, tmp_path: Path
 ) -> None:
     train(here, output_path=tmp_path, max_steps=1, seed=9)
-    told = json.loads((tmp_path / "logs/config.json").read_text())
-    assert told.pop("versions")["torch"] == torch.__version__
+    printed = json.loads((tmp_path / "logs/config.json").read_text())
+    assert printed.pop("versions")["torch"] == torch.__version__
     wanted = as_flags(config(here, output_path=tmp_path, max_steps=1, seed=9))
-    assert told == {
+    assert printed == {
         name: value
         for name, value in wanted.items()
         if name not in ("overwrite", "resume", "dry_run")
@@ -137,7 +137,7 @@ def test_the_configuration_is_written_as_it_was_given(
 @pytest.mark.parametrize(
     "flags", [{"overwrite": True}, {"resume": "auto"}], ids=["overwrite", "resume"]
 )
-def test_a_written_configuration_repeats_the_run_and_neither_removes_it_nor_goes_on(
+def test_a_written_configuration_repeats_the_run_and_neither_removes_nor_resumes_it(
     flags: dict[str, Any], here: Path, tmp_path: Path
 ) -> None:
     for step, start in ((1, {}), (2, flags)):
@@ -147,14 +147,14 @@ def test_a_written_configuration_repeats_the_run_and_neither_removes_it_nor_goes
         for path in (tmp_path / "out").rglob("*")
         if path.is_file()
     }
-    told = ["--config", str(tmp_path / "out/logs/config.json")]
-    assert main([*told, "--learning_rate", "1e-3"]) == 3
+    printed = ["--config", str(tmp_path / "out/logs/config.json")]
+    assert main([*printed, "--learning_rate", "1e-3"]) == 3
     assert before == {
         path: path.read_bytes()
         for path in (tmp_path / "out").rglob("*")
         if path.is_file()
     }
-    assert main([*told, "--output_path", str(tmp_path / "again")]) == 0
+    assert main([*printed, "--output_path", str(tmp_path / "again")]) == 0
     assert log(tmp_path / "again") == log(tmp_path / "out")
 
 
@@ -168,7 +168,7 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
         num_epochs=2,
         batch_size=2,
     )
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for words in (
         "device cpu, mixed precision no, 1 process(es)",
         "trains dit: 96 parameters, ",
@@ -178,7 +178,7 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
         f"weights: {tmp_path}/epoch-1.safetensors",
         f"try them: dstrain generate --run {tmp_path} --prompt ... --output image.png",
     ):
-        assert words in told, words
+        assert words in printed, words
     train(
         here,
         output_path=tmp_path,
@@ -223,7 +223,7 @@ def test_a_folder_in_use_is_refused_naming_the_process(
 @pytest.mark.parametrize(
     "torn", ["", "7", "2,0,0.5", "7,1,0.5,0.01,0.1,10,0.1,0", "\n"]
 )
-def test_a_log_cut_off_anywhere_goes_on_without_gaps_or_doubles(
+def test_a_log_cut_off_anywhere_continues_without_gaps_or_doubles(
     torn: str, here: Path, tmp_path: Path
 ) -> None:
     flags = {"max_steps": 10, "save_steps": 4}

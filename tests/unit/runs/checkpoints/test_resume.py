@@ -52,7 +52,7 @@ def test_resume_without_a_state_is_refused_and_starts_nothing(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_that_ended_before_its_first_save_is_not_resumed_and_the_way_on_is_told(
+def test_a_run_that_ended_before_its_first_save_is_not_resumed_and_the_next_step_is_named(
     here: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(PowerCut):
@@ -176,18 +176,18 @@ def held(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_a_run_with_other_numbers_is_no_continuation_and_what_must_be_equal_is_named(
+def test_a_run_with_other_numbers_is_not_resumed_and_what_must_be_equal_is_named(
     name: str, here: Path, held: Path
 ) -> None:
     with pytest.raises(StateError) as caught:
         train(here, output_path=held, resume="auto", **{"max_steps": 4, **OTHER[name]})
     assert "--resume: the saved run had different settings" in str(caught.value)
-    told = caught.value.help_lines[0]
+    printed = caught.value.help_lines[0]
     assert all(
-        f"--{flag}: saved " in told and f"this run {value}" in told
+        f"--{flag}: saved " in printed and f"this run {value}" in printed
         for flag, value in OTHER[name].items()
     )
-    assert ("--max_steps: saved 2, this run 4" in told) == (
+    assert ("--max_steps: saved 2, this run 4" in printed) == (
         name == "lr_scheduler"
     )  # which ends at the last step
     assert name in str(caught.value)
@@ -284,7 +284,7 @@ def rewritten(data: Path, change: Callable[[Any], object]) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_data_set_whose_content_changed_is_no_continuation(
+def test_a_dataset_whose_content_changed_is_not_resumed(
     name: str, held: Path, tmp_path: Path
 ) -> None:
     words, change = CHANGES[name]

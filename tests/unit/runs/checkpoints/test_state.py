@@ -123,7 +123,7 @@ def small(step: int) -> TrainingState:
 
 @pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("step", [0, 3, 6])
-def test_a_restored_run_goes_on_bit_for_bit(
+def test_a_restored_run_resumes_bit_for_bit(
     tmp_path: Path, options: dict[str, Any], step: int
 ) -> None:
     whole = Run(**options).go(8)

@@ -45,15 +45,15 @@ def test_it_needs_only_the_header_row_of_the_metadata(
         "--dry_run",
     ]
     assert main([*words, "--output_path", "out", "--task", f"sft{stage}"]) == 0
-    told = capsys.readouterr().out
-    assert "stage 1  sft:data_process   loads text_encoder, vae, tokenizer" in told
-    assert "stage 2  sft:train   loads dit" in told
-    assert ("    0 rows in metadata.csv x 1" in told) is (stage != ":train")
-    assert "0 steps" not in told and "not ready" not in told
+    printed = capsys.readouterr().out
+    assert "stage 1  sft:data_process   loads text_encoder, vae, tokenizer" in printed
+    assert "stage 2  sft:train   loads dit" in printed
+    assert ("    0 rows in metadata.csv x 1" in printed) is (stage != ":train")
+    assert "0 steps" not in printed and "not ready" not in printed
     assert [path.name for path in bare.iterdir()] == ["metadata.csv"]
 
 
-def test_it_needs_no_data_set_at_all(
+def test_it_needs_no_dataset_at_all(
     bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--model", "tiny", "--dry_run"]) == 0
@@ -78,12 +78,12 @@ def test_it_needs_no_data_set_at_all(
 def test_the_summary_says_rows_and_steps(
     tmp_path: Path, flags: dict[str, object], said: list[str]
 ) -> None:
-    told = as_summary(resolve(config(project(tmp_path), dry_run=True, **flags)))
-    assert f"6 rows in {tmp_path}/data/metadata.json" in told
-    assert [words for words in said if words not in told] == []
+    printed = as_summary(resolve(config(project(tmp_path), dry_run=True, **flags)))
+    assert f"6 rows in {tmp_path}/data/metadata.json" in printed
+    assert [words for words in said if words not in printed] == []
 
 
-def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
+def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_reported(
     bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (bare / "out/states/step-4").mkdir(parents=True)
@@ -97,12 +97,12 @@ def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_told(
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     assert main(["--model", "tiny", "--variant", "base", "--dry_run", *words]) == 0
-    told = (
+    printed = (
         capsys.readouterr()
         .out.partition("not ready on this machine\n")[2]
         .partition("\n\n")[0]
     )
-    assert told.splitlines() == [
+    assert printed.splitlines() == [
         "    --lora_checkpoint: lora does not exist",
         "    --preset_lora_path: preset does not exist",
         "    --resume_from_checkpoint: a does not exist",

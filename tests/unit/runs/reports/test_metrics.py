@@ -78,7 +78,7 @@ def test_both_files_have_a_row_for_each_step_and_plugins_see_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("torn", ["", "4", "4,0,0.5", "4,0,0.1,0.1,0.1,0.1,0.1,0"])
-def test_a_continuation_goes_on_in_both_files_after_its_step(
+def test_a_resumed_run_continues_both_files_after_its_step(
     torn: str, tmp_path: Path
 ) -> None:
     write(tmp_path, range(1, 4))

@@ -72,9 +72,9 @@ def split(here: Path, place: Path, **changes: Any) -> Path:
 
 
 def without_previews(folder: Path) -> dict[str, Any]:
-    told = outcome(folder)
-    names = [name for name in told["names"] if not name.startswith("previews")]
-    return {**told, "names": names}
+    printed = outcome(folder)
+    names = [name for name in printed["names"] if not name.startswith("previews")]
+    return {**printed, "names": names}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_stage_1_stores_prompts_under_the_keys_of_rows_and_a_changed_prompt_refi
     assert len(list((tmp_path / "plans").iterdir())) == 1
 
 
-def test_a_prompt_the_store_lacks_is_refused_naming_the_flag_of_stage_1(
+def test_a_prompt_the_cache_lacks_is_refused_naming_the_flag_of_stage_1(
     here: Path, tmp_path: Path
 ) -> None:
     place = {"feature_cache": tmp_path / "cache", "output_path": tmp_path / "out"}
@@ -376,7 +376,7 @@ def _size(setup: Any) -> tuple[int, int]:
         OSError(28, "No space left on device"),
     ],
 )
-def test_a_preview_that_fails_is_a_warning_with_its_reason_and_training_goes_on(
+def test_a_preview_that_fails_is_a_warning_with_its_reason_and_training_continues(
     error: Exception,
     here: Path,
     tmp_path: Path,
@@ -394,11 +394,11 @@ def test_a_preview_that_fails_is_a_warning_with_its_reason_and_training_goes_on(
 
     monkeypatch.setattr(Pipeline, "finish", failing)
     train(here, output_path=tmp_path / "out", preview_steps=2, **TWO)
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     assert (
         f"dstrain: warning: no preview {tmp_path}/out/previews/step-000000-1.png: {reason}\n"
-        in told
+        in printed
     )
     assert len(made(tmp_path / "out")) == 7
     train(here, output_path=tmp_path / "plain")
@@ -407,7 +407,7 @@ def test_a_preview_that_fails_is_a_warning_with_its_reason_and_training_goes_on(
     )
 
 
-def test_a_run_that_is_asked_to_stop_leaves_its_previews_to_the_continuation(
+def test_a_run_that_is_asked_to_stop_leaves_its_previews_to_the_resumed_run(
     here: Path, tmp_path: Path
 ) -> None:
     ready = training_run(config(here, output_path=tmp_path, max_steps=1, **TWO))

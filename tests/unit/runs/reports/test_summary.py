@@ -40,7 +40,7 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         "preview_prompt": ("dog", "cat"),
     }
     train(here, output_path=tmp_path, dataset_repeat=2, preview_steps=100, **flags)
-    told = said(capsys)
+    printed = said(capsys)
     for words in (
         "device cpu, mixed precision no, 1 process(es)\n",
         "trains dit: 128 parameters, 19.4% of those used in a step\n",
@@ -50,8 +50,12 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         "learning rate 0.01, constant_with_warmup; seed 7\n",
         f"writes {tmp_path}\n",
     ):
-        assert words in told, words
-    assert told.index("samples x") < told.index("preview ") < told.index("12 steps in ")
+        assert words in printed, words
+    assert (
+        printed.index("samples x")
+        < printed.index("preview ")
+        < printed.index("12 steps in ")
+    )
 
 
 def test_stage_2_says_what_is_stored_and_where_the_run_ends(
@@ -65,9 +69,9 @@ def test_stage_2_says_what_is_stored_and_where_the_run_ends(
             output_path=tmp_path / "out",
             max_steps=1,
         )
-    told = said(capsys)
-    assert "6 samples x 1 in 2 shape(s), 6 steps per epoch; " in told
-    assert "runs to step 1, 0.1667 epochs\n" in told
+    printed = said(capsys)
+    assert "6 samples x 1 in 2 shape(s), 6 steps per epoch; " in printed
+    assert "runs to step 1, 0.1667 epochs\n" in printed
 
 
 def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
@@ -78,30 +82,30 @@ def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
 ) -> None:
     monkeypatch.setattr(summary, "LOSSES_AVERAGED", 2)
     train(here, output_path=tmp_path)
-    told = said(capsys)
+    printed = said(capsys)
     losses = [row["loss"] for row in log(tmp_path)]
     found = re.search(r"(\d+) steps in (\d+:\d\d:\d\d), ([\d.]+) samples/s, "
                       r"loss (\S+) \(mean of the last (\d+) steps\), "
-                      r"peak memory ([\d.]+) GiB\n", told)  # fmt: skip
-    assert found is not None, told
+                      r"peak memory ([\d.]+) GiB\n", printed)  # fmt: skip
+    assert found is not None, printed
     assert (found[1], found[5]) == ("6", "2")
     assert float(found[4]) == pytest.approx(sum(losses[-2:]) / 2, rel=1e-3)
     assert float(found[6]) > 0
-    assert told.index(found[0]) < told.index(
+    assert printed.index(found[0]) < printed.index(
         f"weights: {tmp_path}/epoch-0.safetensors\n"
     )
-    assert f"try them: dstrain generate --run {tmp_path} " in told
+    assert f"try them: dstrain generate --run {tmp_path} " in printed
 
 
-def test_a_run_with_nothing_left_to_do_tells_no_rate(
+def test_a_run_with_nothing_left_to_do_reports_no_rate(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(here, output_path=tmp_path, max_steps=1)
     said(capsys)
     train(here, output_path=tmp_path, max_steps=1, resume="auto")
-    told = said(capsys)
-    assert f"nothing left to do: {tmp_path} is at step 1 of 1\n" in told
-    assert "samples/s" not in told
+    printed = said(capsys)
+    assert f"nothing left to do: {tmp_path} is at step 1 of 1\n" in printed
+    assert "samples/s" not in printed
 
 
 def test_samples_a_second_are_those_of_all_steps_together() -> None:
