@@ -72,6 +72,14 @@ class Interrupted(DstrainError):
     exit_code = 75
 
 
+def first_few(names: Iterable[str]) -> str:
+    """Join the first three names for a message."""
+    names = list(names)
+    if len(names) > 3:
+        names[3:] = ["..."]
+    return ", ".join(names)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the known name that is most similar, else ''.
 

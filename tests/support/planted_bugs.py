@@ -132,7 +132,7 @@ BUGS = (
         "resume_with_a_new_optimizer",
         "P19: a run resumes bit for bit",
         f"{CORE}/runs/checkpoints/resume.py",
-        "    run.optimizer.load_state_dict(dict(state.optimizer))\n",
+        "    run.optimizer.load_state_dict(state.optimizer)\n",
         "",
         ("tests/unit/runs/test_loop.py",),
     ),

@@ -27,9 +27,9 @@ PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 def train(config: TrainConfig) -> None:
     """Train a model, or run one stage of the training (default)."""
     validate(config)
-    from dstrain.runs.runner import start
+    from dstrain.runs.runner import run
 
-    start(config)
+    run(config)
 
 
 def graph(config: TrainConfig, form: str) -> None:

@@ -345,8 +345,8 @@ def _convert_weights(
         for key, value in tensors.items()
         if key.startswith(files.prefix)
     }
-    state = from_checkpoint(files.checkpoint_format or NATIVE, inside)
+    state = from_checkpoint(files.checkpoint_format, inside)
     wanted = _key_format(source, component.name, family, program).checkpoint_format
-    converted = state if wanted is None else to_checkpoint(wanted, state)
+    converted = state if wanted is NATIVE else to_checkpoint(wanted, state)
     summary = f"{len(state)} weights of {component.name}, in {program}'s names"
     return converted, summary

@@ -5,7 +5,7 @@ file beside it, states.
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dstrain.errors import StateError
+from dstrain.errors import StateError, first_few
 
 ADAPTER_HEADER = "lora_adapter_metadata"
 """The header's entry with rank, alpha and targets, as diffusers reads them."""
@@ -126,12 +126,6 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeigh
         alpha = float(found["alpha"]) if "alpha" in found else None
         layers[name] = LoraWeights(down, up, alpha, name in named)
     return layers
-
-
-def first_few(names: Iterable[str], count: int = 3) -> str:
-    """Join the first few names for a message."""
-    names = list(names)
-    return ", ".join([*names[:count], "..."] if len(names) > count else names)
 
 
 def read_adapter_config(

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.errors import StateError, UsageError, nearest
-from dstrain.lora.keys import ADAPTER_HEADER, LoraWeights, first_few, parse_keys
+from dstrain.errors import StateError, UsageError, first_few, nearest
+from dstrain.lora.keys import ADAPTER_HEADER, LoraWeights, parse_keys
 from dstrain.lora.names import layers_of, shapes_of
 from dstrain.storage.safetensors import with_checksum, write_tensors
 
@@ -128,11 +128,16 @@ def inject(
     return counts
 
 
-def lora_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the trained LoRA weights by peft's names (`<layer>.lora_A.weight`), sharing
-    memory with the module.
+def lora_state(module: nn.Module, adapter_name: str = ADAPTER) -> dict[str, Tensor]:
+    """Return the weights of an adapter, by default the trained one, by peft's names
+    (`<layer>.lora_A.weight`), sharing memory with the module.
     """
-    return _state(module, ADAPTER)
+    from peft.utils import get_peft_model_state_dict
+
+    state: dict[str, Tensor] = get_peft_model_state_dict(
+        module, adapter_name=adapter_name, save_embedding_layers=False
+    )
+    return state
 
 
 def save_lora(
@@ -318,7 +323,7 @@ def merge_layers(module: nn.Module, layers: Mapping[str, LoraLayer]) -> None:
 
 def _weights(module: nn.Module, adapter_name: str) -> dict[str, LoraWeights]:
     """Return the matrices of an adapter by layer, sharing memory with the module."""
-    return parse_keys(Path(type(module).__name__), _state(module, adapter_name))
+    return parse_keys(Path(type(module).__name__), lora_state(module, adapter_name))
 
 
 def _lora_modules(module: nn.Module) -> list[Any]:
@@ -326,15 +331,6 @@ def _lora_modules(module: nn.Module) -> list[Any]:
     from peft.tuners.lora import LoraLayer
 
     return [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
-
-
-def _state(module: nn.Module, adapter_name: str) -> dict[str, Tensor]:
-    from peft.utils import get_peft_model_state_dict
-
-    state: dict[str, Tensor] = get_peft_model_state_dict(
-        module, adapter_name=adapter_name, save_embedding_layers=False
-    )
-    return state
 
 
 def _add(

@@ -14,6 +14,7 @@ from torch import nn
 
 from dstrain.models.components import Component, components_of
 from dstrain.models.formats import (
+    NATIVE,
     CheckpointFormat,
     LoraKeyFormat,
     Shapes,
@@ -83,7 +84,7 @@ def key_formats(component: Component, family: ModelFamily) -> dict[str, LoraKeyF
         "diffsynth": LoraKeyFormat("diffsynth", ("", f"pipe.{component.name}.")),
     }
     if component.same_keys_as(components_of(family)[family.default_trainable]):
-        original = next(iter(component.formats), None)
+        original = next(iter(component.formats), NATIVE)
         found["comfyui"] = LoraKeyFormat("comfyui", ("diffusion_model.",), original)
         found["kohya"] = LoraKeyFormat(
             "kohya", ("lora_unet_",), original, underscored=True
@@ -127,19 +128,15 @@ def key_tables(
     declared = key_formats(component, family).values()
     formats = [one.checkpoint_format for one in declared]
     tables = []
-    for one in dict.fromkeys((None, *formats, *component.formats)):
+    for one in dict.fromkeys((NATIVE, *formats, *component.formats)):
         table = key_table(one, shapes)
         tables.append(with_underscores(table) if underscored else table)
     return tables
 
 
-def key_table(checkpoint_format: CheckpointFormat | None, shapes: Shapes) -> KeyTable:
-    """Return the names of a network's layers in files of this format (None: its own
-    names).
-    """
+def key_table(checkpoint_format: CheckpointFormat, shapes: Shapes) -> KeyTable:
+    """Return the names of a network's layers in files of this format."""
     own = layers_of(shapes)
-    if checkpoint_format is None:
-        return {name: (Rows(name, 0, shape[0], 0),) for name, shape in own.items()}
     stored = checkpoint_shapes(checkpoint_format, shapes)
     found: dict[str, list[Rows]] = {}
     for name, pieces in checkpoint_format.convert(stored).items():

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from dstrain.console import get_logger
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.keys import (
     ADAPTER_HEADER,
     AdapterConfig,
     LoraWeights,
-    first_few,
     parse_keys,
     read_adapter_config,
 )
@@ -68,11 +67,11 @@ class Group:
     """The rest of the name -> the layer."""
 
 
-def check_lora_file(path: Path | None) -> None:
+def check_lora_file(path: Path) -> None:
     """Refuse a LoRA file that does not exist, before anything is loaded; raises
     StateError.
     """
-    if path is not None and not path.is_file():
+    if not path.is_file():
         raise StateError(path, "no such LoRA file")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from dstrain.graph.frozen import freeze
-from dstrain.models.formats import CheckpointFormat, LoraKeyFormat, Shapes
+from dstrain.models.formats import NATIVE, CheckpointFormat, LoraKeyFormat, Shapes
 from dstrain.registry.family import ModelFamily
 
 
@@ -27,8 +27,8 @@ class Files:
     prefix: str = ""
     """The beginning of this component's keys in the files; other keys there are other
     components'."""
-    checkpoint_format: CheckpointFormat | None = None
-    """The format of the keys; None for the network's own."""
+    checkpoint_format: CheckpointFormat = NATIVE
+    """The format of the keys."""
     preset: Path | None = None
     """A LoRA file to merge into the weights."""
 
@@ -168,8 +168,8 @@ class Component:
             inside = [
                 name.removeprefix(prefix) for name in names if name.startswith(prefix)
             ]
-            for one in (*self.formats, None):
-                patterns = one.key_patterns if one else self.key_patterns
+            for one in (*self.formats, NATIVE):
+                patterns = one.key_patterns or self.key_patterns
                 if inside and all(names_like(inside, mark) for mark in patterns):
                     return replace(files, prefix=prefix, checkpoint_format=one)
         return None
@@ -178,12 +178,12 @@ class Component:
         """Return whether no name in files of weights tells the two apart, as with
         experts that are one network twice.
         """
-        alike = (self.key_patterns, self.formats, self.prefixes) == (
-            other.key_patterns,
-            other.formats,
-            other.prefixes,
+        return (
+            self.key_patterns == other.key_patterns
+            and self.formats == other.formats
+            and self.prefixes == other.prefixes
+            and not self.is_folder
         )
-        return alike and not self.is_folder
 
 
 def components_of(family: ModelFamily) -> dict[str, Component]:

@@ -4,11 +4,12 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import Config, Shapes, fits, shapes_of
+from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
 from dstrain.models.hub import ModelSource, fetch
 from dstrain.models.hub_record import RECORD
 from dstrain.models.networks import empty_network
@@ -38,6 +39,21 @@ class ConfigQuery:
         if self.place is not None:
             folders = (self.place, *folders)
         return tuple(dict.fromkeys(folders))
+
+
+def differing_entries(recorded: Config, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the entries in which a configuration that was stored as JSON and one in use
+    differ, each with both values.
+    """
+    # JSON has no tuples.
+    used = json.loads(json.dumps(config))
+    differing = {}
+    for name in used | recorded:
+        values = (recorded.get(name), used.get(name))
+        # _name_or_path and the like say nothing of the network.
+        if values[0] != values[1] and not name.startswith("_"):
+            differing[name] = values
+    return differing
 
 
 def find_config(query: ConfigQuery) -> Config:
@@ -171,7 +187,8 @@ def _in_own_terms(
     component's.
     """
     formats = component.formats
-    if files is not None and files.checkpoint_format is not None:
+    native = files is None or files.checkpoint_format is NATIVE
+    if files is not None and not native:
         formats = (files.checkpoint_format,)
     for checkpoint_format in formats:
         if checkpoint_format.configuration is None:
@@ -179,7 +196,8 @@ def _in_own_terms(
         converted = checkpoint_format.configuration(config, shapes)
         if converted is not None and component.accepts_config(converted):
             return converted
-    native = files is None or not (files.prefix or files.checkpoint_format)
+    if files is not None and files.prefix:
+        native = False
     return config if native and component.accepts_config(config) else None
 
 

@@ -25,14 +25,9 @@ class TensorSlice(NamedTuple):
     start: int = 0
     stop: int | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """Return whether it is the whole tensor."""
-        return self.start == 0 and self.stop is None
-
     def of(self, tensor: Tensor) -> Tensor:
         """Return a view of these rows; a tensor without axes is always whole."""
-        return tensor if self.is_whole else tensor[self.start : self.stop]
+        return tensor[self.start : self.stop] if tensor.ndim else tensor
 
 
 class KeyMap(NamedTuple):
@@ -60,9 +55,9 @@ class KeyMap(NamedTuple):
         if self.parts == 1:
             return TensorSlice(name)
         rows = shape[0]
-        return TensorSlice(
-            name, self.start * rows // self.parts, self.stop * rows // self.parts
-        )
+        start = self.start * rows // self.parts
+        stop = self.stop * rows // self.parts
+        return TensorSlice(name, start, stop)
 
 
 def same_config(config: Config, shapes: Shapes) -> Config:
@@ -98,25 +93,26 @@ class CheckpointFormat:
             shapes: Keys in the file, without prefix, and their shapes.
         """
         patterns = [_pattern(row.theirs) for row in self.rows]
-        found: dict[str, list[tuple[int, TensorSlice]]] = {}
+        found: dict[str, dict[int, TensorSlice]] = {}
         for name, shape in shapes.items():
             hits = {}
-            for place, pattern in enumerate(patterns):
+            longest = 0
+            for line, pattern in enumerate(patterns):
                 hit = pattern.fullmatch(name)
                 if hit is not None:
-                    hits[place] = hit
+                    hits[line] = hit
+                    longest = max(longest, len(self.rows[line].theirs))
             if not hits and not self.ignores(name):
-                found[name] = [(0, TensorSlice(name))]
-            # A line for a module and one for a module inside it may both fit.
-            longest = max((len(self.rows[place].theirs) for place in hits), default=0)
-            for place, hit in hits.items():
-                row = self.rows[place]
+                found[name] = {0: TensorSlice(name)}
+            for line, hit in hits.items():
+                row = self.rows[line]
+                # A line for a module and one for a module inside it may both fit.
                 if len(row.theirs) == longest:
-                    parts = found.setdefault(_filled(row.ours, hit), [])
-                    parts.append((place, row.slice_of(name, shape)))
+                    parts = found.setdefault(_filled(row.ours, hit), {})
+                    parts[line] = row.slice_of(name, shape)
         # Parts are joined in the order of the table, not of the file.
         return {
-            ours: tuple(part for _, part in sorted(parts))
+            ours: tuple(parts[line] for line in sorted(parts))
             for ours, parts in found.items()
         }
 
@@ -133,6 +129,10 @@ class CheckpointFormat:
         return any(fnmatchcase(name, pattern) for pattern in self.ignored)
 
 
+NATIVE = CheckpointFormat()
+"""The format of files that have a network's own keys."""
+
+
 @dataclass(frozen=True)
 class LoraKeyFormat:
     """The keys of a component's layers in the LoRA files of one program."""
@@ -142,8 +142,8 @@ class LoraKeyFormat:
     prefixes: tuple[str, ...] = ()
     """What keys may begin with, '' for nothing; the first is written. Without any,
     those of the program's default."""
-    checkpoint_format: CheckpointFormat | None = None
-    """The format whose keys follow; None for the network's own."""
+    checkpoint_format: CheckpointFormat = NATIVE
+    """The format whose keys follow."""
     underscored: bool = False
     """Whether '_' stands for '.' in them."""
 
@@ -163,20 +163,18 @@ def read_key_maps(
     known: dict[Any, Any] = {None: None, "same": same_config, **(configurations or {})}
     components: dict[str, dict[str, Any]] = as_tuples(json.loads(path.read_bytes()))
     for content in components.values():
-        formats: dict[str | None, CheckpointFormat | None] = {None: None}
-        for name, one in content.get("formats", {}).items():
-            rows = tuple(KeyMap(*row) for row in one.pop("rows", ()))
-            configuration = known[one.pop("configuration", None)]
-            formats[name] = CheckpointFormat(
-                rows=rows, configuration=configuration, **one
-            )
-        content["formats"] = tuple(
-            one for one in formats.values() if one and one.key_patterns
-        )
-        content["lora"] = tuple(
-            LoraKeyFormat(checkpoint_format=formats[one.pop("format", None)], **one)
-            for one in content.get("lora", ())
-        )
+        formats = {None: NATIVE}
+        for name, fields in content.get("formats", {}).items():
+            fields["rows"] = tuple(KeyMap(*row) for row in fields.get("rows", ()))
+            fields["configuration"] = known[fields.get("configuration")]
+            formats[name] = CheckpointFormat(**fields)
+        # One without patterns is a format of LoRA files alone.
+        content["formats"] = tuple(one for one in formats.values() if one.key_patterns)
+        lora = []
+        for fields in content.get("lora", ()):
+            checkpoint_format = formats[fields.pop("format", None)]
+            lora.append(LoraKeyFormat(checkpoint_format=checkpoint_format, **fields))
+        content["lora"] = tuple(lora)
     return components
 
 
@@ -184,21 +182,31 @@ def as_tuples(value: Any) -> Any:
     """Return the content of a JSON file with tuples, which can be hashed, for lists."""
     if isinstance(value, dict):
         return {name: as_tuples(item) for name, item in value.items()}
-    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(as_tuples, value))
+    return value
 
 
 def _pattern(template: str) -> re.Pattern[str]:
+    """Return the expression of a template, with a group for each number and `rest` for
+    what follows.
+    """
     if not template:
         return re.compile(r"(?P<rest>.+)")
-    return re.compile(re.escape(template).replace(r"\*", r"(\d+)") + r"(?P<rest>|\..+)")
+    name = re.escape(template).replace(r"\*", r"(\d+)")
+    return re.compile(name + r"(?P<rest>|\..+)")
 
 
 def _filled(template: str, hit: re.Match[str]) -> str:
     """Return the template with the numbers of the hit, and what follows it there."""
-    numbers = iter(hit.groups()[:-1])
-    name = re.sub(r"\*", lambda _: next(numbers), template)
-    rest = hit["rest"].removeprefix(".")
-    return f"{name}.{rest}" if name and rest else name or rest
+    *numbers, rest = hit.groups()
+    name = template
+    for number in numbers:
+        name = name.replace("*", number, 1)
+    rest = rest.removeprefix(".")
+    if not name or not rest:
+        return name or rest
+    return f"{name}.{rest}"
 
 
 def checkpoint_shapes(
@@ -225,17 +233,16 @@ def to_checkpoint(
     shapes = checkpoint_shapes(checkpoint_format, shapes_of(state))
     file: dict[str, Tensor] = {}
     for ours, parts in checkpoint_format.convert(shapes).items():
-        value = state[ours]
-        start = 0
+        remaining = state[ours]
         for part in parts:
             if part.name not in file:
-                file[part.name] = torch.zeros(shapes[part.name], dtype=value.dtype)
+                file[part.name] = torch.zeros(shapes[part.name], dtype=remaining.dtype)
             target = part.of(file[part.name])
             if len(parts) == 1:
-                target.copy_(value)
+                target.copy_(remaining)
             else:
-                target.copy_(value[start : start + len(target)])
-                start += len(target)
+                target.copy_(remaining[: len(target)])
+                remaining = remaining[len(target) :]
     return file
 
 
@@ -264,7 +271,3 @@ def fits(have: Shape, want: Shape) -> bool:
 def join(parts: list[Tensor]) -> Tensor:
     """Join the parts of a weight along the first axis; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-NATIVE = CheckpointFormat(key_patterns=())
-"""The format of files that have a network's own keys."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dstrain.errors import StateError
+from dstrain.errors import StateError, first_few
 from dstrain.models.components import Files
 from dstrain.models.formats import (
     NATIVE,
@@ -25,9 +25,6 @@ from dstrain.models.formats import (
     shapes_of,
 )
 from dstrain.models.weights import Weights
-
-EXAMPLES = 3
-"""How many names an error lists of each kind."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +205,7 @@ def _check_fit(
     """Raise StateError with examples, in the files' keys, of what is missing,
     unexpected or of a different shape.
     """
-    checkpoint_format = files.checkpoint_format or NATIVE
+    checkpoint_format = files.checkpoint_format
     have = weights.shapes
     exact = checkpoint_format is NATIVE
     used: set[str] = set()
@@ -239,9 +236,7 @@ def _check_fit(
     lines = []
     for kind, names in problems.items():
         if names:
-            more = ", ..." if len(names) > EXAMPLES else ""
-            examples = ", ".join(names[:EXAMPLES])
-            lines.append(f"{len(names)} {kind}: {examples}{more}")
+            lines.append(f"{len(names)} {kind}: {first_few(names)}")
     if lines:
         what = f"these files do not fit {network}, which has {len(wanted)} weights"
         raise StateError(files.folder, what, *lines)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import NATIVE, Shape, Shapes, TensorSlice, join, shapes_of
+from dstrain.models.formats import Shape, Shapes, TensorSlice, join, shapes_of
 
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 
@@ -76,7 +76,7 @@ class Weights:
             if name.startswith(files.prefix)
         }
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        return cls(tensors, (files.checkpoint_format or NATIVE).convert(shapes))
+        return cls(tensors, files.checkpoint_format.convert(shapes))
 
     @property
     def shapes(self) -> dict[str, Shape]:

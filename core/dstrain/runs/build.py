@@ -48,7 +48,7 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     sample_ids = [(row["row"], row["chunk"]) for row in rows]
     input_sets = [frozenset(names) for names in info.inputs]
     source = CachedSamples(cache, rows, input_sets, sample_ids)
-    all_groups, all_ids = with_excluded_rows(groups, sample_ids, info.rows)
+    all_groups, all_ids = with_excluded_rows(groups, sample_ids, info.dataset["rows"])
     return TrainingData(source, all_groups, all_ids, input_sets, info)
 
 
@@ -105,7 +105,9 @@ def _load_module(
     """Load the pipeline, and put what is trained into training mode."""
     config = setup.config
     found, loras = initial_weights(setup, found)
-    check_lora_file(config.lora_checkpoint)
+    if config.lora_checkpoint is not None:
+        check_lora_file(config.lora_checkpoint)
+        loras.insert(0, config.lora_checkpoint)
     pipeline = Pipeline.from_found(
         setup.family,
         setup.spec,
@@ -116,8 +118,6 @@ def _load_module(
     )
     module = module_class(pipeline, setup.task, setup.timestep_sampler, setup.stage)
     module.switch_to_training_mode(setup.trainables, config.seed)
-    if config.lora_checkpoint is not None:
-        loras.insert(0, config.lora_checkpoint)
     for path in loras:
         start_from_lora(pipeline, module.trained.lora, path)
     for plan in plans:

@@ -2,7 +2,6 @@
 stage 2 trains on.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from dstrain.config.fields import split_commas
 from dstrain.config.schema import TrainConfig, options_affecting
 from dstrain.data.dataset import find_metadata
 from dstrain.errors import StateError, UsageError
+from dstrain.models.configs import differing_entries
 from dstrain.models.locate import Found
 from dstrain.runs.setup import Setup
 from dstrain.storage.hashing import sha256
@@ -28,10 +28,9 @@ StoredPlan = tuple[Path, dict[str, Any]]
 class CacheInfo:
     """The record that a plan of the feature cache keeps of the run that filled it."""
 
-    metadata_path: str
-    metadata_sha256: str
-    rows: int
-    """Rows of the metadata, those that were left out included."""
+    dataset: Mapping[str, Any]
+    """`path` and `sha256` of the metadata, and its number of `rows`, those that were
+    left out included."""
     columns: Sequence[str]
     inputs: Sequence[Sequence[str]]
     """The sets of inputs that samples have."""
@@ -46,19 +45,13 @@ class CacheInfo:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CacheInfo":
         """Read what `to_json` returned."""
-        others = dict(record)
-        dataset = others.pop("data set")
-        return cls(dataset["path"], dataset["sha256"], dataset["rows"], **others)
+        fields = dict(record)
+        return cls(fields.pop("data set"), **fields)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as it is stored; its words are part of the format."""
         record = asdict(self)
-        dataset = {
-            "path": record.pop("metadata_path"),
-            "sha256": record.pop("metadata_sha256"),
-            "rows": record.pop("rows"),
-        }
-        return {"data set": dataset, **record}
+        return {"data set": record.pop("dataset"), **record}
 
 
 def plan_identity(setup: Setup) -> dict[str, Any]:
@@ -71,7 +64,8 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
     # Several ways to write the same are one value.
     if config.height:
         flags["--max_pixels"] = None
-    flags["--data_file_keys"] = ",".join(split_commas(config.data_file_keys)) or None
+    data_file_keys = split_commas(config.data_file_keys)
+    flags["--data_file_keys"] = ",".join(data_file_keys) or None
     extra_inputs = sorted(split_commas(config.extra_inputs))
     flags["--extra_inputs"] = ",".join(extra_inputs) or None
     if not spec.reads_videos:
@@ -111,11 +105,11 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[Sequence[Row], CacheIn
         )
     path, plan = _choose(setup, cache, fitting)
     rows = cache.plan_rows(path)
-    lacking = [
-        row["row"]
-        for row in rows
-        if any("at" in v and v["at"] not in cache for v in row["values"].values())
-    ]
+    lacking = []
+    for row in rows:
+        addresses = [value["at"] for value in row["values"].values() if "at" in value]
+        if not all(address in cache for address in addresses):
+            lacking.append(row["row"])
     if lacking:
         # Shards may have been deleted, or not copied.
         what = f"lacks values of {len(lacking)} of {len(rows)} rows; the first is row {lacking[0]}"
@@ -130,14 +124,7 @@ def check_configs(info: CacheInfo, found: Found) -> None:
     for name, config in found.configs.items():
         if name not in info.configs:
             continue
-        # What stage 1 used was written as JSON, which has no tuples.
-        recorded, config = info.configs[name], json.loads(json.dumps(dict(config)))
-        differing = [
-            key
-            for key in sorted({*recorded, *config})
-            # _name_or_path and the like say nothing of the network.
-            if not key.startswith("_") and recorded.get(key) != config.get(key)
-        ]
+        differing = sorted(differing_entries(info.configs[name], config))
         if differing:
             what = f"has another configuration than when the feature cache was filled: {', '.join(differing)}"
             raise StateError(name, what)

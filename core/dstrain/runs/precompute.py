@@ -222,10 +222,13 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     count = len(setup.dataset.rows)
     samples = keyed.samples[:count]
     input_sets = list(dict.fromkeys(sample.plan.inputs for sample in samples))
+    dataset = {
+        "path": str(table.path.resolve()),
+        "sha256": sha256(table.path),
+        "rows": len(table.rows),
+    }
     info = CacheInfo(
-        metadata_path=str(table.path.resolve()),
-        metadata_sha256=sha256(table.path),
-        rows=len(table.rows),
+        dataset=dataset,
         columns=table.columns,
         inputs=[sorted(inputs) for inputs in input_sets],
         components=keyed.components,

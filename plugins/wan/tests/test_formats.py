@@ -14,7 +14,7 @@ from diffusers.loaders import single_file_utils
 from dstrain.errors import StateError
 from dstrain.models.components import Files
 from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.models.formats import to_checkpoint
+from dstrain.models.formats import NATIVE, to_checkpoint
 from dstrain.models.hub import ModelSource
 from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
@@ -127,7 +127,7 @@ def test_original_files_load_as_the_network_they_were_made_from(
     files = recognised(
         saved(tmp_path / f"model.{suffix}", original(name, network)), name
     )
-    assert files.checkpoint_format is not None
+    assert files.checkpoint_format is not NATIVE
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
 
@@ -137,7 +137,7 @@ def test_files_in_the_networks_own_names_load_too(case: str, tmp_path: Path) -> 
     files = recognised(
         saved(tmp_path / "model.safetensors", network.state_dict()), name
     )
-    assert files.checkpoint_format is None
+    assert files.checkpoint_format is NATIVE
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
 

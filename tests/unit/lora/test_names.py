@@ -18,7 +18,7 @@ from dstrain.lora.names import (
     unused_layers,
     with_underscores,
 )
-from dstrain.models.formats import LoraKeyFormat
+from dstrain.models.formats import NATIVE, LoraKeyFormat
 
 from tests.support.lora_family import COMPONENTS, MODEL, ORIGINAL, SHAPES, network
 
@@ -67,7 +67,7 @@ def test_the_longest_beginning_comes_first_and_names_every_component_it_stands_f
 
 
 def test_a_table_tells_which_rows_of_a_files_layer_are_whose() -> None:
-    own = key_table(None, SHAPES)
+    own = key_table(NATIVE, SHAPES)
     assert own["blocks.0.attn.to_q"] == (Rows("blocks.0.attn.to_q", 0, 6, 0),)
     table = key_table(ORIGINAL, SHAPES)
     assert table["double.1.qkv"] == (
@@ -85,7 +85,7 @@ def test_a_table_tells_which_rows_of_a_files_layer_are_whose() -> None:
 
 
 def test_every_format_has_a_table() -> None:
-    known = (None, DIT.lora[0].checkpoint_format, ORIGINAL)
+    known = (NATIVE, DIT.lora[0].checkpoint_format, ORIGINAL)
     tables = key_tables(DIT, MODEL, SHAPES, underscored=False)
     assert sorted(tables, key=list) == sorted(
         (key_table(one, SHAPES) for one in known), key=list
@@ -100,7 +100,7 @@ def test_a_declared_program_without_prefixes_has_its_default_ones() -> None:
 
 def test_names_whose_underscored_forms_are_equal_are_left_out() -> None:
     table = key_table(
-        None, {"a.b_c.weight": (1, 1), "a_b.c.weight": (1, 1), "a.d.weight": (1, 1)}
+        NATIVE, {"a.b_c.weight": (1, 1), "a_b.c.weight": (1, 1), "a.d.weight": (1, 1)}
     )
     assert with_underscores(table) == {"a_d": (Rows("a.d", 0, 1, 0),)}
     tables = key_tables(DIT, MODEL, SHAPES, underscored=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import CheckpointFormat, KeyMap
+from dstrain.models.formats import NATIVE, CheckpointFormat, KeyMap
 from dstrain.models.networks import DiffusersNetwork
 
 OLD = CheckpointFormat(("old.*",), (KeyMap("new", "old"),))
@@ -20,16 +20,16 @@ def component(name: str = "dit", *key_patterns: str, **fields: Any) -> Component
 @pytest.mark.parametrize(
     ("names", "wanted"),
     [
-        (["new.weight", "more"], ("", None)),
+        (["new.weight", "more"], ("", NATIVE)),
         (["old.weight"], ("", OLD)),
-        (["net.new.weight", "vae.x"], ("net.", None)),
+        (["net.new.weight", "vae.x"], ("net.", NATIVE)),
         (["net.old.weight"], ("net.", OLD)),
         (["x.new.weight"], None),
         ([], None),
     ],
 )
 def test_keys_tell_the_prefix_and_the_format(
-    names: list[str], wanted: tuple[str, CheckpointFormat | None] | None
+    names: list[str], wanted: tuple[str, CheckpointFormat] | None
 ) -> None:
     dit = component("dit", "new.*", formats=(OLD,), prefixes=("net.",))
     part = dit.part_of(Files(()), names)

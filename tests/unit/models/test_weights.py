@@ -16,6 +16,7 @@ import torch
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import (
+    NATIVE,
     CheckpointFormat,
     KeyMap,
 )
@@ -256,7 +257,7 @@ TOKENS = component("tokenizer")
 
 def found(
     files: Files, *components: Component
-) -> list[tuple[list[str], str, CheckpointFormat | None]]:
+) -> list[tuple[list[str], str, CheckpointFormat]]:
     return [
         ([c.name for c in fitting], part.prefix, part.checkpoint_format)
         for fitting, part in recognise(files, components)
@@ -269,14 +270,14 @@ def test_a_component_is_known_by_its_names_behind_any_of_its_prefixes(
 ) -> None:
     own = written(tmp_path / "own.safetensors", f"{prefix}proj.weight", f"{prefix}more")
     other = written(tmp_path / "other.pth", f"{prefix}blocks.0.0.qkv.weight")
-    assert found(own, DIT, VAE, TOKENS) == [(["dit"], prefix, None)]
+    assert found(own, DIT, VAE, TOKENS) == [(["dit"], prefix, NATIVE)]
     assert found(other, DIT, VAE, TOKENS) == [(["dit"], prefix, LAYOUT)]
 
 
 def test_a_prefix_is_found_even_where_marks_would_match_with_it(tmp_path: Path) -> None:
     files = written(tmp_path / "x.safetensors", "vae.encoder.gain", "vae.x")
     assert found(files, component("any", "*gain", prefixes=("vae.", "other."))) == [
-        (["any"], "vae.", None)
+        (["any"], "vae.", NATIVE)
     ]
 
 
@@ -289,7 +290,7 @@ def test_one_file_may_hold_several_components(tmp_path: Path) -> None:
     files = written(tmp_path / "all.safetensors", *names)
     assert found(files, DIT, VAE) == [
         (["dit"], "model.diffusion_model.", LAYOUT),
-        (["vae"], "vae.", None),
+        (["vae"], "vae.", NATIVE),
     ]
     files = written(tmp_path / "more.safetensors", *names, "surplus.weight")
     with pytest.raises(
@@ -301,7 +302,7 @@ def test_one_file_may_hold_several_components(tmp_path: Path) -> None:
 def test_twins_are_found_together(tmp_path: Path) -> None:
     twin = component("dit2", "proj.weight", formats=DIT.formats, prefixes=DIT.prefixes)
     files = written(tmp_path / "x.safetensors", "proj.weight")
-    assert found(files, DIT, VAE, twin) == [(["dit", "dit2"], "", None)]
+    assert found(files, DIT, VAE, twin) == [(["dit", "dit2"], "", NATIVE)]
     with pytest.raises(
         StateError,
         match=r"matches dit, dit3 equally well; its first names: proj.weight",

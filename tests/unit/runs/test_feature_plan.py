@@ -293,7 +293,7 @@ def found(**content: Any) -> Found:
 
 def test_a_denoiser_of_another_configuration_is_refused_naming_what_differs() -> None:
     configs = {"dit": {"depth": 3, "axes": [1, 2], "_name_or_path": "a"}}
-    about = CacheInfo("", "", 0, (), (), {}, configs, {})
+    about = CacheInfo({}, (), (), {}, configs, {})
     check_configs(
         about, found(depth=3, axes=(1, 2), _name_or_path="b")
     )  # a tuple is a list in JSON
@@ -319,7 +319,7 @@ def test_what_is_recorded_comes_back_and_keeps_the_words_of_the_format(
     ]
     info = CacheInfo.from_json(about)
     assert info.to_json() == about
-    assert info.rows == len(place.rows)
+    assert info.dataset["rows"] == len(place.rows)
     assert CacheInfo.from_json(
         {name: value for name, value in about.items() if name != "previews"}
     ) == replace(info, previews=())

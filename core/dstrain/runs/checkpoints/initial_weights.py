@@ -10,6 +10,7 @@ from dstrain.config.fields import split_commas
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.keys import KEY
 from dstrain.models.components import Files
+from dstrain.models.configs import differing_entries
 from dstrain.models.locate import Found
 from dstrain.models.weights import find_weights
 from dstrain.runs.setup import Setup
@@ -26,27 +27,28 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
     something else than what is trained, or of another configuration; names and shapes
     are checked when they are loaded.
     """
-    full: dict[str, Path] = {}
-    lora: dict[str, Path] = {}
+    files = dict(found.files)
+    loras: list[Path] = []
+    components: set[str] = set()
     for name in split_commas(str(setup.config.resume_from_checkpoint or "")):
         path = Path(name)
         header = _read_header(path, setup)
-        component, kind = (
-            header.get("component", "no component"),
-            lora if _is_lora(path) else full,
-        )
-        if component in full | lora:
+        component = header.get("component", "no component")
+        if component in components:
             raise UsageError(FLAG, f"names two files for {component}; one is {path}")
-        _check_trained(path, component, kind is lora, setup)
-        if kind is full:
+        components.add(component)
+        is_lora = _is_lora(path)
+        _check_trained(path, component, is_lora, setup)
+        if not is_lora:
             _check_preset(path, component, setup)
             _check_configuration(path, header, found.configs.get(component, {}))
-        elif setup.config.lora_checkpoint is not None:
+            files[component] = Files((path,))
+        elif setup.config.lora_checkpoint is None:
+            loras.append(path)
+        else:
             what = f"fills the same LoRA layers as {FLAG} {path}; give one of them"
             raise UsageError("--lora_checkpoint", what)
-        kind[component] = path
-    files = {name: Files((path,)) for name, path in full.items()}
-    return replace(found, files={**found.files, **files}), list(lora.values())
+    return replace(found, files=files), loras
 
 
 def _read_header(path: Path, setup: Setup) -> dict[str, str]:
@@ -114,12 +116,10 @@ def _check_configuration(
     header: Mapping[str, str],
     config: Mapping[str, Any],
 ) -> None:
-    there = json.loads(header.get("config", "{}"))
-    here = json.loads(json.dumps(dict(config)))
+    recorded = json.loads(header.get("config", "{}"))
     differing = [
-        f"{name}: file {there.get(name)}, this run {here.get(name)}"
-        for name in here | there
-        if there.get(name) != here.get(name) and not name.startswith("_")
+        f"{name}: file {saved}, this run {used}"
+        for name, (saved, used) in differing_entries(recorded, config).items()
     ]
     if differing:
         raise StateError(path, "has a different configuration", "; ".join(differing))

@@ -231,7 +231,7 @@ class RunDirectory:
         path: Path,
         component: str,
     ) -> None:
-        setup, found = self.setup, run.found
+        setup = self.setup
         network = run.module.pipeline.components[component]
         header: dict[str, Any] = {
             "family": setup.spec.family,
@@ -246,19 +246,19 @@ class RunDirectory:
         if experts is not None and component in experts.ranges:
             low, high = experts.ranges[component]
             header["timesteps"] = f"{low:g} to {high:g}"
-        model_config = found.configs[component]
-        lora_config, family = run.module.trained.lora.get(component), setup.family
+        model_config = run.found.configs[component]
+        lora_config = run.module.trained.lora.get(component)
+        family = setup.family
         if lora_config is None:
-            save_full(path, network, dict(model_config), header)
+            save_full(path, network, model_config, header)
             return
-        recipe = {
-            n: getattr(setup.config, n) for n in options_affecting("recipe", "training")
-        }
+        options = options_affecting("recipe", "training")
+        recipe = {name: getattr(setup.config, name) for name in options}
         recipe["steps"] = run.step
         if setup.preset is not None:
             recipe["preset_lora"] = setup.preset.digest
-        header["base"] = base_weights(found.files[component])
-        header |= {"config": dict(model_config), "recipe": recipe}
+        header["base"] = base_weights(run.found.files[component])
+        header |= {"config": model_config, "recipe": recipe}
         if setup.saving is not None and component == family.default_trainable:
             program = setup.saving.saves
             save_lora_for(program, path, network, lora_config, family, header)

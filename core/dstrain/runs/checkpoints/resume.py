@@ -28,8 +28,9 @@ def data_fingerprint(run: "TrainingRun") -> dict[str, str]:
     files, and compares values of its cache by their keys.
     """
     if run.cache_info is not None:
-        return {"metadata": run.cache_info.metadata_sha256}
-    dataset, sizes = run.setup.dataset, []
+        return {"metadata": run.cache_info.dataset["sha256"]}
+    dataset = run.setup.dataset
+    sizes = []
     for row in dataset.rows:
         used = sorted(run.setup.plan(frozenset(row)).used_inputs)
         files = [file for name in used for file in row[name].files]
@@ -132,10 +133,9 @@ def load_training_state(
         if state.content.get(name, content[name]) != content[name]
     ]
     if changed:
-        what = f"the dataset has changed since the saved run read it: its {' and its '.join(changed)}"
         raise StateError(
             "--resume",
-            what,
+            f"the dataset has changed since the saved run read it: its {' and its '.join(changed)}",
             "restore it",
             "or start a new run from the saved weights: --resume_from_checkpoint FILE",
         )
@@ -152,8 +152,8 @@ def load_training_state(
         raise StateError("--resume", what, "; ".join(differing[:3]))
     for name, parameter in parameters.items():
         parameter.copy_(state.trainable[name])
-    run.optimizer.load_state_dict(dict(state.optimizer))
-    run.lr_scheduler.load_state_dict(dict(state.scheduler))
+    run.optimizer.load_state_dict(state.optimizer)
+    run.lr_scheduler.load_state_dict(state.scheduler)
     run.step = state.step
 
 
@@ -172,8 +172,8 @@ def _differing(run: "TrainingRun") -> list[str]:
     compared = options_affecting("training", "resolved")
     if config["lr_scheduler"] in ENDING_AT_LAST_STEP:
         compared += options_affecting("length")
-    names = (name for name in compared if name in saved and saved[name] != config[name])
-    words = [
-        f"--{name}: saved {saved[name]}, this run {config[name]}" for name in names
-    ]
+    words = []
+    for name in compared:
+        if name in saved and saved[name] != config[name]:
+            words.append(f"--{name}: saved {saved[name]}, this run {config[name]}")
     return ["; ".join(words)] if words else []

@@ -49,8 +49,8 @@ class TrainingState:
 
     step: int
     trainable: Mapping[str, Tensor]
-    optimizer: Mapping[str, Any]
-    scheduler: Mapping[str, Any]
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
     config_digest: str
     versions: Mapping[str, str]
     content: Mapping[str, str] = field(default_factory=dict)
@@ -80,8 +80,8 @@ def save_state(folder: Path, state: TrainingState) -> None:
     rest = {
         "step": state.step,
         "config_digest": state.config_digest,
-        "versions": dict(state.versions),
-        "content": dict(state.content),
+        "versions": state.versions,
+        "content": state.content,
         "scheduler": _pack(state.scheduler, optimizer, "scheduler"),
         "optimizer": _pack(state.optimizer, optimizer, "optimizer"),
     }
@@ -157,27 +157,19 @@ def prune_states(
     keep: int,
     step: int,
 ) -> None:
-    """Remove what is older than the newest `keep` states up to this step.
+    """Remove what is older than the newest `keep` states up to this step, but no other
+    files in their folders.
 
     A state beyond the step is one that could not be loaded.
     """
     done = [folder for folder in states(output) if _step(folder) <= step]
     for folder in done[keep:]:
-        remove_state(folder)
-
-
-def remove_state(folder: Path) -> None:
-    """Remove a state's files, and its folder unless other files are in it.
-
-    Without other files the folder loses its name first, so that no half of a state is
-    ever seen.
-    """
-    own = (RECORD, *FILES)
-    if {path.name for path in folder.iterdir()} <= set(own):
-        remove_folder(folder)
-        return
-    for name in own:
-        (folder / name).unlink(missing_ok=True)
+        if {path.name for path in folder.iterdir()} <= {RECORD, *FILES}:
+            # The folder loses its name first, so that no half of a state is ever seen.
+            remove_folder(folder)
+            continue
+        for name in (RECORD, *FILES):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _pack(
@@ -193,22 +185,25 @@ def _pack(
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
+    kind = type(value).__name__
     # JSON would turn keys that are numbers into texts, so pairs are kept.
     if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
-        pairs = [
-            [key, _pack(item, tensors, f"{name}/{key}")] for key, item in value.items()
-        ]
+        pairs = []
+        for key, item in value.items():
+            pairs.append([key, _pack(item, tensors, f"{name}/{key}")])
         return {"dict": pairs}
-    if type(value) in (list, tuple):
-        items = [_pack(item, tensors, f"{name}/{i}") for i, item in enumerate(value)]
-        return {type(value).__name__: items}
-    kind = type(value).__name__
+    if kind in ("list", "tuple"):
+        items = []
+        for index, item in enumerate(value):
+            items.append(_pack(item, tensors, f"{name}/{index}"))
+        return {kind: items}
     raise StateError(name, f"a value of type {kind} cannot be stored in a state")
 
 
 def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
     if not isinstance(form, dict):
         return form
+    # One entry: the kind of the value, and its content.
     ((kind, content),) = form.items()
     if kind == "tensor":
         return tensors[content]
@@ -230,7 +225,6 @@ def _published(module: nn.Module) -> dict[str, Tensor]:
         return state
     from transformers.core_model_loading import revert_weight_conversion
 
-    published: dict[str, Tensor] = revert_weight_conversion(
-        module, {name: value for name, value in state.items() if name not in tied}
-    )
+    untied = {name: value for name, value in state.items() if name not in tied}
+    published: dict[str, Tensor] = revert_weight_conversion(module, untied)
     return published
