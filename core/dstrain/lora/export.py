@@ -28,6 +28,7 @@ from dstrain.lora.layers import (
 from dstrain.lora.names import Rows, key_formats, key_table, shapes_of
 from dstrain.lora.reader import Alpha, Lora, read_lora
 from dstrain.models.components import Component, Files, components_of
+from dstrain.models.configs import recorded_config
 from dstrain.models.formats import (
     NATIVE,
     LoraKeyFormat,
@@ -35,7 +36,7 @@ from dstrain.models.formats import (
     from_checkpoint,
     to_checkpoint,
 )
-from dstrain.models.networks import empty_network
+from dstrain.models.networks import empty_component
 from dstrain.models.weights import recognise
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
@@ -255,7 +256,7 @@ def _read(
     if there is one, replaces that of its component.
     """
     components = _distinct(family, header.get("component", ""))
-    own = _configuration(header)
+    own = recorded_config(header)
     names = dict.fromkeys(name for one in components for name in one.published)
     what = f"no configuration of {family.name} is known, in its header or published"
     first_error = StateError(source, what)
@@ -263,7 +264,7 @@ def _read(
         networks = LazyShapes()
         for component in components:
             config = component.published.get(name)
-            if own is not None and component.name == header["component"]:
+            if own is not None and component.name == header.get("component"):
                 config = own
             if config is not None:
                 shapes = cache(partial(_shapes, component, config))
@@ -290,21 +291,13 @@ def _distinct(family: ModelFamily, named: str) -> list[Component]:
     return chosen
 
 
-def _configuration(header: Mapping[str, str]) -> Mapping[str, Any] | None:
-    try:
-        config = json.loads(header["config"])
-    except (KeyError, ValueError):
-        return None
-    return config if isinstance(config, dict) and "component" in header else None
-
-
 def _shapes(component: Component, config: Mapping[str, Any]) -> Shapes:
-    if component.builder is None:
+    network = empty_component(component, config)
+    if network is None:
         what = f"the shapes of {component.name} are unknown: a plain function loads it"
         advice = "give its network a method build(configuration)"
         raise UsageError(f"component {component.name}", what, advice)
-    build = partial(component.builder, component.configure(config))
-    return shapes_of(empty_network(build))
+    return shapes_of(network)
 
 
 def _key_format(

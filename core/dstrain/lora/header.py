@@ -10,7 +10,8 @@ from pathlib import Path
 from dstrain.lora.reader import Lora
 from dstrain.models.components import Files
 
-BLOCKS, BLOCK_BYTES = 64, 4096
+BLOCKS = 64
+BLOCK_BYTES = 4096
 
 
 def base_weights(files: Files) -> dict[str, str]:
@@ -60,7 +61,8 @@ def training_differences(
         yield f"was trained for variant {recorded}, not {variant}"
     try:
         base = json.loads(lora.header.get("base", "{}"))
-        digest, name = base.get("digest"), base.get("model_id", "other files")
+        digest = base.get("digest")
+        name = base.get("model_id", "other files")
     except (ValueError, AttributeError, RecursionError):
         return
     if digest and files is not None and digest != sample_digest(files.paths):

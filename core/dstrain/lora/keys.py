@@ -163,14 +163,7 @@ def read_adapter_config(
             if key.startswith(prefix)
         }
         adapter = _adapter(fields)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-        OSError,
-    ) as error:
+    except Exception as error:  # a damaged one may be anything
         what = f"{place} has no valid rank and alpha for {prefix!r}: {error!r}"
         raise StateError(path, what) from error
     defaults = LoraConfig().to_dict()

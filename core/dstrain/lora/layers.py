@@ -156,17 +156,16 @@ def save_lora(
         path: The file to write.
         module: The network with LoRA layers.
         lora_config: The layers that `inject` added.
-        prefix: What diffusers calls the component ('transformer'); '' for none.
+        prefix: What diffusers calls the component ('transformer').
         metadata: Family, base, step, versions and the like; values that are not strings
             are stored as JSON.
     """
-    before = f"{prefix}." if prefix else ""
-    tensors = {before + name: value for name, value in lora_state(module).items()}
+    tensors = {f"{prefix}.{name}": value for name, value in lora_state(module).items()}
     header = lora_header(module, lora_config, metadata)
     adapter = {
-        f"{before}r": lora_config.rank,
-        f"{before}lora_alpha": lora_config.alpha,
-        f"{before}target_modules": header["targets"].split(","),
+        f"{prefix}.r": lora_config.rank,
+        f"{prefix}.lora_alpha": lora_config.alpha,
+        f"{prefix}.target_modules": header["targets"].split(","),
     }
     header[ADAPTER_HEADER] = json.dumps(adapter, sort_keys=True)
     write_tensors(path, tensors, with_checksum(tensors, header))

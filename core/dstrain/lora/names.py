@@ -147,8 +147,9 @@ def key_table(checkpoint_format: CheckpointFormat, shapes: Shapes) -> KeyTable:
         for piece in pieces:
             height = stored[piece.name][0]
             start, stop, _ = slice(piece.start, piece.stop).indices(height)
+            stored_layer = piece.name.removesuffix(".weight")
             rows = Rows(layer, start, stop, offset)
-            found.setdefault(piece.name.removesuffix(".weight"), []).append(rows)
+            found.setdefault(stored_layer, []).append(rows)
             offset += stop - start
     return {
         name: tuple(sorted(rows, key=lambda one: one.start))
@@ -173,8 +174,11 @@ def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]
         before, mark, after = pattern.partition("{last}")
         if mark:
             index = re.compile(re.escape(before) + r"(\d+)(?:\.|$)")
-            hits = [index.match(name) for name in names]
-            last = max((int(hit[1]) for hit in hits if hit), default=0)
+            last = 0
+            for name in names:
+                hit = index.match(name)
+                if hit is not None:
+                    last = max(last, int(hit[1]))
             pattern = f"{before}{last}{after}"
         found |= dict.fromkeys(fnmatch.filter(names, pattern))
     return list(found)

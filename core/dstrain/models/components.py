@@ -104,29 +104,12 @@ class Component:
             for name, one in self.default_configs.items()
         }
 
-    def load(
-        self,
-        files: Files,
-        configuration: Any,
-        dtype: torch.dtype,
-    ) -> Any:
-        """Return the component that is in these files."""
-        return self.network.load(files, configuration, dtype)
-
     def configure(self, content: Mapping[str, Any]) -> Any:
         """Return the content of a config.json as what functions get as
         `<name>_config`.
         """
         configure = getattr(self.network, "configure", dict)
         return configure(content)
-
-    @property
-    def builder(self) -> Callable[[Any], Any] | None:
-        """How its network is built from a configuration without files; None if it
-        cannot be.
-        """
-        build: Callable[[Any], Any] | None = getattr(self.network, "build", None)
-        return build
 
     @property
     def is_folder(self) -> bool:

@@ -1,8 +1,8 @@
 """Find the configurations of components before any weight is read."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
 from dstrain.models.hub import ModelSource, fetch
 from dstrain.models.hub_record import RECORD
-from dstrain.models.networks import empty_network
+from dstrain.models.networks import empty_component
 from dstrain.models.weights import Weights, header
 
 logger = get_logger(__name__)
@@ -85,9 +85,10 @@ def local_config(query: ConfigQuery) -> Config:
     if files is not None:
         shapes = Weights.of(files).shapes
         folders.append(files.folder)
-        written = _header_config(files)
+        entries = header(files.paths[0])
+        written = recorded_config(entries)
         if written is not None:
-            by_dstrain = "family" in header(files.paths[0])
+            by_dstrain = "family" in entries
             # dstrain writes the network's own terms, even with keys of another format.
             if by_dstrain and component.accepts_config(written):
                 return written
@@ -139,9 +140,9 @@ def _has_shapes(
     shapes: Shapes,
 ) -> bool:
     """Return whether a network of this configuration has weights of these shapes."""
-    if component.builder is None:
+    network = empty_component(component, config)
+    if network is None:
         return False
-    network = empty_network(partial(component.builder, component.configure(config)))
     own = shapes_of(network.state_dict())
     common = own.keys() & shapes.keys()
     return bool(common) and all(fits(shapes[name], own[name]) for name in common)
@@ -209,12 +210,12 @@ def _read_json(path: Path) -> Config:
     return config
 
 
-def _header_config(files: Files) -> Config | None:
+def recorded_config(header: Mapping[str, str]) -> Config | None:
     """Return the configuration in a file's header; None if there is none, or another
     program's text of that name.
     """
     try:
-        config = json.loads(header(files.paths[0]).get("config", ""))
+        config = json.loads(header.get("config", ""))
     except ValueError:
         return None
     return config if isinstance(config, dict) else None

@@ -53,7 +53,8 @@ def as_uint8(pixels: Tensor) -> Tensor:
     on the CPU; values outside are clamped.
     """
     scaled = (pixels.float() / 2 + 0.5).clamp(0, 1) * 255
-    return scaled.round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+    rounded = scaled.round().to(torch.uint8)
+    return rounded.permute(0, 2, 3, 1).cpu()
 
 
 def tensor_to_image(pixels: Tensor) -> Image.Image:
@@ -70,7 +71,8 @@ def latents_mean_std(vae_config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
         like: Latents, (batch, channels, ...), whose dtype, device and number of axes
             they get.
     """
-    shape = (1, -1, *[1] * (like.ndim - 2))
+    axes = like.ndim - 2
+    shape = (1, -1, *[1] * axes)
     mean = like.new_tensor(vae_config.latents_mean).view(shape)
     std = like.new_tensor(vae_config.latents_std).view(shape)
     return mean, std
@@ -99,9 +101,12 @@ def pack(latents: Tensor, patch: int = 2) -> Tensor:
     (batch, tokens, channels * patch * patch).
     """
     batch, channels, height, width = latents.shape
-    rows, columns = height // patch, width // patch
+    rows = height // patch
+    columns = width // patch
     patches = latents.reshape(batch, channels, rows, patch, columns, patch)
-    return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch**2)
+    # To (batch, rows, columns, channels, patch, patch).
+    patches = patches.permute(0, 2, 4, 1, 3, 5)
+    return patches.reshape(batch, rows * columns, channels * patch**2)
 
 
 def unpack(
@@ -111,10 +116,13 @@ def unpack(
     patch: int = 2,
 ) -> Tensor:
     """Convert tokens of `pack` to latents, (batch, channels, height, width)."""
-    batch, _, channels = tokens.shape
-    rows, columns = height // patch, width // patch
-    patches = tokens.reshape(batch, rows, columns, channels // patch**2, patch, patch)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(batch, -1, height, width)
+    batch = len(tokens)
+    rows = height // patch
+    columns = width // patch
+    patches = tokens.reshape(batch, rows, columns, -1, patch, patch)
+    # To (batch, channels, rows, patch, columns, patch).
+    patches = patches.permute(0, 3, 1, 4, 2, 5)
+    return patches.reshape(batch, -1, height, width)
 
 
 def apply_guidance(

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dstrain.errors import StateError, first_few
-from dstrain.models.components import Files
+from dstrain.models.components import Component, Files
 from dstrain.models.formats import (
     NATIVE,
     Config,
@@ -160,6 +160,16 @@ def empty_network(build: Callable[[], nn.Module]) -> nn.Module:
     # real.
     with init_empty_weights(include_buffers=False):
         return build()
+
+
+def empty_component(component: Component, config: Config) -> nn.Module | None:
+    """Build the network of a component, as `empty_network` does, for the content of a
+    config.json; return None if it cannot be built without files.
+    """
+    build: Any = getattr(component.network, "build", None)
+    if build is None:
+        return None
+    return empty_network(partial(build, component.configure(config)))
 
 
 def load_network(

@@ -55,9 +55,8 @@ def fill_folder(
     try:
         family.load("toy")(folder, variant, seed)
     except SafetensorError as error:
-        raise SystemFault(
-            str(folder), f"a toy model cannot be written: {error}", advice
-        ) from error
+        what = f"a toy model cannot be written: {error}"
+        raise SystemFault(folder, what, advice) from error
 
 
 def toy_writer(

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import Shape, Shapes, TensorSlice, join, shapes_of
+from dstrain.storage.safetensors import opened
 
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 
@@ -52,7 +52,7 @@ def header(path: Path) -> Mapping[str, str]:
     """Return the header of a file that `find_weights` could read; {} if it has none."""
     if path.suffix in TORCH_SUFFIXES:
         return {}
-    with safe_open(path, framework="pt") as file:
+    with opened(path) as file:
         return dict(file.metadata() or {})
 
 
@@ -92,7 +92,7 @@ class Weights:
         with ExitStack() as stack:
             tensor_of: dict[Path, Callable[[str], Tensor]] = {}
             for path in {tensor.path for tensor in self.tensors.values()}:
-                tensor_of[path] = stack.enter_context(_opened(path))
+                tensor_of[path] = stack.enter_context(_tensors_of(path))
             for parts in {self.parts[ours] for ours in wanted}:
                 values = []
                 for part in parts:
@@ -169,21 +169,18 @@ def _names(components: Iterable[Component]) -> str:
 def _shapes(path: Path) -> dict[str, Shape]:
     if path.suffix in TORCH_SUFFIXES:
         return shapes_of(_torch_weights(path))
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            return {name: tuple(file.get_slice(name).get_shape()) for name in names}
-    except (OSError, SafetensorError) as error:
-        raise StateError(path, f"cannot be read as safetensors: {error}") from error
+    with opened(path) as file:
+        names = file.keys()
+        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Callable[[str], Tensor]]:
+def _tensors_of(path: Path) -> Iterator[Callable[[str], Tensor]]:
     """Yield a function that returns a tensor of the open file, possibly mapped to it."""
     if path.suffix in TORCH_SUFFIXES:
         yield _torch_weights(path).__getitem__
     else:
-        with safe_open(path, framework="pt") as file:
+        with opened(path) as file:
             yield file.get_tensor
 
 

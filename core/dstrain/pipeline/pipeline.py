@@ -112,7 +112,7 @@ class Pipeline:
         components = {}
         for name, files in found.files.items():
             own_dtype = torch.float32 if name in full_precision else dtype
-            module = known[name].load(files, configs.get(name), own_dtype)
+            module = known[name].network.load(files, configs.get(name), own_dtype)
             if isinstance(module, nn.Module):
                 module = module.requires_grad_(False).eval().to(device)
                 if files.preset is not None:

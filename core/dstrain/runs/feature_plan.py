@@ -18,8 +18,6 @@ from dstrain.models.locate import Found
 from dstrain.runs.setup import Setup
 from dstrain.storage.hashing import sha256
 
-Row = Mapping[str, Any]
-"""A sample's line of a plan file."""
 StoredPlan = tuple[Path, dict[str, Any]]
 """A plan file and its record."""
 
@@ -87,7 +85,9 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
     }
 
 
-def open_plan(setup: Setup, cache: FeatureCache) -> tuple[Sequence[Row], CacheInfo]:
+def open_plan(
+    setup: Setup, cache: FeatureCache
+) -> tuple[Sequence[Mapping[str, Any]], CacheInfo]:
     """Return the rows of the plan that this run asks for, and what it records.
 
     Raises StateError that says in words what differs, and how to refill.

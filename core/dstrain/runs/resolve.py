@@ -153,15 +153,15 @@ def resolve_experts(
     given = {place_of(model, known) for model in models} & set(spec.experts.components)
     if len(given) != 1:
         return trainables
-    (expert,) = given
+    experts = {denoiser: given.pop()}
     full = []
     for name in trainables.full:
         component, dot, part = name.partition(".")
-        full.append((expert if component == denoiser else component) + dot + part)
+        full.append(experts.get(component, component) + dot + part)
     lora = []
     for layers in trainables.lora:
-        chosen = expert if layers.component == denoiser else layers.component
-        lora.append(replace(layers, component=chosen))
+        component = experts.get(layers.component, layers.component)
+        lora.append(replace(layers, component=component))
     return Trainables(tuple(full), tuple(lora))
 
 

@@ -67,7 +67,10 @@ class FileMemory:
     ) -> None:
         """Keep a value computed from files that had these marks before it was computed."""
         self.known[key] = [*marks, value]
-        newest = max(*marks[1::MARK_LENGTH], *marks[2::MARK_LENGTH])
+        # The second and third number of each mark are the file's times.
+        modified = marks[1::MARK_LENGTH]
+        changed = marks[2::MARK_LENGTH]
+        newest = max(*modified, *changed)
         if time.time_ns() - newest < SETTLED:
             self.unsettled.add(key)
 

@@ -30,7 +30,8 @@ class RunFiles:
             steps = {str(path): int(step) for path, step in entries}
         except (OSError, ValueError, TypeError, KeyError):
             steps = {}
-        for path in map(PurePosixPath, steps):
+        for name in steps:
+            path = PurePosixPath(name)
             # No run lists a path outside its folder.
             if path.is_absolute() or ".." in path.parts:
                 return cls(folder)
@@ -75,12 +76,15 @@ class RunFiles:
     def prune_weights(self, keep: int) -> None:
         """Remove all weights but those of the `keep` steps written last."""
         weights = self.weights()
-        kept = list(dict.fromkeys(reversed(weights.values())))[:keep]
+        # Without those that several files of one step repeat.
+        newest_first = list(dict.fromkeys(reversed(weights.values())))
+        kept = newest_first[:keep]
         self.remove([path for path, step in weights.items() if step not in kept])
 
     def _write(self) -> None:
         self.steps[RUN] = 0
-        write_json(self.folder / RUN, {"files": list(map(list, self.steps.items()))})
+        # Pairs, since `write_json` sorts the keys of a dictionary.
+        write_json(self.folder / RUN, {"files": list(self.steps.items())})
 
 
 def not_listed(folder: Path, name: str) -> StateError:

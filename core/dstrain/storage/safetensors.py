@@ -51,7 +51,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 
     Raises StateError if it is unreadable, or does not match the checksum in its header.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         names = file.keys()
         tensors = {name: file.get_tensor(name) for name in names}
         metadata = dict(file.metadata() or {})
@@ -74,7 +74,7 @@ def verify_file(path: Path) -> dict[str, str]:
 
     Raises StateError if it is damaged or has no checksum.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         metadata = dict(file.metadata() or {})
         if CHECKSUM not in metadata:
             raise StateError(
@@ -96,7 +96,7 @@ def add_tensor(digest: Any, tensor: "Tensor") -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file; what cannot be read in it becomes StateError."""
     from safetensors import SafetensorError, safe_open
 

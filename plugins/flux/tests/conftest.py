@@ -38,7 +38,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Load every component of a model folder, frozen."""
     lent: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
     for component in COMPONENTS:
-        made = component.load(
+        made = component.network.load(
             files_of(folder, component), configuration_of(folder, component), dtype
         )
         lent[component.name] = (

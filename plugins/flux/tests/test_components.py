@@ -159,7 +159,9 @@ def test_t5_is_loaded_from_either_name_of_its_embedding(
     (((found,), files),) = recognise(Files((tmp_path / "t5.safetensors",)), COMPONENTS)
     assert found is component
     assert len(Weights.of(files).parts) == len(weights) + 1
-    module = component.load(files, configured(toy_folder, component), torch.float32)
+    module = component.network.load(
+        files, configured(toy_folder, component), torch.float32
+    )
     assert module.shared.weight is module.encoder.embed_tokens.weight
     assert torch.equal(module.shared.weight, lent["text_encoder_2"].shared.weight)
 

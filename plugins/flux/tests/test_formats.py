@@ -139,7 +139,7 @@ def configured(name: str, network: Any) -> Any:
 
 
 def load(name: str, files: Files, network: nn.Module) -> nn.Module:
-    loaded: nn.Module = BY_NAME[name].load(
+    loaded: nn.Module = BY_NAME[name].network.load(
         files, configured(name, network), torch.float32
     )
     return loaded

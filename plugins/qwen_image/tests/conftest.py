@@ -32,7 +32,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
             ((_, files),) = recognise(
                 Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
             )
-        lent[component.name] = component.load(files, configuration, dtype)
+        lent[component.name] = component.network.load(files, configuration, dtype)
     for name in ("dit", "text_encoder", "vae"):
         lent[name].requires_grad_(False)
     return lent

@@ -65,7 +65,7 @@ def test_marks_recognise_this_component_and_no_other(
 def test_loads_the_weights_that_the_library_loads(
     component: Component, toy_folder: Path
 ) -> None:
-    ours = component.load(
+    ours = component.network.load(
         files_of(toy_folder, component),
         configuration_of(toy_folder, component),
         torch.float32,
@@ -90,7 +90,7 @@ def test_weights_stored_in_another_dtype_load_as_the_dtype_asked_for(
             {name: weight.half() for name, weight in load_file(path).items()}, paths[-1]
         )
     for dtype in (torch.float32, torch.bfloat16):
-        module = component.load(
+        module = component.network.load(
             arranged(component, *paths), configuration_of(toy_folder, component), dtype
         )
         assert {weight.dtype for weight in module.parameters()} == {dtype}
@@ -111,7 +111,9 @@ def test_a_missing_weight_is_refused_by_name(
     )
     files = arranged(component, tmp_path / "model.safetensors")
     with pytest.raises(StateError) as error:
-        component.load(files, configuration_of(toy_folder, component), torch.float32)
+        component.network.load(
+            files, configuration_of(toy_folder, component), torch.float32
+        )
     assert f"1 missing: {dropped}" in str(error.value)
     assert "1 unexpected: surplus.weight" in str(error.value)
 
@@ -121,7 +123,7 @@ def test_the_text_encoder_loads_from_published_and_from_new_names(
 ) -> None:
     component = BY_NAME["text_encoder"]
     configuration = configuration_of(toy_folder, component)
-    published = component.load(
+    published = component.network.load(
         files_of(toy_folder, component), configuration, torch.float32
     )
     own_names = {
@@ -131,7 +133,7 @@ def test_the_text_encoder_loads_from_published_and_from_new_names(
     assert set(load_file(*files_of(toy_folder, component).paths)) & set(own_names) == {
         "lm_head.weight"
     }
-    renamed = component.load(
+    renamed = component.network.load(
         arranged(component, tmp_path / "model.safetensors"),
         configuration,
         torch.float32,

@@ -41,7 +41,7 @@ def load(
             ((_, files),) = recognise(
                 Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
             )
-        lent[name] = component.load(files, configuration, dtype)
+        lent[name] = component.network.load(files, configuration, dtype)
         if isinstance(lent[name], torch.nn.Module):
             lent[name].requires_grad_(False)
     return lent

@@ -112,7 +112,7 @@ def test_the_text_encoders_words_are_one_weight_however_often_the_file_has_it(
     weights = load_file(file)
     twice = {**weights, "encoder.embed_tokens.weight": weights["shared.weight"].clone()}
     save_file(twice, tmp_path / "model.safetensors")
-    again = BY_NAME["text_encoder"].load(
+    again = BY_NAME["text_encoder"].network.load(
         Files((tmp_path / "model.safetensors",)),
         lent["text_encoder_config"],
         torch.float32,
@@ -134,7 +134,7 @@ def test_the_image_encoder_loads_from_published_names_too(
         tmp_path / "model.safetensors",
     )
     ((_, files),) = recognise(Files((tmp_path / "model.safetensors",)), NETWORKS)
-    again = BY_NAME["image_encoder"].load(
+    again = BY_NAME["image_encoder"].network.load(
         files, lent["image_encoder_config"], torch.float32
     )
     assert all(

@@ -93,7 +93,7 @@ def load(name: str, files: Files, network: Any) -> nn.Module:
     content = (
         dict(network.config) if name in ("dit", "vae") else network.config.to_dict()
     )
-    loaded: nn.Module = BY_NAME[name].load(
+    loaded: nn.Module = BY_NAME[name].network.load(
         files, BY_NAME[name].configure(content), torch.float32
     )
     return loaded

@@ -57,7 +57,8 @@ def plan_previews(setup: Setup) -> list[PreviewPlan]:
         shared = _shared_arguments(setup)
         for prompt in setup.config.preview_prompt:
             call = plan_inference(spec, {**shared, "prompt": prompt})
-            plan = _plan(setup, call.inputs, NEGATIVE in call.plan.task.branches)
+            guided = NEGATIVE in call.plan.task.branches
+            plan = _plan(setup, call.inputs, guided)
             cells = {
                 name: _cell(setup, name, call.inputs[name]) for name in plan.used_inputs
             }
@@ -120,7 +121,9 @@ def _stored(
     plan = _plan(setup, line["inputs"], NEGATIVE in line["sides"])
     forms = line["values"]
     addresses = {form["at"] for form in forms.values() if "at" in form}
-    if not (forms.keys() >= {*plan.cached_values} and cache.where.keys() >= addresses):
+    if not forms.keys() >= set(plan.cached_values):
+        return None
+    if not cache.where.keys() >= addresses:
         return None
     values = {
         name: cache.read(form["at"]) if "at" in form else deserialize(form, {})
@@ -184,8 +187,10 @@ def _first_row_with(setup: Setup, wanted: set[str]) -> Mapping[str, Cell]:
     """
     dataset = setup.dataset
     counts = [len(wanted & cells.keys()) for cells in dataset.rows]
-    row, chunk = dataset.sample_ids[counts.index(max(counts))]
-    rows, lines = (dataset.table.rows[row],), (dataset.table.lines[row],)
+    first = counts.index(max(counts))
+    row, chunk = dataset.sample_ids[first]
+    rows = (dataset.table.rows[row],)
+    lines = (dataset.table.lines[row],)
     # Faults of other rows do not concern this one.
     table = replace(dataset.table, rows=rows, lines=lines, faults=())
     config = replace(setup.data_config, resolution=_resolution(setup))
@@ -196,11 +201,13 @@ def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
     """Return --height, --width and --num_frames as far as inference reads them, else the
     variant's size, of at most PIXELS.
     """
-    spec, defaults = setup.spec, setup.spec.defaults
+    spec = setup.spec
+    defaults = spec.defaults
     names = {own.axis: name for name, own in sizes.items() if name in defaults}
     found = {}
     if "height" in names:
-        height, width = names["height"], names["width"]
+        height = names["height"]
+        width = names["width"]
         measured = spec.inputs[sizes[height].of]
         multiple = measured.multiple if isinstance(measured, Column) else 0
         size = (defaults[height], defaults[width])
