@@ -42,7 +42,7 @@ def skip_undecodable(
                 key = hash_json("cell", [cell.kind, cell.files, cell.parameters])
                 cells[key] = cell
                 uses.append((row, name, key))
-    memory = FileMemory.remembered(folder / MEMORY)
+    memory = FileMemory(folder / MEMORY)
     errors: dict[str, UsageError] = {}
 
     def decode(key: str) -> None:

@@ -1,7 +1,7 @@
 """Find the configurations of components before any weight is read."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,14 @@ class ConfigQuery:
     """The folder of the weights in that model, if a pattern names it."""
 
     @property
-    def folders(self) -> tuple[str, ...]:
+    def folders(self) -> Iterable[str]:
         """Return the folders of the model that may have it, the likeliest first; "" is
         the model's own.
         """
         folders = self.component.folders
         if self.place is not None:
             folders = (self.place, *folders)
-        return tuple(dict.fromkeys(folders))
+        return dict.fromkeys(folders)
 
 
 def differing_entries(recorded: Config, config: Config) -> dict[str, tuple[Any, Any]]:
@@ -171,7 +171,7 @@ def _fetch_json(query: ConfigQuery) -> bool:
             fetch(source, name)
             return True
         except StateError:
-            continue
+            pass  # the next folder may have it
         except SystemFault as fault:
             logger.warning(f"{fault.where}: {fault.what}")
             return False

@@ -123,7 +123,7 @@ def key_rows(setup: Setup) -> KeyedSamples:
     input_sets = dict.fromkeys(frozenset(cells) for cells in dataset.rows)
     plans = [setup.plan(inputs) for inputs in input_sets]
     found = setup.find([*plans, *(preview.plan for preview in previews)])
-    digests = Digests.remembered(setup.cache_path / "digests.json")
+    digests = Digests(setup.cache_path / "digests.json")
     components = component_digests(found, digests)
     experts = setup.spec.experts
     if experts is not None:

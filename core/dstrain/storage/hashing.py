@@ -4,9 +4,9 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import write_json
@@ -34,25 +34,21 @@ def hash_json(kind: str, content: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
 
 
-@dataclass
 class FileMemory:
     """JSON values computed from files, remembered until one of the files changes."""
 
-    memory: Path | None = None
-    """Where they are stored; None keeps them in this process alone."""
-    known: dict[str, list[Any]] = field(default_factory=dict)
-    """Key -> the marks of its files (see `file_mark`), one after the other, then the value."""
-    unsettled: set[str] = field(default_factory=set)
-    """Keys whose files changed too recently for their times to be trusted later."""
-
-    @classmethod
-    def remembered(cls, memory: Path) -> Self:
-        """Load what an earlier run stored; an unreadable memory is an empty one."""
-        try:
-            known = json.loads(memory.read_bytes())
-        except (OSError, ValueError):
-            known = None
-        return cls(memory, known if isinstance(known, dict) else {})
+    def __init__(self, path: Path) -> None:
+        """Load what an earlier run stored there; what is unreadable is forgotten."""
+        self.path = path
+        # Key -> the marks of its files (see `file_mark`), one after the other, then the
+        # value.
+        self.known: dict[str, list[Any]] = {}
+        # Keys whose files changed too recently for their times to be trusted later.
+        self.unsettled: set[str] = set()
+        with suppress(OSError, ValueError):
+            stored = json.loads(path.read_bytes())
+            if isinstance(stored, dict):
+                self.known = stored
 
     def recall(self, key: str, marks: list[int]) -> Any:
         """Return the value of a key, None if its files had other marks then."""
@@ -75,16 +71,11 @@ class FileMemory:
             self.unsettled.add(key)
 
     def save(self) -> None:
-        """Store the values, if there is a place for them; raise SystemFault.
-
-        Files that changed just now are left out.
-        """
-        if self.memory is None:
-            return
+        """Store the values, but for files that changed just now; raise SystemFault."""
         settled = {
             key: entry for key, entry in self.known.items() if key not in self.unsettled
         }
-        write_json(self.memory, settled)
+        write_json(self.path, settled)
 
 
 class Digests(FileMemory):

@@ -87,7 +87,9 @@ def test_literals_of_different_kinds_or_types_have_different_keys(
         Cell("text", ""),
         Cell("texts", ["1"]),
     ]
-    assert len({input_key(cell, Digests()) for cell in cells}) == len(cells)
+    assert len({input_key(cell, Digests(Path("absent"))) for cell in cells}) == len(
+        cells
+    )
 
 
 def test_a_files_key_is_its_bytes_and_how_they_are_loaded_but_not_its_name(
@@ -103,7 +105,7 @@ def test_a_files_key_is_its_bytes_and_how_they_are_loaded_but_not_its_name(
             tuple(str(tmp_path / name) for name in names),
             tuple(parameters.items()),
         )
-        return input_key(cell, Digests())
+        return input_key(cell, Digests(Path("absent")))
 
     assert key("a", mode="RGB") == key("b", mode="RGB")
     different = {

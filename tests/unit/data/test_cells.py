@@ -208,7 +208,7 @@ def test_samples_share_a_batch_only_with_as_many_frames(scenes: Path) -> None:
 def test_a_video_has_one_key_wherever_it_stands_and_another_for_anything_that_changes_its_frames(
     scenes: Path,
 ) -> None:
-    digests = Digests()
+    digests = Digests(Path("absent"))
 
     def key(data: Dataset, name: str = "input_video", sample: int = 0) -> str:
         return input_key(data.rows[sample][name], digests)
@@ -239,7 +239,9 @@ def test_a_folder_of_frames_has_the_key_of_the_frames_it_gives(
     scenes: Path, tmp_path: Path
 ) -> None:
     def key(base: Path) -> str:
-        return input_key(sampled(base, "frames").rows[0]["input_video"], Digests())
+        return input_key(
+            sampled(base, "frames").rows[0]["input_video"], Digests(Path("absent"))
+        )
 
     copied = shutil.copytree(scenes, tmp_path / "copy")
     Image.fromarray(frame(0)).save(copied / "frames/9.png")  # beyond the first nine

@@ -267,7 +267,7 @@ def test_the_weights_of_a_component_get_the_original_names_and_back(
     assert torch.equal(there["final.mod.bias"], state["norm_out.linear.bias"].roll(6))
     assert read_tensors(tmp_path / "x.safetensors")[1]["config"] == CONFIG["config"]
     files = Files((tmp_path / "x.safetensors",), checkpoint_format=ORIGINAL)
-    loaded = DIT.network.load(files, DIT.configure({"width": 6}), torch.float32)
+    loaded = DIT.load(files, DIT.configure({"width": 6}), torch.float32)
     assert torch.equal(output(loaded), output(network()))
     export(tmp_path / "x.safetensors", tmp_path / "y.safetensors", "diffusers")
     again = load_file(tmp_path / "y.safetensors")

@@ -56,10 +56,10 @@ def test_a_file_is_read_once_until_it_changes(
     read = counted(monkeypatch)
     path, memory = tmp_path / "a", tmp_path / "memory"
     path.write_bytes(b"old")
-    digests = Digests.remembered(memory)
+    digests = Digests(memory)
     assert digests.of(path) == digests.of(str(path)) == sha256(path)
     digests.save()
-    assert Digests.remembered(memory).of(path) == sha256(path)
+    assert Digests(memory).of(path) == sha256(path)
     assert read == [path]
 
 
@@ -71,7 +71,7 @@ def test_a_changed_file_is_read_again(
     path, memory = tmp_path / "a", tmp_path / "memory"
     path.write_bytes(b"old")
     before = path.stat()
-    digests = Digests.remembered(memory)
+    digests = Digests(memory)
     digests.of(path)
     digests.save()
     time.sleep(0.02)  # times of files are those of the last tick of the clock
@@ -82,7 +82,7 @@ def test_a_changed_file_is_read_again(
         path.write_bytes(b"new")
     if how.endswith("kept"):
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert Digests.remembered(memory).of(path) == sha256(path)
+    assert Digests(memory).of(path) == sha256(path)
     with pytest.raises(StateError, match="changed while it was in use"):
         digests.check_unchanged([path])
 
@@ -103,12 +103,12 @@ def test_a_damaged_memory_is_an_empty_one(tmp_path: Path, content: bytes) -> Non
     memory = tmp_path / "memory"
     memory.write_bytes(content)
     (tmp_path / "a").write_bytes(b"x")
-    assert Digests.remembered(memory).of(tmp_path / "a") == sha256(tmp_path / "a")
+    assert Digests(memory).of(tmp_path / "a") == sha256(tmp_path / "a")
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemFault, match="absent: cannot be read: No such file"):
-        Digests().of(tmp_path / "absent")
+        Digests(Path("absent")).of(tmp_path / "absent")
 
 
 def test_a_component_is_its_bytes_and_a_folder_its_files_in_their_places(
@@ -126,7 +126,7 @@ def test_a_component_is_its_bytes_and_a_folder_its_files_in_their_places(
         (tmp_path / name).write_text(content)
 
     def digest(*names: str) -> str:
-        return Digests().of_all([tmp_path / name for name in names])
+        return Digests(Path("absent")).of_all([tmp_path / name for name in names])
 
     assert digest("a") == digest("b")
     assert digest("a") != digest("c")
@@ -149,7 +149,7 @@ def test_a_value_is_recalled_only_for_the_same_marks_of_its_files(
     memory = FileMemory(tmp_path / "memory")
     memory.remember("key", marks, {"size": [2, 3]})
     memory.save()
-    later = FileMemory.remembered(tmp_path / "memory")
+    later = FileMemory(tmp_path / "memory")
     assert later.recall("key", marks) == {"size": [2, 3]}
     assert later.recall("key", [2, now, now, 7]) is None
     assert later.recall("other", marks) is None
