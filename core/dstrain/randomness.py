@@ -100,5 +100,8 @@ class Rng:
             # numpy takes any ISeedSequence; its annotation names SeedSequence alone.
             seeds: Any = _Philox(digest(key, self.scope + stream, draw))
             generator = np.random.Generator(np.random.Philox(seeds))
-            distribution(generator, dtype=np.float32, out=numbers[i : i + 1])
+            # A slice is written into even where one number is drawn per sample;
+            # numbers[i] would then be a copy.
+            own = numbers[i : i + 1]
+            distribution(generator, dtype=np.float32, out=own)
         return torch.from_numpy(numbers)

@@ -30,7 +30,9 @@ def step_key(
     unit = step.unit
     digests = {name: components[name] for name in unit.components if name in components}
     # Only a unit that uses the branch computes something else for another one.
-    branch = (step.branch or POSITIVE) if "branch" in unit.components else ""
+    branch = ""
+    if "branch" in unit.components:
+        branch = step.branch or POSITIVE
     content = [family, unit.name, unit.version, dict(inputs), digests, dtype, branch]
     return hash_json("unit", content)
 
@@ -49,5 +51,6 @@ def value_keys(
     for step in plan.cached_steps:
         used = {name: keys[value] for name, value in step.inputs.items()}
         key = step_key(plan.spec.family, step, used, components, dtype)
-        keys |= {value: f"{key}.{name}" for name, value in step.outputs.items()}
+        for name, value in step.outputs.items():
+            keys[value] = f"{key}.{name}"
     return keys

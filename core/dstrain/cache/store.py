@@ -237,7 +237,9 @@ class ShardWriter:
             path = self.store.folder / "shards" / f"{name}.safetensors"
             write_tensors(path, self._tensors, {"dstrain": text})
             self.store.where |= dict.fromkeys(self._values, name)
-        self._tensors, self._values, self._bytes = {}, {}, 0
+        self._tensors = {}
+        self._values = {}
+        self._bytes = 0
         self._since = time.monotonic()
 
 

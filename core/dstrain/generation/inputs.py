@@ -75,14 +75,18 @@ def _parse(
 ) -> Any:
     """Read an input as a table of one row and one column would be read."""
     column = as_column(name, source)
-    if column.kind not in ("text", "texts") and not all(map(str.strip, texts)):
+    is_text = column.kind in ("text", "texts")
+    if not is_text and not all(text.strip() for text in texts):
         raise UsageError("--input", f"{name} is blank")
     if column.is_file:
         texts = [os.path.abspath(text) for text in texts]
     is_list = column.kind in ("images", "texts") or len(texts) > 1
     value = texts if is_list else texts[0]
-    table = Table(Path("--input"), (name,), ({name: value},), (1,))
-    dataset = check_rows(table, data_config(config, Path(os.sep)), {name: column})
+    row = {name: value}
+    table = Table(Path("--input"), (name,), (row,), (1,))
+    # Paths are absolute: any of them is inside the root folder.
+    files = data_config(config, Path(os.sep))
+    dataset = check_rows(table, files, {name: column})
     return load_cell(dataset.rows[0][name])
 
 

@@ -40,14 +40,13 @@ class PipelineSource:
     spec: PipelineSpec
     models: tuple[ModelConfig, ...]
     """The files of its components."""
-    weights: Mapping[str, Path]
+    weights: Mapping[str, Files]
     """Components that the run of --run trained in full, by name."""
 
     def find(self) -> Found:
         """Find the files of every component that inference loads."""
         found = find_for_inference(self.family, self.spec, self.models)
-        trained = {name: Files((path,)) for name, path in self.weights.items()}
-        return replace(found, files={**found.files, **trained})
+        return replace(found, files={**found.files, **self.weights})
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,7 +85,7 @@ def open_source(
         yield PipelineSource(config, family, spec, (*toy, *models), weights)
 
 
-def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Path]]:
+def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Files]]:
     """Add the newest weights of --run: LoRA files to --lora, others by component."""
     run = config.run
     if run is None:
@@ -105,7 +104,7 @@ def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Pat
             if "base" in header:  # what a LoRA was trained on
                 loras.append(LoraFile(run / name))
             else:
-                full[header["component"]] = run / name
+                full[header["component"]] = Files((run / name,))
     return replace(config, variant=variant, lora=(*loras, *config.lora)), full
 
 

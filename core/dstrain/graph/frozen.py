@@ -26,11 +26,14 @@ class Converted(Generic[Given, Kept]):
         self.name = name
 
     def __get__(self, instance: object | None, owner: type | None = None) -> Kept:
-        if instance is None and self.default is MISSING:
+        if instance is not None:
+            kept: Kept = instance.__dict__[self.name]
+            return kept
+        if self.default is MISSING:
             # How `dataclass` learns that the field has no default.
             raise AttributeError(self.name)
-        kept: Kept = self.default if instance is None else instance.__dict__[self.name]
-        return kept
+        default: Kept = self.default
+        return default
 
     def __set__(self, instance: object, value: Given) -> None:
         instance.__dict__[self.name] = self.convert(value)

@@ -102,8 +102,8 @@ def _reader(
     """Return the line of model_fn or constrain_latents: the inputs that are present and
     the components, the denoiser by the names of its experts.
     """
-    inputs = [name for name in function.inputs if name in plan.loss_inputs]
-    arguments = [*given, *inputs]
+    arguments = list(given)
+    arguments += [name for name in function.inputs if name in plan.loss_inputs]
     experts = plan.spec.experts
     uses = []
     for name in function.components:
@@ -112,4 +112,5 @@ def _reader(
             name = " or ".join(one for one in experts.components if one in loaded)
         if name not in CONTEXT:
             uses.append(name)
-    return f"    {function.name}({', '.join(arguments)}){_uses(uses)}"
+    values = ", ".join(arguments)
+    return f"    {function.name}({values}){_uses(uses)}"

@@ -27,7 +27,7 @@ Function = Callable[..., Any]
 
 
 def as_spec(
-    given: tuple[str, ...], function: Function | FunctionSpec | None
+    function: Function | FunctionSpec | None, given: tuple[str, ...] = ()
 ) -> FunctionSpec:
     """Return the spec of a function that its caller gives these parameters; what is a
     spec already stays as it is. None is a variant without `constrain_latents`.
@@ -38,12 +38,16 @@ def as_spec(
 
 
 def as_units(
-    given: tuple[str, ...], functions: Sequence[Function | Unit]
+    functions: Sequence[Function | Unit], given: tuple[str, ...] = ()
 ) -> tuple[Unit, ...]:
     """Return functions as units; those that are units already stay as they are."""
     return tuple(
         one if isinstance(one, Unit) else Unit(one, given=given) for one in functions
     )
+
+
+Units = Converted[Sequence[Function | Unit], tuple[Unit, ...]]
+"""A field of functions, which become units."""
 
 
 @dataclass(frozen=True)
@@ -82,31 +86,25 @@ class PipelineSpec:
     """
 
     components: tuple[str, ...]
-    units: Converted[Sequence[Function | Unit], tuple[Unit, ...]] = Converted(
-        partial(as_units, ())
-    )
+    units: Units = Converted(as_units)
     """Functions of preprocessing in the order in which they run."""
     model_fn: Converted[Function | FunctionSpec, FunctionSpec] = Converted(
-        partial(as_spec, GIVEN_TO_MODEL_FN)
+        partial(as_spec, given=GIVEN_TO_MODEL_FN)
     )
     """(noisy_latents, timestep, conditions, *, components) -> prediction of
     (noise - x_0), shaped as noisy_latents.
     """
-    decoders: Converted[Sequence[Function | Unit], tuple[Unit, ...]] = Converted(
-        partial(as_units, GIVEN_TO_DECODER)
-    )
+    decoders: Units = Converted(partial(as_units, given=GIVEN_TO_DECODER))
     """Units that are also given `latents`; inference returns the last output."""
     inputs: Mapping[str, Input]
     """Name -> where its value comes from."""
     schedule: FlowMatchSchedule
-    latent_shape: Converted[Function | FunctionSpec, FunctionSpec] = Converted(
-        partial(as_spec, ())
-    )
+    latent_shape: Converted[Function | FunctionSpec, FunctionSpec] = Converted(as_spec)
     """(inputs) -> shape of the latents, (1, channels, ...)."""
     apply_guidance: Callable[[Any, Any, float], Any]
     """(positive, negative, guidance_scale) -> prediction."""
     constrain_latents: Converted[Function | FunctionSpec | None, FunctionSpec] = (
-        Converted(partial(as_spec, GIVEN_TO_CONSTRAIN_LATENTS), default=None)
+        Converted(partial(as_spec, given=GIVEN_TO_CONSTRAIN_LATENTS), default=None)
     )
     """(latents, timestep, noise, conditions) -> `LatentConstraint`."""
     experts: ExpertSchedule | None = None
@@ -125,7 +123,28 @@ class PipelineSpec:
 
     def __post_init__(self) -> None:
         freeze(self)
-        check(self)
+        if self.experts is not None:
+            _check(
+                self, "experts", self.experts.components, self.components, "a component"
+            )
+        unused = self.unused_parameters
+        _check(self, "unused_parameters", unused, self.components, "a component")
+        for name, source in self.inputs.items():
+            if isinstance(source, Measured):
+                _check(self, f"inputs: {name}", [source.of], self.inputs, "an input")
+        pairs = self.cfg_inputs.items()
+        _check(self, "cfg_inputs", chain(*pairs), self.inputs, "an input")
+        arguments = f"an input or one of {', '.join(SAMPLING_ARGUMENTS)}"
+        known = {*self.inputs, *SAMPLING_ARGUMENTS}
+        _check(self, "defaults", self.defaults, known, arguments)
+        values = _check_units(self)
+        _check(self, "padded", self.padded, values, "an input or an output of a unit")
+        _check_function(self, self.model_fn, values, PLACE | {"branch"})
+        _check_function(self, self.latent_shape, values, PLACE)
+        _check_function(self, self.constrain_latents, values, PLACE)
+        for decoder in self.decoders:
+            _check_function(self, decoder, values, CONTEXT)
+            values |= set(decoder.outputs)
 
     def named(self, family: str, variant: str) -> "PipelineSpec":
         """Return the spec as a family's variant; raises UsageError for an input that
@@ -239,32 +258,6 @@ class PipelineSpec:
                 present.add(name)
         available, _ = self.find_available(present)
         return all(available.issuperset(one.required) for one in self.step_functions)
-
-
-def check(spec: PipelineSpec) -> None:
-    """Raise UsageError when names do not fit together, naming the two places that
-    disagree.
-    """
-    if spec.experts is not None:
-        _check(spec, "experts", spec.experts.components, spec.components, "a component")
-    unused = spec.unused_parameters
-    _check(spec, "unused_parameters", unused, spec.components, "a component")
-    for name, source in spec.inputs.items():
-        if isinstance(source, Measured):
-            _check(spec, f"inputs: {name}", [source.of], spec.inputs, "an input")
-    pairs = spec.cfg_inputs.items()
-    _check(spec, "cfg_inputs", chain(*pairs), spec.inputs, "an input")
-    arguments = f"an input or one of {', '.join(SAMPLING_ARGUMENTS)}"
-    known = {*spec.inputs, *SAMPLING_ARGUMENTS}
-    _check(spec, "defaults", spec.defaults, known, arguments)
-    values = _check_units(spec)
-    _check(spec, "padded", spec.padded, values, "an input or an output of a unit")
-    _check_function(spec, spec.model_fn, values, PLACE | {"branch"})
-    _check_function(spec, spec.latent_shape, values, PLACE)
-    _check_function(spec, spec.constrain_latents, values, PLACE)
-    for decoder in spec.decoders:
-        _check_function(spec, decoder, values, CONTEXT)
-        values |= set(decoder.outputs)
 
 
 def _check_units(spec: PipelineSpec) -> set[str]:

@@ -48,7 +48,8 @@ class FunctionSpec:
         inputs: dict[str, bool] = {}
         components: list[str] = []
         parameters = list(inspect.signature(function).parameters.values())
-        if tuple(one.name for one in parameters[: len(given)]) != given:
+        first = tuple(parameter.name for parameter in parameters[: len(given)])
+        if first != given:
             what = f"its first parameters must be {', '.join(given)}: its caller provides these"
             raise UsageError(where, what)
         for parameter in parameters[len(given) :]:

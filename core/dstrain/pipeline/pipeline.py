@@ -227,9 +227,8 @@ class Pipeline:
     def __call__(self, **arguments: Any) -> Any:
         """Generate an image or video; the arguments are those of `plan_inference`."""
         call = plan_inference(self.spec, arguments)
-        values = dict(call.inputs)
-        self.run(call.plan.cached_steps, values)
-        return self.finish(call.plan, values, call.sampling)
+        self.run(call.plan.cached_steps, call.inputs)
+        return self.finish(call.plan, call.inputs, call.sampling)
 
     @torch.no_grad()
     def finish(

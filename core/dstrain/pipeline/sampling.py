@@ -87,7 +87,7 @@ class InferenceCall:
     """The arguments of one inference, defaults included, and the plan for them."""
 
     sampling: Sampling
-    inputs: Mapping[str, Any]
+    inputs: dict[str, Any]
     plan: Plan
 
 
@@ -178,7 +178,7 @@ def seeded_noise(
     name = device.strip() or NOISE_DEVICE
     try:
         generator = torch.Generator(name).manual_seed(seed)
-        return torch.randn(tuple(shape), generator=generator, device=name)
+        return torch.randn(shape, generator=generator, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         what = f"noise cannot be drawn on device {name!r} here; another device gives different noise for the same seed"
         raise UsageError("rand_device", what) from error

@@ -40,7 +40,8 @@ def choose_variant(
     """
     if name is not None or len(family.variants) == 1:
         return variant_of(family, name)
-    left = _narrow(family.variants, _by_id(family, _denoisers(family, models)))
+    of_denoiser = _by_id(family, _denoisers(family, models))
+    left = _narrow(family.variants, of_denoiser)
     if score is not None:
         left = _narrow(left, _by_score(family, left, score))
     if len(left) > 1 and models:
@@ -66,7 +67,8 @@ def with_overrides(
         if option.name not in flags:
             continue
         acts = option.component or option.saves or option.name in spec.settings
-        if not acts or spec.variant not in (option.variants or family.variants):
+        variants = option.variants or family.variants
+        if not acts or spec.variant not in variants:
             what = f"has no effect: variant {spec.variant} does not use it"
             raise UsageError(f"--{option.name}", what)
     changed: dict[str, Any] = {}
@@ -76,7 +78,9 @@ def with_overrides(
             changed[name] = replace(setting, value=value)
         elif config.toy and setting.toy is not None:
             changed[name] = replace(setting, value=setting.toy)
-    return replace(spec, inputs={**spec.inputs, **changed}) if changed else spec
+    if not changed:
+        return spec
+    return replace(spec, inputs={**spec.inputs, **changed})
 
 
 def score_columns(
@@ -101,7 +105,8 @@ def score_columns(
             and (file_keys is None or not source.is_file or source.name in file_keys)
         }
         present = {name: column for name, column in known.items() if column in columns}
-        if not set(extra) <= {*known, *present.values()}:
+        names = {*known, *present.values()}
+        if not names.issuperset(extra):
             return None
         if not spec.can_train(frozenset(present)):
             return None
@@ -130,7 +135,8 @@ def _denoisers(family: ModelFamily, models: Sequence[ModelConfig]) -> list[Model
     none, those in no known folder.
     """
     by_name = components_of(family)
-    denoiser, known = by_name[family.default_trainable], list(by_name.values())
+    denoiser = by_name[family.default_trainable]
+    known = list(by_name.values())
     parts = {one.name for one in known if one.same_keys_as(denoiser)}
     places = [(config, place_of(config, known)) for config in models]
     inside = [config for config, place in places if place in parts]
@@ -159,7 +165,8 @@ def _by_score(
 ) -> list[str]:
     """Return the variants with the highest score."""
     scores = {variant: score(family.spec(variant)) for variant in left}
-    best = max((one for one in scores.values() if one is not None), default=None)
+    valid = [one for one in scores.values() if one is not None]
+    best = max(valid, default=None)
     return [variant for variant, one in scores.items() if one == best]
 
 

@@ -46,7 +46,8 @@ def _join(
             return torch.cat(values)
         # pad_sequence pads the first axis, and adds that of the batch itself.
         sequences = [value[0].movedim(axis - 1, 0) for value in values]
-        return pad_sequence(sequences, batch_first=True).movedim(1, axis)
+        padded_values = pad_sequence(sequences, batch_first=True)
+        return padded_values.movedim(1, axis)
     if isinstance(first, dict):
         return collate(values, padded)
     if isinstance(first, list) and all(len(value) == len(first) for value in values):

@@ -35,10 +35,10 @@ def direct_distill(
     """
     devices = rand_device or [NOISE_DEVICE] * len(seed)
     shape = (1, *input_latents.shape[1:])
-    noises = [
-        seeded_noise(shape, *one).to(input_latents.device)
-        for one in zip(seed, devices, strict=True)
-    ]
+    noises = []
+    for own_seed, device in zip(seed, devices, strict=True):
+        noise = seeded_noise(shape, own_seed, device)
+        noises.append(noise.to(input_latents.device))
     final = sampler(predict, torch.cat(noises), num_inference_steps)
     return mean_square(final.latents - input_latents, final.mask)
 

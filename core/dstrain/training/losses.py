@@ -38,7 +38,9 @@ def flow_match(
     weight = timestep_sampler.weight(sigma)
     noise = rng.normal("noise", input_latents.shape[1:]).to(input_latents.device)
     weight, sigma = weight.to(noise.device), sigma.to(noise.device)
-    level = sigma.view(-1, *[1] * (input_latents.ndim - 1))
+    # (batch, 1, ...): one level per sample, broadcast over its latents.
+    ones = [1] * (input_latents.ndim - 1)
+    level = sigma.view(-1, *ones)
     noisy_latents = (1 - level) * input_latents + level * noise
     constrained = constrain_latents(noisy_latents, sigma * TRAIN_TIMESTEPS, noise)
     prediction = predict(constrained.latents, constrained.timestep).float()

@@ -71,12 +71,13 @@ class TrainingModule(nn.Module):
         a training step of it uses.
         """
         if inputs not in self._plans:
-            spec, components = self.pipeline.spec, self.pipeline.components
+            spec = self.pipeline.spec
             plan = make_plan(spec, inputs, self.task, self.trained.components)
             self._plans[inputs] = plan
             for name in plan.components["train"]:
-                if isinstance(components.get(name), nn.Module):
-                    self.networks[name] = components[name]
+                component = self.pipeline.components.get(name)
+                if isinstance(component, nn.Module):
+                    self.networks[name] = component
         return self._plans[inputs]
 
     def forward(self, batch: Batch) -> Tensor:
@@ -91,17 +92,15 @@ class TrainingModule(nn.Module):
     def losses(self, samples: Sequence[Sample], keys: Sequence[SampleKey]) -> Tensor:
         """Return one loss per sample, (batch,) fp32; all samples have the same inputs."""
         plan = self.plan(samples[0].inputs)
-        tables = [
-            sample.values if self.stage else self.preprocess(sample, plan)
-            for sample in samples
-        ]
+        tables = [sample.values for sample in samples]
+        if not self.stage:
+            tables = [self.preprocess(sample, plan) for sample in samples]
         # Dropout in libraries draws from the global generator.
         seed_global(keys[0], "step")
+        device = self.pipeline.device
         loss_inputs: list[dict[str, Any]] = []
         for table, key in zip(tables, keys, strict=True):
-            values = send_to_device(
-                dict(table), self.pipeline.device, non_blocking=True
-            )
+            values = send_to_device(dict(table), device, non_blocking=True)
             self.pipeline.run(plan.train_steps, values, Rng([key]))
             loss_inputs.append({name: values[name] for name in plan.loss_inputs})
         batch = collate(loss_inputs, self.pipeline.spec.padded, self.task.listed)
@@ -118,12 +117,14 @@ class TrainingModule(nn.Module):
         self, values: Mapping[str, Any], keys: Sequence[SampleKey]
     ) -> Tensor:
         loss = self.task.loss
+        schedule = self.pipeline.spec.schedule
         constrain_latents = self.pipeline.constrain_latents(values)
+        sampler = partial(integrate, schedule, constrain_latents)
         context = self.pipeline.bind_components(
             loss,
             timestep_sampler=self.timestep_sampler,
             constrain_latents=constrain_latents,
-            sampler=partial(integrate, self.pipeline.spec.schedule, constrain_latents),
+            sampler=sampler,
             rng=Rng(keys),
         )
         inputs = {name: values[name] for name in loss.inputs if name in values}

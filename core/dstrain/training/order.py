@@ -69,8 +69,8 @@ def _mix(x: Indices) -> Indices:
 class MicroBatch:
     """The samples that one process computes at once."""
 
-    keys: tuple[SampleKey, ...]
-    weights: tuple[float, ...]
+    keys: Sequence[SampleKey]
+    weights: Sequence[float]
     """1 for each sample, 0 for one that only fills up."""
     global_batch_size: int
     """The number of samples of the step, over all processes and micro-batches."""
@@ -178,4 +178,4 @@ def split_across_ranks(
             keys = samples[:1]
             weights = [0.0]
         ends_step = start == starts[-1]
-        yield MicroBatch(tuple(keys), tuple(weights), len(samples), ends_step)
+        yield MicroBatch(keys, weights, len(samples), ends_step)

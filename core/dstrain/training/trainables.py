@@ -62,10 +62,11 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
         _part(pipeline, name).float().requires_grad_(True).train()
     trained = TrainableModules(trainables.components)
     for lora_config in trainables.lora:
-        name, aliases = lora_config.component, pipeline.family.lora_aliases
+        name = lora_config.component
         module = _part(pipeline, name)
         trained.lora[name] = lora_config
-        trained.matched_modules[name] = inject(module, lora_config, aliases)
+        matched = inject(module, lora_config, pipeline.family.lora_aliases)
+        trained.matched_modules[name] = matched
         module.train()
     for component in trainables.components:
         named = dict(pipeline.components[component].named_parameters())
