@@ -219,8 +219,9 @@ def checkpoint_shapes(
         if not shape:
             found[name] = ()
             continue
-        rows = found[name][0] if found.get(name) else 0
-        found[name] = (rows + shape[0], *shape[1:])
+        # The file may have several weights as one, with the rows of all.
+        before = found.get(name) or (0,)
+        found[name] = (before[0] + shape[0], *shape[1:])
     return found
 
 
@@ -250,10 +251,11 @@ def from_checkpoint(
     checkpoint_format: CheckpointFormat, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return a network's state dict from the tensors of a file of this format."""
-    return {
-        ours: join([part.of(weights[part.name]) for part in parts])
-        for ours, parts in checkpoint_format.convert(shapes_of(weights)).items()
-    }
+    state = {}
+    for ours, parts in checkpoint_format.convert(shapes_of(weights)).items():
+        slices = [part.of(weights[part.name]) for part in parts]
+        state[ours] = join(slices)
+    return state
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> dict[str, Shape]:

@@ -153,8 +153,8 @@ class RunDirectory:
         RunFiles.read(self.folder).add(records)
         (self.folder / LOG).parent.mkdir(exist_ok=True)
         write_list(self.setup)
-        config, versions = self.setup.config, self.setup.versions
-        write_resolved(self.folder / CONFIG, config, versions)
+        setup = self.setup
+        write_resolved(self.folder / CONFIG, setup.config, setup.versions)
         self._open_log(self.folder / LOG)
 
     def save_if_due(self, run: "TrainingRun", epoch: int) -> bool:

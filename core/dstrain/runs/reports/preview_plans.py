@@ -158,14 +158,19 @@ def _shared_arguments(setup: Setup) -> dict[str, Any]:
     such as an image to be edited.
     """
     spec = setup.spec
-    names = setup.all_inputs() | (spec.defaults.keys() & spec.inputs.keys())
+    with_defaults = spec.defaults.keys() & spec.inputs.keys()
     task = generate_task(spec, guided=False)
-    used = {
-        name: spec.inputs[name] for name in make_plan(spec, names, task).used_inputs
-    }
-    sizes = {name: own for name, own in used.items() if isinstance(own, Measured)}
+    plan = make_plan(spec, setup.all_inputs() | with_defaults, task)
+    # These have a value without a row.
     others = {*spec.defaults, *spec.cfg_inputs, *spec.cfg_inputs.values()}
-    columns = {name for name, own in used.items() if isinstance(own, Column)} - others
+    sizes: dict[str, Measured] = {}
+    columns: set[str] = set()
+    for name in plan.used_inputs:
+        source = spec.inputs[name]
+        if isinstance(source, Measured):
+            sizes[name] = source
+        elif isinstance(source, Column) and name not in others:
+            columns.add(name)
     arguments: dict[str, Any] = {}
     if columns:
         for name, cell in _first_row_with(setup, columns).items():

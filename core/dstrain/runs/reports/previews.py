@@ -63,7 +63,9 @@ class Previews:
         """
         if not self.plans or not run.processes.is_main:
             return
-        trains, setup, found = run.module.pipeline, self.setup, self.found
+        setup = self.setup
+        found = self.found
+        trains = run.module.pipeline
         files = {
             name: own
             for name, own in found.files.items()

@@ -27,7 +27,10 @@ LOSSES_AVERAGED = 20
 
 def log_start(run: "TrainingRun", folder: Path) -> None:
     """Say what is trained on what, for how long, and where it goes."""
-    module, setup, config, order = run.module, run.setup, run.setup.config, run.order
+    module = run.module
+    setup = run.setup
+    config = setup.config
+    order = run.order
     logger.info(
         f"device {setup.device}, mixed precision {setup.mixed_precision}, "
         f"{run.processes.size} process(es)"
