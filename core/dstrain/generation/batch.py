@@ -29,11 +29,7 @@ from dstrain.generation.inputs import (
     input_texts,
     parse_arguments,
 )
-from dstrain.generation.source import (
-    PipelineSource,
-    check_used,
-    open_source,
-)
+from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.models.locate import component_digests
 from dstrain.pipeline.sampling import plan_inference

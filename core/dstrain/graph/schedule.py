@@ -86,15 +86,16 @@ class FlowMatchSchedule:
     def _shifted(self, sigmas: NDArray[np.floating], mu: float) -> NDArray[np.floating]:
         if self.shift is not None:
             stretch = 1 + (self.shift - 1) * sigmas
-            return np.asarray(self.shift * sigmas / stretch)
+            return self.shift * sigmas / stretch
         factor = math.exp(mu)
-        shifted = np.asarray(factor / (factor + (1 / sigmas - 1)))
+        odds = 1 / sigmas - 1
+        shifted = factor / (factor + odds)
         if self.shift_terminal is None or len(sigmas) == 1:
             return shifted
         # Stretch 1 - sigma, so that the first sigma stays 1.
         rest = 1 - shifted
-        scale = rest[-1] / (1 - self.shift_terminal)
-        return np.asarray(1 - rest / scale)
+        scale: np.floating = rest[-1] / (1 - self.shift_terminal)
+        return 1 - rest / scale
 
 
 @dataclass(frozen=True)
