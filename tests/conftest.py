@@ -157,6 +157,6 @@ def runs(
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, {"faky_record": source})
     given: list[TrainConfig] = []
     runner = types.ModuleType("dstrain.runs.runner")
-    runner.__dict__["run"] = given.append
+    runner.__dict__["start"] = given.append
     monkeypatch.setitem(sys.modules, "dstrain.runs.runner", runner)
     return given

@@ -27,9 +27,10 @@ PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 def train(config: TrainConfig) -> None:
     """Train a model, or run one stage of the training (default)."""
     validate(config)
-    from dstrain.runs.runner import run
+    # Imported once the options are known to be right, since it imports torch.
+    from dstrain.runs.runner import start
 
-    run(config)
+    start(config)
 
 
 def graph(config: TrainConfig, form: str) -> None:

@@ -48,6 +48,13 @@ def run(
     Raises a DstrainError, whose exit code says what kind of thing went wrong.
     """
     validate(config)
+    start(config, module_class)
+
+
+def start(
+    config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
+) -> None:
+    """Run a configuration that is valid; see `run`."""
     check_launcher(config)
     setup = resolve(config)
     if config.dry_run:

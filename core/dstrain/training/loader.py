@@ -71,7 +71,7 @@ class DecodedSamples:
 class CachedSamples:
     """Samples read from a feature cache."""
 
-    store: FeatureCache
+    cache: FeatureCache
     rows: Sequence[Mapping[str, Any]]
     """Lines of its plan: value -> {'at': address}, or the value itself as
     `values.serialize` wrote it.
@@ -87,7 +87,7 @@ class CachedSamples:
         values = {}
         for name, form in line["values"].items():
             if "at" in form:
-                values[name] = self.store.read(form["at"])
+                values[name] = self.cache.read(form["at"])
             else:
                 values[name] = deserialize(form, {})
         return Sample(values, self.presence[line["inputs"]])

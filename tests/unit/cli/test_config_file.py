@@ -208,7 +208,7 @@ def runs(
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
     asked: list[TrainConfig] = []
     runner = types.ModuleType("dstrain.runs.runner")
-    runner.__dict__["run"] = asked.append
+    runner.__dict__["start"] = asked.append
     monkeypatch.setitem(sys.modules, "dstrain.runs.runner", runner)
     return asked
 

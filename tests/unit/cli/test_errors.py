@@ -18,7 +18,7 @@ Source = Callable[..., str]
 def answer_of(
     body: Callable[[TrainConfig], None], monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> int:
-    monkeypatch.setattr(sys.modules["dstrain.runs.runner"], "run", body)
+    monkeypatch.setattr(sys.modules["dstrain.runs.runner"], "start", body)
     return main([*BASE, *more])
 
 

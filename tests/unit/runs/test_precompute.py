@@ -65,7 +65,7 @@ def test_one_prompt_in_many_rows_is_one_entry(place: Place) -> None:
     assert place.fill() == {"encode_prompt": 1, "describe": 1, "encode_image": 1}
     assert len(place.stored().rows) == 50
     assert (
-        len(place.stored().store.where) == 6
+        len(place.stored().cache.where) == 6
     )  # one entry per value: an embedding, 3 of the text, 2 of the picture
 
 

@@ -33,7 +33,7 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
     for name in split_commas(str(setup.config.resume_from_checkpoint or "")):
         path = Path(name)
         header = _read_header(path, setup)
-        component = header.get("component", "no component")
+        component = header["component"]
         if component in components:
             raise UsageError(FLAG, f"names two files for {component}; one is {path}")
         components.add(component)
@@ -58,6 +58,9 @@ def _read_header(path: Path, setup: Setup) -> dict[str, str]:
     family = header.get("family")
     if family != setup.spec.family:
         raise StateError(path, f"is for family {family}, not for {setup.spec.family}")
+    if not header.get("component"):
+        what = "its header does not name its component, as that of saved weights does"
+        raise StateError(path, what, "a LoRA file can be given with --lora_checkpoint")
     return header
 
 

@@ -201,7 +201,7 @@ def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
     """
     info = samples.cache_info
     if info is not None and isinstance(samples.source, CachedSamples):
-        plans = stored_previews(setup, samples.source.store, info.previews)
+        plans = stored_previews(setup, samples.source.cache, info.previews)
     else:
         plans = plan_previews(setup)
     return Previews(setup, plans, setup.find(preview.plan for preview in plans))

@@ -123,7 +123,7 @@ def test_a_start_from_weights_continues_the_loss(
 REFUSED: dict[str, tuple[str, dict[str, str] | None, dict[str, Any], str]] = {
     "another component": ("full", {"component": "vae"}, FULL, "contains all of vae, but this run trains all of dit"),
     "another family": ("full", {"family": "huge"}, FULL, "is for family huge, not for tiny"),
-    "no component": ("full", {"component": ""}, FULL, "contains all of no component"),
+    "no component": ("full", {"component": ""}, FULL, "its header does not name its component"),
     "LoRA for full": ("lora", None, FULL, "contains LoRA layers of dit, but this run trains all of dit"),
     "full for LoRA": ("full", None, LORA, "contains all of dit, but this run trains LoRA layers of dit"),
     "another configuration": (
