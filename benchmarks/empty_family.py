@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import torch
 from dstrain.graph.inputs import Column
-from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.noise_schedule import FlowMatchSchedule
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import Component, Files
 from dstrain.registry.family import ModelFamily

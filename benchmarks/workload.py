@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.console import progress_bar
 from dstrain.distributed.world import ProcessGroup
-from dstrain.graph.schedule import TRAIN_TIMESTEPS
+from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
-from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import optimizer_steps, steps
 from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.summary import RunStatistics
 from dstrain.runs.resolve import resolve
+from dstrain.runs.training_run import TrainingRun
 from dstrain.training.collate import collate
 from dstrain.training.module import TrainingModule
 from torch import Tensor, nn

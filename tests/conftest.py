@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 
 TENTH = 10
 

@@ -1,5 +1,5 @@
-from dstrain.config.schema import GenerateConfig as GenerateConfig
-from dstrain.config.schema import TrainConfig as TrainConfig
+from dstrain.config.options import GenerateConfig as GenerateConfig
+from dstrain.config.options import TrainConfig as TrainConfig
 from dstrain.errors import Diverged as Diverged
 from dstrain.errors import DstrainError as DstrainError
 from dstrain.errors import InputError as InputError
@@ -13,10 +13,10 @@ from dstrain.graph.task import Task as Task
 from dstrain.lora.layers import LoraConfig as LoraConfig
 from dstrain.lora.layers import Trainables as Trainables
 from dstrain.lora.layers import save_lora as save_lora
-from dstrain.models.checkpointing import (
+from dstrain.models.component_files import ModelConfig as ModelConfig
+from dstrain.models.gradient_checkpointing import (
     gradient_checkpoint_forward as gradient_checkpoint_forward,
 )
-from dstrain.models.locate import ModelConfig as ModelConfig
 from dstrain.pipeline.pipeline import Pipeline as Pipeline
 from dstrain.randomness import SampleKey as SampleKey
 from dstrain.runs.runner import run as run

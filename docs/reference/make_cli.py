@@ -13,7 +13,7 @@ import click
 from dstrain import errors
 from dstrain.cli.main import command_group
 from dstrain.config.fields import Flag, Group, flags
-from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.registry.discovery import load_family
 
 PAGE = Path(__file__).with_name("cli.md")

@@ -20,7 +20,7 @@ import pytest
 from accelerate.commands.launch import launch_command, launch_command_parser
 from dstrain.cli.main import command_group, main
 from dstrain.config.fields import flags
-from dstrain.config.schema import GenerateConfig, ModelChoice, TrainConfig
+from dstrain.config.options import GenerateConfig, ModelChoice, TrainConfig
 from dstrain.graph.spec import PipelineSpec
 from dstrain.pipeline.variants import with_overrides
 from dstrain.registry.discovery import load_family

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.registry.hooks import Hooks
 
 from tests.support import ROOT

@@ -18,21 +18,21 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.values import Frames
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component, Files
-from dstrain.models.locate import ModelConfig
 from dstrain.randomness import Rng, SampleKey, seed_global
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
+from dstrain.training.batching import split_across_ranks
 from dstrain.training.collate import collate
 from dstrain.training.loader import Batch, Sample
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import split_across_ranks
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from dstrain.graph.inputs import Column, Measured
-from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.noise_schedule import FlowMatchSchedule
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import Unit

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from dstrain.cache.store import FeatureCache
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.task import Task
 from dstrain.graph.values import Frames
 from dstrain.lora.layers import Trainables
-from dstrain.models.locate import ModelConfig
+from dstrain.models.component_files import ModelConfig
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.feature_plan import open_plan
 from dstrain.runs.precompute import data_process

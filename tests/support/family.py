@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from dstrain.graph.inputs import Column, InferenceOnly, Measured
-from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.noise_schedule import FlowMatchSchedule
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import Component, Files
 from dstrain.models.networks import DiffusersNetwork

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from dstrain.lora.export import layers_in
+from dstrain.lora.key_names import key_formats, shapes_of
 from dstrain.lora.layers import LoraConfig, LoraLayer, inject, lora_state, save_lora
-from dstrain.lora.names import key_formats, shapes_of
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat

@@ -75,10 +75,10 @@ BUGS = (
     Bug(
         "every_process_does_the_first_share",
         "P9: N rows on W processes are N rows",
-        f"{CORE}/training/order.py",
+        f"{CORE}/training/batching.py",
         "[rank * batch_size :][:batch_size]",
         "[:batch_size]",
-        ("tests/unit/training/test_order.py",),
+        ("tests/unit/training/test_batching.py",),
     ),
     Bug(
         "whole_storages_are_stored",
@@ -107,10 +107,10 @@ BUGS = (
     Bug(
         "training_ignores_the_shift",
         "P16: one schedule serves sampler and loss",
-        f"{CORE}/graph/schedule.py",
+        f"{CORE}/graph/noise_schedule.py",
         "self._shifted(plain, self.training_mu)",
         "np.asarray(plain)",
-        ("tests/unit/graph/test_schedule.py",),
+        ("tests/unit/graph/test_noise_schedule.py",),
     ),
     Bug(
         "loss_of_the_last_micro_batch",
@@ -187,10 +187,10 @@ BUGS = (
     Bug(
         "repeats_share_their_noise",
         "P32: 50 repeats have 50 noises",
-        f"{CORE}/training/order.py",
+        f"{CORE}/training/batching.py",
         "SampleKey(self.seed, epoch, repeat, *self.sample_ids[sample])",
         "SampleKey(self.seed, epoch, 0, *self.sample_ids[sample])",
-        ("tests/unit/training/test_order.py", "tests/unit/runs/test_loop.py"),
+        ("tests/unit/training/test_batching.py", "tests/unit/runs/test_loop.py"),
     ),
     Bug(
         "damage_is_not_noticed",
@@ -251,10 +251,13 @@ BUGS = (
     Bug(
         "skipping_renumbers_the_rows",
         "--on_bad_sample skip leaves the order of the other rows as it is",
-        f"{CORE}/training/order.py",
+        f"{CORE}/training/batching.py",
         "range(rows) if row not in present]\n",
         "range(0) if row not in present]\n",
-        ("tests/unit/training/test_order.py", "tests/unit/runs/test_skipped_rows.py"),
+        (
+            "tests/unit/training/test_batching.py",
+            "tests/unit/runs/test_skipped_rows.py",
+        ),
     ),
     Bug(
         "the_wrong_rows_of_a_fused_layer",

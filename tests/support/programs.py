@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Measured
+from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import FunctionSpec

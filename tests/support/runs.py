@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.distributed.world import ProcessGroup
-from dstrain.models.locate import ModelConfig, find
+from dstrain.models.component_files import ModelConfig, find
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.job import TrainingRun
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run, toy_models
+from dstrain.runs.training_run import TrainingRun
 from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule
 from safetensors.torch import load_file

@@ -8,14 +8,14 @@ from typing import Literal
 
 import click
 
-from dstrain.cli.options import (
+from dstrain.cli.click_options import (
     FamilyCommand,
     file_path,
     model_options,
     shared_options,
 )
 from dstrain.config.fields import parse_alpha
-from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError

@@ -4,7 +4,7 @@ import traceback
 
 import click
 
-from dstrain.cli.options import place
+from dstrain.cli.click_options import place
 from dstrain.cli.unsupported import no_such
 from dstrain.errors import (
     DstrainError,

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, field
 
 import click
 
-from dstrain.cli.options import COMMAND_NAMES
+from dstrain.cli.click_options import COMMAND_NAMES
 from dstrain.errors import DstrainError
 from dstrain.registry.discovery import (
     GROUP,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import click
 
+from dstrain.cli.click_options import disabled_plugin, shared_options
 from dstrain.cli.commands import commands
 from dstrain.cli.errors import explain
-from dstrain.cli.options import disabled_plugin, shared_options
 from dstrain.console import get_logger, logging_to_stderr, redacted
 from dstrain.errors import SystemFault, UsageError, nearest
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.config.fields import LoraFile, flags, split_commas
-from dstrain.config.schema import (
+from dstrain.config.options import (
     GenerateConfig,
     ModelChoice,
     TrainConfig,

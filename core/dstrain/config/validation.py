@@ -10,7 +10,7 @@ from dstrain.config.fields import (
     parse_origins,
     split_commas,
 )
-from dstrain.config.schema import GenerateConfig, ModelChoice, TrainConfig
+from dstrain.config.options import GenerateConfig, ModelChoice, TrainConfig
 from dstrain.errors import UsageError, nearest
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.schema import GenerateConfig
+from dstrain.config.options import GenerateConfig
 from dstrain.console import get_logger, progress_bar
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
 from dstrain.data.dataset import check_rows
@@ -31,7 +31,7 @@ from dstrain.generation.inputs import (
 )
 from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.graph.inputs import Column, Constant, as_column
-from dstrain.models.locate import component_digests
+from dstrain.models.component_files import component_digests
 from dstrain.pipeline.sampling import plan_inference
 from dstrain.storage.files import lock, remove_leftovers, write_file, write_json
 from dstrain.storage.hashing import Digests, hash_json

@@ -1,6 +1,6 @@
 """Run `dstrain generate`."""
 
-from dstrain.config.schema import GenerateConfig
+from dstrain.config.options import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
 from dstrain.console import progress_bar, redacted

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from dstrain.config.fields import LoraFile
-from dstrain.config.schema import GenerateConfig
+from dstrain.config.options import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
+from dstrain.models.component_files import Found, ModelConfig, model_configs
 from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
-from dstrain.models.locate import Found, ModelConfig, model_configs
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import find_for_inference

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dstrain.graph.noise_schedule import constrain_nothing
 from dstrain.graph.plan import Plan, Step
-from dstrain.graph.schedule import constrain_nothing
 from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS, GIVEN_TO_MODEL_FN
 from dstrain.graph.unit import CONTEXT, FunctionSpec
 

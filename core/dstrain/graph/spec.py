@@ -11,7 +11,7 @@ from typing import Any
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.frozen import Converted, freeze
 from dstrain.graph.inputs import Column, Constant, Input, Measured
-from dstrain.graph.schedule import FlowMatchSchedule, constrain_nothing
+from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
 from dstrain.graph.task import Task
 from dstrain.graph.unit import CONTEXT, FunctionSpec, Unit, component_of
 

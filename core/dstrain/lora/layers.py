@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError, first_few, nearest
-from dstrain.lora.keys import ADAPTER_HEADER, LoraWeights, parse_keys
-from dstrain.lora.names import layers_of, shapes_of
+from dstrain.lora.key_names import layers_of, shapes_of
+from dstrain.lora.key_parser import ADAPTER_HEADER, LoraWeights, parse_keys
 from dstrain.storage.safetensors import with_checksum, write_tensors
 
 ADAPTER = "default"

@@ -16,15 +16,7 @@ from torch import Tensor
 
 from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError, first_few
-from dstrain.lora.keys import (
-    ADAPTER_HEADER,
-    AdapterConfig,
-    LoraWeights,
-    parse_keys,
-    read_adapter_config,
-)
-from dstrain.lora.layers import LoraLayer
-from dstrain.lora.names import (
+from dstrain.lora.key_names import (
     PEFT_PREFIX,
     KeyTable,
     Prefix,
@@ -34,6 +26,14 @@ from dstrain.lora.names import (
     prefixes,
     unused_layers,
 )
+from dstrain.lora.key_parser import (
+    ADAPTER_HEADER,
+    AdapterConfig,
+    LoraWeights,
+    parse_keys,
+    read_adapter_config,
+)
+from dstrain.lora.layers import LoraLayer
 from dstrain.models.components import components_of
 from dstrain.models.formats import Shapes
 from dstrain.registry.family import ModelFamily

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from dstrain.config.schema import Hub
+from dstrain.config.options import Hub
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, SystemFault, UsageError, nearest
 from dstrain.models.hub_clients import CLIENTS, first_line, is_absent

@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dstrain.errors import SystemFault
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component
 from dstrain.models.formats import same_config, to_checkpoint
-from dstrain.models.locate import ModelConfig
 from dstrain.registry.family import ModelFamily
 
 Entries = Mapping[str, Mapping[str, Any]]

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
+from dstrain.graph.noise_schedule import ConstrainLatents
 from dstrain.graph.plan import POSITIVE, Plan, Step, value_key
-from dstrain.graph.schedule import ConstrainLatents
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.lora.header import training_differences
+from dstrain.lora.key_names import shapes_of
 from dstrain.lora.layers import add_layers, merge_layers
-from dstrain.lora.names import shapes_of
 from dstrain.lora.reader import read_lora
+from dstrain.models.component_files import Found, ModelConfig
 from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
-from dstrain.models.locate import Found, ModelConfig
 from dstrain.pipeline.sampling import (
     NEGATIVE,
     Sampling,

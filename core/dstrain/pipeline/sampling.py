@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.plan import POSITIVE, Plan, make_plan
-from dstrain.graph.schedule import (
+from dstrain.graph.noise_schedule import (
     TRAIN_TIMESTEPS,
     ConstrainLatents,
     FlowMatchSchedule,
     LatentConstraint,
     Velocity,
 )
+from dstrain.graph.plan import POSITIVE, Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import FunctionSpec
-from dstrain.models.locate import Found, ModelConfig, find
+from dstrain.models.component_files import Found, ModelConfig, find
 from dstrain.registry.family import ModelFamily
 
 NEGATIVE = "negative"

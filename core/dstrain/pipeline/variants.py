@@ -5,13 +5,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dstrain.config.schema import ModelChoice
+from dstrain.config.options import ModelChoice
 from dstrain.data.cells import read_literal
 from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.graph.spec import PipelineSpec
+from dstrain.models.component_files import ModelConfig, denoiser_config, place_of
 from dstrain.models.components import components_of
-from dstrain.models.locate import ModelConfig, denoiser_config, place_of
 from dstrain.registry.discovery import variant_of
 from dstrain.registry.family import ModelFamily
 

@@ -4,8 +4,8 @@ from dstrain.graph.inputs import Constant as Constant
 from dstrain.graph.inputs import InferenceOnly as InferenceOnly
 from dstrain.graph.inputs import Measured as Measured
 from dstrain.graph.inputs import at_least as at_least
-from dstrain.graph.schedule import FlowMatchSchedule as FlowMatchSchedule
-from dstrain.graph.schedule import LatentConstraint as LatentConstraint
+from dstrain.graph.noise_schedule import FlowMatchSchedule as FlowMatchSchedule
+from dstrain.graph.noise_schedule import LatentConstraint as LatentConstraint
 from dstrain.graph.spec import ExpertSchedule as ExpertSchedule
 from dstrain.graph.spec import PipelineSpec as PipelineSpec
 from dstrain.graph.unit import Unit as Unit

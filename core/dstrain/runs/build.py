@@ -7,21 +7,21 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from dstrain.cache.store import FeatureCache
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
 from dstrain.lora.reader import check_lora_file
-from dstrain.models.checkpointing import enable_checkpointing
-from dstrain.models.locate import Found
+from dstrain.models.component_files import Found
+from dstrain.models.gradient_checkpointing import enable_checkpointing
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import check_configs, open_plan
-from dstrain.runs.job import TrainingData, TrainingRun
 from dstrain.runs.setup import Setup
+from dstrain.runs.training_run import TrainingData, TrainingRun
+from dstrain.training.batching import Order, with_excluded_rows
 from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import Order, with_excluded_rows
 from dstrain.training.trainables import start_from_lora
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from dstrain.cache.store import FeatureCache
 from dstrain.config.fields import split_commas
-from dstrain.config.schema import TrainConfig, options_affecting
+from dstrain.config.options import TrainConfig, options_affecting
 from dstrain.data.dataset import find_metadata
 from dstrain.errors import StateError, UsageError
+from dstrain.models.component_files import Found
 from dstrain.models.configs import differing_entries
-from dstrain.models.locate import Found
 from dstrain.runs.setup import Setup
 from dstrain.storage.hashing import sha256
 

@@ -15,13 +15,14 @@ from dstrain.errors import Diverged, OutOfMemory
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checkpoints.state import damage, states
-from dstrain.runs.job import TrainingRun, name_row
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
+from dstrain.runs.training_run import TrainingRun, name_row
+from dstrain.training.batching import MicroBatch, split_across_ranks
 from dstrain.training.loader import Batch, load_batches
 from dstrain.training.memory import (
     LOAD_ADVICE,
@@ -30,7 +31,6 @@ from dstrain.training.memory import (
     peak_memory,
 )
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import MicroBatch, split_across_ranks
 
 logger = get_logger(__name__)
 

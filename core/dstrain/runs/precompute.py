@@ -17,7 +17,7 @@ from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import serialize
-from dstrain.models.locate import Found, component_digests
+from dstrain.models.component_files import Found, component_digests
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.feature_plan import CacheInfo, plan_identity
@@ -27,8 +27,8 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.storage.files import lock
 from dstrain.storage.hashing import Digests, sha256
+from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import DecodedSamples, load_batches
-from dstrain.training.order import MicroBatch
 
 logger = get_logger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.fields import Effect, changed, split_commas
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.dataset import input_columns
 from dstrain.data.metadata import read_metadata
@@ -17,8 +17,8 @@ from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.layers import LoraConfig, Trainables
+from dstrain.models.component_files import ModelConfig, model_configs, place_of
 from dstrain.models.device import default_device
-from dstrain.models.locate import ModelConfig, model_configs, place_of
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.variants import (
     Scorer,

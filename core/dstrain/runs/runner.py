@@ -11,7 +11,7 @@ from typing import get_args
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
-from dstrain.config.schema import Precision, TrainConfig
+from dstrain.config.options import Precision, TrainConfig
 from dstrain.config.validation import validate
 from dstrain.distributed.world import distributed_run
 from dstrain.errors import UsageError

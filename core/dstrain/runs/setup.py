@@ -9,21 +9,21 @@ from pathlib import Path
 import torch
 
 from dstrain.config.fields import split_commas
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_dataset
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.images import Resolution
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, InferenceOnly
+from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
 from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.schedule import TRAIN_TIMESTEPS, TimestepSampler
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.layers import Trainables
 from dstrain.lora.reader import check_lora_file, groups_in
+from dstrain.models.component_files import Found, ModelConfig, find
 from dstrain.models.device import DTYPES, precision
-from dstrain.models.locate import Found, ModelConfig, find
 from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
 from dstrain.storage.hashing import sha256

@@ -14,7 +14,7 @@ from torch import nn
 
 from dstrain.graph.inputs import Measured
 from dstrain.lora.layers import LoraConfig, inject
-from dstrain.models.locate import assign
+from dstrain.models.component_files import assign
 from dstrain.registry.discovery import GROUP, load_family
 from dstrain.testing.contract import Contract
 from dstrain.testing.family_under_test import FamilyUnderTest

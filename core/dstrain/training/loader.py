@@ -13,7 +13,7 @@ from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell, load_cell
 from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.values import deserialize
-from dstrain.training.order import MicroBatch
+from dstrain.training.batching import MicroBatch
 
 
 @dataclass(frozen=True)

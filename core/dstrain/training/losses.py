@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dstrain.graph.schedule import (
+from dstrain.graph.noise_schedule import (
     TRAIN_TIMESTEPS,
     ConstrainLatents,
     LatentConstraint,

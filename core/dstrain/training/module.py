@@ -8,8 +8,8 @@ import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from dstrain.graph.noise_schedule import TimestepSampler
 from dstrain.graph.plan import Plan, make_plan
-from dstrain.graph.schedule import TimestepSampler
 from dstrain.graph.task import Task
 from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline

@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from dstrain.errors import UsageError, nearest
+from dstrain.lora.key_names import matching_names, shapes_of, unused_layers
 from dstrain.lora.layers import LoraConfig, Trainables, inject, load_layers
-from dstrain.lora.names import matching_names, shapes_of, unused_layers
 from dstrain.lora.reader import read_lora
 from dstrain.pipeline.pipeline import Pipeline
 

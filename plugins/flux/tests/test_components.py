@@ -11,10 +11,10 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, FluxTransformer2DModel
+from dstrain.models.component_files import ModelConfig, place_of
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import infer_config
 from dstrain.models.formats import shapes_of
-from dstrain.models.locate import ModelConfig, place_of
 from dstrain.models.weights import Weights, recognise
 from dstrain_flux.components import COMPONENTS, IDS
 from safetensors.torch import load_file, save_file

@@ -14,10 +14,10 @@ import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from diffusers.loaders import single_file_utils
 from dstrain.errors import StateError
+from dstrain.models.component_files import ModelConfig, assign
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import to_checkpoint
-from dstrain.models.locate import ModelConfig, assign
 from dstrain.models.weights import recognise
 from dstrain_flux.components import COMPONENTS, CONFIGS
 from safetensors.torch import save_file

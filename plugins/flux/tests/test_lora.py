@@ -10,8 +10,8 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from dstrain.lora.layers import LoraConfig, inject, save_lora
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.functional import pack
-from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain_flux import LORA_ALIASES, MODEL
 from dstrain_flux.toy import write

@@ -11,8 +11,8 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxKontextPipeline, FluxPipeline
 from dstrain.errors import UsageError
+from dstrain.graph.noise_schedule import LatentConstraint, TimestepSampler
 from dstrain.graph.plan import make_plan
-from dstrain.graph.schedule import LatentConstraint, TimestepSampler
 from dstrain.models.functional import pack
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey

@@ -22,10 +22,10 @@ from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
 )
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
-from dstrain.models.locate import ModelConfig, find, model_configs
+from dstrain.models.component_files import ModelConfig, find, model_configs
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.variants import choose_variant, score_columns
 from dstrain.training.losses import SFT

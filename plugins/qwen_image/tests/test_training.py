@@ -16,17 +16,17 @@ import pytest
 import torch
 from accelerate import Accelerator
 from diffusers import QwenImagePipeline
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted
-from dstrain.models.locate import ModelConfig
+from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import optimizer_steps, steps
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
+from dstrain.runs.training_run import TrainingRun
 from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule
 from dstrain_qwen_image.model_fn import pack

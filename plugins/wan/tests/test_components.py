@@ -11,9 +11,9 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
+from dstrain.models.component_files import ModelConfig, assign, place_of
 from dstrain.models.components import Files
 from dstrain.models.configs import infer_config
-from dstrain.models.locate import ModelConfig, assign, place_of
 from dstrain.models.weights import recognise
 from dstrain_wan.components import COMPONENTS, CONFIGS, infer_dit
 from safetensors.torch import load_file, save_file

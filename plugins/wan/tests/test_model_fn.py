@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.schedule import TimestepSampler
+from dstrain.graph.noise_schedule import TimestepSampler
 from dstrain.lora.layers import LoraConfig, inject
 from dstrain.randomness import Rng, SampleKey
 from dstrain.training.losses import flow_match

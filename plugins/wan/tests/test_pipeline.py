@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.data.output import write_video
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
+from dstrain.graph.noise_schedule import TimestepSampler
 from dstrain.graph.plan import make_plan
-from dstrain.graph.schedule import TimestepSampler
 from dstrain.graph.values import Frames
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey

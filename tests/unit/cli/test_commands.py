@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.cli.click_options import COMMAND_NAMES
 from dstrain.cli.commands import commands
 from dstrain.cli.main import command_group, main
-from dstrain.cli.options import COMMAND_NAMES
 from dstrain.config.fields import LoraFile
-from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.config.options import GenerateConfig, TrainConfig
 
 Install = Callable[..., Path]
 Source = Callable[..., str]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.cli.click_options import FamilyCommand
 from dstrain.cli.main import main
-from dstrain.cli.options import FamilyCommand
 from dstrain.config.fields import Flag, LoraFile, NamedInput, flags
-from dstrain.config.schema import (
+from dstrain.config.options import (
     GenerateConfig,
     ModelChoice,
     TrainConfig,

@@ -8,7 +8,7 @@ import pytest
 from dstrain.cli.main import main
 from dstrain.cli.unsupported import advice, no_such
 from dstrain.config.fields import flags
-from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.config.options import GenerateConfig, TrainConfig
 
 from tests.support.command_lines import BASE
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from dstrain.config.fields import LoraFile, NamedInput, flags
-from dstrain.config.schema import GenerateConfig, TrainConfig, options_affecting
+from dstrain.config.options import GenerateConfig, TrainConfig, options_affecting
 from dstrain.config.serialize import as_flags, write_resolved
 
 CONFIG = TrainConfig(

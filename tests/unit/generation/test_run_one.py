@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from dstrain.config.fields import LoraFile, NamedInput
-from dstrain.config.schema import GenerateConfig
+from dstrain.config.options import GenerateConfig
 from dstrain.data.output import save_image_or_video
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.generation.run import generate
 from dstrain.generation.source import PipelineSource
-from dstrain.models.locate import ModelConfig
+from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from PIL import Image
 

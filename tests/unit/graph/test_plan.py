@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 import pytest
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, InferenceOnly, Measured
+from dstrain.graph.noise_schedule import FlowMatchSchedule
 from dstrain.graph.plan import Plan, Step, make_plan
-from dstrain.graph.schedule import FlowMatchSchedule
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import FunctionSpec, Unit

@@ -8,9 +8,9 @@ from typing import Any, TypedDict
 
 import pytest
 from dstrain.graph.inputs import Column
+from dstrain.graph.noise_schedule import FlowMatchSchedule
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.render import as_data, as_text
-from dstrain.graph.schedule import FlowMatchSchedule
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import Unit

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import pytest
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Input, Measured
-from dstrain.graph.schedule import FlowMatchSchedule
+from dstrain.graph.noise_schedule import FlowMatchSchedule
 from dstrain.graph.spec import (
     ExpertSchedule,
     PipelineSpec,

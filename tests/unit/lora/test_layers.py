@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError, UsageError
+from dstrain.lora.key_names import shapes_of
 from dstrain.lora.layers import (
     LoraConfig,
     LoraLayer,
@@ -20,7 +21,6 @@ from dstrain.lora.layers import (
     merge_layers,
     save_lora,
 )
-from dstrain.lora.names import shapes_of
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component
 from dstrain.registry.family import ModelFamily

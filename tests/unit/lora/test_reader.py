@@ -10,8 +10,8 @@ import pytest
 import torch
 from dstrain.errors import StateError
 from dstrain.lora.export import fuse
+from dstrain.lora.key_names import key_table
 from dstrain.lora.layers import LoraConfig, LoraLayer, add_layers, save_lora
-from dstrain.lora.names import key_table
 from dstrain.lora.reader import read_lora, split_fused
 from safetensors.torch import load_file
 

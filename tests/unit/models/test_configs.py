@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.schema import GenerateConfig
+from dstrain.config.options import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.batch import generate_dataset
-from dstrain.models.components import Component, Files
-from dstrain.models.configs import ConfigQuery, find_config
-from dstrain.models.formats import CheckpointFormat, KeyMap, same_config
-from dstrain.models.hub import ModelSource
-from dstrain.models.locate import (
+from dstrain.models.component_files import (
     ModelConfig,
     assign,
     denoiser_config,
     find,
     place_of,
 )
+from dstrain.models.components import Component, Files
+from dstrain.models.configs import ConfigQuery, find_config
+from dstrain.models.formats import CheckpointFormat, KeyMap, same_config
+from dstrain.models.hub import ModelSource
 from dstrain.models.networks import DiffusersNetwork, TransformersNetwork
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.runner import run

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.config.schema import Hub
+from dstrain.config.options import Hub
 from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.models.component_files import ModelConfig, assign, find
 from dstrain.models.hub import ModelSource, fetch
 from dstrain.models.hub_clients import CLIENTS, first_line
 from dstrain.models.hub_record import RECORD
-from dstrain.models.locate import ModelConfig, assign, find
 
 from tests.support import family
 from tests.support.family import write

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from dstrain.config.schema import Hub
+from dstrain.config.options import Hub
 from dstrain.errors import StateError
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.hub import ModelSource, fetch, find_local
 from dstrain.models.hub_record import RECORD, Record, select
-from dstrain.models.locate import ModelConfig
 from dstrain.storage.hashing import file_mark, sha256
 
 from tests.support.hub_server import SHARDS, TINY, commit

@@ -9,8 +9,8 @@ import pytest
 import torch
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
+from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.plan import make_plan
-from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.spec import (
     ExpertSchedule,
     PipelineSpec,

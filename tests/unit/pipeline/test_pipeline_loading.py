@@ -9,7 +9,7 @@ import pytest
 import torch
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.layers import LoraConfig, inject, save_lora
-from dstrain.models.locate import ModelConfig
+from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

@@ -9,10 +9,10 @@ import pytest
 import torch
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import InferenceOnly
+from dstrain.graph.noise_schedule import LatentConstraint
 from dstrain.graph.plan import make_plan
-from dstrain.graph.schedule import LatentConstraint
 from dstrain.graph.unit import Unit
-from dstrain.models.locate import ModelConfig
+from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import generate_task, plan_inference
 from dstrain.randomness import Rng

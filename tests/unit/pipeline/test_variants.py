@@ -11,14 +11,14 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Constant, at_least
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.lora.layers import Trainables
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component
-from dstrain.models.locate import ModelConfig
 from dstrain.pipeline.variants import (
     choose_variant,
     score_columns,

@@ -11,7 +11,7 @@ import pytest
 from dstrain.cache.store import FeatureCache
 from dstrain.errors import StateError
 from dstrain.graph.task import Task
-from dstrain.models.locate import Found
+from dstrain.models.component_files import Found
 from dstrain.runs.feature_plan import CacheInfo, check_configs, plan_identity
 from dstrain.training.losses import SFT
 

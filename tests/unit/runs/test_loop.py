@@ -16,9 +16,9 @@ from dstrain.runs.build import total_steps
 from dstrain.runs.checkpoints.state import states
 from dstrain.runs.loop import steps, update
 from dstrain.runs.runner import run
+from dstrain.training.batching import split_across_ranks
 from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import split_across_ranks
 from torch import Tensor
 
 from tests.support.runs import (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.config.schema import TrainConfig
+from dstrain.config.options import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.graph.spec import ExpertSchedule
 from dstrain.lora.layers import LoraConfig, Trainables

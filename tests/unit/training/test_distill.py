@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.schema import GenerateConfig, TrainConfig
+from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.errors import UsageError
 from dstrain.generation.run import generate
 from dstrain.graph.inputs import Column, Constant
+from dstrain.graph.noise_schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.plan import make_plan
-from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint
 from dstrain.graph.spec import ExpertSchedule
 from dstrain.graph.task import Task
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import integrate, seeded_noise
 from dstrain.randomness import SampleKey
-from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
+from dstrain.runs.training_run import TrainingRun
+from dstrain.training.batching import MicroBatch
 from dstrain.training.distill import DIRECT_DISTILL, direct_distill
 from dstrain.training.loader import Batch, Sample
 from dstrain.training.losses import SFT
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import MicroBatch
 from torch import Tensor
 
 from tests.support.family import build

@@ -20,8 +20,8 @@ from dstrain.runs.build import open_training_data
 from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
 from dstrain.training import loader as samples
+from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import DecodedSamples, Sample, SampleSource, load_batches
-from dstrain.training.order import MicroBatch
 
 from tests.support import caching_family
 from tests.support.caching_family import runs

@@ -8,17 +8,21 @@ from typing import Any, TypedDict
 import pytest
 import torch
 from dstrain.graph.inputs import Column
-from dstrain.graph.schedule import FlowMatchSchedule, LatentConstraint, TimestepSampler
+from dstrain.graph.noise_schedule import (
+    FlowMatchSchedule,
+    LatentConstraint,
+    TimestepSampler,
+)
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.unit import Unit
 from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.family import ModelFamily
+from dstrain.training.batching import Order, split_across_ranks
 from dstrain.training.loader import Batch, Sample
 from dstrain.training.losses import SFT, flow_match
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import Order, split_across_ranks
 from torch import Tensor, nn
 
 SCHEDULE = FlowMatchSchedule(shift=3.0)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from dstrain.errors import UsageError
 from dstrain.randomness import SampleKey
-from dstrain.runs.job import TrainingRun
 from dstrain.runs.loop import steps
 from dstrain.runs.runner import run
+from dstrain.runs.training_run import TrainingRun
+from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import Batch, Sample
 from dstrain.training.losses import SFT
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import MicroBatch
 from torch import Tensor
 
 from tests.support.runs import config, log, project, same, training_run

@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dstrain.config.schema import options_affecting
+from dstrain.config.options import options_affecting
 from dstrain.config.serialize import CONFIG, write_resolved
 from dstrain.console import get_logger, logging_to_file
 from dstrain.distributed.world import ProcessGroup
@@ -50,7 +50,7 @@ from dstrain.storage.files import lock, remove_leftovers
 from dstrain.storage.run_files import RunFiles
 
 if TYPE_CHECKING:
-    from dstrain.runs.job import TrainingRun
+    from dstrain.runs.training_run import TrainingRun
 
 logger = get_logger(__name__)
 

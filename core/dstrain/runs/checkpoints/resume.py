@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dstrain.config.fields import split_commas
-from dstrain.config.schema import ENDING_AT_LAST_STEP, TrainConfig, options_affecting
+from dstrain.config.options import ENDING_AT_LAST_STEP, TrainConfig, options_affecting
 from dstrain.config.serialize import read_resolved
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import refuse_run
@@ -17,7 +17,7 @@ from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
 from dstrain.storage.hashing import hash_json, sha256
 
 if TYPE_CHECKING:
-    from dstrain.runs.job import TrainingRun
+    from dstrain.runs.training_run import TrainingRun
 
 
 def data_fingerprint(run: "TrainingRun") -> dict[str, str]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dstrain.config.fields import split_commas
-from dstrain.config.schema import options_affecting
+from dstrain.config.options import options_affecting
 from dstrain.console import redacted
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import StateError

@@ -21,7 +21,7 @@ from dstrain.console import get_logger, progress_bar
 from dstrain.data.cells import load_cell
 from dstrain.data.output import save_image_or_video
 from dstrain.errors import DstrainError
-from dstrain.models.locate import Found
+from dstrain.models.component_files import Found
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.directory import PREVIEWS, PROMPTS
 from dstrain.runs.reports.preview_plans import (
@@ -36,7 +36,7 @@ from dstrain.storage.run_files import RunFiles
 from dstrain.training.loader import CachedSamples
 
 if TYPE_CHECKING:
-    from dstrain.runs.job import TrainingData, TrainingRun
+    from dstrain.runs.training_run import TrainingData, TrainingRun
 
 logger = get_logger(__name__)
 

@@ -14,10 +14,10 @@ from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.pipeline.sampling import generate_task
-from dstrain.training.order import EXCLUDED
+from dstrain.training.batching import EXCLUDED
 
 if TYPE_CHECKING:
-    from dstrain.runs.job import TrainingRun
+    from dstrain.runs.training_run import TrainingRun
 
 logger = get_logger(__name__)
 

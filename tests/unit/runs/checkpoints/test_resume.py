@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.schema import options_affecting
+from dstrain.config.options import options_affecting
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.resume import config_digest
 from dstrain.runs.checkpoints.state import load_state, states

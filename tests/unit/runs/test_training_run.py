@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from dstrain.runs.job import name_row
+from dstrain.runs.training_run import name_row
 
 from tests.support.runs import config, project, training_run
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError, UsageError
+from dstrain.models.component_files import ModelConfig, find
 from dstrain.models.hub import model_base
-from dstrain.models.locate import ModelConfig, find
 from dstrain.runs.runner import run
 from safetensors.torch import load_file, save_file
 

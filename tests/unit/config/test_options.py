@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dstrain.config.fields import Effect, Group, flags
-from dstrain.config.schema import (
+from dstrain.config.options import (
     ENDING_AT_LAST_STEP,
     GenerateConfig,
     TrainConfig,
@@ -142,11 +142,11 @@ def test_schedules_that_end_with_the_run_are_schedules() -> None:
 
 
 def test_choices_are_those_of_the_code_that_acts_on_them() -> None:
-    from dstrain.graph import schedule
+    from dstrain.graph import noise_schedule
 
     choices = {flag.name: flag.choices for flag in flags(TrainConfig)}
-    assert choices["timestep_sampling"] == typing.get_args(schedule.Sampling)
-    assert choices["loss_weighting"] == typing.get_args(schedule.Weighting)
+    assert choices["timestep_sampling"] == typing.get_args(noise_schedule.Sampling)
+    assert choices["loss_weighting"] == typing.get_args(noise_schedule.Weighting)
 
 
 def test_a_configuration_is_plain_data() -> None:

@@ -8,12 +8,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.distributed.world import ProcessGroup
-from dstrain.models.locate import Found
+from dstrain.models.component_files import Found
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
+from dstrain.training.batching import Order
 from dstrain.training.loader import SampleSource
 from dstrain.training.module import TrainingModule
-from dstrain.training.order import Order
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.schedule import FlowMatchSchedule, TimestepSampler
+from dstrain.graph.noise_schedule import FlowMatchSchedule, TimestepSampler
 from dstrain.randomness import Rng, SampleKey
 from numpy.typing import NDArray
 

@@ -20,7 +20,7 @@ from dstrain.config.fields import (
     parse_input,
     parse_lora,
 )
-from dstrain.config.schema import ModelChoice, TrainConfig
+from dstrain.config.options import ModelChoice, TrainConfig
 from dstrain.config.serialize import read_resolved
 from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option

@@ -9,7 +9,7 @@ from itertools import chain, islice, permutations
 import numpy as np
 import pytest
 from dstrain.randomness import SampleKey
-from dstrain.training.order import (
+from dstrain.training.batching import (
     EXCLUDED,
     Indices,
     MicroBatch,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dstrain.config.fields import parse_model_paths, parse_origins
-from dstrain.config.schema import Hub, ModelChoice, TrainConfig
+from dstrain.config.options import Hub, ModelChoice, TrainConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dstrain.lora.layers import LoraConfig, inject
-from dstrain.lora.names import (
+from dstrain.lora.key_names import (
     PROGRAMS,
     Rows,
     key_formats,
@@ -18,6 +17,7 @@ from dstrain.lora.names import (
     unused_layers,
     with_underscores,
 )
+from dstrain.lora.layers import LoraConfig, inject
 from dstrain.models.formats import NATIVE, LoraKeyFormat
 
 from tests.support.lora_family import COMPONENTS, MODEL, ORIGINAL, SHAPES, network
