@@ -22,7 +22,7 @@ from dstrain.cli.main import command_group, main
 from dstrain.config.fields import flags
 from dstrain.config.options import GenerateConfig, ModelChoice, TrainConfig
 from dstrain.graph.spec import PipelineSpec
-from dstrain.pipeline.variants import with_overrides
+from dstrain.pipeline.variant_choice import with_overrides
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from PIL import Image

@@ -20,7 +20,7 @@ from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import find_for_inference
-from dstrain.pipeline.variants import choose_variant, score_inputs, with_overrides
+from dstrain.pipeline.variant_choice import choose_variant, score_inputs, with_overrides
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.run_files import RunFiles

@@ -32,7 +32,7 @@ from dstrain.pipeline.sampling import (
     plan_inference,
     seeded_noise,
 )
-from dstrain.pipeline.variants import choose_variant
+from dstrain.pipeline.variant_choice import choose_variant
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily

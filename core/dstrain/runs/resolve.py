@@ -20,7 +20,7 @@ from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.models.component_files import ModelConfig, model_configs, place_of
 from dstrain.models.device import default_device
 from dstrain.pipeline.sampling import generate_task
-from dstrain.pipeline.variants import (
+from dstrain.pipeline.variant_choice import (
     Scorer,
     choose_variant,
     score_columns,

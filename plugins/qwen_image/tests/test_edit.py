@@ -27,7 +27,7 @@ from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
 from dstrain.models.component_files import ModelConfig, find, model_configs
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.pipeline.variants import choose_variant, score_columns
+from dstrain.pipeline.variant_choice import choose_variant, score_columns
 from dstrain.training.losses import SFT
 from dstrain_qwen_image import MODEL, units
 from dstrain_qwen_image.model_fn import latent_shape_edit, pack, predict_edit

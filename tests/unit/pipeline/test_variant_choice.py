@@ -19,7 +19,7 @@ from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.lora.layers import Trainables
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component
-from dstrain.pipeline.variants import (
+from dstrain.pipeline.variant_choice import (
     choose_variant,
     score_columns,
     score_inputs,
