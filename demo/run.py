@@ -30,7 +30,10 @@ def main() -> None:
     )
     for command in commands():
         print("\n$ " + shlex.join(command), flush=True)
-        subprocess.run([executable(command[0]), *command[1:]], check=True)
+        done = subprocess.run([executable(command[0]), *command[1:]])
+        if done.returncode:
+            # The command has said why.
+            sys.exit(done.returncode)
     print(f"\nlook at {OUT / 'grid.png'} ({time.monotonic() - start:.0f} s)")
 
 

@@ -153,6 +153,8 @@ def progress_bar(
     else:
         options["mininterval"] = options["delay"] = SECONDS_PER_LINE
         options |= {"miniters": 1, "file": LineLogger(), "bar_format": LINE}
+        # A bar below another one would move the cursor.
+        options["position"] = 0
     # Only where it must be, since tqdm itself reads TQDM_DISABLE.
     if not is_main_process():
         options["disable"] = True

@@ -72,11 +72,11 @@ def write_model(family: str, variant: str, folder: Path, assets: Path) -> None:
 def write_edits(
     folder: Path, assets: Path, column: str, count: int
 ) -> list[dict[str, str]]:
-    """Write a data set of emoji whose skin tone is changed: `column` is the picture
+    """Write a dataset of emoji whose skin tone is changed: `column` is the image
     before, `image` the one after.
     """
     folder.mkdir(parents=True)
-    rows = []
+    rows: list[dict[str, str]] = []
     for before, after, words in _pairs(assets):
         if len(rows) < count:
             for name in (before, after):

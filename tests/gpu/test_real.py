@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain import Frames, ModelConfig, Pipeline, TrainConfig, TrainingModule, run
+from dstrain import ModelConfig, Pipeline, TrainConfig, TrainingModule, run
 from dstrain.data.cells import load_cell
 from dstrain.data.images import convert
 from dstrain.data.output import write_video
 from dstrain.distributed.world import ProcessGroup
+from dstrain.plugin import Frames
 from dstrain.randomness import SampleKey
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.resolve import resolve
 from PIL import Image
-from real.material import write_edits, write_model, write_videos
+
+from tests.gpu.material import write_edits, write_model, write_videos
 
 ASSETS = Path(os.environ.get("DSTRAIN_ASSETS", ".assets"))
 OUTPUT = Path("real_output")

@@ -5,6 +5,7 @@ planted example.
 import ast
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -288,3 +289,9 @@ def _breaches(checker: Checker, paths: tuple[Path, ...]) -> list[str]:
         for path in paths
         for found in checker(path.read_text())
     ]
+
+
+def test_tests_that_need_downloads_can_be_collected() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/gpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

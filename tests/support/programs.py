@@ -278,7 +278,7 @@ def draw_program(draw: random.Random) -> Program:
     networks = ("dit", *draw.sample(NETS[1:], draw.randint(0, 1)))
     teachers = tuple(draw.sample(NETS[1:], draw.choice((0, 0, 1))))
     branches = ("positive", "negative") if draw.random() < 0.4 else ("positive",)
-    lent = (*teachers, "rng", "timestep_sampler", "constrain_latents")
+    loaded = (*teachers, "rng", "timestep_sampler", "constrain_latents")
     holding = (
         FunctionSpec(
             "constrain_latents", partial(hold_body, ()), some(draw, batched, 1)
@@ -306,7 +306,10 @@ def draw_program(draw: random.Random) -> Program:
     task = Task(
         "random",
         FunctionSpec(
-            "loss", partial(loss_body, teachers, branches), some(draw, batched, 2), lent
+            "loss",
+            partial(loss_body, teachers, branches),
+            some(draw, batched, 2),
+            loaded,
         ),
         branches,
     )

@@ -238,3 +238,16 @@ def test_a_script_with_a_log_file_still_sees_warnings(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == "look\n"
     assert "WARNING dstrain.runs: look" in (tmp_path / "a.log").read_text()
+
+
+def test_a_bar_within_another_writes_no_terminal_codes_to_a_log(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    with progress_bar("train", 2) as outer:
+        outer.delay = 0
+        with progress_bar("preview", 2, brief=True) as inner:
+            inner.delay = 0
+            inner.display()
+    assert "preview" in caplog.text
+    assert "\x1b" not in caplog.text + capsys.readouterr().err

@@ -6,6 +6,7 @@ from typing import Any
 from PIL import Image
 
 from dstrain.data.images import FORMATS
+from dstrain.data.packets import check_pyav
 from dstrain.errors import UsageError
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames
@@ -41,10 +42,13 @@ def write_video(frames: Frames, path: Path) -> None:
 
 
 def check_video_name(path: Path) -> None:
-    """Raise UsageError for a file that is not called .mp4."""
+    """Raise UsageError for a file that is not called .mp4, or if videos cannot be written
+    here.
+    """
     if path.suffix.lower() != ".mp4":
         suffix = path.suffix or "no suffix"
         raise UsageError(path, f"{suffix} is not a supported video format; use .mp4")
+    check_pyav(path)
 
 
 def check_output(path: Path, spec: PipelineSpec) -> None:

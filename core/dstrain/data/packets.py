@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,6 +57,12 @@ def read_packets(path: Path) -> Packets:
     return _packets(path, stat.st_size, stat.st_mtime_ns)
 
 
+def check_pyav(path: Path) -> None:
+    """Raise UsageError if PyAV, which the extra `core[video]` brings, is not installed."""
+    if find_spec("av") is None:
+        raise UsageError(path, "videos need the package av", "run: pip install av")
+
+
 @contextmanager
 def open_video(
     path: Path, **options: str
@@ -65,6 +72,7 @@ def open_video(
     `options` are FFmpeg's. Raises UsageError, also in place of what FFmpeg raises inside
     the block.
     """
+    check_pyav(path)
     import av
     from av.stream import Disposition
 

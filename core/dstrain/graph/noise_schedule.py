@@ -49,7 +49,7 @@ class FlowMatchSchedule:
 
     def __post_init__(self) -> None:
         if self.shift is not None and (self.base_mu, self.max_mu) != (None, None):
-            what = "has both shift and base_mu or max_mu; want one form of the schedule"
+            what = "has both shift and base_mu or max_mu; expected one form of the schedule"
             raise UsageError("FlowMatchSchedule", what)
 
     def mu(self, tokens: int) -> float:

@@ -29,7 +29,7 @@ CLIPS = 2
 STEPS = 3
 """Steps of an inference."""
 LIST = 2
-"""Entries of a list of texts or of pictures."""
+"""Entries of a list of texts or of images."""
 
 
 def image_size(spec: PipelineSpec) -> tuple[int, int]:

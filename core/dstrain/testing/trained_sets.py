@@ -72,11 +72,11 @@ def conditioners(family: ModelFamily, spec: PipelineSpec) -> tuple[str, ...]:
     }
     decoding = {name for decoder in spec.decoders for name in decoder.components}
     wanted = set(spec.model_fn.inputs)
-    borrowed: set[str] = set()
+    injected: set[str] = set()
     for step in reversed(make_plan(spec, data_inputs(spec), SFT).cached_steps):
         if wanted & set(step.unit.outputs):
             wanted |= set(step.unit.inputs)
-            borrowed |= set(step.unit.components)
+            injected |= set(step.unit.components)
     return tuple(
-        name for name in spec.components if name in (borrowed & networks) - decoding
+        name for name in spec.components if name in (injected & networks) - decoding
     )

@@ -36,15 +36,15 @@ def configuration_of(folder: Path, component: Component) -> Any:
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Load every component of a model folder, frozen."""
-    lent: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
+    loaded: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
     for component in COMPONENTS:
         made = component.network.load(
             files_of(folder, component), configuration_of(folder, component), dtype
         )
-        lent[component.name] = (
+        loaded[component.name] = (
             made.requires_grad_(False) if isinstance(made, torch.nn.Module) else made
         )
-    return lent
+    return loaded
 
 
 @pytest.fixture(scope="session")
@@ -61,12 +61,12 @@ def opened() -> Callable[[Path], dict[str, Any]]:
 
 
 @pytest.fixture
-def lent(toy_folder: Path) -> dict[str, Any]:
+def loaded(toy_folder: Path) -> dict[str, Any]:
     """Fresh components, in fp32."""
     return load(toy_folder)
 
 
 @pytest.fixture
-def lent_bf16(toy_folder: Path) -> dict[str, Any]:
+def loaded_bf16(toy_folder: Path) -> dict[str, Any]:
     """Fresh components, in bf16."""
     return load(toy_folder, torch.bfloat16)

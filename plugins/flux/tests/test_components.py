@@ -53,10 +53,10 @@ def empty(name: str, configuration: Any) -> torch.nn.Module:
 @pytest.mark.filterwarnings("default")
 @named
 def test_loads_the_weights_that_the_library_loads(
-    name: str, toy_folder: Path, lent: dict[str, Any]
+    name: str, toy_folder: Path, loaded: dict[str, Any]
 ) -> None:
     theirs = CLASSES[name].from_pretrained(toy_folder / BY_NAME[name].folders[0])
-    ours = lent[name]
+    ours = loaded[name]
     assert not ours.training
     assert type(ours) is type(theirs)
     first, second = ours.state_dict(), theirs.state_dict()
@@ -73,17 +73,17 @@ def test_loads_the_weights_that_the_library_loads(
 
 @named
 def test_the_configuration_without_weights_equals_the_modules_own(
-    name: str, toy_folder: Path, lent: dict[str, Any]
+    name: str, toy_folder: Path, loaded: dict[str, Any]
 ) -> None:
     found = configured(toy_folder, BY_NAME[name])
     if name.startswith("text_encoder"):
-        assert found.to_dict() == lent[name].config.to_dict() | {
+        assert found.to_dict() == loaded[name].config.to_dict() | {
             "dtype": found.to_dict()["dtype"]
         }
     else:
         assert vars(found) == {
             key: value
-            for key, value in lent[name].config.items()
+            for key, value in loaded[name].config.items()
             if not key.startswith("_")
         }
 
@@ -120,9 +120,9 @@ def test_the_published_configuration_is_found_from_the_published_shapes(
 
 @named
 def test_shapes_of_another_size_are_not_taken_for_the_published_ones(
-    name: str, lent: dict[str, Any]
+    name: str, loaded: dict[str, Any]
 ) -> None:
-    shapes = shapes_of(lent[name].state_dict())
+    shapes = shapes_of(loaded[name].state_dict())
     assert infer_config(BY_NAME[name], shapes) is None
 
 
@@ -148,7 +148,7 @@ def test_schnell_gets_no_guidance_and_other_sizes_are_inferred() -> None:
 
 @pytest.mark.parametrize("kept", ["shared.weight", "encoder.embed_tokens.weight"])
 def test_t5_is_loaded_from_either_name_of_its_embedding(
-    kept: str, toy_folder: Path, tmp_path: Path, lent: dict[str, Any]
+    kept: str, toy_folder: Path, tmp_path: Path, loaded: dict[str, Any]
 ) -> None:
     weights: dict[str, Any] = {}
     for path in (toy_folder / "text_encoder_2").glob("*.safetensors"):
@@ -163,7 +163,7 @@ def test_t5_is_loaded_from_either_name_of_its_embedding(
         files, configured(toy_folder, component), torch.float32
     )
     assert module.shared.weight is module.encoder.embed_tokens.weight
-    assert torch.equal(module.shared.weight, lent["text_encoder_2"].shared.weight)
+    assert torch.equal(module.shared.weight, loaded["text_encoder_2"].shared.weight)
 
 
 def test_loaders_can_be_sent_to_another_process() -> None:

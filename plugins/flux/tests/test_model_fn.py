@@ -68,17 +68,17 @@ def embeddings(dit: Any) -> Iterator[list[Tensor]]:
 
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
 def test_in_fp32_predict_is_bit_equal_to_the_plain_call(
-    guidance: float, lent: dict[str, Any]
+    guidance: float, loaded: dict[str, Any]
 ) -> None:
     timestep = torch.tensor([500.0, 987.25])
-    wanted = plain_call(lent["dit"], timestep, inputs(), guidance)
+    wanted = plain_call(loaded["dit"], timestep, inputs(), guidance)
     assert torch.equal(
         predict(
-            timestep=timestep, **inputs(), embedded_guidance=guidance, dit=lent["dit"]
+            timestep=timestep, **inputs(), embedded_guidance=guidance, dit=loaded["dit"]
         ),
         wanted,
     )
-    without = predict(timestep=timestep, **inputs(), dit=lent["dit"])
+    without = predict(timestep=timestep, **inputs(), dit=loaded["dit"])
     assert torch.equal(without, wanted) is (guidance == 1.0), (
         "the default, that of training, is 1"
     )
@@ -88,9 +88,9 @@ def test_in_fp32_predict_is_bit_equal_to_the_plain_call(
     "autocast", [False, True], ids=["bf16 weights", "bf16 autocast over fp32 weights"]
 )
 def test_in_bf16_neighbouring_timesteps_and_guidances_embed_differently(
-    autocast: bool, lent: dict[str, Any], lent_bf16: dict[str, Any]
+    autocast: bool, loaded: dict[str, Any], loaded_bf16: dict[str, Any]
 ) -> None:
-    dit = (lent if autocast else lent_bf16)["dit"]
+    dit = (loaded if autocast else loaded_bf16)["dit"]
     given = inputs(torch.bfloat16) | {
         "pooled_emb": torch.ones(2, 32, dtype=torch.bfloat16)
     }
@@ -110,9 +110,9 @@ def test_in_bf16_neighbouring_timesteps_and_guidances_embed_differently(
 
 
 def test_exact_timesteps_reach_a_denoiser_with_lora_layers(
-    lent_bf16: dict[str, Any],
+    loaded_bf16: dict[str, Any],
 ) -> None:
-    dit = lent_bf16["dit"]
+    dit = loaded_bf16["dit"]
     inject_adapter_in_model(
         peft.LoraConfig(
             r=4, target_modules=["linear_1", "to_q"], init_lora_weights=False
@@ -130,9 +130,9 @@ def test_exact_timesteps_reach_a_denoiser_with_lora_layers(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradient_checkpointing_changes_no_gradient(
-    dtype: torch.dtype, lent: dict[str, Any]
+    dtype: torch.dtype, loaded: dict[str, Any]
 ) -> None:
-    dit, found = lent["dit"].requires_grad_(True), []
+    dit, found = loaded["dit"].requires_grad_(True), []
     for checkpointed in (False, True):
         if checkpointed:
             dit.enable_gradient_checkpointing()
@@ -159,15 +159,15 @@ def test_ids_are_those_of_diffusers() -> None:
 
 
 def test_images_to_edit_follow_the_noise_each_with_its_own_first_id(
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> None:
     seen: list[dict[str, Any]] = []
-    lent["dit"].register_forward_pre_hook(
+    loaded["dit"].register_forward_pre_hook(
         lambda module, _, named: seen.append(named), with_kwargs=True
     )
     images = references((4, 6), (8, 2))
     made = predict_kontext(
-        timestep=torch.ones(2), **inputs(), kontext_latents=images, dit=lent["dit"]
+        timestep=torch.ones(2), **inputs(), kontext_latents=images, dit=loaded["dit"]
     )
     assert made.shape == (2, 16, 8, 12)
     tokens = seen[0]["hidden_states"]
@@ -180,7 +180,7 @@ def test_images_to_edit_follow_the_noise_each_with_its_own_first_id(
         timestep=torch.ones(2),
         **inputs(),
         kontext_latents=images[::-1],
-        dit=lent["dit"],
+        dit=loaded["dit"],
     )
     assert not torch.equal(made, swapped), "which picture is the first matters"
 
@@ -209,24 +209,24 @@ def matches(dit: Any, *targets: str) -> tuple[dict[str, int], set[str]]:
 
 
 def test_default_targets_are_the_projections_of_both_kinds_of_block(
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> None:
     linear = [
         name
-        for name, layer in lent["dit"].named_modules()
+        for name, layer in loaded["dit"].named_modules()
         if isinstance(layer, torch.nn.Linear)
     ]
-    _, layers = matches(lent["dit"], *MODEL.lora_targets["dit"])
+    _, layers = matches(loaded["dit"], *MODEL.lora_targets["dit"])
     assert layers == {
         name for name in linear if "transformer_blocks." in name and "norm" not in name
     }
 
 
-def test_the_references_names_mean_the_layers_they_were(lent: dict[str, Any]) -> None:
+def test_the_references_names_mean_the_layers_they_were(loaded: dict[str, Any]) -> None:
     """One joint block and two single ones; the original's layer of query, key, value is
     three here.
     """
-    counts, _ = matches(lent["dit"], *LORA_ALIASES)
+    counts, _ = matches(loaded["dit"], *LORA_ALIASES)
     more = {
         "a_to_qkv": 3,
         "b_to_qkv": 3,
@@ -237,7 +237,7 @@ def test_the_references_names_mean_the_layers_they_were(lent: dict[str, Any]) ->
     assert counts == dict.fromkeys(LORA_ALIASES, 1) | more
     rest = {
         name
-        for name, layer in lent["dit"].named_modules()
+        for name, layer in loaded["dit"].named_modules()
         if isinstance(layer, torch.nn.Linear)
     }
     rest = {
@@ -251,8 +251,8 @@ def test_the_references_names_mean_the_layers_they_were(lent: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("name", ["a_to_qkv", "proj_out"])
-def test_an_alias_keeps_to_its_kind_of_block(name: str, lent: dict[str, Any]) -> None:
-    _, layers = matches(lent["dit"], name)
+def test_an_alias_keeps_to_its_kind_of_block(name: str, loaded: dict[str, Any]) -> None:
+    _, layers = matches(loaded["dit"], name)
     kind = "transformer_blocks." if name == "a_to_qkv" else "single_transformer_blocks."
     assert layers
     assert all(layer.startswith(kind) for layer in layers)

@@ -34,15 +34,15 @@ def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def published(kind: type[Any], lent: dict[str, Any], toy_folder: Path) -> Any:
+def published(kind: type[Any], loaded: dict[str, Any], toy_folder: Path) -> Any:
     """diffusers' pipeline on the same components."""
     pipeline = kind(
-        transformer=lent["dit"],
-        text_encoder=lent["text_encoder_1"],
-        text_encoder_2=lent["text_encoder_2"],
-        tokenizer=lent["tokenizer_1"],
-        tokenizer_2=lent["tokenizer_2"],
-        vae=lent["vae"],
+        transformer=loaded["dit"],
+        text_encoder=loaded["text_encoder_1"],
+        text_encoder_2=loaded["text_encoder_2"],
+        tokenizer=loaded["tokenizer_1"],
+        tokenizer_2=loaded["tokenizer_2"],
+        vae=loaded["vae"],
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(
             toy_folder / "scheduler"
         ),
@@ -70,10 +70,10 @@ def by_diffusers(
 
 
 def by_pipe(
-    variant: str, lent: dict[str, Any], noise: Tensor, **arguments: Any
+    variant: str, loaded: dict[str, Any], noise: Tensor, **arguments: Any
 ) -> tuple[list[Tensor], Image.Image]:
     """The latents after each step of ours, packed, and its picture."""
-    pipe = Pipeline(MODEL.spec(variant), MODEL, {name: lent[name] for name in PARTS})
+    pipe = Pipeline(MODEL.spec(variant), MODEL, {name: loaded[name] for name in PARTS})
     passed: list[Tensor] = []
     image = pipe(
         prompt=PROMPT,
@@ -84,12 +84,12 @@ def by_pipe(
     return passed, image
 
 
-def sharpen(lent: dict[str, Any]) -> None:
+def sharpen(loaded: dict[str, Any]) -> None:
     """Make the prompts matter: with the default initialisation the denoiser hardly uses
     them.
     """
     with torch.no_grad():
-        for weight in lent["dit"].parameters():
+        for weight in loaded["dit"].parameters():
             weight.mul_(2 if weight.ndim > 1 else 1)
 
 
@@ -113,9 +113,9 @@ def test_every_step_equals_that_of_flux_pipeline(
     size: tuple[int, int],
     steps: int,
     toy_folder: Path,
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> None:
-    sharpen(lent)
+    sharpen(loaded)
     noise = torch.randn(
         1, 16, size[0] // 8, size[1] // 8, generator=torch.Generator().manual_seed(5)
     )
@@ -125,23 +125,23 @@ def test_every_step_equals_that_of_flux_pipeline(
         "num_inference_steps": steps,
         "negative_prompt": NEGATIVE,
     }
-    pipeline = published(FluxPipeline, lent, toy_folder)
+    pipeline = published(FluxPipeline, loaded, toy_folder)
     theirs = by_diffusers(
         pipeline, noise, true_cfg_scale=scale, guidance_scale=3.5, **common
     )
     assert_equal(
-        by_pipe("dev", lent, noise, guidance_scale=scale, **common), theirs, steps
+        by_pipe("dev", loaded, noise, guidance_scale=scale, **common), theirs, steps
     )
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_every_step_equals_that_of_flux_kontext_pipeline(
-    scale: float, toy_folder: Path, lent: dict[str, Any]
+    scale: float, toy_folder: Path, loaded: dict[str, Any]
 ) -> None:
     """A picture of the size to which both would resize it: that they choose the same
     one is tested with the units.
     """
-    sharpen(lent)
+    sharpen(loaded)
     noise = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(5))
     reference, steps = noise_image(80, 48), 3
     common = {
@@ -150,7 +150,7 @@ def test_every_step_equals_that_of_flux_kontext_pipeline(
         "num_inference_steps": steps,
         "negative_prompt": NEGATIVE,
     }
-    pipeline = published(FluxKontextPipeline, lent, toy_folder)
+    pipeline = published(FluxKontextPipeline, loaded, toy_folder)
     theirs = by_diffusers(
         *(pipeline, noise),
         **{
@@ -164,30 +164,32 @@ def test_every_step_equals_that_of_flux_kontext_pipeline(
     )
     given = {"kontext_images": [reference], "kontext_pixels": 64 * 64}
     assert_equal(
-        by_pipe("kontext", lent, noise, guidance_scale=scale, **given, **common),
+        by_pipe("kontext", loaded, noise, guidance_scale=scale, **given, **common),
         theirs,
         steps,
     )
 
 
 def test_at_the_published_area_kontext_equals_diffusers_from_an_image_of_any_size(
-    toy_folder: Path, lent: dict[str, Any]
+    toy_folder: Path, loaded: dict[str, Any]
 ) -> None:
     """Of this size, a picture whose tensor has another memory format gets other
     latents.
     """
-    sharpen(lent)
+    sharpen(loaded)
     noise = torch.randn(1, 16, 8, 8, generator=torch.Generator().manual_seed(5))
     common = {"height": 64, "width": 64, "num_inference_steps": 1}
     pipeline, reference = (
-        published(FluxKontextPipeline, lent, toy_folder),
+        published(FluxKontextPipeline, loaded, toy_folder),
         noise_image(300, 130),
     )
     theirs = by_diffusers(
         pipeline, noise, image=reference, guidance_scale=2.5, max_area=64 * 64, **common
     )
     assert_equal(
-        by_pipe("kontext", lent, noise, kontext_images=[reference], **common), theirs, 1
+        by_pipe("kontext", loaded, noise, kontext_images=[reference], **common),
+        theirs,
+        1,
     )
 
 
@@ -195,11 +197,11 @@ def test_a_denoiser_without_embedded_guidance_gets_none_and_equals_diffusers(
     tmp_path: Path, opened: Callable[[Path], dict[str, Any]]
 ) -> None:
     write(tmp_path, sizes={"dit": {"guidance_embeds": False}})
-    lent = opened(tmp_path)
+    loaded = opened(tmp_path)
     noise = torch.randn(1, 16, 4, 4, generator=torch.Generator().manual_seed(5))
     common = {"height": 32, "width": 32, "num_inference_steps": 2}
-    theirs = by_diffusers(published(FluxPipeline, lent, tmp_path), noise, **common)
-    assert_equal(by_pipe("dev", lent, noise, **common), theirs, 2)
+    theirs = by_diffusers(published(FluxPipeline, loaded, tmp_path), noise, **common)
+    assert_equal(by_pipe("dev", loaded, noise, **common), theirs, 2)
 
 
 @pytest.mark.parametrize(
@@ -211,10 +213,12 @@ def test_a_denoiser_without_embedded_guidance_gets_none_and_equals_diffusers(
     ],
 )
 def test_the_toy_listens_to_what_it_is_given(
-    change: dict[str, Any], lent: dict[str, Any]
+    change: dict[str, Any], loaded: dict[str, Any]
 ) -> None:
-    sharpen(lent)
-    pipe = Pipeline(MODEL.spec("kontext"), MODEL, {name: lent[name] for name in PARTS})
+    sharpen(loaded)
+    pipe = Pipeline(
+        MODEL.spec("kontext"), MODEL, {name: loaded[name] for name in PARTS}
+    )
     given = {
         "prompt": PROMPT,
         "height": 64,
@@ -286,12 +290,12 @@ def test_stage_1_needs_no_denoiser() -> None:
 
 
 @pytest.mark.parametrize("variant", PIPELINES)
-def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> None:
+def test_a_loss_reaches_every_parameter(variant: str, loaded: dict[str, Any]) -> None:
     """So nothing is listed as unused_parameters."""
     spec = MODEL.spec(variant)
     trained = ("dit", "text_encoder_1", "text_encoder_2")
     for name in trained:
-        lent[name].requires_grad_(True)
+        loaded[name].requires_grad_(True)
     values: dict[str, Any] = {
         "prompt": PROMPT,
         "input_image": noise_image(48, 32),
@@ -299,11 +303,11 @@ def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> N
     }
     values["kontext_pixels"] = 32 * 32
     for unit in spec.units:
-        values |= unit.run({name: values[name] for name in unit.inputs}, lent)
+        values |= unit.run({name: values[name] for name in unit.inputs}, loaded)
     reads = {name: values[name] for name in spec.model_fn.inputs if name in values}
     loss = SFT.loss.function(
         lambda noisy_latents, timestep: spec.model_fn.function(
-            noisy_latents, timestep, **reads, dit=lent["dit"]
+            noisy_latents, timestep, **reads, dit=loaded["dit"]
         ),
         values["input_latents"],
         timestep_sampler=TimestepSampler(spec.schedule),
@@ -312,7 +316,7 @@ def test_a_loss_reaches_every_parameter(variant: str, lent: dict[str, Any]) -> N
     )
     loss.sum().backward()
     for name in trained:
-        weights = dict(lent[name].named_parameters())
+        weights = dict(loaded[name].named_parameters())
         assert [
             n
             for n, weight in weights.items()

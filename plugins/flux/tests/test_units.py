@@ -34,26 +34,26 @@ def noise_image(width: int, height: int) -> Image.Image:
 
 
 @pytest.fixture
-def published(lent: dict[str, Any]) -> FluxPipeline:
+def published(loaded: dict[str, Any]) -> FluxPipeline:
     return FluxPipeline(
         scheduler=None,
-        vae=lent["vae"],
-        text_encoder=lent["text_encoder_1"],
-        tokenizer=lent["tokenizer_1"],
-        text_encoder_2=lent["text_encoder_2"],
-        tokenizer_2=lent["tokenizer_2"],
-        transformer=lent["dit"],
+        vae=loaded["vae"],
+        text_encoder=loaded["text_encoder_1"],
+        tokenizer=loaded["tokenizer_1"],
+        text_encoder_2=loaded["text_encoder_2"],
+        tokenizer_2=loaded["tokenizer_2"],
+        transformer=loaded["dit"],
     )
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_prompt_embeddings_are_bit_equal_to_diffusers(
-    prompt: str, lent: dict[str, Any], published: FluxPipeline
+    prompt: str, loaded: dict[str, Any], published: FluxPipeline
 ) -> None:
     wanted, pooled, ids = published.encode_prompt(prompt)
-    assert torch.equal(PROMPT.run({"prompt": prompt}, lent)["prompt_emb"], wanted)
-    assert torch.equal(CLIP.run({"prompt": prompt}, lent)["pooled_emb"], pooled)
+    assert torch.equal(PROMPT.run({"prompt": prompt}, loaded)["prompt_emb"], wanted)
+    assert torch.equal(CLIP.run({"prompt": prompt}, loaded)["pooled_emb"], pooled)
     assert wanted.shape == (1, 512, 32)
     assert not ids.any()
 
@@ -61,23 +61,25 @@ def test_prompt_embeddings_are_bit_equal_to_diffusers(
 @torch.no_grad()
 @pytest.mark.parametrize(("width", "height"), [(64, 96), (32, 32)])
 def test_an_image_is_encoded_as_the_normalised_mode(
-    width: int, height: int, lent: dict[str, Any]
+    width: int, height: int, loaded: dict[str, Any]
 ) -> None:
-    vae = lent["vae"]
+    vae = loaded["vae"]
     pixels = VaeImageProcessor().preprocess(noise_image(width, height))
     wanted = (
         vae.encode(pixels).latent_dist.mode() - vae.config.shift_factor
     ) * vae.config.scaling_factor
-    made = IMAGE.run({"input_image": noise_image(width, height)}, lent)["input_latents"]
+    made = IMAGE.run({"input_image": noise_image(width, height)}, loaded)[
+        "input_latents"
+    ]
     assert made.shape == (1, 16, height // 8, width // 8)
     assert torch.equal(made, wanted)
 
 
 @torch.no_grad()
 def test_decoding_undoes_the_normalisation_as_diffusers_does(
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> None:
-    vae = lent["vae"]
+    vae = loaded["vae"]
     latents = torch.randn(1, 16, 8, 12, generator=torch.Generator().manual_seed(0))
     pixels = vae.decode(
         latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False
@@ -91,14 +93,14 @@ def test_decoding_undoes_the_normalisation_as_diffusers_does(
 
 @torch.no_grad()
 def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
-    lent_bf16: dict[str, Any],
+    loaded_bf16: dict[str, Any],
 ) -> None:
-    lent = lent_bf16
-    assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
-    assert CLIP.run({"prompt": "x"}, lent)["pooled_emb"].dtype == torch.bfloat16
-    latents = IMAGE.run({"input_image": noise_image(32, 32)}, lent)["input_latents"]
+    loaded = loaded_bf16
+    assert PROMPT.run({"prompt": "x"}, loaded)["prompt_emb"].dtype == torch.bfloat16
+    assert CLIP.run({"prompt": "x"}, loaded)["pooled_emb"].dtype == torch.bfloat16
+    latents = IMAGE.run({"input_image": noise_image(32, 32)}, loaded)["input_latents"]
     assert latents.dtype == torch.float32
-    assert units.decode(latents, vae=lent["vae"])["image"].size == (32, 32)
+    assert units.decode(latents, vae=loaded["vae"])["image"].size == (32, 32)
 
 
 def test_kontexts_sizes_are_those_of_diffusers() -> None:
@@ -136,19 +138,19 @@ def test_sizes_of_other_areas_are_scaled(
 
 @torch.no_grad()
 def test_images_to_edit_become_latents_each_of_its_own_size(
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> None:
     given = [noise_image(200, 64).convert("RGBA"), noise_image(40, 40).convert("L")]
     made = Unit(units.resize_kontext).run(
-        {"kontext_images": given, "kontext_pixels": 64 * 64}, lent
+        {"kontext_images": given, "kontext_pixels": 64 * 64}, loaded
     )
     images = made["kontext_pictures"]
     assert [(one.mode, one.size) for one in images] == [
         ("RGB", (96, 48)),
         ("RGB", (64, 64)),
     ]
-    latents = Unit(units.encode_kontext).run(made, lent)["kontext_latents"]
+    latents = Unit(units.encode_kontext).run(made, loaded)["kontext_latents"]
     assert torch.equal(
-        latents[0], IMAGE.run({"input_image": images[0]}, lent)["input_latents"]
+        latents[0], IMAGE.run({"input_image": images[0]}, loaded)["input_latents"]
     )
     assert [one.shape[-2:] for one in latents] == [(6, 12), (8, 8)]

@@ -16,7 +16,7 @@ from dstrain_qwen_image.toy import write
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Load every component of a model folder, and its configuration as units borrow it."""
-    lent: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
+    loaded: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
     for component in COMPONENTS:
         place = folder / component.folders[0]
         if not place.is_dir():
@@ -26,16 +26,16 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
             configuration = component.configure(
                 json.loads((place / "config.json").read_text())
             )
-            lent[f"{component.name}_config"] = configuration
+            loaded[f"{component.name}_config"] = configuration
         files = Files((place,))
         if not component.is_folder:
             ((_, files),) = recognise(
                 Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
             )
-        lent[component.name] = component.network.load(files, configuration, dtype)
+        loaded[component.name] = component.network.load(files, configuration, dtype)
     for name in ("dit", "text_encoder", "vae"):
-        lent[name].requires_grad_(False)
-    return lent
+        loaded[name].requires_grad_(False)
+    return loaded
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +57,7 @@ def toy_folder(toy_of: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture
-def lent(toy_folder: Path) -> dict[str, Any]:
+def loaded(toy_folder: Path) -> dict[str, Any]:
     """Fresh components, in fp32."""
     return load(toy_folder)
 
@@ -69,6 +69,6 @@ def components_of(toy_of: Callable[[str], Path]) -> Callable[[str], dict[str, An
 
 
 @pytest.fixture
-def lent_bf16(toy_folder: Path) -> dict[str, Any]:
+def loaded_bf16(toy_folder: Path) -> dict[str, Any]:
     """Fresh components, in bf16."""
     return load(toy_folder, torch.bfloat16)

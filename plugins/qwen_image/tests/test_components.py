@@ -143,11 +143,11 @@ def test_the_text_encoder_loads_from_published_and_from_new_names(
 
 @pytest.mark.parametrize("name", ["dit", "vae"])
 def test_the_configuration_without_weights_equals_the_modules_own(
-    name: str, toy_folder: Path, lent: dict[str, Any]
+    name: str, toy_folder: Path, loaded: dict[str, Any]
 ) -> None:
     own = {
         key: value
-        for key, value in lent[name].config.items()
+        for key, value in loaded[name].config.items()
         if not key.startswith("_")
     }
     assert vars(configuration_of(toy_folder, BY_NAME[name])) == own
@@ -160,11 +160,11 @@ def test_the_configuration_without_weights_equals_the_modules_own(
 
 
 def test_the_text_encoders_configuration_equals_the_modules_own(
-    toy_folder: Path, lent: dict[str, Any]
+    toy_folder: Path, loaded: dict[str, Any]
 ) -> None:
     assert (
         configuration_of(toy_folder, BY_NAME["text_encoder"]).to_dict()
-        == lent["text_encoder"].config.to_dict()
+        == loaded["text_encoder"].config.to_dict()
     )
 
 
@@ -193,11 +193,11 @@ def test_the_published_vae_configuration_is_the_librarys_default() -> None:
 
 
 def test_the_tokenizer_loads_from_its_folder(
-    toy_folder: Path, lent: dict[str, Any]
+    toy_folder: Path, loaded: dict[str, Any]
 ) -> None:
     text = "a red apple<|im_end|>"
     assert (
-        lent["tokenizer"](text).input_ids
+        loaded["tokenizer"](text).input_ids
         == Qwen2Tokenizer.from_pretrained(toy_folder / "tokenizer")(text).input_ids
     )
 

@@ -78,21 +78,21 @@ def parts(
     components_of: Callable[[str], dict[str, Any]], request: pytest.FixtureRequest
 ) -> dict[str, Any]:
     """Fresh components of the variant a test is about, in fp32."""
-    lent = components_of(getattr(request, "param", "edit"))
+    loaded = components_of(getattr(request, "param", "edit"))
     with torch.no_grad():  # the default initialisation hardly uses the prompt
-        for weight in lent["dit"].parameters():
+        for weight in loaded["dit"].parameters():
             weight.mul_(2 if weight.ndim > 1 else 1)
-    return lent
+    return loaded
 
 
-def published(variant: str, lent: dict[str, Any], folder: Path) -> Any:
+def published(variant: str, loaded: dict[str, Any], folder: Path) -> Any:
     """diffusers' pipeline for the same components."""
     kind = QwenImageEditPipeline if variant == "edit" else QwenImageEditPlusPipeline
     made = kind(
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
-        processor=Published(lent["processor"]),
-        transformer=lent["dit"],
-        **{name: lent[name] for name in ("text_encoder", "tokenizer", "vae")},
+        processor=Published(loaded["processor"]),
+        transformer=loaded["dit"],
+        **{name: loaded[name] for name in ("text_encoder", "tokenizer", "vae")},
     )
     made.set_progress_bar_config(disable=True)
     return made
@@ -196,12 +196,12 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
         def __call__(self, text: str) -> SimpleNamespace:
             return SimpleNamespace(input_ids=list(text.encode()))
 
-    lent = {**parts, "processor": SimpleNamespace(tokenizer=Bytes())}
+    loaded = {**parts, "processor": SimpleNamespace(tokenizer=Bytes())}
     with pytest.raises(
         UsageError, match=r"processor some/folder: .* expected 64"
     ) as error:
         MODEL.spec("edit").units[1].run(
-            {"prompt": "x", "edit_pictures": [noise_image(64, 64)]}, lent
+            {"prompt": "x", "edit_pictures": [noise_image(64, 64)]}, loaded
         )
     assert "--processor_path" in str(error.value)
 

@@ -55,11 +55,11 @@ def embeddings(dit: Any) -> Iterator[list[Tensor]]:
     handle.remove()
 
 
-def test_in_fp32_predict_is_bit_equal_to_the_plain_call(lent: dict[str, Any]) -> None:
+def test_in_fp32_predict_is_bit_equal_to_the_plain_call(loaded: dict[str, Any]) -> None:
     timestep = torch.tensor([500.0, 987.25])
     assert torch.equal(
-        predict(timestep=timestep, **inputs(), dit=lent["dit"]),
-        plain_call(lent["dit"], timestep, inputs()),
+        predict(timestep=timestep, **inputs(), dit=loaded["dit"]),
+        plain_call(loaded["dit"], timestep, inputs()),
     )
 
 
@@ -67,9 +67,9 @@ def test_in_fp32_predict_is_bit_equal_to_the_plain_call(lent: dict[str, Any]) ->
     "autocast", [False, True], ids=["bf16 weights", "bf16 autocast over fp32 weights"]
 )
 def test_in_bf16_neighbouring_timesteps_embed_differently(
-    autocast: bool, lent: dict[str, Any], lent_bf16: dict[str, Any]
+    autocast: bool, loaded: dict[str, Any], loaded_bf16: dict[str, Any]
 ) -> None:
-    dit = (lent if autocast else lent_bf16)["dit"]
+    dit = (loaded if autocast else loaded_bf16)["dit"]
     given, timestep = inputs(dtype=torch.bfloat16), torch.tensor([500.0, 501.0])
     with torch.autocast("cpu", torch.bfloat16), embeddings(dit) as seen:
         predict(timestep=timestep, **given, dit=dit)
@@ -83,12 +83,12 @@ def test_in_bf16_neighbouring_timesteps_embed_differently(
 
 
 def test_exact_timestep_leaves_no_hook_behind_even_after_an_error(
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> None:
-    embed = lent["dit"].time_text_embed
+    embed = loaded["dit"].time_text_embed
     with pytest.raises(RuntimeError), override_positional_args(embed, torch.ones(1)):
         raise RuntimeError
-    predict(timestep=torch.ones(2), **inputs(), dit=lent["dit"])
+    predict(timestep=torch.ones(2), **inputs(), dit=loaded["dit"])
     assert not embed._forward_pre_hooks
 
 
@@ -104,9 +104,9 @@ def gradients(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradient_checkpointing_changes_no_gradient(
-    dtype: torch.dtype, lent: dict[str, Any]
+    dtype: torch.dtype, loaded: dict[str, Any]
 ) -> None:
-    dit = lent["dit"].requires_grad_(True)
+    dit = loaded["dit"].requires_grad_(True)
     plain = gradients(dit, lambda **given: predict(**given, dit=dit), dtype)
     dit.enable_gradient_checkpointing()
     checkpointed = gradients(dit, lambda **given: predict(**given, dit=dit), dtype)
@@ -118,9 +118,9 @@ def test_gradient_checkpointing_changes_no_gradient(
 
 
 def test_exact_timesteps_reach_a_denoiser_with_lora_layers(
-    lent_bf16: dict[str, Any],
+    loaded_bf16: dict[str, Any],
 ) -> None:
-    dit = lent_bf16["dit"]
+    dit = loaded_bf16["dit"]
     targets = [*MODEL.lora_targets["dit"], "linear_1"]
     inject_adapter_in_model(
         peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False), dit
@@ -134,9 +134,9 @@ def test_exact_timesteps_reach_a_denoiser_with_lora_layers(
     assert not torch.equal(seen[0][0], seen[0][1])
 
 
-def test_every_default_lora_target_matches(lent: dict[str, Any]) -> None:
+def test_every_default_lora_target_matches(loaded: dict[str, Any]) -> None:
     for component, targets in MODEL.lora_targets.items():
-        names = [name for name, _ in lent[component].named_modules()]
+        names = [name for name, _ in loaded[component].named_modules()]
         for target in targets:
             assert any(name.endswith(f".{target}") for name in names), (
                 component,
@@ -156,9 +156,9 @@ class Step(torch.nn.Module):
 
 
 def test_ddp_gives_the_gradients_of_the_bare_module(
-    lent: dict[str, Any], tmp_path: Path
+    loaded: dict[str, Any], tmp_path: Path
 ) -> None:
-    dit = lent["dit"].requires_grad_(True)
+    dit = loaded["dit"].requires_grad_(True)
     for part in (
         dit.transformer_blocks[-1].attn.to_add_out,
         dit.transformer_blocks[-1].txt_mlp,
@@ -182,7 +182,7 @@ def test_ddp_gives_the_gradients_of_the_bare_module(
 
 
 def test_padding_that_the_mask_hides_does_not_change_the_prediction(
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> None:
     given, timestep = inputs(), torch.tensor([500.0, 20.0])
     padded = {
@@ -190,28 +190,28 @@ def test_padding_that_the_mask_hides_does_not_change_the_prediction(
         "prompt_emb": torch.nn.functional.pad(given["prompt_emb"], (0, 0, 0, 5)),
         "prompt_mask": torch.nn.functional.pad(given["prompt_mask"], (0, 5)),
     }
-    wanted = predict(timestep=timestep, **given, dit=lent["dit"])
+    wanted = predict(timestep=timestep, **given, dit=loaded["dit"])
     assert (
-        predict(timestep=timestep, **padded, dit=lent["dit"]) - wanted
+        predict(timestep=timestep, **padded, dit=loaded["dit"]) - wanted
     ).abs().max() < 1e-5
     padded["prompt_mask"] = torch.ones_like(padded["prompt_mask"])
     assert (
-        predict(timestep=timestep, **padded, dit=lent["dit"]) - wanted
+        predict(timestep=timestep, **padded, dit=loaded["dit"]) - wanted
     ).abs().max() > 1e-4
 
 
-def test_a_mask_of_all_true_is_passed_as_none(lent: dict[str, Any]) -> None:
+def test_a_mask_of_all_true_is_passed_as_none(loaded: dict[str, Any]) -> None:
     seen: list[Any] = []
-    handle = lent["dit"].register_forward_pre_hook(
+    handle = loaded["dit"].register_forward_pre_hook(
         lambda module, arguments, named: seen.append(
             named["encoder_hidden_states_mask"]
         ),
         with_kwargs=True,
     )
     given = inputs()
-    predict(timestep=torch.ones(2), **given, dit=lent["dit"])
+    predict(timestep=torch.ones(2), **given, dit=loaded["dit"])
     given["prompt_mask"][0, -1] = False
-    predict(timestep=torch.ones(2), **given, dit=lent["dit"])
+    predict(timestep=torch.ones(2), **given, dit=loaded["dit"])
     handle.remove()
     assert seen[0] is None
     assert torch.equal(seen[1], given["prompt_mask"])

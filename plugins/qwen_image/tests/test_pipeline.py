@@ -27,10 +27,10 @@ PROMPTS = (
 NEGATIVES = ("blurry, ugly, low quality and many other words", " ", "bad hands")
 
 
-def encode(prompts: tuple[str, ...], lent: dict[str, Any]) -> dict[str, Tensor]:
+def encode(prompts: tuple[str, ...], loaded: dict[str, Any]) -> dict[str, Tensor]:
     """Encode prompts one by one, then pad them with zeros to the longest."""
     unit = MODEL.spec("base").units[0]
-    rows = [unit.run({"prompt": prompt}, lent) for prompt in prompts]
+    rows = [unit.run({"prompt": prompt}, loaded) for prompt in prompts]
     length = max(row["prompt_emb"].shape[1] for row in rows)
     for row in rows:
         rest = length - row["prompt_emb"].shape[1]
@@ -46,7 +46,7 @@ def denoise(
     negatives: tuple[str, ...],
     scale: float,
     steps: int,
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> list[Tensor]:
     """Euler steps from noise; returns the latents after each."""
     spec = MODEL.spec("base")
@@ -54,18 +54,18 @@ def denoise(
         steps, noise[0, 0].numel() // spec.schedule.latents_per_token
     )
     positive, negative = (
-        encode(prompts, lent),
-        encode(negatives, lent) if negatives else None,
+        encode(prompts, loaded),
+        encode(negatives, loaded) if negatives else None,
     )
     latents, passed = noise, []
     for now, then in pairwise(sigmas):
         timestep = (now * 1000).expand(len(latents))
         prediction = spec.model_fn.function(
-            latents, timestep, **positive, dit=lent["dit"]
+            latents, timestep, **positive, dit=loaded["dit"]
         )
         if negative:
             other = spec.model_fn.function(
-                latents, timestep, **negative, dit=lent["dit"]
+                latents, timestep, **negative, dit=loaded["dit"]
             )
             prediction = spec.apply_guidance(prediction, other, scale)
         latents = latents + (then - now) * prediction
@@ -74,11 +74,15 @@ def denoise(
 
 
 def by_pipe(
-    noise: Tensor, guided: bool, size: tuple[int, int], steps: int, lent: dict[str, Any]
+    noise: Tensor,
+    guided: bool,
+    size: tuple[int, int],
+    steps: int,
+    loaded: dict[str, Any],
 ) -> tuple[list[Tensor], Any]:
     """The latents after each step of a call of the pipeline, and its picture."""
     components = {
-        name: lent[name] for name in ("dit", "text_encoder", "vae", "tokenizer")
+        name: loaded[name] for name in ("dit", "text_encoder", "vae", "tokenizer")
     }
     pipe, passed = Pipeline(MODEL.spec("base"), MODEL, components), []
     image = pipe(
@@ -111,16 +115,18 @@ def test_every_step_equals_that_of_diffusers(
     size: tuple[int, int],
     steps: int,
     toy_folder: Path,
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> None:
     with torch.no_grad():  # the default initialisation hardly uses the prompt
-        for weight in lent["dit"].parameters():
+        for weight in loaded["dit"].parameters():
             weight.mul_(2 if weight.ndim > 1 else 1)
-    parts = {name: lent[name] for name in ("text_encoder", "tokenizer", "vae")}
+    parts = {name: loaded[name] for name in ("text_encoder", "tokenizer", "vae")}
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(
         toy_folder / "scheduler"
     )
-    published = QwenImagePipeline(**parts, transformer=lent["dit"], scheduler=scheduler)
+    published = QwenImagePipeline(
+        **parts, transformer=loaded["dit"], scheduler=scheduler
+    )
     published.set_progress_bar_config(disable=True)
     noise = torch.randn(
         count,
@@ -149,7 +155,7 @@ def test_every_step_equals_that_of_diffusers(
         callback_on_step_end=family,
     ).images[0]
     if count == 1:
-        made, made_image = by_pipe(noise, guided, size, steps, lent)
+        made, made_image = by_pipe(noise, guided, size, steps, loaded)
     else:
         made = denoise(
             noise,
@@ -157,13 +163,13 @@ def test_every_step_equals_that_of_diffusers(
             NEGATIVES[:count] if guided else (),
             4.0,
             steps,
-            lent,
+            loaded,
         )
         with torch.no_grad():
             made_image = (
                 MODEL.spec("base")
                 .decoders[0]
-                .function(made[-1][:1], vae=lent["vae"])["image"]
+                .function(made[-1][:1], vae=loaded["vae"])["image"]
             )
     differences = [
         (pack(ours) - theirs).abs().max().item()
@@ -175,10 +181,10 @@ def test_every_step_equals_that_of_diffusers(
     assert difference <= (count > 1)
 
 
-def test_the_toy_listens_to_its_prompt(lent: dict[str, Any]) -> None:
+def test_the_toy_listens_to_its_prompt(loaded: dict[str, Any]) -> None:
     noise = torch.randn(1, 16, 1, 8, 8, generator=torch.Generator().manual_seed(5))
     one, other = (
-        denoise(noise, (prompt,), (), 1.0, 2, lent)[-1] for prompt in PROMPTS[:2]
+        denoise(noise, (prompt,), (), 1.0, 2, loaded)[-1] for prompt in PROMPTS[:2]
     )
     assert (one - other).abs().max() > 1e-2
 

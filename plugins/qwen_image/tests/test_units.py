@@ -24,9 +24,9 @@ def noise_image(height: int, width: int) -> Image.Image:
 
 
 @pytest.fixture
-def published(lent: dict[str, Any]) -> QwenImagePipeline:
-    parts = {name: lent[name] for name in ("text_encoder", "tokenizer", "vae")}
-    return QwenImagePipeline(**parts, transformer=lent["dit"], scheduler=None)
+def published(loaded: dict[str, Any]) -> QwenImagePipeline:
+    parts = {name: loaded[name] for name in ("text_encoder", "tokenizer", "vae")}
+    return QwenImagePipeline(**parts, transformer=loaded["dit"], scheduler=None)
 
 
 @torch.no_grad()
@@ -35,9 +35,9 @@ def published(lent: dict[str, Any]) -> QwenImagePipeline:
     ["a red apple on a table", "", " ", "\n red", "x" * 900, "红苹果 <|im_end|> {}"],
 )
 def test_prompt_embeddings_are_bit_equal_to_diffusers(
-    prompt: str, lent: dict[str, Any], published: QwenImagePipeline
+    prompt: str, loaded: dict[str, Any], published: QwenImagePipeline
 ) -> None:
-    made = PROMPT.run({"prompt": prompt}, lent)
+    made = PROMPT.run({"prompt": prompt}, loaded)
     wanted, mask = published.encode_prompt([prompt])
     assert torch.equal(made["prompt_emb"], wanted)
     assert mask is None
@@ -47,11 +47,19 @@ def test_prompt_embeddings_are_bit_equal_to_diffusers(
 
 
 @torch.no_grad()
-def test_a_long_prompt_keeps_4096_tokens_after_the_prefix(lent: dict[str, Any]) -> None:
-    assert PROMPT.run({"prompt": "z" * 4500}, lent)["prompt_emb"].shape == (1, 4096, 32)
+def test_a_long_prompt_keeps_4096_tokens_after_the_prefix(
+    loaded: dict[str, Any],
+) -> None:
+    assert PROMPT.run({"prompt": "z" * 4500}, loaded)["prompt_emb"].shape == (
+        1,
+        4096,
+        32,
+    )
 
 
-def test_a_tokenizer_of_another_model_is_refused_by_name(lent: dict[str, Any]) -> None:
+def test_a_tokenizer_of_another_model_is_refused_by_name(
+    loaded: dict[str, Any],
+) -> None:
     class Bytes:
         name_or_path = "some/folder"
 
@@ -61,31 +69,33 @@ def test_a_tokenizer_of_another_model_is_refused_by_name(lent: dict[str, Any]) -
     with pytest.raises(
         UsageError, match=r"tokenizer some/folder: .* into \d+ tokens, expected 34"
     ):
-        PROMPT.run({"prompt": "x"}, {**lent, "tokenizer": Bytes()})
+        PROMPT.run({"prompt": "x"}, {**loaded, "tokenizer": Bytes()})
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("height", "width"), [(64, 96), (32, 32)])
 def test_an_image_is_encoded_as_the_normalised_mode(
-    height: int, width: int, lent: dict[str, Any]
+    height: int, width: int, loaded: dict[str, Any]
 ) -> None:
-    vae = lent["vae"]
+    vae = loaded["vae"]
     pixels = VaeImageProcessor().preprocess(noise_image(height, width))
     mode = vae.encode(pixels[:, :, None]).latent_dist.mode()
     mean, std = (
         torch.tensor(v).view(1, -1, 1, 1, 1)
         for v in (vae.config.latents_mean, vae.config.latents_std)
     )
-    made = IMAGE.run({"input_image": noise_image(height, width)}, lent)["input_latents"]
+    made = IMAGE.run({"input_image": noise_image(height, width)}, loaded)[
+        "input_latents"
+    ]
     assert made.shape == (1, 16, 1, height // 8, width // 8)
     assert torch.equal(made, (mode - mean) / std)
 
 
 @torch.no_grad()
 def test_decoding_undoes_the_normalisation_as_diffusers_does(
-    lent: dict[str, Any],
+    loaded: dict[str, Any],
 ) -> None:
-    vae = lent["vae"]
+    vae = loaded["vae"]
     latents = torch.randn(1, 16, 1, 8, 12, generator=torch.Generator().manual_seed(0))
     mean, std = (
         torch.tensor(v).view(1, -1, 1, 1, 1)
@@ -93,17 +103,17 @@ def test_decoding_undoes_the_normalisation_as_diffusers_does(
     )
     pixels = vae.decode(latents / (1 / std) + mean, return_dict=False)[0][:, :, 0]
     wanted = VaeImageProcessor().postprocess(pixels, "pil")[0]
-    made = units.decode(latents, vae=lent["vae"])["image"]
+    made = units.decode(latents, vae=loaded["vae"])["image"]
     assert made.size == (96, 64)
     assert np.array_equal(np.asarray(made), np.asarray(wanted))
 
 
 @torch.no_grad()
 def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
-    lent_bf16: dict[str, Any],
+    loaded_bf16: dict[str, Any],
 ) -> None:
-    lent = lent_bf16
-    assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
-    latents = IMAGE.run({"input_image": noise_image(32, 32)}, lent)["input_latents"]
+    loaded = loaded_bf16
+    assert PROMPT.run({"prompt": "x"}, loaded)["prompt_emb"].dtype == torch.bfloat16
+    latents = IMAGE.run({"input_image": noise_image(32, 32)}, loaded)["input_latents"]
     assert latents.dtype == torch.float32
-    assert units.decode(latents, vae=lent["vae"])["image"].size == (32, 32)
+    assert units.decode(latents, vae=loaded["vae"])["image"].size == (32, 32)

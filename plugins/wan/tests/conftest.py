@@ -26,7 +26,7 @@ def load(
     """Load every component of a variant's toy, and its configuration as units borrow
     it.
     """
-    lent: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
+    loaded: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
     for name in MODEL.spec(variant).components:
         component = BY_NAME[name]
         place = folder / component.folders[0]
@@ -35,16 +35,16 @@ def load(
             configuration = component.configure(
                 json.loads((place / "config.json").read_text())
             )
-            lent[f"{name}_config"] = configuration
+            loaded[f"{name}_config"] = configuration
         files = Files((place,))
         if not component.is_folder:
             ((_, files),) = recognise(
                 Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
             )
-        lent[name] = component.network.load(files, configuration, dtype)
-        if isinstance(lent[name], torch.nn.Module):
-            lent[name].requires_grad_(False)
-    return lent
+        loaded[name] = component.network.load(files, configuration, dtype)
+        if isinstance(loaded[name], torch.nn.Module):
+            loaded[name].requires_grad_(False)
+    return loaded
 
 
 @pytest.fixture(scope="session")

@@ -105,8 +105,8 @@ def test_the_text_encoders_words_are_one_weight_however_often_the_file_has_it(
     bind_components: Callable[..., dict[str, Any]],
     tmp_path: Path,
 ) -> None:
-    lent = bind_components("t2v")
-    encoder = lent["text_encoder"]
+    loaded = bind_components("t2v")
+    encoder = loaded["text_encoder"]
     assert encoder.shared.weight is encoder.encoder.embed_tokens.weight
     (file,) = weights_of(toys["t2v"], "text_encoder")
     weights = load_file(file)
@@ -114,7 +114,7 @@ def test_the_text_encoders_words_are_one_weight_however_often_the_file_has_it(
     save_file(twice, tmp_path / "model.safetensors")
     again = BY_NAME["text_encoder"].network.load(
         Files((tmp_path / "model.safetensors",)),
-        lent["text_encoder_config"],
+        loaded["text_encoder_config"],
         torch.float32,
     )
     assert again.shared.weight is again.encoder.embed_tokens.weight
@@ -124,10 +124,10 @@ def test_the_text_encoders_words_are_one_weight_however_often_the_file_has_it(
 def test_the_image_encoder_loads_from_published_names_too(
     bind_components: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    lent = bind_components("i2v")
+    loaded = bind_components("i2v")
     own = {
         name: weight.clone()
-        for name, weight in lent["image_encoder"].state_dict().items()
+        for name, weight in loaded["image_encoder"].state_dict().items()
     }
     save_file(
         {f"vision_model.{name}": weight for name, weight in own.items()},
@@ -135,7 +135,7 @@ def test_the_image_encoder_loads_from_published_names_too(
     )
     ((_, files),) = recognise(Files((tmp_path / "model.safetensors",)), NETWORKS)
     again = BY_NAME["image_encoder"].network.load(
-        files, lent["image_encoder_config"], torch.float32
+        files, loaded["image_encoder_config"], torch.float32
     )
     assert all(
         torch.equal(weight, own[name]) for name, weight in again.state_dict().items()
@@ -146,13 +146,13 @@ def test_the_image_encoder_loads_from_published_names_too(
 def test_the_configuration_without_weights_equals_the_modules_own(
     name: str, bind_components: Callable[..., dict[str, Any]]
 ) -> None:
-    lent = bind_components("ti2v-5b")
+    loaded = bind_components("ti2v-5b")
     own = {
         key: value
-        for key, value in lent[name].config.items()
+        for key, value in loaded[name].config.items()
         if not key.startswith("_")
     }
-    assert vars(lent[f"{name}_config"]) == own
+    assert vars(loaded[f"{name}_config"]) == own
 
 
 # In thousands of millions, as on the models' pages.
@@ -182,9 +182,9 @@ def test_shapes_tell_the_published_configuration_and_size_of_a_transformer(
 def test_shapes_of_heads_that_are_not_published_tell_nothing(
     bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    lent = bind_components("i2v")
+    loaded = bind_components("i2v")
     for name in ("dit", "vae", "text_encoder", "image_encoder"):
-        assert infer_config(BY_NAME[name], shapes_of(lent[name])) is None
+        assert infer_config(BY_NAME[name], shapes_of(loaded[name])) is None
 
 
 @pytest.mark.parametrize(

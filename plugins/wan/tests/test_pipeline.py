@@ -68,15 +68,15 @@ def test_the_experts_share_the_timesteps_at_the_published_boundary(
 def test_each_expert_is_called_for_its_own_timesteps(
     bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    lent, called = bind_components("t2v-a14b"), []
+    loaded, called = bind_components("t2v-a14b"), []
     for name in ("dit", "dit2"):
-        lent[name].register_forward_hook(lambda *_, name=name: called.append(name))
+        loaded[name].register_forward_hook(lambda *_, name=name: called.append(name))
     size = {"height": 32, "width": 32, "num_frames": 5}
     pipe = Pipeline(
         MODEL.spec("t2v-a14b"),
         MODEL,
-        {n: lent[n] for n in lent},
-        {"vae": lent["vae_config"]},
+        {n: loaded[n] for n in loaded},
+        {"vae": loaded["vae_config"]},
     )
     pipe(prompt="x", num_inference_steps=4, guidance_scale=1.0, **size)
     assert called == ["dit", "dit", "dit2", "dit2"]  # sigmas 1, .9375, .8333, .625

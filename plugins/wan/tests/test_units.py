@@ -58,13 +58,13 @@ TEXTS = [
 def test_prompt_embeddings_are_those_of_diffusers_up_to_their_true_length(
     prompt: str, bind_components: Callable[..., dict[str, Any]]
 ) -> None:
-    lent = bind_components("t2v")
-    made = PROMPT.run({"prompt": prompt}, lent)["prompt_emb"]
-    parts = {name: lent[name] for name in ("text_encoder", "tokenizer", "vae")}
+    loaded = bind_components("t2v")
+    made = PROMPT.run({"prompt": prompt}, loaded)["prompt_emb"]
+    parts = {name: loaded[name] for name in ("text_encoder", "tokenizer", "vae")}
     wanted, _ = WanPipeline(**parts, scheduler=None).encode_prompt(
         prompt, None, False, max_sequence_length=512
     )
-    length = min(len(lent["tokenizer"](prompt_clean(prompt)).input_ids), 512)
+    length = min(len(loaded["tokenizer"](prompt_clean(prompt)).input_ids), 512)
     assert made.shape == (1, length, 32)
     assert torch.equal(made, wanted[:, :length])
     assert not wanted[:, length:].any()
@@ -150,16 +150,16 @@ def test_the_first_frame_is_known_and_grey_follows(
 def test_the_first_latents_are_those_of_a_video_that_begins_with_the_image(
     bind_components: Callable[..., dict[str, Any]],
 ) -> None:
-    lent, frames = bind_components("ti2v-5b"), video(5, 32, 64)
+    loaded, frames = bind_components("ti2v-5b"), video(5, 32, 64)
     given = {
         "input_image": Image.fromarray(frames.pixels[0].numpy()),
         "height": 32,
         "width": 64,
     }
-    first = FIRST_FRAME.run(given, lent)["first_latents"]
+    first = FIRST_FRAME.run(given, loaded)["first_latents"]
     assert first.shape == (1, 48, 1, 2, 4)
     assert (
-        first - VIDEO.run({"input_video": frames}, lent)["input_latents"][:, :, :1]
+        first - VIDEO.run({"input_video": frames}, loaded)["input_latents"][:, :, :1]
     ).abs().max() < 1e-5
 
 
@@ -192,16 +192,16 @@ def test_decoding_makes_the_frames_that_diffusers_makes(
 def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
     bind_components: Callable[..., dict[str, Any]], image: Image.Image
 ) -> None:
-    lent = bind_components("i2v", torch.bfloat16)
+    loaded = bind_components("i2v", torch.bfloat16)
     size = {"num_frames": 5, "height": 32, "width": 32}
-    assert PROMPT.run({"prompt": "x"}, lent)["prompt_emb"].dtype == torch.bfloat16
+    assert PROMPT.run({"prompt": "x"}, loaded)["prompt_emb"].dtype == torch.bfloat16
     assert (
-        CLIP.run({"input_image": image}, lent)["clip_feature"].dtype == torch.bfloat16
+        CLIP.run({"input_image": image}, loaded)["clip_feature"].dtype == torch.bfloat16
     )
-    assert FIRST.run({"input_image": image, **size}, lent)["y"].dtype == torch.float32
-    latents = VIDEO.run({"input_video": video(5, 32, 32)}, lent)["input_latents"]
+    assert FIRST.run({"input_image": image, **size}, loaded)["y"].dtype == torch.float32
+    latents = VIDEO.run({"input_video": video(5, 32, 32)}, loaded)["input_latents"]
     assert latents.dtype == torch.float32
-    assert units.decode(latents, 16.0, vae=lent["vae"])["video"].pixels.shape == (
+    assert units.decode(latents, 16.0, vae=loaded["vae"])["video"].pixels.shape == (
         5,
         32,
         32,

@@ -9,6 +9,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from dstrain.data import packets
 from dstrain.data.videos import probe, read_frames
 from dstrain.errors import UsageError
 from PIL import Image
@@ -145,3 +146,12 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     assert probe(path).frames == 5
     film(path, steady(9, 15), 15)
     assert probe(path).frames == 9
+
+
+def test_videos_without_pyav_are_refused_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packets, "find_spec", lambda name: None)
+    with pytest.raises(UsageError) as caught, packets.open_video(tmp_path / "a.mp4"):
+        pass
+    assert "videos need the package av\n  run: pip install av" in str(caught.value)

@@ -21,7 +21,6 @@ from dstrain.runs.checkpoints.directory import (
     LOG,
     LOSS_CSV,
     LOSS_JSONL,
-    SET_ASIDE,
     SKIPPED_ROWS,
     put_back,
     refuse_unlisted,
@@ -46,7 +45,7 @@ from dstrain.runs.checkpoints.state import (
 )
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
-from dstrain.storage.files import lock, remove_leftovers
+from dstrain.storage.files import LOCK, lock, remove_leftovers
 from dstrain.storage.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -101,7 +100,8 @@ class RunDirectory:
         neither to be resumed nor overwritten, and for nothing to resume from.
         """
         if self.processes.is_main:
-            if (self.folder / SET_ASIDE).exists():
+            # A run that is still going says so before what it wrote is in the way.
+            if (self.folder / LOCK).exists():
                 with lock(self.folder):
                     put_back(self.folder)
             refuse_unlisted(self.folder)

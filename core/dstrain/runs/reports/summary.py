@@ -46,7 +46,7 @@ def log_start(run: "TrainingRun", folder: Path) -> None:
         logger.info(f"LoRA on {component}: {', '.join(layers)}")
     unused = len(module.trained.unused_parameters)
     if unused:
-        logger.info(f"frozen, since no loss reaches them: {unused} parameters")
+        logger.info(f"frozen, since no loss reaches them: {unused} tensors")
     shapes = len({*order.groups} - {EXCLUDED})
     epochs = run.total_steps / order.steps_per_epoch
     logger.info(

@@ -173,7 +173,7 @@ def test_the_start_says_what_will_happen_and_the_end_where_the_weights_are(
         "device cpu, mixed precision no, 1 process(es)",
         "trains dit: 96 parameters, ",
         "LoRA on dit: text x2, to_q x2",
-        "no loss reaches them: 2 parameters",
+        "no loss reaches them: 2 tensors",
         "6 samples x 1 in 2 shape(s), 4 steps per epoch; runs to step 8",
         f"weights: {tmp_path}/epoch-1.safetensors",
         f"try them: dstrain generate --run {tmp_path} --prompt ... --output image.png",
@@ -321,3 +321,11 @@ def test_what_a_header_records_of_the_options_does_not_change(
         '"max_timestep_boundary": null, "min_timestep_boundary": null, "model": "tiny", "num_frames": 81, '
         '"seed": 0, "steps": 4, "task": "sft", "timestep_sampling": "shifted", "weight_decay": 0.01, "width": null}'
     )
+
+
+def test_a_folder_in_use_says_so_before_it_names_what_it_contains(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    with lock(tmp_path), pytest.raises(StateError, match="is in use by process"):
+        train(here, output_path=tmp_path, max_steps=1)
