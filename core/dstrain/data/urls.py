@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from dstrain.console import _URL, shown
 from dstrain.errors import UsageError
-from dstrain.storage.files import TEMPORARY, probe, replacing
+from dstrain.storage.files import probe, replacing, temporaries
 
 ABANDONED = 24 * 3600.0
 """Seconds after its last byte from which an unfinished file is that of a dead run."""
@@ -98,7 +98,7 @@ def _not_fetched(url: str, reason: str) -> UsageError:
 def remove_abandoned(folder: Path) -> None:
     """Make the cache folder, and remove unfinished files of dead runs; raise SystemFault."""
     probe(folder)
-    for path in folder.glob(f"{TEMPORARY}*"):
+    for path in temporaries(folder):
         with suppress(OSError):  # its run may finish it just now
             if time.time() - path.stat().st_mtime > ABANDONED:
                 path.unlink()

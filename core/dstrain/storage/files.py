@@ -1,8 +1,8 @@
 """Write files and folders so that they are either complete or absent, and lock folders.
 
 A file is written under a temporary name, synced and renamed, then its folder is synced.
-Temporary names begin with `.tmp-` and carry the thread id, which of a main thread is the
-process id. Only the holder of a folder's lock removes those that a dead run left behind.
+A temporary name is `.tmp-ID-NAME`, with the id of the thread, which of a main thread is
+the process id. Only the holder of a folder's lock removes those that a dead run left behind.
 """
 
 import json
@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from dstrain.errors import StateError, SystemFault
 
-TEMPORARY = ".tmp-"
+TEMPORARY = re.compile(r"^\.tmp-\d+-")
 LOCK = ".lock"
 HOLDER = ".lock.pid"
 """The id of the process that holds the lock. It has a file of its own, since not every
@@ -35,13 +35,17 @@ SYNCS_FOLDERS = os.name != "nt"
 
 def temporary(path: Path) -> Path:
     """Return the temporary name beside `path` under which this thread builds it."""
-    return path.with_name(f"{TEMPORARY}{threading.get_native_id()}-{path.name}")
+    return path.with_name(f".tmp-{threading.get_native_id()}-{path.name}")
 
 
 def final(path: Path) -> Path:
     """Return the path that a file built under a temporary name will have."""
-    prefix = rf"^{re.escape(TEMPORARY)}\d+-"
-    return Path(*(re.sub(prefix, "", part) for part in path.parts))
+    return Path(*(TEMPORARY.sub("", part) for part in path.parts))
+
+
+def temporaries(folder: Path) -> list[Path]:
+    """Return the files and folders with temporary names in this folder, not below it."""
+    return [path for path in folder.glob(".tmp-*") if TEMPORARY.match(path.name)]
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -136,7 +140,7 @@ def remove_leftovers(folder: Path) -> None:
     Call it while holding the lock and before anything is written: only then is the
     process that wrote them known to be dead.
     """
-    for path in folder.glob(f"{TEMPORARY}*"):
+    for path in temporaries(folder):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -24,7 +24,7 @@ from dstrain.data.images import Resolution
 from dstrain.data.urls import ABANDONED, UrlCache, is_url, remove_abandoned
 from dstrain.errors import SystemFault, UsageError
 from dstrain.graph.inputs import Column
-from dstrain.storage.files import TEMPORARY
+from dstrain.storage.files import temporary
 from PIL import Image
 
 from tests.support.videos import film
@@ -301,13 +301,14 @@ def test_a_link_in_the_cache_is_not_followed(site: Site, tmp_path: Path) -> None
 def test_what_a_dead_run_left_is_removed_and_what_another_writes_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / f"{TEMPORARY}1-a").touch()
+    temporary(tmp_path / "a").touch()
+    (tmp_path / ".tmp-keep").touch()
     remove_abandoned(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.iterdir())) == 2
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + ABANDONED + 1)
     remove_abandoned(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [".tmp-keep"]
 
 
 def test_a_cache_that_cannot_be_written_is_a_fault_of_the_system(

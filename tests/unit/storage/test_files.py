@@ -131,9 +131,12 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / ".tmp-12-link").symlink_to(tmp_path / "kept")
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "a").write_text("")
-    (tmp_path / ".temporary").write_text("")
+    users = [".temporary", ".tmp-2", ".tmp-keep.txt", ".tmp-v2-notes"]
+    for name in users:
+        (tmp_path / name).write_text("")
+    (tmp_path / ".tmp-notes").mkdir()
     files.remove_leftovers(tmp_path)
-    assert names(tmp_path) == [".temporary", "kept"]
+    assert names(tmp_path) == sorted([*users, ".tmp-notes", "kept"])
     assert names(tmp_path / "kept") == ["a"]
 
 
