@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from dstrain.cache.keys import value_keys
-from dstrain.cache.store import FeatureCache, ShardWriter
+from dstrain.cache.store import MARKER, FeatureCache, ShardWriter
 from dstrain.console import get_logger, logging_to_file, progress_bar
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
+from dstrain.errors import StateError
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import Found, component_digests
@@ -24,13 +25,16 @@ from dstrain.runs.feature_plan import CacheInfo, plan_identity
 from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews, preview_line
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
-from dstrain.runs.skipped_rows import read_samples, write_list
+from dstrain.runs.skipped_rows import LIST, read_samples, write_list
 from dstrain.storage.files import lock
 from dstrain.storage.hashing import Digests, sha256
 from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import DecodedSamples, load_batches
 
 logger = get_logger(__name__)
+
+DIGESTS = "digests.json"
+LOG = "dstrain.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +79,14 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
     """
     with ExitStack() as stack:
         if processes.is_main:
+            refuse_files(setup.cache_path)
             open_log = stack.enter_context(logging_to_file())
         read_samples(setup, processes)
         log_warnings(setup)
         if processes.is_main:
             stack.enter_context(lock(setup.cache_path))
             FeatureCache.create(setup.cache_path)
-            open_log(setup.cache_path / "dstrain.log")
+            open_log(setup.cache_path / LOG)
             write_list(setup)
             keyed = key_rows(setup)
             keyed.digests.save()
@@ -90,6 +95,20 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         if not processes.is_main:
             keyed = key_rows(setup)
         _fill(setup, processes, keyed)
+
+
+def refuse_files(folder: Path) -> None:
+    """Raise StateError for a file that stage 1 would replace in a folder that is no cache."""
+    # The advice for a damaged marker is to delete it: the plans remain.
+    if (folder / MARKER).exists() or (folder / "plans").exists():
+        return
+    for name in (LIST, DIGESTS, LOG):
+        if (folder / name).exists():
+            raise StateError(
+                folder,
+                f"contains {name}, but is not a feature cache: {MARKER} not found",
+                "move it away, or give another --feature_cache",
+            )
 
 
 def _fill(
@@ -123,7 +142,7 @@ def key_rows(setup: Setup) -> KeyedSamples:
     input_sets = dict.fromkeys(frozenset(cells) for cells in dataset.rows)
     plans = [setup.plan(inputs) for inputs in input_sets]
     found = setup.find([*plans, *(preview.plan for preview in previews)])
-    digests = Digests(setup.cache_path / "digests.json")
+    digests = Digests(setup.cache_path / DIGESTS)
     components = component_digests(found, digests)
     experts = setup.spec.experts
     if experts is not None:

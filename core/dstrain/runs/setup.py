@@ -231,12 +231,15 @@ class Setup:
 
     @property
     def output(self) -> Path:
-        """Return the folder that the run locks: --output_path, or the feature cache."""
-        return self.config.output_path or self.cache_path
+        """Return the folder that the run writes: in stage 1 that of the feature cache."""
+        folder = self.config.output_path
+        if folder is None or self.stage == "data_process":
+            return self.cache_path
+        return folder
 
     @property
     def list_folder(self) -> Path:
-        """Return the folder of bad_samples.jsonl: the run's logs; in stage 1 its output."""
+        """Return the folder of bad_samples.jsonl: the run's logs; in stage 1 the cache."""
         return self.output if self.stage == "data_process" else self.output / "logs"
 
     def all_inputs(self) -> frozenset[str]:

@@ -241,6 +241,32 @@ def test_a_cache_can_be_read_while_it_is_filled(
     assert seen == [want, want]
 
 
+@pytest.mark.parametrize("name", ["bad_samples.jsonl", "digests.json", "dstrain.log"])
+def test_a_file_of_the_users_that_has_the_name_of_a_record_is_never_replaced(
+    place: Place, name: str
+) -> None:
+    place.cache.mkdir()
+    (place.cache / name).write_text("mine")
+    with pytest.raises(StateError, match=f"contains {name}, but is not a") as caught:
+        place.fill()
+    assert caught.value.help_lines == ("move it away, or give another --feature_cache",)
+    assert [path.name for path in place.cache.iterdir()] == [name]
+    assert (place.cache / name).read_text() == "mine"
+    (place.cache / name).rename(place.folder / name)
+    assert place.fill() == ALL
+
+
+def test_the_output_folder_of_stage_2_is_not_written_by_stage_1(place: Place) -> None:
+    users = place.folder / "out/bad_samples.jsonl"
+    users.parent.mkdir()
+    users.write_text("mine")
+    (place.data / "0.png").write_bytes(b"no picture")
+    place.fill(output_path=users.parent, on_bad_sample="skip")
+    assert users.read_text() == "mine"
+    assert list(users.parent.iterdir()) == [users]
+    assert (place.cache / users.name).exists()
+
+
 def test_a_smaller_dataset_gives_exactly_its_rows(place: Place) -> None:
     place.fill()
     write_rows(place.data, place.rows[1:3])
