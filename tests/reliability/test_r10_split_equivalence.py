@@ -192,14 +192,14 @@ def check_law(seed: int, folder: Path) -> None:
 
 
 def check_stages(module: TrainingModule, samples: Sequence[Sample]) -> None:
-    """Change what is trained and the random numbers: nothing frozen changes, and
-    everything live does.
+    """Change what is trained and the random numbers: no cached value changes, and
+    everything else does.
 
-    A truth value that a live unit makes may be the same both ways for a row; what reads
+    A truth value of a train step may be the same both ways for a row; what reads
     nothing else then stays, too.
     """
     before = [staged(module, sample, 0) for sample in samples]
-    still = {(i, name) for i, (_, live) in enumerate(before) for name in live}
+    still = {(i, name) for i, (_, trained) in enumerate(before) for name in trained}
     moved: set[tuple[int, str]] = set()
     torch.manual_seed(
         0
@@ -209,9 +209,9 @@ def check_stages(module: TrainingModule, samples: Sequence[Sample]) -> None:
             for parameter in module.trained_parameters:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
         for i, sample in enumerate(samples):
-            frozen, live = staged(module, sample, change)
-            assert equal(frozen, before[i][0])
-            for name, made in live.items():
+            cached, trained = staged(module, sample, change)
+            assert equal(cached, before[i][0])
+            for name, made in trained.items():
                 changed = {
                     (i, key)
                     for key, value in made.items()
@@ -226,13 +226,13 @@ def check_stages(module: TrainingModule, samples: Sequence[Sample]) -> None:
         for i, name in still
         if _is_reached(module, samples[i], name, {k for j, k in moved if j == i})
     }
-    assert not at_fault, f"live, and yet nothing changes them: {at_fault}"
+    assert not at_fault, f"trained, and yet nothing changes them: {at_fault}"
 
 
 def _is_reached(
     module: TrainingModule, sample: Sample, name: str, moved: set[str]
 ) -> bool:
-    """Whether a live step borrows what was changed, or reads a value that did."""
+    """Whether a train step asks for what was changed, or reads a value that did."""
     (step,) = (
         s
         for s in module.plan(sample.inputs).train_steps
@@ -248,13 +248,13 @@ def _is_reached(
 def staged(
     module: TrainingModule, sample: Sample, repeat: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the frozen steps make of a sample, and what the live ones make, by step."""
+    """What the cached steps make of a sample, and what the train steps make, by step."""
     plan = module.plan(sample.inputs)
     table = dict(sample.values)
     module.pipeline.run(plan.cached_steps, table)
-    frozen = dict(table)
+    cached = dict(table)
     module.pipeline.run(plan.train_steps, table, Rng([SampleKey(0, 0, repeat, 0)]))
-    return frozen, {
+    return cached, {
         f"{s.unit.name} {s.branch}": {key: table[key] for key in s.outputs.values()}
         for s in plan.train_steps
     }
@@ -274,12 +274,12 @@ def test_programs_cover_what_a_split_may_get_wrong() -> None:
     """
     counts = dict.fromkeys(
         (
-            "live",
-            "frozen",
-            "crossing",
+            "trained",
+            "cached",
+            "passed on",
             "both stages",
             "rng",
-            "sides",
+            "branches",
             "constrain_latents",
             "skipped",
             *TENSORS,
@@ -293,11 +293,11 @@ def test_programs_cover_what_a_split_may_get_wrong() -> None:
             steps = (*plan.cached_steps, *plan.train_steps)
             kinds = set(plan.cached_kinds.values())
             found = {
-                "live": plan.train_steps, "frozen": plan.cached_steps,
-                "crossing": plan.cached_values,
+                "trained": plan.train_steps, "cached": plan.cached_steps,
+                "passed on": plan.cached_values,
                 "both stages": plan.train_steps and plan.cached_steps,
                 "rng": any("rng" in step.unit.components for step in steps),
-                "sides": any(step.branch == "negative" for step in steps),
+                "branches": any(step.branch == "negative" for step in steps),
                 "constrain_latents": made.spec.constrain_latents,
                 "skipped": plan.skipped, **{kind: kind in kinds for kind in (*TENSORS, *OTHERS)},
             }  # fmt: skip

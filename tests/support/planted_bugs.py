@@ -57,8 +57,8 @@ BUGS = (
         ("tests/unit/graph/test_plan.py",),
     ),
     Bug(
-        "live_units_run_in_stage_1",
-        "R10: what reads a live unit's values is live",
+        "train_steps_run_in_stage_1",
+        "R10: what reads the values of a train step is one",
         f"{CORE}/graph/plan.py",
         " or computed & set(unit.inputs)",
         "",

@@ -12,7 +12,7 @@ KEY = SampleKey(seed=1, epoch=2, repeat=3, row=4, chunk=5)
 
 
 def test_numbers_of_a_key_stay_what_they_are() -> None:
-    """A run that goes on under a later version goes on with the same noise."""
+    """A run resumed under a later version has the same noise."""
     rng = Rng([SampleKey(1, 2, 3, 4)])
     numbers = [
         *rng.normal("noise", (2,))[0].tolist(),

@@ -1,4 +1,4 @@
-"""Training Qwen-Image at toy sizes: gradients, precision, continuation, several
+"""Training Qwen-Image at toy sizes: gradients, precision, resuming, several
 processes, and what is saved.
 """
 

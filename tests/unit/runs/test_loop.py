@@ -1,5 +1,5 @@
 """Training: steps, learning rates and losses mean what they say, and a run that was
-stopped goes on bit for bit.
+stopped resumes bit for bit.
 """
 
 import math
@@ -211,7 +211,7 @@ RUNS = {
         {"num_epochs": 2, "trainable_models": "text_encoder", "lora_base_model": "dit", "save_steps": 5},
     ),
 }  # fmt: skip
-"""Calls of forward at which the run and its first continuation are cut off, and the
+"""Calls of forward at which the run and the first resumed one are cut off, and the
 flags.
 """
 

@@ -158,7 +158,7 @@ def test_a_cache_made_with_another_preset_in_an_encoder_is_distinguished(
     )
 
 
-def test_a_continuation_has_the_same_preset(here: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_preset(here: Path, tmp_path: Path) -> None:
     path = preset_for(here, "dit", tmp_path / "first")
     train(here, preset_lora_path=path, max_steps=1)
     moved = tmp_path / "moved.safetensors"

@@ -1,4 +1,4 @@
-"""Going on: what a continuation must have in common, what is refused, and that it is
+"""Resuming: what the two runs must have in common, what is refused, and that it is
 the same run.
 """
 
@@ -234,7 +234,7 @@ def test_every_flag_that_decides_is_tried() -> None:
     assert deciding - {"model", *options_affecting("video")} <= set(OTHER)
 
 
-def test_other_rows_are_no_continuation(held: Path, tmp_path: Path) -> None:
+def test_other_rows_is_not_resumed(held: Path, tmp_path: Path) -> None:
     project(tmp_path)
     rows = json.loads((tmp_path / "data/metadata.json").read_text())
     (tmp_path / "data/metadata.json").write_text(json.dumps(rows[:-1]))
@@ -242,9 +242,7 @@ def test_other_rows_are_no_continuation(held: Path, tmp_path: Path) -> None:
         train(tmp_path, output_path=held, max_steps=4, resume="auto")
 
 
-def test_weights_of_other_shapes_are_no_continuation(
-    held: Path, tmp_path: Path
-) -> None:
+def test_weights_of_other_shapes_is_not_resumed(held: Path, tmp_path: Path) -> None:
     project(tmp_path)
     shutil.copytree(held, tmp_path / "out")
     for path in (tmp_path / "model/transformer").iterdir():

@@ -234,7 +234,7 @@ def noting(load: Any, loaded: list[set[str]]) -> Any:
     return noted
 
 
-def test_a_continuation_makes_the_previews_that_are_due_and_not_those_made_already(
+def test_a_resumed_run_makes_the_previews_that_are_due_and_not_those_made_already(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {**TWO, "preview_steps": 2, "save_steps": 2}
