@@ -170,7 +170,7 @@ def assign(
     for config in unplaced:
         if not assigned.is_complete:
             assigned.add(config, config.fetch())
-    assigned.settle_twins()
+    assigned.settle_ambiguous()
     if missing and not assigned.is_complete:
         raise missing[0]
     return assigned.found
@@ -185,12 +185,12 @@ class _Assignment:
     found: dict[str, Files] = field(default_factory=dict)
     """Component -> its files."""
     ambiguous: dict[Files, tuple[Component, ...]] = field(default_factory=dict)
-    """Files -> the twins that they could be."""
+    """Files -> the components with the same keys that they may be."""
 
     @property
     def is_complete(self) -> bool:
         """Return whether files are found for all wanted components with weights."""
-        seen = {twin.name for twins in self.ambiguous.values() for twin in twins}
+        seen = {one.name for group in self.ambiguous.values() for one in group}
         seen.update(self.found)
         return all(
             component.is_folder or component.name in seen
@@ -210,17 +210,18 @@ class _Assignment:
             else:
                 self.ambiguous[part] = fitting
 
-    def settle_twins(self) -> None:
-        """Give files that several twins could be to these in order.
+    def settle_ambiguous(self) -> None:
+        """Assign files that may be of several components with the same keys, in order.
 
-        A single set of files is that of the wanted twin.
+        A single set of files is that of the wanted component.
         """
         single = len(self.ambiguous) == 1
-        for part, twins in self.ambiguous.items():
-            free = [twin.name for twin in twins if twin.name not in self.found]
+        for part, candidates in self.ambiguous.items():
+            names = [one.name for one in candidates]
+            free = [name for name in names if name not in self.found]
             if single:
                 free.sort(key=lambda name: name not in self.wanted)
-            self._settle(free[0] if free else twins[0].name, part)
+            self._settle(free[0] if free else names[0], part)
         self.ambiguous = {}
 
     def _settle(self, name: str, files: Files) -> None:
@@ -231,16 +232,18 @@ class _Assignment:
 
 
 def _owner(fitting: Sequence[Component], files: Files) -> str:
-    """Return the component that the files are; of twins, the one that wrote them, by
+    """Return the component that the files are; of several, the one that wrote them, by
     their header, or whose folder they are in; '' if neither tells.
     """
     if len(fitting) == 1:
         return fitting[0].name
     written_for = header(files.paths[0]).get("component")
-    names = [twin.name for twin in fitting]
+    names = [candidate.name for candidate in fitting]
     if written_for in names:
         return written_for
-    inside = [twin.name for twin in fitting if twin.is_in_folder(files.folder)]
+    inside = [
+        candidate.name for candidate in fitting if candidate.is_in_folder(files.folder)
+    ]
     return inside[0] if inside else ""
 
 
@@ -249,7 +252,7 @@ def _parts(
     files: Files,
     components: Sequence[Component],
 ) -> list[tuple[tuple[Component, ...], Files]]:
-    """Return the components in a set of files, twins together.
+    """Return the components in a set of files, those with the same keys together.
 
     Raises what `recognise` raises, and UsageError for a folder of no component.
     """
@@ -306,8 +309,8 @@ def find(
         configs: The given model files.
         components: The components whose files are needed.
         config_only: The components of which the configuration alone is needed.
-        among: The components of the variant; no file is taken for a twin of one of
-            these that the variant lacks.
+        among: The components of the variant; another component with the same keys as
+            one of these gets no file.
     """
     by_name = components_of(family)
     known = list(by_name.values())
@@ -372,7 +375,7 @@ def _config_query(
 
 def denoiser_config(family: ModelFamily, configs: Sequence[ModelConfig]) -> Config:
     """Return the configuration of the component that is trained by default, or of a
-    twin of it.
+    component with the same keys.
 
     Raises what `find` raises for the former if neither is found.
     """
@@ -380,9 +383,9 @@ def denoiser_config(family: ModelFamily, configs: Sequence[ModelConfig]) -> Conf
     default = by_name[family.default_trainable]
     offline = [replace(config, hub=None) for config in configs]
     errors: list[StateError] = []
-    for twin in (default, *filter(default.same_keys_as, by_name.values())):
+    for candidate in (default, *filter(default.same_keys_as, by_name.values())):
         # The weights of this machine tell more; without them config.json is fetched.
-        name = twin.name
+        name = candidate.name
         for places, files, only in ((offline, [name], []), (configs, [], [name])):
             try:
                 return find(family, places, files, only).configs[name]

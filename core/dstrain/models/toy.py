@@ -135,9 +135,9 @@ def _write_components(
                 network.create(config).save_pretrained(place)
                 continue
             # Experts are one network twice; their weights must differ.
-            twins = sum(component.same_keys_as(other) for other in written)
+            copies = sum(component.same_keys_as(other) for other in written)
             written.append(component)
-            torch.manual_seed(seed + 1000 * twins)
+            torch.manual_seed(seed + 1000 * copies)
             built = network.build(component.configure(config))
             _write_config(built, config, place)
             _write_weights(built, component, place, component.name in sharded)

@@ -128,8 +128,8 @@ class Weights:
 def recognise(
     files: Files, components: Sequence[Component]
 ) -> list[tuple[tuple[Component, ...], Files]]:
-    """Find the components in files of weights, each with its part of the files; twins,
-    whose keys are the same, are together.
+    """Find the components in files of weights, each with its part of the files;
+    components with the same keys are together.
 
     Raises StateError if there is none, if there are keys of none, or if components
     cannot be told apart.
