@@ -19,7 +19,7 @@ PROMPTS = "previews/prompts.json"
 SET_ASIDE = ".overwritten"
 """Folder of the files that --overwrite is removing."""
 WRITTEN = (
-    *(RUN, CONFIG, LOSS_CSV, LOSS_JSONL, LOG, SKIPPED_ROWS, PROMPTS),
+    *(SET_ASIDE, RUN, CONFIG, LOSS_CSV, LOSS_JSONL, LOG, SKIPPED_ROWS, PROMPTS),
     *("epoch-*.safetensors", "step-*.safetensors", f"{PREVIEWS}/step-*-*.*"),
     *(f"{STATES}/step-*/{name}" for name in (RECORD, *FILES)),
 )
@@ -71,7 +71,8 @@ def take_away(folder: Path) -> None:
     aside = folder / SET_ASIDE
     try:
         aside.mkdir()
-        for name in RunFiles.read(folder).steps:
+        # The list is moved first, and back last: it marks the folder as the run's.
+        for name in (RUN, *RunFiles.read(folder).steps):
             path = folder / name
             if path.is_file():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
@@ -86,12 +87,23 @@ def take_away(folder: Path) -> None:
 
 
 def put_back(folder: Path) -> None:
-    """Undo a `take_away` that was interrupted; the caller holds the folder's lock."""
+    """Undo a `take_away` that was interrupted; the caller holds the folder's lock.
+
+    Files in a folder of that name without run.json are the user's. Raises StateError for
+    a file in the place of one to put back.
+    """
     aside = folder / SET_ASIDE
-    for path in sorted(aside.rglob("*")):
-        if path.is_file():
-            place = folder / path.relative_to(aside)
+    record = aside / RUN
+    paths = [path for path in aside.rglob("*") if path.is_file()]
+    if record in paths:
+        paths.remove(record)
+        for path in (*paths, record):
+            name = path.relative_to(aside)
+            place = folder / name
+            if place.exists():
+                raise not_listed(folder, str(name))
             place.parent.mkdir(parents=True, exist_ok=True)
             path.rename(place)
-    if aside.is_dir():
-        shutil.rmtree(aside)
+        paths = []
+    if not paths:
+        shutil.rmtree(aside, ignore_errors=True)

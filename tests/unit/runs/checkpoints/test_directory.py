@@ -266,7 +266,7 @@ def test_a_run_that_is_taken_away_halfway_is_put_back(
     train(here, output_path=tmp_path, max_steps=2, save_steps=1)
     before = tree(tmp_path)
     (tmp_path / SET_ASIDE).mkdir()
-    for name in list(RunFiles.read(tmp_path).steps)[:4]:
+    for name in (RUN, CONFIG, LOG, "step-1.safetensors"):
         place = tmp_path / SET_ASIDE / name
         place.parent.mkdir(exist_ok=True)
         (tmp_path / name).rename(place)
@@ -277,6 +277,40 @@ def test_a_run_that_is_taken_away_halfway_is_put_back(
     remove_leftovers(tmp_path)
     assert tree(tmp_path) == {}
     assert run_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("flags", [{}, {"overwrite": True}])
+def test_a_folder_of_the_users_that_is_called_as_the_one_of_files_set_aside_stays(
+    flags: dict[str, Any], here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    place = tmp_path / SET_ASIDE / "step-1.safetensors"
+    place.parent.mkdir()
+    place.write_text("mine")
+    before = tree(tmp_path)
+    with pytest.raises(StateError, match=r"contains \.overwritten, which no run wrote"):
+        train(here, output_path=tmp_path, max_steps=1, **flags)
+    assert tree(tmp_path) == before
+
+
+def test_a_run_that_is_put_back_replaces_no_file(here: Path, tmp_path: Path) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    before = tree(tmp_path)
+    aside = tmp_path / SET_ASIDE
+    aside.mkdir()
+    for name in (RUN, "step-1.safetensors"):
+        (tmp_path / name).rename(aside / name)
+    users = tmp_path / "step-1.safetensors"
+    users.write_text("mine")
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"contains step-1\.safetensors, which"):
+            train(here, output_path=tmp_path, max_steps=1, overwrite=True)
+    assert users.read_text() == "mine"
+    users.unlink()
+    with pytest.raises(StateError, match="already contains a run"):
+        train(here, output_path=tmp_path, max_steps=1)
+    assert tree(tmp_path) == before
+    assert not aside.exists()
 
 
 USERS = (RUN, CONFIG, LOG, LOSS_CSV, LOSS_JSONL, SKIPPED_ROWS, PROMPTS)
