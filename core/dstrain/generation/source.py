@@ -87,9 +87,12 @@ def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Fil
     if run is None:
         return config, {}
     saved = RunFiles.read(run).weights()
-    if not saved:
+    # Files are listed before they are written: a run that was killed may lack some.
+    incomplete = {step for name, step in saved.items() if not (run / name).exists()}
+    complete = [step for step in saved.values() if step not in incomplete]
+    if not complete:
         raise StateError(run, "this run has not saved any weights")
-    newest = list(saved.values())[-1]
+    newest = complete[-1]
     loras = []
     full = {}
     variant = config.variant

@@ -131,6 +131,25 @@ def test_a_directory_without_a_run_and_another_family_are_refused(here: Path) ->
         image_of(here / "a.png", run=here / "out")
 
 
+def test_the_newest_step_whose_files_all_exist_is_taken(here: Path) -> None:
+    trained = {"trainable_models": "dit,text_encoder"}
+    out = train(here, max_steps=2, save_steps=1, **trained)
+    config = GenerateConfig(
+        model="tiny", prompt="dog", output=here / "a.png", run=out, **SIZE
+    )
+
+    def taken() -> list[str]:
+        with open_source(with_run_options(config), ["prompt"]) as source:
+            return [files.paths[0].name for files in source.weights.values()]
+
+    assert taken() == ["step-2.dit.safetensors", "step-2.text_encoder.safetensors"]
+    (out / "step-2.text_encoder.safetensors").unlink()
+    assert taken() == ["step-1.dit.safetensors", "step-1.text_encoder.safetensors"]
+    (out / "step-1.dit.safetensors").unlink()
+    with pytest.raises(StateError, match="has not saved any weights"):
+        taken()
+
+
 def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the family have `dit` for the noisier half of the timesteps, and its twin
     `dit2`.
