@@ -76,9 +76,11 @@ def toy(
         raise UsageError("--output", what)
     advice = "free some space, remove what was written, and run the same command again"
     fill_folder(family, chosen, seed, output, advice)
-    click.echo(
-        f"wrote {output}; pass its weights to --model_paths, its tokenizer to --tokenizer_path"
-    )
+    paths = ["--model_paths"]
+    for option in family.options:
+        if option.component and not option.field:
+            paths.append(f"--{option.name}")
+    click.echo(f"wrote {output}; pass its files to {', '.join(paths)}")
 
 
 def export(

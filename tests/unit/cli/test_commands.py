@@ -100,6 +100,24 @@ def test_toy_writes_a_new_folder_and_touches_no_users_file(
     assert main([*words[:-1], str(tmp_path / "more"), "--variant", "none"]) == 2
 
 
+def test_toy_names_the_options_of_the_family_that_take_its_files(
+    fake_plugin: Install,
+    family_source: Source,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = "Option('clip_path', 'A.', 'clip'), Option('t5_path', 'B.', 't5')"
+    others = "Option('bare', 'C.', 'dit', 'bare'), Option('area', 'D.')"
+    options = f"({paths}, {others})"
+    modules = {"faky_record": family_source("faky", options=options) + TOY}
+    fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
+    place = tmp_path / "toy"
+    assert main(["toy", "--model", "faky", "--output", str(place)]) == 0
+    printed = capsys.readouterr().out
+    advice = "pass its files to --model_paths, --clip_path, --t5_path"
+    assert printed == f"wrote {place}; {advice}\n"
+
+
 @pytest.mark.parametrize("name", ["diffsynth", "reference"])
 def test_the_names_of_diffsynth_studio_have_an_alias(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
