@@ -49,10 +49,15 @@ def log_start(run: "TrainingRun", folder: Path) -> None:
         logger.info(f"frozen, since no loss reaches them: {unused} tensors")
     shapes = len({*order.groups} - {EXCLUDED})
     epochs = run.total_steps / order.steps_per_epoch
+    limit = ""
+    if config.num_epochs and epochs < config.num_epochs:
+        limit = " (--max_steps is the smaller)"
+    elif config.max_steps and run.total_steps < config.max_steps:
+        limit = " (--num_epochs is the smaller)"
     logger.info(
         f"{order.sample_count} samples x {order.repeat} in {shapes} shape(s), "
         f"{order.steps_per_epoch} steps per epoch; "
-        f"runs to step {run.total_steps}, {epochs:.4g} epochs"
+        f"runs to step {run.total_steps}, {epochs:.4g} epochs{limit}"
     )
     logger.info(
         f"batch: {run.processes.size} process(es) x {config.batch_size} "

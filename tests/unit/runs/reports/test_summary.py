@@ -74,6 +74,25 @@ def test_stage_2_says_what_is_stored_and_where_the_run_ends(
     assert "runs to step 1, 0.1667 epochs\n" in printed
 
 
+@pytest.mark.parametrize(
+    ("max_steps", "ending"),
+    [
+        (5, "runs to step 5, 0.8333 epochs (--max_steps is the smaller)\n"),
+        (6, "runs to step 6, 1 epochs\n"),
+        (7, "runs to step 6, 1 epochs (--num_epochs is the smaller)\n"),
+    ],
+)
+def test_of_two_limits_the_start_names_the_smaller(
+    max_steps: int,
+    ending: str,
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train(here, output_path=tmp_path, num_epochs=1, max_steps=max_steps)
+    assert ending in said(capsys)
+
+
 def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
     here: Path,
     tmp_path: Path,
