@@ -81,10 +81,14 @@ def first_few(names: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the known name that is most similar, else ''.
+    """Return "; did you mean 'x'?" for the known name that is most similar, or the only
+    one that starts with the typed one; else ''.
 
     Neither case nor '-' for '_' counts.
     """
     names = {one.lower().replace("-", "_"): one for one in known}
-    found = get_close_matches(name.lower().replace("-", "_"), names, n=1)
-    return f"; did you mean {names[found[0]]!r}?" if found else ""
+    typed = name.lower().replace("-", "_")
+    found = get_close_matches(typed, names, n=1)
+    if not found and typed:
+        found = [one for one in names if one.startswith(typed)]
+    return f"; did you mean {names[found[0]]!r}?" if len(found) == 1 else ""

@@ -92,6 +92,9 @@ def test_every_flag_is_found_with_a_letter_lost_or_two_swapped(flag: str) -> Non
         ("transformer", ("dit", "text_encoder", "vae"), ""),
         ("ditt", ("dit", "vae"), "dit"),
         ("komfy", ("diffusers", "comfyui", "kohya", "diffsynth"), "comfyui"),
+        ("qwen", ("flux", "qwen_image", "wan"), "qwen_image"),
+        ("edit-", ("base", "edit-2509-lightning", "edit-2511-lightning"), ""),
+        ("", ("qwen_image",), ""),
         ("x", (), ""),
     ],
 )
