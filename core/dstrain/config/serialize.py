@@ -74,7 +74,8 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
     names = [] if config.mixed_precision else ["mixed_precision"]
     if not (config.model_paths or config.model_id_with_origin_paths or config.toy):
         names += ["model_paths", "model_id_with_origin_paths", "toy", "hub"]
-    values: dict[str, Any] = {name: recorded[name] for name in names}
+    # An older version may have written fewer options.
+    values = {name: recorded[name] for name in names if name in recorded}
     known = {flag.name for flag in flags(TrainConfig)} | {"p", "versions"}
     options = {
         name: str(value)
@@ -82,10 +83,10 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
         if name not in known and value not in (None, False)
     }
     values["family_options"] = {**options, **config.family_options}
-    preset = recorded["preset_lora_path"]
-    trained = split_commas(recorded["trainable_models"])
+    preset = recorded.get("preset_lora_path")
+    trained = split_commas(recorded.get("trainable_models"))
     full = [name.partition(".")[0] for name in trained]
-    merged_into = recorded["preset_lora_model"] or next(iter(full), None)
+    merged_into = recorded.get("preset_lora_model") or next(iter(full), None)
     # Weights that were trained in full have the preset in them.
     if preset and merged_into not in full:
         values["lora"] = (LoraFile(Path(preset)), *config.lora)

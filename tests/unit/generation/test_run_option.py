@@ -118,6 +118,20 @@ def test_a_preset_is_applied_unless_it_is_in_the_weights(
         assert len(source.config.lora) == loras
 
 
+def test_options_that_an_older_run_did_not_record_are_absent(here: Path) -> None:
+    train(here, max_steps=1)
+    config = GenerateConfig(
+        model="tiny", prompt="dog", output=here / "a.png", run=here / "out"
+    )
+    path = here / "out/logs/config.json"
+    model_paths = json.loads(path.read_bytes())["model_paths"]
+    older = {"model": "tiny", "model_paths": model_paths}
+    path.write_text(json.dumps(older))
+    filled = with_run_options(config)
+    assert (filled.model_paths, filled.hub) == (model_paths, config.hub)
+    assert (filled.toy, filled.lora) == (False, ())
+
+
 def test_a_directory_without_a_run_and_another_family_are_refused(here: Path) -> None:
     with pytest.raises(StateError, match="is not the output directory of a run"):
         image_of(here / "a.png", run=here / "data")
