@@ -13,6 +13,7 @@ from dstrain.errors import UsageError
 
 NOT_OPTIONS = ("versions",)
 """Entries of a written configuration that are not options; they are not read."""
+YAML_NULLS = ("", "~", "null", "Null", "NULL")
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -93,12 +94,20 @@ def _yaml(text: str) -> Any:
 
     try:
         # The base loader constructs nothing: every scalar is text, tags have no effect.
-        found = yaml.BaseLoader(text).get_single_data() or {}
+        loader = yaml.BaseLoader(text)
+        node = loader.get_single_node()
+        if isinstance(node, yaml.MappingNode):
+            node.value = [
+                (name, value) for name, value in node.value if not _is_null(value)
+            ]
+        return loader.construct_document(node) if node else {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", "a character that is not allowed")
         raise ValueError(f"{problem}{line}") from error
-    if not isinstance(found, dict):
-        return found
-    return {name: found[name] for name in found if found[name] not in ("null", "~")}
+
+
+def _is_null(node: Any) -> bool:
+    # A quoted scalar has a style.
+    return getattr(node, "style", "") is None and node.value in YAML_NULLS

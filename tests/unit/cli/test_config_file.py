@@ -227,6 +227,23 @@ def test_a_file_is_the_command_line_it_stands_for(
     assert (type(runs[0].learning_rate), type(runs[0].seed)) == (float, int)
 
 
+@pytest.mark.parametrize("null", ["", "~", "null", "Null", "NULL", "# a comment"])
+def test_a_null_of_yaml_counts_as_absent(
+    here: Path, runs: list[TrainConfig], null: str
+) -> None:
+    absent = f"preset_lora_path: {null}\nnum_epochs: {null}\n"
+    (here / "a.yaml").write_text(YAML.replace("num_epochs: null\n", absent))
+    assert main(["--config", "a.yaml"]) == 0
+    assert runs == [WANTED]
+
+
+@pytest.mark.parametrize("text", ["null", "~", "NULL"])
+def test_a_quoted_null_is_text(here: Path, runs: list[TrainConfig], text: str) -> None:
+    (here / "a.yaml").write_text(f"{YAML}preset_lora_path: '{text}'\n")
+    assert main(["--config", "a.yaml"]) == 0
+    assert runs[0].preset_lora_path == Path(text)
+
+
 def test_the_command_line_wins(here: Path, runs: list[TrainConfig]) -> None:
     (here / "a.toml").write_text(TOML + "lora_rank = 4\n")
     assert (
