@@ -61,7 +61,7 @@ def _jpeg(file: _File) -> bool:
     # the scan, which Pillow has read, may hold a small image with an end of its own.
     data = file.read(0)
     place = 2
-    while data[place + 1] != JPEG_START_OF_SCAN:
+    while place + 4 <= file.size and data[place + 1] != JPEG_START_OF_SCAN:
         if data[place + 1] == JPEG_FILL:
             place += 1
         else:

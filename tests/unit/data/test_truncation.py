@@ -83,3 +83,13 @@ def test_what_follows_in_a_photograph_does_not_hide_that_it_is_cut(
     (tmp_path / "a").write_bytes(content[: len(content) // 2] + b"video" * 100)
     with pytest.raises(UsageError, match="does not end like a JPEG"):
         read_size(tmp_path / "a")
+
+
+def test_a_jpeg_whose_scan_is_not_found_is_cut(tmp_path: Path) -> None:
+    content = encoded("JPEG")
+    scan = content.index(b"\xff\xda")
+    # Pillow skips 0xFF00; as a segment its length is beyond the end.
+    damaged = content[:scan] + b"\xff\x00" + content[scan:-20]
+    (tmp_path / "a").write_bytes(damaged)
+    with pytest.raises(UsageError, match="does not end like a JPEG"):
+        read_size(tmp_path / "a")
