@@ -212,7 +212,14 @@ class _Download:
                 missing.append(name)
         # Written first: the folder is then known to lack files, whatever happens.
         record.write(folder)
-        self._announce(missing, sum(record.tree[name].size for name in missing))
+        total = 0
+        for name in missing:
+            staged = folder / STAGING / name
+            # Clients continue a file, or parts of it, whose names start with its own.
+            parts = staged.parent.glob(f"{staged.name}*")
+            size = record.tree[name].size - sum(part.stat().st_size for part in parts)
+            total += max(0, size)
+        self._announce(missing, total)
         for name in missing:
             staged, path = folder / STAGING / name, folder / name
             at = record.commit or record.revision

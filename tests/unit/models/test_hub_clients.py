@@ -267,6 +267,21 @@ def test_too_little_room_is_reported_before_anything_is_fetched(
     assert server.fetched == []
 
 
+def test_what_is_there_of_a_file_needs_no_room(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ModelSource(TINY, hub="modelscope")
+    server.faults = Faults(LARGE, cut_at=100_000)
+    with pytest.raises(SystemFault, match="cannot be downloaded"):
+        fetch(source, PATTERN)
+    free = SimpleNamespace(free=200_011)
+    monkeypatch.setattr("dstrain.models.hub.shutil.disk_usage", lambda _: free)
+    with pytest.raises(SystemFault, match="200,012 bytes are to be downloaded, but"):
+        fetch(source, PATTERN)
+    free.free += 1
+    check_the_next_run_completes(server, source)
+
+
 def test_a_file_that_changed_on_the_hub_is_not_mixed_with_what_is_here(
     server: Server,
 ) -> None:
