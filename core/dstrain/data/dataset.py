@@ -318,7 +318,7 @@ def _missing_inputs(
         table.refuse(table.faults)
         names = ", ".join(map(repr, table.columns))
         advice = (*error.help_lines, f"columns of {table.path.name}: {names}")
-        raise UsageError(error.where, error.what, *advice) from error
+        raise UsageError(table.path, error.what, *advice) from error
 
     @cache
     def missing(blank: frozenset[str]) -> list[str]:

@@ -63,6 +63,7 @@ def test_a_column_that_is_missing_is_reported_before_bad_cells_with_those_there_
 ) -> None:
     with pytest.raises(UsageError, match=f"no column '{missing}'") as caught:
         opened(tmp_path, f"{columns}\nnone.png,b\n")
+    assert caught.value.where == str(tmp_path / "metadata.csv")
     there = ", ".join(map(repr, columns.split(",")))
     assert caught.value.help_lines == (f"columns of metadata.csv: {there}",)
 
