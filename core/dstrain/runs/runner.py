@@ -45,7 +45,8 @@ def run(
 ) -> None:
     """Run a task or one stage of it, with a TrainingModule of your own if you give one.
 
-    Raises a DstrainError, whose exit code says what kind of thing went wrong.
+    Raises a DstrainError, whose exit code says what kind of thing went wrong, or the
+    OSError of files that cannot be removed.
     """
     validate(config)
     start(config, module_class)
