@@ -11,10 +11,10 @@ import pytest
 import torch
 from dstrain.cli.main import main
 from dstrain.distributed.signals import catch_stop_signals, interrupt_on_signals
-from dstrain.errors import Interrupted, OutOfMemory
+from dstrain.errors import Interrupted, OutOfMemory, StateError
 from dstrain.runs.runner import run
 
-from tests.support.runs import config, outcome, project, same
+from tests.support.runs import config, outcome, project, same, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -155,7 +155,7 @@ def test_a_run_that_is_interrupted_says_how_to_resume(
     printed = interrupted_at(training, here, tmp_path, monkeypatch)
     assert (printed.what, *printed.help_lines) == (
         "interrupted before the first save",
-        "run the same command again with --overwrite",
+        "run the same command again",
     )
     printed = interrupted_at(saving, here, tmp_path, monkeypatch, save_steps=1)
     assert printed.help_lines == ("run the same command again with --overwrite",)
@@ -170,6 +170,40 @@ def test_a_run_that_is_interrupted_says_how_to_resume(
         signal_at(2, patched)
         with pytest.raises(Interrupted, match="with --resume instead of --overwrite"):
             run(config(here, output_path=tmp_path, max_steps=4, overwrite=True))
+
+
+@pytest.mark.parametrize(
+    ("flag", "file", "advice"),
+    [
+        ("resume_from_checkpoint", "step-1.safetensors", " with another --output_path"),
+        ("resume", "states/step-1", ""),
+    ],
+)
+def test_advice_before_the_first_save_fits_the_flag_that_the_run_starts_from(
+    flag: str,
+    file: str,
+    advice: str,
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = train(here, output_path=tmp_path / "first", max_steps=1)
+    flags: dict[str, Any] = {flag: first / file if advice else str(first / file)}
+    out = tmp_path / "out"
+    training, saving = (
+        "dstrain.runs.loop.update",
+        "dstrain.runs.checkpoints.outputs.save_state",
+    )
+    printed = interrupted_at(training, here, out, monkeypatch, **flags)
+    assert printed.help_lines == ("run the same command again",)
+    printed = interrupted_at(saving, here, out, monkeypatch, save_steps=2, **flags)
+    assert printed.what == "interrupted before the first save"
+    assert printed.help_lines == (f"run the same command again{advice}",)
+    if advice:
+        with pytest.raises(StateError, match="already contains a run"):
+            run(config(here, output_path=out, max_steps=4, **flags))
+        out = tmp_path / "another"
+    run(config(here, output_path=out, max_steps=4, **flags))
 
 
 NO_MEMORY = {

@@ -24,6 +24,7 @@ from dstrain.runs.checkpoints.directory import (
     SKIPPED_ROWS,
     put_back,
     refuse_unlisted,
+    run_in,
     take_away,
 )
 from dstrain.runs.checkpoints.resume import (
@@ -180,17 +181,23 @@ class RunDirectory:
 
     def _interrupted(self, what: str) -> Interrupted:
         """Return the error of an interrupted run, with the way to resume it."""
+        config = self.setup.config
         advice = "run the same command with --resume"
         # These exclude --resume.
         for name in ("overwrite", "resume_from_checkpoint"):
-            if getattr(self.setup.config, name):
+            if getattr(config, name):
                 advice += f" instead of --{name}"
         if not self.begun:
             what += " before the first step; nothing there was changed"
             advice = "run the same command again"
         elif not states(self.folder):
             what += " before the first save"
-            advice = "run the same command again with --overwrite"
+            advice = "run the same command again"
+            if config.resume is None and run_in(self.folder):
+                flag = "--overwrite"
+                if config.resume_from_checkpoint:  # which excludes --overwrite
+                    flag = "another --output_path"
+                advice += f" with {flag}"
         return Interrupted(self.folder, what, advice)
 
     def save(self, run: "TrainingRun", name: str) -> None:
