@@ -86,24 +86,19 @@ def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Fil
     run = config.run
     if run is None:
         return config, {}
-    saved = RunFiles.read(run).weights()
-    # Files are listed before they are written: a run that was killed may lack some.
-    incomplete = {step for name, step in saved.items() if not (run / name).exists()}
-    complete = [step for step in saved.values() if step not in incomplete]
-    if not complete:
+    newest = RunFiles.read(run).newest_weights()
+    if not newest:
         raise StateError(run, "this run has not saved any weights")
-    newest = complete[-1]
     loras = []
     full = {}
     variant = config.variant
-    for name, step in saved.items():
-        if step == newest:
-            header = verify_file(run / name)
-            variant = variant or header["variant"]
-            if "base" in header:  # what a LoRA was trained on
-                loras.append(LoraFile(run / name))
-            else:
-                full[header["component"]] = Files((run / name,))
+    for path in newest:
+        header = verify_file(path)
+        variant = variant or header["variant"]
+        if "base" in header:  # what a LoRA was trained on
+            loras.append(LoraFile(path))
+        else:
+            full[header["component"]] = Files((path,))
     return replace(config, variant=variant, lora=(*loras, *config.lora)), full
 
 

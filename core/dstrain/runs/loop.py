@@ -22,6 +22,7 @@ from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
 from dstrain.runs.training_run import TrainingRun, name_row
+from dstrain.storage.run_files import RunFiles
 from dstrain.training.batching import MicroBatch, split_across_ranks
 from dstrain.training.loader import Batch, load_batches
 from dstrain.training.memory import (
@@ -186,12 +187,18 @@ def diverged(
     others = run.processes.size - 1
     more = f" and those of {others} other processes" if others else ""
     whole = (state for state in states(run.setup.output) if not damage(state))
+    weights = RunFiles.read(run.setup.output).newest_weights()
+    start = "start again with"
+    if weights:
+        files = ",".join(map(str, weights))
+        # Another folder, since --overwrite excludes --resume_from_checkpoint.
+        start += f" --resume_from_checkpoint {files}, another --output_path and"
     return Diverged(
         f"step {run.step + 1}",
         f"loss {loss}, gradient norm {norm}; the weights are unchanged",
         f"last good checkpoint: {next(whole, 'none')}",
         f"check the samples of this step: {named}{more}",
-        "or start again from that checkpoint's weights with a lower --learning_rate or --max_grad_norm",
+        f"or {start} a lower --learning_rate or --max_grad_norm",
     )
 
 

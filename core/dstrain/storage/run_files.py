@@ -73,6 +73,19 @@ class RunFiles:
             if path.endswith(".safetensors") and "/" not in path
         }
 
+    def newest_weights(self) -> list[Path]:
+        """Return the weights files of the newest step whose files all exist.
+
+        Files are listed before they are written: a run that was killed may lack some.
+        """
+        steps: dict[int, list[Path]] = {}
+        for name, step in reversed(self.weights().items()):
+            steps.setdefault(step, []).insert(0, self.folder / name)
+        for paths in steps.values():
+            if all(path.exists() for path in paths):
+                return paths
+        return []
+
     def prune_weights(self, keep: int) -> None:
         """Remove all weights but those of the `keep` steps written last."""
         weights = self.weights()

@@ -323,7 +323,22 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_changes_no_weight(
         r"check the samples of this step: metadata\.json:[1-6]$",
         caught.value.help_lines[1],
     )
-    assert "--learning_rate or --max_grad_norm" in caught.value.help_lines[2]
+    weights = tmp_path / "step-4.safetensors"
+    assert caught.value.help_lines[2] == (
+        f"or start again with --resume_from_checkpoint {weights}, another "
+        "--output_path and a lower --learning_rate or --max_grad_norm"
+    )
+    train(
+        here,
+        output_path=tmp_path / "again",
+        max_steps=1,
+        resume_from_checkpoint=weights,
+    )
+    with pytest.raises(Diverged) as caught:
+        train(here, Diverging, output_path=tmp_path / "unsaved", max_steps=6)
+    assert caught.value.help_lines[2] == (
+        "or start again with a lower --learning_rate or --max_grad_norm"
+    )
     assert [row["step"] for row in log(tmp_path)] == [1, 2, 3, 4]
 
 

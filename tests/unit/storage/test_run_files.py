@@ -72,3 +72,19 @@ def test_removing_a_file_removes_the_folders_that_this_leaves_empty(
         *("run.json", "states", "states/step-2", "states/step-2/mine")
     ]
     assert list(RunFiles.read(tmp_path).steps) == [RUN]
+
+
+def test_the_newest_weights_are_of_one_step_and_all_exist(tmp_path: Path) -> None:
+    files = RunFiles.read(tmp_path)
+    names = {
+        step: [f"step-{step}.{part}.safetensors" for part in "ab"] for step in (1, 2)
+    }
+    for step, pair in names.items():
+        files.add(pair, step)
+        for name in pair:
+            (tmp_path / name).touch()
+    assert files.newest_weights() == [tmp_path / name for name in names[2]]
+    (tmp_path / names[2][0]).unlink()
+    assert files.newest_weights() == [tmp_path / name for name in names[1]]
+    (tmp_path / names[1][1]).unlink()
+    assert files.newest_weights() == []

@@ -53,7 +53,8 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
 
 def _read_header(path: Path, setup: Setup) -> dict[str, str]:
     if not path.is_file():
-        raise StateError(path, f"no such file; {FLAG} takes weights that a run saved")
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise StateError(path, f"{what}; {FLAG} takes weights that a run saved")
     header = verify_file(path)
     family = header.get("family")
     if family != setup.spec.family:

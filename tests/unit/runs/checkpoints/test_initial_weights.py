@@ -162,8 +162,11 @@ def test_weights_that_do_not_fit_are_refused_by_name(
     ("path", "words"),
     [
         ("nothing.safetensors", "no such file"),
-        ("states/step-2", "takes weights that a run saved"),
-        ("", "no such file"),
+        (
+            "states/step-2",
+            "is a folder; --resume_from_checkpoint takes weights that a run saved",
+        ),
+        ("", "is a folder"),
     ],
 )
 def test_what_is_no_weights_file_is_refused_before_any_model_is_loaded(
