@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dstrain.cache.keys import value_keys
-from dstrain.cache.store import MARKER, FeatureCache, ShardWriter
+from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.console import get_logger, logging_to_file, progress_bar
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
@@ -99,14 +99,14 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
 
 def refuse_files(folder: Path) -> None:
     """Raise StateError for a file that stage 1 would replace in a folder that is no cache."""
-    # The advice for a damaged marker is to delete it: the plans remain.
-    if (folder / MARKER).exists() or (folder / "plans").exists():
+    # Not by the marker: the advice for a damaged one is to delete it.
+    if (folder / "plans").exists():
         return
     for name in (LIST, DIGESTS, LOG):
         if (folder / name).exists():
             raise StateError(
                 folder,
-                f"contains {name}, but is not a feature cache: {MARKER} not found",
+                f"contains {name}, but is not a feature cache",
                 "move it away, or give another --feature_cache",
             )
 
