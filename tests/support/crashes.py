@@ -7,12 +7,14 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from dstrain.runs.checkpoints.directory import run_in
+from dstrain.runs.checkpoints.directory import SET_ASIDE, run_in
 from dstrain.runs.checkpoints.state import states
 
 from tests.support.runs import log, train
@@ -93,7 +95,8 @@ def _in_child(
                 seen += 1
                 if seen == event + 1:
                     if opens and torn:
-                        os.close(os.open(place, arguments[2], 0o666))
+                        with suppress(OSError):  # as the opening itself would raise
+                            os.close(os.open(place, arguments[2], 0o666))
                     os.kill(os.getpid(), signal.SIGKILL)
 
         status = 1
@@ -102,6 +105,9 @@ def _in_child(
             sys.addaudithook(look)
             body()
             status = 0
+        except BaseException:  # which pytest, in the parent, could not show
+            traceback.print_exc()
+            raise
         finally:
             os.write(writing, str(seen).encode())
             os._exit(status)
@@ -115,13 +121,13 @@ def _in_child(
 
 def again(project: Path, out: Path, flags: dict[str, Any]) -> Path:
     """The same command again: with --resume once there is a state, else with
-    --overwrite if anything is there.
+    --overwrite if anything is there, be it set aside by an overwriting that was killed.
     """
     begun = (
         {"resume": "auto"}
         if states(out)
         else {"overwrite": True}
-        if run_in(out)
+        if run_in(out) or (out / SET_ASIDE).exists()
         else {}
     )
     return train(project, output_path=out, **flags, **begun)

@@ -246,7 +246,7 @@ class FamilyCommand(click.Command):
         )
         try:
             _check_family(config, family)
-            with interrupt_on_signals("interrupted", "run the same command again"):
+            with interrupt_on_signals():
                 self.body(config, **ctx.params)
         except UsageError as error:
             for param in self.get_params(ctx):

@@ -32,26 +32,22 @@ def explain(error: BaseException) -> DstrainError:
         advice = "run the same command again, with --resume if a checkpoint was saved"
         return Interrupted("command line", "interrupted", advice)
     if isinstance(error, OSError):
-        where = str(error.filename or "system")
-        return SystemFault(where, error.strerror or str(error))
-    return _memory(error) or _worker(error) or _unforeseen(error)
+        return SystemFault(
+            str(error.filename or "system"), error.strerror or str(error)
+        )
+    lines = str(error).strip().splitlines() or [""]
+    if is_out_of_memory(error):
+        # torch wraps a data loading process's error in its whole traceback.
+        telling = [line for line in lines if any(sign in line for sign in SIGNS)]
+        what = telling[0] if telling else lines[-1] or "the machine ran out of memory"
+        return OutOfMemory("memory", what, *LOAD_ADVICE)
+    return _worker(lines) or _unforeseen(error, lines[0])
 
 
-def _memory(error: BaseException) -> OutOfMemory | None:
-    """Explain a lack of memory outside a training step, of the device or the machine."""
-    if not is_out_of_memory(error):
-        return None
-    # torch wraps a data loading process's error in its whole traceback: find the line.
-    lines = str(error).strip().splitlines() or ["the machine ran out of memory"]
-    telling = [line for line in lines if any(sign in line for sign in SIGNS)]
-    return OutOfMemory("memory", (telling or lines[-1:])[0], *LOAD_ADVICE)
-
-
-def _worker(error: BaseException) -> DstrainError | None:
+def _worker(lines: list[str]) -> DstrainError | None:
     """Explain the end of a data loading process: it was killed, or raised what torch
     passes on as a traceback.
     """
-    lines = str(error).strip().splitlines() or [""]
     if lines[0].startswith("DataLoader worker (pid"):
         return SystemFault(
             "data loader",
@@ -64,11 +60,10 @@ def _worker(error: BaseException) -> DstrainError | None:
     return None
 
 
-def _unforeseen(error: BaseException) -> DstrainError:
+def _unforeseen(error: BaseException, first_line: str) -> DstrainError:
     where = "dstrain"
     for frame in traceback.extract_tb(error.__traceback__)[-1:]:
         where = f"{frame.filename}:{frame.lineno}"
-    first_line = str(error).strip().partition("\n")[0]
     what = f"{type(error).__name__}: {first_line}".rstrip(": ")
     return DstrainError(where, what, *DEFECT)
 

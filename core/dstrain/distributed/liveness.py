@@ -100,8 +100,9 @@ class Heartbeat:
         # find the keys of an earlier one.
         number = self._store.add(f"{_attempt()}/runs/{self.rank}", 1)
         self._run = f"{_attempt()}/{number}"
-        place = f"{socket.gethostname()} {os.getpid()}"
-        self._store.set(self._key("place", self.rank), place)
+        self._store.set(
+            self._key("place", self.rank), f"{socket.gethostname()} {os.getpid()}"
+        )
         self._heard = dict.fromkeys(self._watched(), (0, time.monotonic()))
         threading.Thread(
             target=self._beat, args=(own,), name="dstrain-heartbeat", daemon=True
@@ -125,28 +126,15 @@ class Heartbeat:
             with suppress(Exception):  # the store may be what failed
                 self._store.compare_set(self._key("ended"), "", why)
 
-    def peer_lost(self) -> bool:
-        """Return whether another process failed, or disappeared from this machine.
+    def peer_ended(self) -> str:
+        """Return why another process left the run, '' if none has.
 
-        A process that was interrupted as this one was is not lost.
+        One that disappeared from this machine counts as FAILED.
         """
         with suppress(Exception):
-            why = self._why()
-            if why:
-                return why == FAILED
-            return any(self._is_gone(rank) for rank in range(self.size))
-        return False
-
-    def peer_interrupted(self) -> bool:
-        """Return whether another process left because it was asked to stop."""
-        with suppress(Exception):
-            return self._why() == INTERRUPTED
-        return False
-
-    def _why(self) -> str:
-        """Return why the first process that left did so; '' while all are in the run."""
-        key = self._key("ended")
-        return str(self._store.get(key).decode()) if self._store.check([key]) else ""
+            gone = any(self._is_gone(rank) for rank in range(self.size))
+            return self._read("ended") or (FAILED if gone else "")
+        return ""
 
     def _rendezvous(self, turn: str) -> None:
         keys = [self._key(turn, self._waits, rank) for rank in range(self.size)]
@@ -161,8 +149,7 @@ class Heartbeat:
         """Wait until every process, in order of rank, has set its key."""
         pause, listened = 0.005, time.monotonic()
         while not self._store.check(list(keys)):
-            why = self._why()
-            if why:
+            if why := self._read("ended"):
                 raise KeyboardInterrupt if why == INTERRUPTED else peer_failed()
             if time.monotonic() - listened > INTERVAL:
                 listened = time.monotonic()
@@ -196,10 +183,7 @@ class Heartbeat:
 
     def _is_gone(self, rank: int) -> bool:
         """Return whether a process ran on this machine and no longer does."""
-        key = self._key("place", rank)
-        if rank == self.rank or not self._store.check([key]):
-            return False
-        host, _, number = self._store.get(key).decode().rpartition(" ")
+        host, _, number = self._read("place", rank).rpartition(" ")
         return host == socket.gethostname() and not process_exists(int(number))
 
     def _beat(self, store: Any) -> None:
@@ -207,6 +191,11 @@ class Heartbeat:
         with suppress(RuntimeError):
             while not self._done.wait(INTERVAL):
                 store.add(self._key("beats", self.rank), 1)
+
+    def _read(self, *parts: object) -> str:
+        """Return the value of a key, '' without one."""
+        key = self._key(*parts)
+        return str(self._store.get(key).decode()) if self._store.check([key]) else ""
 
     def _key(self, *parts: object) -> str:
         return "/".join([self._run, *map(str, parts)])

@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 from dstrain.distributed.liveness import launched
-from dstrain.errors import Interrupted
+from dstrain.errors import DstrainError, Interrupted
 
 Handler = Callable[[int, FrameType | None], None]
 SAME = 3.0
 """Seconds within which signals count as one in a process of several: the terminal's
 Ctrl-C reaches it, and its launcher, which passes it on.
 """
+_raised = threading.Event()
+"""Whether a signal has raised KeyboardInterrupt."""
 
 
 @contextmanager
@@ -33,22 +35,37 @@ def catch_stop_signals() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def interrupt_on_signals(what: str, advice: str) -> Iterator[None]:
+def interrupt_on_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into KeyboardInterrupt inside, and into Interrupted
-    outside.
+    outside, unless something inside says it better.
 
     So files that are being written are cleaned up as after any error. A second signal
     kills the process.
-
-    Args:
-        what: What Interrupted says, unless something inside says it better.
-        advice: The next step that it names.
     """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        _raised.set()
+        raise KeyboardInterrupt
+
     try:
-        with _handled(signal.default_int_handler, then=signal.SIG_DFL):
+        with _handled(interrupt, then=signal.SIG_DFL):
             yield
-    except KeyboardInterrupt as error:
-        raise Interrupted("dstrain", what, advice) from error
+    except BaseException as error:
+        if not is_interrupt(error):
+            raise
+        advice = "run the same command again"
+        raise Interrupted("dstrain", "interrupted", advice) from error
+    finally:
+        _raised.clear()
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is the interrupt of a signal, or stands in its place.
+
+    While safetensors reads a tensor, torch turns a KeyboardInterrupt into a ValueError.
+    """
+    lost = _raised.is_set() and not isinstance(error, DstrainError)
+    return lost or isinstance(error, KeyboardInterrupt)
 
 
 @contextmanager
@@ -79,8 +96,9 @@ def _handled(handler: Handler, then: signal.Handlers | None = None) -> Iterator[
         yield
     finally:
         for number, earlier in before.items():
-            # Ignored by `ignore_sigterm`, which must outlast this.
-            if signal.getsignal(number) != signal.SIG_IGN:
+            # Copies of a signal may still come, and `ignore_sigterm` must outlast this.
+            changed = came or signal.getsignal(number) is not first
+            if not (launched() and changed):
                 signal.signal(number, earlier)
 
 

@@ -17,6 +17,7 @@ from dstrain.distributed.liveness import (
     peer_failed,
     peer_failure,
 )
+from dstrain.distributed.signals import is_interrupt
 from dstrain.errors import Interrupted
 
 
@@ -82,12 +83,12 @@ def distributed_run(accelerator: Any) -> Iterator[ProcessGroup]:
         yield ProcessGroup(accelerator, heartbeat)
     except BaseException as error:
         ignore_sigterm()
-        asked = isinstance(error, Interrupted | KeyboardInterrupt)
+        asked = isinstance(error, Interrupted) or is_interrupt(error)
         what = peer_failure(error)
-        if asked and not what and heartbeat.peer_lost():
+        if asked and not what and heartbeat.peer_ended() == FAILED:
             # The signal was the launcher's, which ends all processes when one has ended.
             what = ENDED
-        if what and heartbeat.peer_interrupted():
+        if what and heartbeat.peer_ended() == INTERRUPTED:
             # This process was in a collective, where no signal reaches it.
             asked, what = True, ""
             error = KeyboardInterrupt()

@@ -78,16 +78,16 @@ def test_a_signal_outside_a_loop_ends_as_one_error_and_a_second_one_kills() -> N
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     }
     for number in before:
-        words = "dstrain: error: dstrain: interrupted\n  do that"
+        words = "dstrain: error: dstrain: interrupted\n  run the same command again"
         with (
             pytest.raises(Interrupted, match=words) as caught,
-            interrupt_on_signals("interrupted", "do that"),
+            interrupt_on_signals(),
         ):
             os.kill(os.getpid(), number)
             signal.pause()
         assert caught.value.exit_code == 75
         assert {each: signal.getsignal(each) for each in before} == before
-    with pytest.raises(Interrupted), interrupt_on_signals("interrupted", "do that"):
+    with pytest.raises(Interrupted), interrupt_on_signals():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             signal.pause()
@@ -100,7 +100,7 @@ def test_a_second_signal_during_saving_ends_the_run_at_once_and_the_third_kills(
 ):
     with (
         pytest.raises(Interrupted),
-        interrupt_on_signals("interrupted", "do that"),
+        interrupt_on_signals(),
         catch_stop_signals() as asked,
     ):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -112,12 +112,61 @@ def test_a_second_signal_during_saving_ends_the_run_at_once_and_the_third_kills(
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def lost_interrupt(*_: Any, **__: Any) -> None:
+    """Get Ctrl-C, and raise what torch raises in its place while it reads a tensor."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    except KeyboardInterrupt:
+        raise ValueError("could not determine the shape of object type") from None
+
+
+def test_an_error_in_place_of_a_keyboard_interrupt_counts_as_one(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Interrupted), interrupt_on_signals():
+        lost_interrupt()
+    with pytest.raises(ValueError, match="shape"), interrupt_on_signals():
+        raise ValueError("shape")
+    monkeypatch.setattr("dstrain.pipeline.pipeline.Pipeline.from_found", lost_interrupt)
+    with (
+        pytest.raises(Interrupted, match="before the first step"),
+        interrupt_on_signals(),
+    ):
+        run(config(here, output_path=tmp_path))
+
+
+def test_a_dstrain_error_after_a_signal_stays_what_it_is() -> None:
+    with pytest.raises(StateError), interrupt_on_signals():
+        try:
+            lost_interrupt()
+        except ValueError:
+            raise StateError("states/step-1", "is damaged") from None
+
+
+def test_copies_of_a_signal_that_reach_a_launched_process_later_are_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    earlier = {number: signal.getsignal(number) for number in numbers}
+    try:
+        with pytest.raises(Interrupted), interrupt_on_signals():
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is not earlier[signal.SIGINT]
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
 def test_a_terminal_that_goes_away_ends_nothing_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with (
             catch_stop_signals() as asked,
-            interrupt_on_signals("interrupted", "do that"),
+            interrupt_on_signals(),
         ):
             os.kill(os.getpid(), signal.SIGHUP)
             assert not asked()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dstrain.config.options import options_affecting
 from dstrain.config.serialize import CONFIG, write_resolved
 from dstrain.console import get_logger, logging_to_file
+from dstrain.distributed.signals import is_interrupt
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted, StateError, UsageError
 from dstrain.lora.export import save_lora_for
@@ -81,7 +82,7 @@ class RunDirectory:
     def opened(self) -> Iterator[None]:
         """Create the folder, hold its lock, and refuse one that cannot be written.
 
-        A KeyboardInterrupt within becomes Interrupted, which says how to resume.
+        A signal to stop within becomes Interrupted, which says how to resume.
         """
         with ExitStack() as stack:
             if self.processes.is_main:
@@ -91,7 +92,9 @@ class RunDirectory:
                 remove_leftovers(self.folder)
             try:
                 yield
-            except KeyboardInterrupt as error:
+            except BaseException as error:
+                if not is_interrupt(error):
+                    raise
                 raise self._interrupted("interrupted") from error
 
     def check_available(self) -> None:
@@ -139,8 +142,9 @@ class RunDirectory:
         """Remove the run to overwrite, and write what is there from the first step on:
         the configuration and the logs.
         """
+        setup = self.setup
         self.processes.wait()
-        if self.processes.is_main and self.setup.config.overwrite:
+        if self.processes.is_main and setup.config.overwrite:
             take_away(self.folder)
         self.begun = True
         if not self.processes.is_main:
@@ -149,12 +153,11 @@ class RunDirectory:
             remove_leftovers(folder)
         self._prune(run)
         records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL]
-        if self.setup.stage != "train" and self.setup.dataset.skipped:
+        if setup.stage != "train" and setup.dataset.skipped:
             records.append(SKIPPED_ROWS)
         RunFiles.read(self.folder).add(records)
         (self.folder / LOG).parent.mkdir(exist_ok=True)
-        write_list(self.setup)
-        setup = self.setup
+        write_list(setup)
         write_resolved(self.folder / CONFIG, setup.config, setup.versions)
         self._open_log(self.folder / LOG)
 
