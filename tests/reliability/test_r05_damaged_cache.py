@@ -14,8 +14,7 @@ import torch
 from dstrain.cache.store import FeatureCache, ShardWriter, open_shard
 from dstrain.errors import StateError
 
-from tests.support import caching_family
-from tests.support.caching_project import Place, write_place, write_rows
+from tests.support.caching_project import Place, filled_place
 
 REGIONS = (
     "length of the header",
@@ -42,16 +41,7 @@ def fill(folder: Path, values: dict[str, Any], max_bytes: int = 2**20) -> list[P
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("filled")
-        patch.setattr(caching_family, "LOG", folder / "log")
-        patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
-        caching_family.LOG.touch()
-        place = write_place(folder / "place")
-        for row in place.rows:
-            row |= {"reference": "0.png", "references": ["1.png"], "label": "x"}
-        write_rows(place.data, place.rows)
-        place.fill()
+    with filled_place(tmp_path_factory.mktemp("filled")) as place:
         yield place
 
 

@@ -7,13 +7,15 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options import TrainConfig
@@ -31,6 +33,7 @@ from dstrain.training.losses import SFT
 from PIL import Image
 from torch import Tensor
 
+from tests.support import caching_family
 from tests.support.caching_family import MODEL, build, runs, write_model
 
 
@@ -154,6 +157,25 @@ def write_place(folder: Path, rows: int = 4) -> Place:
         place.rows.append({"image": f"{i}.png", "prompt": f"word {min(i, rows - 2)}"})
     write_rows(place.data, place.rows)
     return place
+
+
+@contextmanager
+def filled_place(folder: Path) -> Iterator[Place]:
+    """Yield a place whose rows have every kind of value, cached."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caching_family, "LOG", folder / "log")
+        patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
+        caching_family.LOG.touch()
+        place = write_place(folder / "place")
+        for row in place.rows:
+            row |= {
+                "reference": "0.png",
+                "references": ["1.png", "2.png"],
+                "label": "x",
+            }
+        write_rows(place.data, place.rows)
+        place.fill()
+        yield place
 
 
 def change_keeping_times(path: Path, change: Callable[[], Any]) -> None:

@@ -91,6 +91,26 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield site
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of a model of the family `tiny`."""
+    from tests.support.family import write
+
+    folder = tmp_path_factory.mktemp("model")
+    write(folder)
+    return folder
+
+
+@pytest.fixture
+def pipe(tiny: Path, model: Path) -> Any:
+    """A pipeline of that model."""
+    from dstrain.pipeline.pipeline import Pipeline
+
+    from tests.support.runs import configs
+
+    return Pipeline.from_pretrained("tiny", list(configs(model)))
+
+
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A hub of Tiny/Tiny (`hub_server.tiny_hub`)."""

@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import typing
-from pathlib import Path
-from typing import Any
 
 import pytest
 from dstrain.config.fields import Effect, Group, flags
@@ -14,6 +12,8 @@ from dstrain.config.options import (
     TrainConfig,
     options_affecting,
 )
+
+from tests.support.command_lines import toy_config
 
 PUBLIC_TRAIN_FLAGS = """
 batch_size data_file_keys dataset_base_path dataset_metadata_path dataset_num_workers dataset_repeat dataset_root
@@ -75,17 +75,6 @@ preview_steps remove_prefix_in_ckpt save_steps toy url_cache use_gradient_checkp
 use_gradient_checkpointing_offload
 """
 """Options of training that decide neither its numbers nor what is stored."""
-
-
-def training(**changes: object) -> TrainConfig:
-    given: dict[str, Any] = {
-        "model": "faky",
-        "toy": True,
-        "dataset_base_path": Path("data"),
-        "output_path": Path("out"),
-        **changes,
-    }
-    return TrainConfig(**given)
 
 
 @pytest.mark.parametrize(
@@ -150,16 +139,16 @@ def test_choices_are_those_of_the_code_that_acts_on_them() -> None:
 
 
 def test_a_configuration_is_plain_data() -> None:
-    config = training(family_options={"tokenizer_path": "here"})
+    config = toy_config(family_options={"tokenizer_path": "here"})
     assert copy.deepcopy(config) == config
     assert TrainConfig(**dataclasses.asdict(config)) == config
 
 
 def test_lists_are_split_at_commas() -> None:
-    config = training(
+    config = toy_config(
         trainable_models="text_encoder, dit.blocks.3",
         lora_target_modules=" to_q,to_out.0,",
     )
     assert config.trainables == ("text_encoder", "dit.blocks.3")
     assert config.lora_targets == ("to_q", "to_out.0")
-    assert (training().trainables, training().lora_targets) == ((), ())
+    assert (toy_config().trainables, toy_config().lora_targets) == ((), ())

@@ -6,20 +6,11 @@ from typing import Any
 
 import pytest
 from dstrain.config.fields import LoraFile
-from dstrain.config.options import GenerateConfig, TrainConfig
+from dstrain.config.options import GenerateConfig
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError
 
-
-def training(**changes: object) -> TrainConfig:
-    given: dict[str, Any] = {
-        "model": "faky",
-        "toy": True,
-        "dataset_base_path": Path("data"),
-        "output_path": Path("out"),
-        **changes,
-    }
-    return TrainConfig(**given)
+from tests.support.command_lines import toy_config
 
 
 @pytest.mark.parametrize(
@@ -31,7 +22,7 @@ def training(**changes: object) -> TrainConfig:
     ],
 )
 def test_a_task_has_a_name_and_a_stage(task: str, name: str, stage: str) -> None:
-    config = training(task=task)
+    config = toy_config(task=task)
     validate(config)
     assert (config.task_name, config.stage) == (name, stage)
 
@@ -69,7 +60,7 @@ def test_a_task_has_a_name_and_a_stage(task: str, name: str, stage: str) -> None
     ],
 )
 def test_what_fits_together_is_accepted(changes: dict[str, Any]) -> None:
-    validate(training(**changes))
+    validate(toy_config(**changes))
 
 
 REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
@@ -124,7 +115,7 @@ def test_what_contradicts_itself_is_refused_with_the_reason(
     changes: dict[str, Any], where: str, reason: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        validate(training(**changes))
+        validate(toy_config(**changes))
     assert caught.value.where == where
     assert reason in caught.value.what
     assert len(caught.value.help_lines) <= 3
@@ -132,14 +123,14 @@ def test_what_contradicts_itself_is_refused_with_the_reason(
 
 def test_what_is_required_is_reported_with_its_meaning() -> None:
     with pytest.raises(UsageError) as caught:
-        validate(training(output_path=None))
+        validate(toy_config(output_path=None))
     assert str(caught.value).endswith(
         "--output_path: is required: the directory for checkpoints and logs"
     )
 
 
 def test_a_prompt_is_the_users() -> None:
-    validate(training(preview_prompt=("a sign that says hf_abcdefghijklmnopqrstu",)))
+    validate(toy_config(preview_prompt=("a sign that says hf_abcdefghijklmnopqrstu",)))
 
 
 def test_generation_is_checked_too() -> None:

@@ -30,13 +30,6 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write(folder)
-    return folder
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     return rewritten(tmp_path / "prompts.json", ROWS)

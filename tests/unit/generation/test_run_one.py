@@ -14,28 +14,13 @@ from dstrain.data.output import save_image_or_video
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.generation.run import generate
 from dstrain.generation.source import PipelineSource
-from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from PIL import Image
 
-from tests.support.family import weights_of, write
+from tests.support.family import weights_of
 from tests.support.runs import project, train
 
 pytestmark = pytest.mark.usefixtures("tiny")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write(folder)
-    return folder
-
-
-@pytest.fixture
-def pipe(model: Path) -> Pipeline:
-    return Pipeline.from_pretrained(
-        "tiny", [ModelConfig(path=paths) for paths in weights_of(model).values()]
-    )
 
 
 @pytest.fixture

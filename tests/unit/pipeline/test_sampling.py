@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
@@ -12,7 +11,6 @@ from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.noise_schedule import LatentConstraint
 from dstrain.graph.plan import make_plan
 from dstrain.graph.unit import Unit
-from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import generate_task, plan_inference
 from dstrain.randomness import Rng
@@ -22,8 +20,6 @@ from tests.support.family import (
     DecodedImage,
     build,
     encode_prompt,
-    weights_of,
-    write,
 )
 from tests.support.family import (
     decode as tiny_decode,
@@ -36,20 +32,6 @@ class Plain(TypedDict):
 
 
 pytestmark = pytest.mark.usefixtures("tiny")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write(folder)
-    return folder
-
-
-@pytest.fixture
-def pipe(model: Path) -> Pipeline:
-    return Pipeline.from_pretrained(
-        "tiny", [ModelConfig(path=paths) for paths in weights_of(model).values()]
-    )
 
 
 def collected(pipe: Pipeline, **arguments: Any) -> tuple[list[Tensor], Any]:

@@ -25,26 +25,20 @@ from dstrain.training.loader import DecodedSamples, Sample, SampleSource, load_b
 
 from tests.support import caching_family
 from tests.support.caching_family import runs
-from tests.support.caching_project import Place, alone, plain, write_place, write_rows
+from tests.support.caching_project import (
+    Place,
+    alone,
+    filled_place,
+    plain,
+    write_place,
+    write_rows,
+)
 from tests.support.videos import film, seconds, steady
 
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("filled")
-        patch.setattr(caching_family, "LOG", folder / "log")
-        patch.setenv("DSTRAIN_MODEL_BASE_PATH", str(folder / "nothing"))
-        caching_family.LOG.touch()
-        place = write_place(folder / "place")
-        for row in place.rows:
-            row |= {
-                "reference": "0.png",
-                "references": ["1.png", "2.png"],
-                "label": "x",
-            }
-        write_rows(place.data, place.rows)
-        place.fill()
+    with filled_place(tmp_path_factory.mktemp("filled")) as place:
         yield place
 
 
