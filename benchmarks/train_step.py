@@ -46,7 +46,7 @@ def write_inputs(folder: Path) -> list[list[str]]:
         Image.effect_noise((SIDE, SIDE), 10 + row).convert("RGB").save(
             folder / f"{row}.png"
         )
-        captions.append(f"{row}.png,picture number {row}\n")
+        captions.append(f"{row}.png,image number {row}\n")
     (folder / "metadata.csv").write_text(f"image,prompt\n{''.join(captions)}")
     family: ModelFamily = load_family("qwen_image")
     family.load("toy")(folder / "model", "base", 0, {"dit": DIT})

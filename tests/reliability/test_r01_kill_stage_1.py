@@ -32,13 +32,13 @@ from tests.support.caching_project import (
 
 SEEDS = 50
 PER_SHARD = 4
-"""Pictures in a shard."""
+"""Images in a shard."""
 
 
 @dataclass(frozen=True)
 class Kind:
     """A run that is killed: `change` is made to a filled cache's data (None: the cache
-    is empty); it takes `pictures`.
+    is empty); it takes `images`.
 
     last: its first kill is at one of so many writes.
     """
@@ -148,7 +148,7 @@ def test_stage_1_survives_kill_9(
     whole = place.folder / "whole"
     in_flight = (
         PER_SHARD + 1
-    )  # a full shard is written when the next picture has been computed
+    )  # a full shard is written when the next image has been computed
     assert spent["encode_image"] <= kind.images + kills * in_flight, (
         f"seed {seed}: {kills} kills"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cache.store import FeatureCache, ShardWriter
-from dstrain.runs.checkpoints.directory import put_back
+from dstrain.runs.checkpoints.directory import restore_run
 from dstrain.runs.checkpoints.state import (
     TrainingState,
     damage,
@@ -238,7 +238,7 @@ def test_every_crash_point_of_overwriting_leaves_all_of_the_old_run_or_nothing_o
         shutil.copytree(first, out)
         event = trial * total // count
         assert killed_at(event, body, out, torn=bool(event % 2))
-        put_back(out)
+        restore_run(out)
         left = tree(out)
         left.pop("run.json", None)  # of both runs it is the same
         assert left == old or not set(left.values()) & set(old.values()), event

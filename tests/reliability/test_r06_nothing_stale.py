@@ -82,7 +82,7 @@ IMAGES, TEXTS = Counter({"encode_image": 4}), Counter({"encode_prompt": 3})
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to a data set of 4 pictures and 3 captions, or other flags; how
+    """What is done to a data set of 4 images and 3 captions, or other flags; how
     often each unit runs then.
     """
 
@@ -98,11 +98,11 @@ class Change:
 CHANGES = (
     Change("a caption", {"encode_prompt": 1, "describe": 1}, caption),
     Change(
-        "a picture, of equal size and time", {"encode_image": 1}, one_byte_of_an_image
+        "an image, of equal size and time", {"encode_image": 1}, one_byte_of_an_image
     ),
     Change("--height and --width", IMAGES, flags={"height": 16, "width": 16}),
     Change("--max_pixels", IMAGES, flags={"max_pixels": 16 * 16}),
-    Change("weights of an encoder of pictures", IMAGES, partial(change_weights, "vae")),
+    Change("weights of an encoder of images", IMAGES, partial(change_weights, "vae")),
     Change(
         "weights of an encoder of texts", TEXTS, partial(change_weights, "text_encoder")
     ),

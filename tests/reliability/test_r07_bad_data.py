@@ -61,7 +61,7 @@ class Case:
 
 
 def image_case(name: str, content: Content, *words: str, **more: Any) -> Case:
-    """A case of one bad picture in two of four rows."""
+    """A case of one bad image in two of four rows."""
     metadata = "image,prompt\ngood.png,a\nbad.png,b\ngood.png,c\nbad.png,d\n"
     return Case(
         name,
@@ -130,7 +130,7 @@ CASES = (
     Case("json called jsonl", '[{"prompt": "a"}]', ("1",), ("a .json file contains a list",), kind="jsonl"),
     Case("nested json", "[" * 99_999, (), ("nested too deeply",), kind="json"),
     Case("a name misspelt", "imge,prompt\ngood.png,a\n", (), ("'image'", "did you mean 'imge'")),
-    Case("no picture", "prompt\na\n", (), ("column 'image'",)),
+    Case("no image", "prompt\na\n", (), ("column 'image'",)),
     Case("another ending", "image,prompt\n", (), ("must be a .csv",), kind="txt"),
     # Rows
     Case("ragged", "image,prompt\ngood.png\ngood.png,a\ngood.png,a,b\n", ("2", "4"), ("has 1 cells", "has 3 cells")),
@@ -178,7 +178,7 @@ CASES = (
     Case("a URL of another kind", "image,prompt\nftp://a.example/x.png,a\n", ("2:image",),
          ("an unsupported protocol 'ftp://'",),
          flags=("--url_cache", "cache")),
-    # Pictures
+    # Images
     image_case("text", "hello", "is not an image in a supported format"),
     image_case("nothing", b"", "is not an image in a supported format"),
     image_case("a program", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",

@@ -37,7 +37,7 @@ def kill() -> None:
 
 
 def bad_sample() -> None:
-    raise UsageError("metadata.csv:3:image", "is no picture")
+    raise UsageError("metadata.csv:3:image", "is no image")
 
 
 def out_of_memory() -> None:
@@ -50,7 +50,7 @@ def defect() -> None:
 
 WAYS: dict[str, tuple[Callable[[], None], int, str]] = {
     "kill -9": (kill, -9, ""),
-    "a bad sample": (bad_sample, 2, "metadata.csv:3:image: is no picture"),
+    "a bad sample": (bad_sample, 2, "metadata.csv:3:image: is no image"),
     "out of memory": (out_of_memory, 6, "out of memory"),
     "a defect": (defect, 1, "ZeroDivisionError: division by zero"),
 }

@@ -92,8 +92,8 @@ PICKLES: tuple[tuple[str, str, Callable[[Path], bytes]], ...] = (
     ("the record of a feature cache", "store/store.json", raw),
     ("what a cache remembers of files", "store/digests.json", raw),
     ("the metadata", "data/metadata.json", raw),
-    ("a picture", "data/0.png", raw),
-    ("an array in the place of a picture", "data/0.png", array),
+    ("an image", "data/0.png", raw),
+    ("an array in the place of an image", "data/0.png", array),
 )
 """What is replaced by a pickle: a name for it, where it lies in a project, and how it
 is pickled.

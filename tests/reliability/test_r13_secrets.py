@@ -23,7 +23,7 @@ SIGNED = f"https://example.com/a.png?X-Amz-Date=1&X-Amz-Signature={HEX}&x=1"
 @dataclass(frozen=True)
 class Planted:
     """A secret, and where it is put: the environment, flags, the file of --config, or
-    the metadata's first picture.
+    the metadata's first image.
 
     code: how the run ends. shown: whether what is printed or written shows that
     something was taken out.

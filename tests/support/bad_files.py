@@ -18,7 +18,7 @@ NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 
 
 def encoded(kind: str, image: Image.Image | None = None, **options: Any) -> bytes:
-    """A picture as the bytes of a file."""
+    """An image as the bytes of a file."""
     content = io.BytesIO()
     (image or Image.fromarray(NOISE)).save(content, kind, **options)
     return content.getvalue()
@@ -30,7 +30,7 @@ def part(content: bytes, share: float = 0.5) -> bytes:
 
 
 def cut(kind: str, **options: Any) -> bytes:
-    """The first half of a picture's file."""
+    """The first half of an image's file."""
     return part(encoded(kind, **options))
 
 
@@ -77,7 +77,7 @@ def film(frames: int = 12, size: int = 32, form: str = "mp4") -> bytes:
 
 
 def sound() -> bytes:
-    """A file of half a second of silence, without pictures."""
+    """A file of half a second of silence, without images."""
     content = io.BytesIO()
     with av.open(content, "w", format="mp4") as file:
         stream = file.add_stream("aac", rate=16000, layout="mono")

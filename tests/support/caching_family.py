@@ -53,7 +53,7 @@ class Description(TypedDict):
 
 
 class Latents(TypedDict):
-    """A picture in latent space, fp32, and a small bf16 one."""
+    """An image in latent space, fp32, and a small bf16 one."""
 
     input_latents: Tensor
     thumbnail: Tensor
@@ -106,7 +106,7 @@ def describe(prompt: str, *, dit_config: Any) -> Description:
 
 
 def encode_image(input_image: Image.Image, *, vae: Any, dtype: torch.dtype) -> Latents:
-    """RGB picture -> (1, 4, height, width), a view of ten times as much."""
+    """RGB image -> (1, 4, height, width), a view of ten times as much."""
     ran("encode_image")
     pixels = torch.from_numpy(np.array(input_image)).permute(2, 0, 1)[None] / 127.5 - 1
     latents = vae(pixels.to(dtype)).float().repeat(10, 1, 1, 1)

@@ -38,7 +38,7 @@ from tests.support.caching_family import MODEL, build, runs, write_model
 
 
 def noise_image(seed: int, mode: str = "RGB", branch: int = 32) -> Image.Image:
-    """A picture of noise."""
+    """An image of noise."""
     shape = (branch, branch, len(mode)) if len(mode) > 1 else (branch, branch)
     return Image.fromarray(
         np.random.default_rng(seed).integers(0, 256, shape, np.uint8)

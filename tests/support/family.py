@@ -1,7 +1,7 @@
 """The tests' own family, `tiny`: every kind of part a family can have, at sizes that
 train in milliseconds.
 
-Pictures have sides that are multiples of 8; latents are (batch, 4, height / 8, width /
+Images have sides that are multiples of 8; latents are (batch, 4, height / 8, width /
 8).
 """
 
@@ -138,13 +138,13 @@ class Prompt(TypedDict):
 
 
 class Latents(TypedDict):
-    """A picture in latent space."""
+    """An image in latent space."""
 
     input_latents: Tensor
 
 
 class DecodedImage(TypedDict):
-    """A generated picture."""
+    """A generated image."""
 
     image: Image.Image
 
@@ -159,7 +159,7 @@ def encode_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Prompt:
 
 
 def encode_image(input_image: Image.Image, *, vae: Any, dtype: torch.dtype) -> Latents:
-    """RGB picture -> fp32 latents."""
+    """RGB image -> fp32 latents."""
     pixels = torch.from_numpy(np.array(input_image)).permute(2, 0, 1)[None] / 127.5 - 1
     return {"input_latents": vae.encoder(pixels.to(dtype)).float()}
 
@@ -188,7 +188,7 @@ def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
 
 
 def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
-    """Latents -> RGB picture."""
+    """Latents -> RGB image."""
     pixels = vae.decoder(latents.to(vae.decoder.weight.dtype))[0].float().clamp(-1, 1)
     return {
         "image": Image.fromarray(
@@ -287,7 +287,7 @@ def write_data(
     captions: tuple[str, ...],
     sizes: tuple[tuple[int, int], ...] = ((16, 16),),
 ) -> None:
-    """Write a data set: a picture of noise for each caption; sizes (height, width) go
+    """Write a data set: an image of noise for each caption; sizes (height, width) go
     round.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 """A family for tests of LoRA files: a denoiser whose original files have fused layers,
-its twin, and a text encoder.
+a second expert, and a text encoder.
 """
 
 import json

@@ -162,7 +162,7 @@ BUGS = (
     ),
     Bug(
         "exif_is_ignored",
-        "P27: pictures are upright",
+        "P27: images are upright",
         f"{CORE}/data/images.py",
         "    if orientation in TRANSPOSES:\n",
         "    if orientation in TRANSPOSES and orientation > 8:\n",

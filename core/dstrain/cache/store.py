@@ -201,7 +201,7 @@ class Lines(Sequence[Any]):
 class ShardWriter:
     """A writer that collects values and commits a shard when it is large or old enough."""
 
-    store: FeatureCache
+    cache: FeatureCache
     about: Mapping[str, str]
     """Recorded in each shard."""
     max_bytes: int = 256 * 2**20
@@ -213,7 +213,7 @@ class ShardWriter:
 
     def add(self, address: str, value: Any) -> None:
         """Add a value to the shard in progress, unless it is there or already stored."""
-        if address in self.store or address in self._values:
+        if address in self.cache or address in self._values:
             return
         tensors: dict[str, Tensor] = {}
         header = serialize(value, tensors, address)
@@ -234,9 +234,9 @@ class ShardWriter:
             header = {"values": values, "about": dict(self.about)}
             text = json.dumps(header, ensure_ascii=False)
             name = _text_digest(text)
-            path = self.store.folder / "shards" / f"{name}.safetensors"
+            path = self.cache.folder / "shards" / f"{name}.safetensors"
             write_tensors(path, self._tensors, {"dstrain": text})
-            self.store.where |= dict.fromkeys(self._values, name)
+            self.cache.where |= dict.fromkeys(self._values, name)
         self._tensors = {}
         self._values = {}
         self._bytes = 0

@@ -51,7 +51,7 @@ class TestConformance(Conformance):
             return values
 
         given = {RENAMED.get(name, name): value for name, value in arguments.items()}
-        if kontext:  # that both resize a picture alike is tested with the units
+        if kontext:  # that both resize an image alike is tested with the units
             (resized,) = resize_kontext(
                 given.pop("kontext_images"), given.pop("kontext_pixels")
             )["kontext_pictures"]

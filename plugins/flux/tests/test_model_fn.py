@@ -1,4 +1,4 @@
-"""The denoiser's call: exact timesteps and guidance, pictures to edit, shapes; what
+"""The denoiser's call: exact timesteps and guidance, images to edit, shapes; what
 LoRA targets name.
 """
 
@@ -182,7 +182,7 @@ def test_images_to_edit_follow_the_noise_each_with_its_own_first_id(
         kontext_latents=images[::-1],
         dit=loaded["dit"],
     )
-    assert not torch.equal(made, swapped), "which picture is the first matters"
+    assert not torch.equal(made, swapped), "which image is the first matters"
 
 
 def test_packing_is_that_of_diffusers_and_is_undone_by_unpacking() -> None:

@@ -54,7 +54,7 @@ def published(kind: type[Any], loaded: dict[str, Any], toy_folder: Path) -> Any:
 def by_diffusers(
     pipeline: Any, noise: Tensor, **arguments: Any
 ) -> tuple[list[Tensor], Image.Image]:
-    """The latents after each step of diffusers' pipeline, packed, and its picture."""
+    """The latents after each step of diffusers' pipeline, packed, and its image."""
     passed: list[Tensor] = []
 
     def family(
@@ -72,7 +72,7 @@ def by_diffusers(
 def by_pipe(
     variant: str, loaded: dict[str, Any], noise: Tensor, **arguments: Any
 ) -> tuple[list[Tensor], Image.Image]:
-    """The latents after each step of ours, packed, and its picture."""
+    """The latents after each step of ours, packed, and its image."""
     pipe = Pipeline(MODEL.spec(variant), MODEL, {name: loaded[name] for name in PARTS})
     passed: list[Tensor] = []
     image = pipe(
@@ -138,7 +138,7 @@ def test_every_step_equals_that_of_flux_pipeline(
 def test_every_step_equals_that_of_flux_kontext_pipeline(
     scale: float, toy_folder: Path, loaded: dict[str, Any]
 ) -> None:
-    """A picture of the size to which both would resize it: that they choose the same
+    """An image of the size to which both would resize it: that they choose the same
     one is tested with the units.
     """
     sharpen(loaded)
@@ -173,7 +173,7 @@ def test_every_step_equals_that_of_flux_kontext_pipeline(
 def test_at_the_published_area_kontext_equals_diffusers_from_an_image_of_any_size(
     toy_folder: Path, loaded: dict[str, Any]
 ) -> None:
-    """Of this size, a picture whose tensor has another memory format gets other
+    """Of this size, an image whose tensor has another memory format gets other
     latents.
     """
     sharpen(loaded)

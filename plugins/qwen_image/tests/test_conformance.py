@@ -57,7 +57,7 @@ def by_diffusers(
     **parts: Any,
 ) -> tuple[list[Tensor], Any]:
     """The latents after each step of diffusers' pipeline on our components, and its
-    picture.
+    image.
     """
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
     tokenizer = (
@@ -94,7 +94,7 @@ def by_diffusers(
 def edit(
     pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
 ) -> tuple[list[Tensor], Any]:
-    """diffusers' pipeline, made to resize pictures to our sizes and to pass
+    """diffusers' pipeline, made to resize images to our sizes and to pass
     `mm_token_type_ids`, as it should.
     """
     encoder = pipe.components["text_encoder"]

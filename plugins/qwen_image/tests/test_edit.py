@@ -1,4 +1,4 @@
-"""Editing: pictures beside the prompt, in the sizes, tokens and positions that
+"""Editing: images beside the prompt, in the sizes, tokens and positions that
 diffusers' edit pipelines give them.
 """
 
@@ -219,7 +219,7 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
     ids=[
         "edit",
         "edit at another size",
-        "2509 with one picture",
+        "2509 with one image",
         "2509 with two",
         "2511 with two",
     ],
@@ -293,7 +293,7 @@ def test_diffusers_alone_gives_images_the_positions_of_a_text_and_so_other_embed
     toy_of: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without `mm_token_type_ids` transformers 5 numbers the tokens of a picture like
+    """Without `mm_token_type_ids` transformers 5 numbers the tokens of an image like
     words: the only difference.
     """
     seen = noise_image(112, 84)

@@ -80,7 +80,7 @@ def by_pipe(
     steps: int,
     loaded: dict[str, Any],
 ) -> tuple[list[Tensor], Any]:
-    """The latents after each step of a call of the pipeline, and its picture."""
+    """The latents after each step of a call of the pipeline, and its image."""
     components = {
         name: loaded[name] for name in ("dit", "text_encoder", "vae", "tokenizer")
     }

@@ -1,4 +1,4 @@
-"""Previews of Qwen-Image at toy sizes: guided, with pictures to be edited, and the same
+"""Previews of Qwen-Image at toy sizes: guided, with images to be edited, and the same
 in both ways of training.
 """
 
@@ -28,7 +28,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two pictures, each with one to be edited."""
+    """Two images, each with one to be edited."""
     folder = tmp_path_factory.mktemp("data")
     numbers = np.random.default_rng(0)
     for name in ("a", "b", "edit_a", "edit_b"):

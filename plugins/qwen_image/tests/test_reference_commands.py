@@ -51,7 +51,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def make_project(folder: Path) -> Path:
-    """A folder in which the commands find a toy model and two captioned pictures where
+    """A folder in which the commands find a toy model and two captioned images where
     the published ones would be.
     """
     write(folder / "models/Qwen/Qwen-Image")

@@ -63,7 +63,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six pictures of two sizes."""
+    """Six images of two sizes."""
     folder = tmp_path_factory.mktemp("data")
     numbers = np.random.default_rng(0)
     lines = ["image,prompt"]

@@ -66,6 +66,6 @@ def bind_components(toys: Mapping[str, Path]) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def image() -> Image.Image:
-    """A picture of 72 x 56 pixels, none of whose sides is a multiple of 16."""
+    """An image of 72 x 56 pixels, none of whose sides is a multiple of 16."""
     noise = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((72, 56), Image.Resampling.BICUBIC)

@@ -65,9 +65,9 @@ def test_marks_recognise_this_component_and_no_other(
     variant: str, name: str, toys: Mapping[str, Path]
 ) -> None:
     ((fitting, _),) = recognise(Files(weights_of(toys[variant], name)), NETWORKS)
-    twins = ("dit", "dit2")
+    experts = ("dit", "dit2")
     assert [component.name for component in fitting] == list(
-        twins if name in twins else (name,)
+        experts if name in experts else (name,)
     )
 
 

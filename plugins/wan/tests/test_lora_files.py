@@ -46,7 +46,7 @@ NAMES = MappingProxyType(
 
 
 # For i2v, diffusers adds layers of zeros to those of a file that has none for the
-# picture.
+# image.
 @pytest.mark.filterwarnings("ignore:While injecting the PEFT adapters")
 class TestLoraFiles(LoraFiles):
     family = "wan"

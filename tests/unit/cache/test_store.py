@@ -226,4 +226,4 @@ def test_an_image_of_a_mode_that_would_lose_something_is_refused(
     from dstrain.errors import UsageError
 
     with pytest.raises(UsageError, match="mode CMYK cannot be stored"):
-        fill(cache, {"picture": Image.new("CMYK", (1, 1))})
+        fill(cache, {"image": Image.new("CMYK", (1, 1))})

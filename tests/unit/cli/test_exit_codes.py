@@ -140,7 +140,7 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (0, "a run", Way(SHORT)),
     (0, "nothing left to do", Way((*SHORT, "--resume"), first=(SHORT,))),
     (0, "stage 1 again", Way(STAGE_1, first=(STAGE_1,))),
-    (0, "a picture", Way(GENERATE)),
+    (0, "an image", Way(GENERATE)),
     (1, "a defect in a step", Way(SHORT, "", prepare=at_forward(raising(ValueError("deep\ninside"))))),
     (1, "a defect while it loads", Way(SHORT, "", prepare=at("dstrain.runs.loop.prepare", KeyError("deep")))),
     (1, "a defect of a sampler", Way(GENERATE, "", prepare=at(WRITE, RuntimeError("deep")))),
@@ -157,7 +157,7 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (2, "value out of range", Way((*SHORT, "--batch_size", "0"), "--batch_size: expected 1 or more, got 0")),
     (2, "file of flags", Way(("--config", "a.toml", *SHORT), "a.toml:sed: no such option; did you mean 'seed'?",
                              prepare=written("a.toml", "sed = 1"))),
-    (2, "no such picture", Way(SHORT, "data/metadata.json: ", prepare=gone("data/0.png"))),
+    (2, "no such image", Way(SHORT, "data/metadata.json: ", prepare=gone("data/0.png"))),
     (2, "no data set", Way((*SHORT, "--dataset_base_path", "dat"), "--dataset_base_path: dat is not a folder")),
     (3, "output in use by a run", Way(SHORT, "out: already contains a run", first=(SHORT,))),
     *((3, f"the user's {name}", Way(words, f"out: contains {name}, which no", prepare=written(f"out/{name}", "mine")))

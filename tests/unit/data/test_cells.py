@@ -41,7 +41,7 @@ SCENE: Mapping[str, Input] = {
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with 30 frames at 15 fps (long.mp4), 120 at 60 fps (fast.mp4), 6
-    (short.mp4), 10 pictures (frames).
+    (short.mp4), 10 images (frames).
     """
     base = tmp_path_factory.mktemp("scenes")
     film(base / "long.mp4", steady(30, 15), 15)
@@ -261,7 +261,7 @@ def test_bad_videos_are_reported_with_file_row_and_column(
     (base / "frames/3.png").unlink()
     (base / "frames/3.png").symlink_to(scenes / "still.png")
     mixed = folder(base / "mixed", steady(2, 15))
-    (mixed / "1.png").write_text("no picture")
+    (mixed / "1.png").write_text("no image")
     names = ["half.mp4", "none.mp4", "../out.mp4", "frames", "mixed", "metadata.json"]
     with pytest.raises(UsageError) as caught:
         sampled(base, "long.mp4", *names)

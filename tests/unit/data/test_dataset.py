@@ -45,7 +45,7 @@ INPUTS: Mapping[str, Input] = {
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A folder with pictures wide.png (64 x 100), tall.png (100 x 64) and
+    """A folder with images wide.png (64 x 100), tall.png (100 x 64) and
     deep/square.png (48 x 48).
     """
     folder = tmp_path / "data"

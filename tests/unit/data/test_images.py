@@ -34,7 +34,7 @@ STORED |= {
     7: UPRIGHT[::-1, ::-1].transpose(1, 0, 2),
     8: np.rot90(UPRIGHT, -1),
 }
-"""EXIF orientation -> how the camera stores the upright picture."""
+"""EXIF orientation -> how the camera stores the upright image."""
 
 
 def error(image: Image.Image, wanted: np.ndarray) -> int:
@@ -94,7 +94,7 @@ def test_reading_a_size_decodes_no_pixels(
 
 
 def modes() -> dict[str, tuple[Image.Image, np.ndarray]]:
-    """Name -> a picture to be saved losslessly and its pixels in RGB."""
+    """Name -> an image to be saved losslessly and its pixels in RGB."""
     half = np.full((*UPRIGHT.shape[:2], 1), 128, np.uint8)
     over_white = (UPRIGHT * (128 / 255) + 255 * (127 / 255)).round()
     rgba = Image.fromarray(np.concatenate([UPRIGHT, half], 2))
@@ -150,7 +150,7 @@ def test_cmyk_photographs_keep_their_colours(tmp_path: Path) -> None:
 
 
 def photograph(height: int, width: int) -> Image.Image:
-    """A smooth picture with edges, as photographs are."""
+    """A smooth image with edges, as photographs are."""
     y, x = np.mgrid[0:height, 0:width]
     squares = 30 * ((x // 64 + y // 48) % 2)
     waves = [

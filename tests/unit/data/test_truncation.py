@@ -63,7 +63,7 @@ def test_a_file_cut_anywhere_is_refused_before_it_is_decoded(
     tmp_path: Path, kind: str
 ) -> None:
     content = encoded(kind)
-    if kind == "MPO":  # of several pictures the first is read
+    if kind == "MPO":  # of several images the first is read
         content = content[: content.find(b"\xff\xd9", 1000) + 2]
     for length in range(1, len(content), max(1, len(content) // 25)):
         (tmp_path / "a").write_bytes(content[:length])

@@ -60,7 +60,7 @@ def test_an_interrupted_run_is_saved_within_the_step_and_resumes_bit_for_bit(
     assert same(whole, cut)
 
 
-def test_handlers_are_put_back_and_a_second_signal_acts_as_before() -> None:
+def test_handlers_are_restored_and_a_second_signal_acts_as_before() -> None:
     before = signal.getsignal(signal.SIGINT)
     with catch_stop_signals() as asked:
         assert not asked()

@@ -1,4 +1,4 @@
-"""`dstrain generate --dataset`: a picture per row from its own noise, kept, continued
+"""`dstrain generate --dataset`: an image per row from its own noise, kept, continued
 or refused; then trained on.
 """
 
@@ -69,7 +69,7 @@ def equal(one: Path, other: Path) -> bool:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
-    """Each picture that is made adds its pipeline."""
+    """Each image that is made adds its pipeline."""
     calls: list[Pipeline] = []
     call = Pipeline.__call__
 
@@ -286,7 +286,7 @@ def test_a_folder_is_bound_by_settings_once_something_was_made_by_them(
     for name in (
         "dstrain.pipeline.pipeline.Pipeline.from_found",
         "dstrain.pipeline.pipeline.Pipeline.__call__",
-    ):  # while loading; the first picture
+    ):  # while loading; the first image
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(name, stopping)
             generate(config(model, folder, dataset=table))

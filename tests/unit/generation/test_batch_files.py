@@ -1,4 +1,4 @@
-"""`dstrain generate --dataset`: files that rows and flags name make the pictures, and
+"""`dstrain generate --dataset`: files that rows and flags name make the images, and
 go into the data set.
 """
 
@@ -27,7 +27,7 @@ from tests.support.runs import train
 
 
 class Hint(TypedDict):
-    """A picture's mean colour."""
+    """An image's mean colour."""
 
     hint: Tensor
 
@@ -76,7 +76,7 @@ def reads_hints(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def given(tmp_path: Path) -> Path:
-    """A folder with two pictures, to which a table is added."""
+    """A folder with two images, to which a table is added."""
     (tmp_path / "given/hints").mkdir(parents=True)
     for name, colour in (("a", "white"), ("b", "black")):
         Image.new("RGB", (8, 8), colour).save(tmp_path / f"given/hints/{name}.png")

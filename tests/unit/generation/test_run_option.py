@@ -165,7 +165,7 @@ def test_the_newest_step_whose_files_all_exist_is_taken(here: Path) -> None:
 
 
 def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the family have `dit` for the noisier half of the timesteps, and its twin
+    """Let the family have `dit` for the noisier half of the timesteps, and another expert
     `dit2`.
     """
 
@@ -175,8 +175,8 @@ def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
         experts=ExpertSchedule("dit", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)}),
     )
     (dit,) = (component for component in family.COMPONENTS if component.name == "dit")
-    twin = replace(dit, name="dit2", folder="transformer_2")
-    monkeypatch.setattr(family, "COMPONENTS", (dit, twin, *family.COMPONENTS[1:]))
+    expert = replace(dit, name="dit2", folder="transformer_2")
+    monkeypatch.setattr(family, "COMPONENTS", (dit, expert, *family.COMPONENTS[1:]))
     monkeypatch.setattr(family, "PIPELINES", {"base": spec, "other": spec})
 
 

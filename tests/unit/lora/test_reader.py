@@ -288,7 +288,7 @@ def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
         read(both)
 
 
-def test_twins_are_distinguished_by_the_header_or_by_what_is_asked(
+def test_experts_are_distinguished_by_the_header_or_by_what_is_asked(
     tmp_path: Path,
 ) -> None:
     two = {"dit": SHAPES, "dit2": SHAPES}

@@ -43,7 +43,7 @@ def test_a_folder_without_weights_has_no_keys() -> None:
     assert not tokenizer.same_keys_as(component("processor"))
 
 
-def test_twins_have_the_same_keys_and_other_names() -> None:
+def test_experts_have_the_same_keys_and_other_names() -> None:
     dit = component("dit", "new.*", formats=(OLD,))
     assert dit.same_keys_as(component("dit2", "new.*", formats=(OLD,)))
     assert not dit.same_keys_as(component("dit2", "new.*"))

@@ -84,7 +84,7 @@ DIT = part(
     prefixes=("net.",),
     infer=lambda shapes: {"inferred": shapes["new.weight"]},
 )
-TWIN = part("dit2", "transformer_2", "low", prefixes=("net.",))
+EXPERT = part("dit2", "transformer_2", "low", prefixes=("net.",))
 
 
 def weights(path: Path, *names: str, **header: str) -> str:
@@ -94,11 +94,11 @@ def weights(path: Path, *names: str, **header: str) -> str:
 
 
 def assigned(*paths: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
-    found = assign([ModelConfig(path=path) for path in paths], (DIT, TWIN), wanted)
+    found = assign([ModelConfig(path=path) for path in paths], (DIT, EXPERT), wanted)
     return {name: "/".join(files.paths[0].parts[-2:]) for name, files in found.items()}
 
 
-def test_twins_are_distinguished_by_their_folders_else_by_their_order(
+def test_experts_are_distinguished_by_their_folders_else_by_their_order(
     tmp_path: Path,
 ) -> None:
     low, high, first, second, third = (
@@ -130,7 +130,7 @@ def test_twins_are_distinguished_by_their_folders_else_by_their_order(
         assigned(low, weights(tmp_path / "low/b.safetensors", "new.weight"))
 
 
-def test_the_header_of_a_trained_file_says_which_of_twins_it_is_wherever_it_is(
+def test_the_header_of_a_trained_file_says_which_of_two_experts_it_is_wherever_it_is(
     tmp_path: Path,
 ) -> None:
     trained, elsewhere, other = (
@@ -161,7 +161,7 @@ def test_the_header_of_a_trained_file_says_which_of_twins_it_is_wherever_it_is(
         assigned(trained, weights(tmp_path / "low/a.safetensors", "new.weight"))
 
 
-def test_files_that_nothing_tells_are_the_one_twin_that_is_wanted(
+def test_files_that_nothing_tells_are_the_one_expert_that_is_wanted(
     tmp_path: Path,
 ) -> None:
     flat, second, high, low = (
@@ -191,13 +191,13 @@ def test_files_that_nothing_tells_are_the_one_twin_that_is_wanted(
 
 
 @pytest.fixture
-def twins(here: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+def experts(here: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """A denoiser that may have two parts, in a family whose variants have only the
     first; two files for it.
     """
-    twin = replace(COMPONENTS[0], name="dit2", folder="transformer_2")
+    expert = replace(COMPONENTS[0], name="dit2", folder="transformer_2")
     monkeypatch.setattr(
-        "tests.support.family.COMPONENTS", (COMPONENTS[0], twin, *COMPONENTS[1:])
+        "tests.support.family.COMPONENTS", (COMPONENTS[0], expert, *COMPONENTS[1:])
     )
     whole = {
         name: value
@@ -212,20 +212,20 @@ def twins(here: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     return str(paths[0]), str(paths[1])
 
 
-def test_no_file_is_a_twin_that_the_variant_lacks(
-    here: Path, twins: tuple[str, str]
+def test_no_file_is_an_expert_that_the_variant_lacks(
+    here: Path, experts: tuple[str, str]
 ) -> None:
     others = [
         paths for name, paths in weights_of(here / "model").items() if name != "dit"
     ]
-    for one in twins:
+    for one in experts:
         train(
             here,
             max_steps=1,
             output_path=here / Path(one).stem,
             model_paths=json.dumps([one, *others]),
         )
-    both = {"model_paths": json.dumps([*twins, *others])}
+    both = {"model_paths": json.dumps([*experts, *others])}
     prompts = here / "prompts.json"
     prompts.write_text(json.dumps([{"prompt": "dog", "seed": 1}]))
     made = {"model": "tiny", "variant": "base", "output": here / "made", **both}
@@ -235,7 +235,7 @@ def test_no_file_is_a_twin_that_the_variant_lacks(
             config(here, task="sft:data_process", feature_cache=here / "cache", **both)
         ),
         lambda: Pipeline.from_pretrained(
-            "tiny", [ModelConfig(path=path) for path in (*twins, *others)], "base"
+            "tiny", [ModelConfig(path=path) for path in (*experts, *others)], "base"
         ),
         lambda: generate_dataset(GenerateConfig(**made), prompts),
     )
@@ -251,9 +251,9 @@ def test_no_file_is_a_twin_that_the_variant_lacks(
 
 
 def test_the_files_of_one_part_alone_tell_the_denoisers_configuration(
-    here: Path, twins: tuple[str, str]
+    here: Path, experts: tuple[str, str]
 ) -> None:
-    for path in twins:
+    for path in experts:
         assert denoiser_config(MODEL, [ModelConfig(path=path)]) == {
             "width": 8,
             "depth": 2,
@@ -262,17 +262,17 @@ def test_the_files_of_one_part_alone_tell_the_denoisers_configuration(
         denoiser_config(MODEL, [ModelConfig(path=weights_of(here / "model")["vae"])])
 
 
-def test_a_flag_says_which_of_twins_a_file_is(tmp_path: Path) -> None:
+def test_a_flag_says_which_of_two_experts_a_file_is(tmp_path: Path) -> None:
     given = ModelConfig(
         path=weights(tmp_path / "high/a.safetensors", "net.old.weight"),
         component="dit2",
     )
-    (files,) = assign([given], (DIT, TWIN), ()).values()
+    (files,) = assign([given], (DIT, EXPERT), ()).values()
     assert (files.prefix, files.checkpoint_format) == ("net.", OLD)
     with pytest.raises(StateError, match="matches none of dit2"):
         assign(
             [replace(given, path=weights(tmp_path / "b.safetensors", "strange"))],
-            (DIT, TWIN),
+            (DIT, EXPERT),
             (),
         )
 
@@ -294,7 +294,7 @@ def test_a_pattern_may_name_a_components_folder_of_any_depth(
     words = Component(
         "words", SimpleNamespace(), "tokenizer", other_folders=("a/words",)
     )
-    assert place_of(ModelConfig(None, "A/B", pattern), (DIT, TWIN, words)) == name
+    assert place_of(ModelConfig(None, "A/B", pattern), (DIT, EXPERT, words)) == name
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_a_configuration_of_an_experts_own_folder_is_translated_without_weights(
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
     (tmp_path / "A/B/low").mkdir(parents=True)
     (tmp_path / "A/B/low/config.json").write_text('{"dim": 5}')
-    assert find_config(ConfigQuery(TWIN, None, ModelSource("A/B", hub=None))) == {
+    assert find_config(ConfigQuery(EXPERT, None, ModelSource("A/B", hub=None))) == {
         "width": 5,
         "depth": 0,
     }

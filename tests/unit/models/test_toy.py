@@ -88,9 +88,9 @@ def test_sizes_may_be_changed_and_weights_sharded(tmp_path: Path) -> None:
 
 
 def test_experts_of_one_network_have_different_weights(tmp_path: Path) -> None:
-    twin = replace(COMPONENTS[0], name="dit2", folder="transformer_2")
+    expert = replace(COMPONENTS[0], name="dit2", folder="transformer_2")
     sizes = {"dit": SIZES["dit"], "dit2": SIZES["dit"]}
-    toy_writer((COMPONENTS[0], twin), sizes)(tmp_path)
+    toy_writer((COMPONENTS[0], expert), sizes)(tmp_path)
     one, other = (
         load_file(tmp_path / folder / "model.safetensors")
         for folder in ("transformer", "transformer_2")

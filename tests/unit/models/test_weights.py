@@ -299,10 +299,12 @@ def test_one_file_may_hold_several_components(tmp_path: Path) -> None:
         recognise(files, (DIT, VAE))
 
 
-def test_twins_are_found_together(tmp_path: Path) -> None:
-    twin = component("dit2", "proj.weight", formats=DIT.formats, prefixes=DIT.prefixes)
+def test_experts_are_found_together(tmp_path: Path) -> None:
+    expert = component(
+        "dit2", "proj.weight", formats=DIT.formats, prefixes=DIT.prefixes
+    )
     files = written(tmp_path / "x.safetensors", "proj.weight")
-    assert found(files, DIT, VAE, twin) == [(["dit", "dit2"], "", NATIVE)]
+    assert found(files, DIT, VAE, expert) == [(["dit", "dit2"], "", NATIVE)]
     with pytest.raises(
         StateError,
         match=r"matches dit, dit3 equally well; its first names: proj.weight",

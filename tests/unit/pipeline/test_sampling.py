@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("tiny")
 
 
 def collected(pipe: Pipeline, **arguments: Any) -> tuple[list[Tensor], Any]:
-    """The latents after each step, and the picture."""
+    """The latents after each step, and the image."""
     seen: list[Tensor] = []
     image = pipe(
         **arguments, on_step=lambda i, latents: seen.append(latents.clone()) or None
@@ -240,7 +240,7 @@ def test_a_negative_branch_that_no_text_can_be_is_refused_where_it_is_absent() -
         UsageError, match="guidance_scale: above 1 needs input 'worse_image'"
     ):
         plan_inference(
-            spec, {"prompt": "dog", "input_image": "a picture", "guidance_scale": 2.0}
+            spec, {"prompt": "dog", "input_image": "an image", "guidance_scale": 2.0}
         )
     assert plan_inference(
         spec, {"prompt": "dog", "guidance_scale": 2.0}

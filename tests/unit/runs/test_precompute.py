@@ -53,9 +53,7 @@ def place(tmp_path: Path) -> Place:
 def test_each_different_input_is_computed_once_and_what_nobody_needs_never(
     place: Place,
 ) -> None:
-    assert (
-        place.fill() == ALL
-    )  # 4 pictures; 3 prompts in 4 rows; unit `idle` not at all
+    assert place.fill() == ALL  # 4 images; 3 prompts in 4 rows; unit `idle` not at all
     assert place.fill() == Counter()
 
 
@@ -66,7 +64,7 @@ def test_one_prompt_in_many_rows_is_one_entry(place: Place) -> None:
     assert len(place.stored().rows) == 50
     assert (
         len(place.stored().cache.where) == 6
-    )  # one entry per value: an embedding, 3 of the text, 2 of the picture
+    )  # one entry per value: an embedding, 3 of the text, 2 of the image
 
 
 def test_what_is_stored_is_what_an_unsplit_run_computes(place: Place) -> None:
@@ -260,7 +258,7 @@ def test_the_output_folder_of_stage_2_is_not_written_by_stage_1(place: Place) ->
     users = place.folder / "out/bad_samples.jsonl"
     users.parent.mkdir()
     users.write_text("mine")
-    (place.data / "0.png").write_bytes(b"no picture")
+    (place.data / "0.png").write_bytes(b"no image")
     place.fill(output_path=users.parent, on_bad_sample="skip")
     assert users.read_text() == "mine"
     assert list(users.parent.iterdir()) == [users]

@@ -1,4 +1,4 @@
-"""A family whose files or pictures differ fails the kit."""
+"""A family whose files or images differ fails the kit."""
 
 from pathlib import Path
 

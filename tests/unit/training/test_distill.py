@@ -1,5 +1,5 @@
 """Direct distillation: the student's whole sampler, from its row's noise, is compared
-with the teacher's picture.
+with the teacher's image.
 """
 
 import json

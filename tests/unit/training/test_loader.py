@@ -183,7 +183,7 @@ CHUNKS = {"num_frames": 5, "frame_sampling": "chunk"}
 
 
 def with_videos(setup: Setup) -> Setup:
-    """The same run, its picture taken from a video's clip."""
+    """The same run, its image taken from a video's clip."""
     columns = {
         "input_image": Column(
             "clip", "image", "first", multiple=8, frame_multiple=4, fps=15.0

@@ -62,7 +62,7 @@ def refuse_unlisted(folder: Path) -> None:
                 raise not_listed(folder, name)
 
 
-def take_away(folder: Path) -> None:
+def remove_run(folder: Path) -> None:
     """Remove the run that the folder holds: all of it, or, if interrupted, nothing.
 
     The files are moved aside one by one. The run is gone once their folder gets the
@@ -82,12 +82,12 @@ def take_away(folder: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
         aside.rename(doomed)
     except BaseException:
-        put_back(folder)
+        restore_run(folder)
         raise
 
 
-def put_back(folder: Path) -> None:
-    """Undo a `take_away` that was interrupted; the caller holds the folder's lock.
+def restore_run(folder: Path) -> None:
+    """Undo a `remove_run` that was interrupted; the caller holds the folder's lock.
 
     Files in a folder of that name without run.json are the user's. Raises StateError for
     a file in the place of one to put back.

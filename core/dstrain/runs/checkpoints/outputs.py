@@ -23,10 +23,10 @@ from dstrain.runs.checkpoints.directory import (
     LOSS_CSV,
     LOSS_JSONL,
     SKIPPED_ROWS,
-    put_back,
     refuse_unlisted,
+    remove_run,
+    restore_run,
     run_in,
-    take_away,
 )
 from dstrain.runs.checkpoints.resume import (
     check_start,
@@ -88,7 +88,7 @@ class RunDirectory:
             if self.processes.is_main:
                 stack.enter_context(lock(self.folder))
                 self._open_log = stack.enter_context(logging_to_file())
-                put_back(self.folder)
+                restore_run(self.folder)
                 remove_leftovers(self.folder)
             try:
                 yield
@@ -107,7 +107,7 @@ class RunDirectory:
             # A run that is still going says so before what it wrote is in the way.
             if (self.folder / LOCK).exists():
                 with lock(self.folder):
-                    put_back(self.folder)
+                    restore_run(self.folder)
             refuse_unlisted(self.folder)
         check_start(self.setup.config, self.folder)
 
@@ -145,7 +145,7 @@ class RunDirectory:
         setup = self.setup
         self.processes.wait()
         if self.processes.is_main and setup.config.overwrite:
-            take_away(self.folder)
+            remove_run(self.folder)
         self.begun = True
         if not self.processes.is_main:
             return

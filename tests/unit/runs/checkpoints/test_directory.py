@@ -19,8 +19,8 @@ from dstrain.runs.checkpoints.directory import (
     PROMPTS,
     SET_ASIDE,
     SKIPPED_ROWS,
+    remove_run,
     run_in,
-    take_away,
 )
 from dstrain.runs.checkpoints.state import newest_state, states
 from dstrain.runs.runner import run
@@ -195,7 +195,7 @@ def test_overwriting_removes_the_list_of_rows_that_the_run_left_out(
 ) -> None:
     folder = project(tmp_path)
     image = (folder / "data/1.png").read_bytes()
-    (folder / "data/1.png").write_bytes(b"no picture")
+    (folder / "data/1.png").write_bytes(b"no image")
     out = train(folder, max_steps=1, on_bad_sample="skip")
     assert SKIPPED_ROWS in RunFiles.read(out).steps
     assert (out / SKIPPED_ROWS).exists()
@@ -260,7 +260,7 @@ def test_what_is_left_of_a_run_is_not_overwritten_by_accident(
     assert ("--resume" in caught.value.help_lines[0]) == bool(states(out))
 
 
-def test_a_run_that_is_taken_away_halfway_is_put_back(
+def test_a_run_whose_removal_is_interrupted_is_restored(
     here: Path, tmp_path: Path
 ) -> None:
     train(here, output_path=tmp_path, max_steps=2, save_steps=1)
@@ -273,7 +273,7 @@ def test_a_run_that_is_taken_away_halfway_is_put_back(
     with pytest.raises(StateError, match="already contains a run"):
         train(here, output_path=tmp_path, max_steps=2)
     assert tree(tmp_path) == before  # before it is refused
-    take_away(tmp_path)
+    remove_run(tmp_path)
     remove_leftovers(tmp_path)
     assert tree(tmp_path) == {}
     assert run_in(tmp_path) == []
@@ -293,7 +293,7 @@ def test_a_folder_of_the_users_that_is_called_as_the_one_of_files_set_aside_stay
     assert tree(tmp_path) == before
 
 
-def test_a_run_that_is_put_back_replaces_no_file(here: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_restored_replaces_no_file(here: Path, tmp_path: Path) -> None:
     train(here, output_path=tmp_path, max_steps=1)
     before = tree(tmp_path)
     aside = tmp_path / SET_ASIDE
@@ -420,5 +420,5 @@ def test_a_run_that_cannot_be_taken_away_whole_stays(
         Path, "rename", fourth_raises(OSError(28, "No space left on device"))
     )
     with pytest.raises(OSError, match="No space left on device"):
-        take_away(tmp_path)
+        remove_run(tmp_path)
     assert tree(tmp_path) == before

@@ -266,7 +266,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
         "metadata",
         lambda data: rewritten(data, lambda rows: rows[0].update(prompt="a bird")),
     ),
-    "a picture": (
+    "an image": (
         r"files \(by their sizes\)",
         lambda data: Image.new("RGB", (16, 16)).save(
             data / "0.png"

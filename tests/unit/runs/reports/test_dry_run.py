@@ -1,4 +1,4 @@
-"""A dry run needs neither model files, nor a hub, nor pictures, and says what the run
+"""A dry run needs neither model files, nor a hub, nor images, and says what the run
 would be.
 """
 
@@ -18,7 +18,7 @@ IDS = "Tiny/Tiny:transformer/model*.safetensors,Tiny/Tiny:vae/*.safetensors,Tiny
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with metadata, and nothing else: no pictures, no models, no network."""
+    """A machine with metadata, and nothing else: no images, no models, no network."""
 
     def refuse(*given: object, **named: object) -> None:
         raise AssertionError("asked the network")

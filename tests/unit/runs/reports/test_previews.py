@@ -1,4 +1,4 @@
-"""Previews: the same pictures in both ways of training, and a training that is the same
+"""Previews: the same images in both ways of training, and a training that is the same
 with and without them.
 """
 
