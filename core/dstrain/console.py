@@ -167,7 +167,7 @@ SHORTEST = 8
 everywhere.
 """
 NAME = (
-    r"[\w-]*(?:token(?!iz)|secret|passwor?d|api[_-]?key|access[_-]?key|credential"
+    r"[\w-]*(?:token(?!iz)|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential"
     r"|signature|authorization)[\w-]*"
 )
 """Pattern of a name whose value is a secret."""

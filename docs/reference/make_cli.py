@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the options themselves.
+"""Write docs/reference/cli.md from the options themselves.
 
 Run `python docs/reference/make_cli.py`; a test compares the page with a new one.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 from dstrain import errors
+from dstrain.cli.click_options import FamilyCommand
 from dstrain.cli.main import command_group
 from dstrain.config.fields import Flag, Group, flags
 from dstrain.config.options import GenerateConfig, TrainConfig
@@ -50,18 +51,37 @@ def page() -> str:
 
 def _commands() -> str:
     rows = [
-        (f"`dstrain {name}`", " ".join(str(command.help).split()))
-        for name, command in command_group().commands.items()
+        (_usage(name, command), " ".join(str(command.help).split()))
+        for name, command in _all_commands().items()
     ]
     return "## Commands\n\n" + _table(("command", "description"), rows)
 
 
+def _all_commands() -> dict[str, click.Command]:
+    """Return every command by its words, those of a group after the group itself."""
+    found = {}
+    for name, command in command_group().commands.items():
+        found[name] = command
+        if isinstance(command, click.Group):
+            for subname, subcommand in command.commands.items():
+                found[f"{name} {subname}"] = subcommand
+    return found
+
+
+def _usage(name: str, command: click.Command) -> str:
+    arguments = [
+        str(param.metavar)
+        for param in command.params
+        if isinstance(param, click.Argument)
+    ]
+    return f"`{' '.join(['dstrain', name, *arguments])}`"
+
+
 def _configurations() -> Iterator[str]:
-    commands = command_group().commands
     yield "## Flags of `train` and `graph`\n\n" + _by_group(flags(TrainConfig))
     yield "## Flags of `generate`\n\n" + _by_group(flags(GenerateConfig))
     yield "## Other flags\n\n" + _table(
-        ("flag", "commands", "description"), _others(commands)
+        ("flag", "commands", "description"), _others(_all_commands())
     )
 
 
@@ -96,22 +116,34 @@ def _row(flag: Flag) -> tuple[str, str, str]:
 
 
 def _others(commands: dict[str, click.Command]) -> Iterator[tuple[str, str, str]]:
-    """Yield the options that are no configuration field, with the commands that take them."""
-    fields = {
-        flag.name for config in (TrainConfig, GenerateConfig) for flag in flags(config)
-    }
+    """Yield the options that are not fields of their command's configuration, with the
+    commands that take them.
+    """
     places: dict[tuple[str, str], list[str]] = {}
     for name, command in commands.items():
+        fields = set()
+        if isinstance(command, FamilyCommand):
+            fields = {flag.name for flag in flags(command.config)}
         for option in command.params:
-            own = name == "toy" or option.name not in fields
-            if isinstance(option, click.Option) and own:
-                places.setdefault((option.opts[0], str(option.help)), []).append(name)
+            if isinstance(option, click.Option) and option.name not in fields:
+                key = (option.opts[0], _described(option))
+                places.setdefault(key, []).append(name)
     for (spelled, text), names in places.items():
         yield (
             f"`{spelled}`",
             "every command" if len(names) == len(commands) else ", ".join(names),
             text,
         )
+
+
+def _described(option: click.Option) -> str:
+    text = str(option.help)
+    if isinstance(option.type, click.Choice):
+        # The metavar may leave out an alias.
+        shown = option.metavar or "|".join(option.type.choices)
+        choices = shown.strip("[]").split("|")
+        text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+    return text
 
 
 def _families() -> Iterator[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from accelerate.commands.launch import launch_command, launch_command_parser
@@ -315,6 +316,41 @@ def test_the_command_line_page_is_as_generated() -> None:
     )
 
 
+def test_the_command_line_page_has_every_command_and_every_option() -> None:
+    page = (ROOT / "docs/reference/cli.md").read_text()
+    known = command_group().commands
+    every = {
+        **known,
+        **{f"{name} {word}": one for name, group in known.items()
+           if isinstance(group, click.Group) for word, one in group.commands.items()},
+    }  # fmt: skip
+    sections = {part.partition("\n")[0]: part for part in page.split("\n## ")}
+    others = [row.split(" | ", 2) for row in sections["Other flags"].splitlines()]
+    missing = []
+    for name, command in every.items():
+        arguments = [one for one in command.params if isinstance(one, click.Argument)]
+        usage = " ".join(["dstrain", name, *(str(one.metavar) for one in arguments)])
+        if f"| `{usage}` |" not in sections["Commands"]:
+            missing.append(usage)
+        own = "\n".join(part for head, part in sections.items() if f"`{name}`" in head)
+        for option in set(command.params) - set(arguments):
+            flag = f"| `{option.opts[0]}`"
+            texts = [
+                row[2]
+                for row in others
+                if row[0] == flag and {"every command", name} & set(row[1].split(", "))
+            ]
+            texts += [row for row in own.splitlines() if row.startswith(f"{flag} |")]
+            choices = (
+                option.type.choices if isinstance(option.type, click.Choice) else ()
+            )
+            if len(texts) != 1 or not all(
+                f"`{one}`" in texts[0] for one in choices if one != "reference"
+            ):
+                missing.append(f"{name} {option.opts[0]}")
+    assert missing == []
+
+
 def test_a_block_with_its_output_is_read_as_one() -> None:
     page = "a\n```sh exit=3\ndstrain \\\n  --toy # why\n```\n\n```text output\nno\n```\n```text\nfree\n```\n"
     first, _, last = blocks(page)
@@ -328,7 +364,8 @@ def test_a_block_with_its_output_is_read_as_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ("dstrain.plugin", "dstrain.plugin.functional", "dstrain.testing")
+    "module",
+    ("dstrain", "dstrain.plugin", "dstrain.plugin.functional", "dstrain.testing"),
 )
 def test_the_page_of_the_interface_lists_every_public_name(module: str) -> None:
     page = (ROOT / "docs/plugins/api.md").read_text()

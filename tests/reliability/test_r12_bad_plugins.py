@@ -60,7 +60,7 @@ CASES: tuple[tuple[str, Bad], ...] = (
     ("no module", Bad("cannot be imported: ModuleNotFoundError: No module named 'gone_module'",
                       entry="gone_module:MODEL")),
     ("no MODEL", Bad("cannot be imported: AttributeError", "X = 1")),
-    ("a dictionary", Bad("bad_module:MODEL is a dict, not a dstrain.registry.family.ModelFamily", "MODEL = {}")),
+    ("a dictionary", Bad("bad_module:MODEL is a dict, not a dstrain.plugin.ModelFamily", "MODEL = {}")),
     ("other interface", family("made for plugin interface 99, this dstrain has 1", api="99")),
     ("other name", family("its entry point is named 'bad', but its record 'else'", name="'else'")),
     ("no variant", family("has no variant", variants="()")),

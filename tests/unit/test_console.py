@@ -19,6 +19,7 @@ from dstrain.console import (
     logging_to_file,
     logging_to_stderr,
     progress_bar,
+    redacted,
 )
 from dstrain.generation.run import generate
 from tqdm import tqdm
@@ -186,6 +187,27 @@ def test_lines_are_written_above_open_bars(monkeypatch: pytest.MonkeyPatch) -> N
         "\r"
     )  # the bars are cleared before the line
     assert "train:" in after  # and drawn again below it
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MY_TOKEN",
+        "SECRET",
+        "DB_PASSWORD",
+        "DB_PASSWD",
+        "API_KEY",
+        "ACCESS_KEY",
+        "CREDENTIALS",
+        "SIGNATURE",
+        "AUTHORIZATION",
+    ],
+)
+def test_the_values_of_variables_named_like_secrets_are_hidden(name: str) -> None:
+    assert redacted("user ann, pa55word-Long", {name: "pa55word-Long"}) == (
+        "user ann, ***"
+    )
+    assert redacted(f"https://e.com/a?{name}=x1") == f"https://e.com/a?{name}=***"
 
 
 def test_every_module_that_logs_uses_a_redacting_logger() -> None:

@@ -1,8 +1,8 @@
 """Compute the keys of cached values before anything is decoded or encoded.
 
-A key is a hash of the unit's name and declared version, the keys of its inputs, the
-digests of its components, and the compute dtype. Library versions and the device are not
-part of it.
+A key is a hash of the family, the unit's name and declared version, the keys of its
+inputs, the digests of its components, the compute dtype and, if the unit asks for it, the
+branch. Library versions and the device are not part of it.
 """
 
 from collections.abc import Mapping

@@ -39,7 +39,7 @@ class ModelChoice:
     variant: str | None = option(
         "model",
         None,
-        "Variant of the family. By default it follows from the model files and the dataset columns.",
+        "Variant of the family. Defaults to the one that fits the model files and inputs (the first, for a toy).",
         affects={"resolved"},
     )
     model_paths: str | None = option(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dstrain.config.fields import parse_model_paths, parse_origins
-from dstrain.config.options import Hub, ModelChoice, TrainConfig
+from dstrain.config.options import Hub, ModelChoice
 from dstrain.errors import StateError, UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
@@ -71,13 +71,17 @@ class ModelConfig:
         return Files(tuple(source.folder / name for name in names), source.model_id)
 
 
-def model_configs(config: ModelChoice, family: ModelFamily) -> tuple[ModelConfig, ...]:
+def model_configs(
+    config: ModelChoice,
+    family: ModelFamily,
+    offline: bool = False,
+) -> tuple[ModelConfig, ...]:
     """Return the model files of a command line: --model_paths,
     --model_id_with_origin_paths, and the family's path flags and switches.
+
+    With `offline`, no hub is asked for missing files.
     """
-    # Planning asks no hub.
-    planning = isinstance(config, TrainConfig) and config.dry_run
-    hub = None if planning else config.hub
+    hub = None if offline else config.hub
     found = [
         ModelConfig(paths, hub=hub) for paths in parse_model_paths(config.model_paths)
     ]

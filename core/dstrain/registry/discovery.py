@@ -127,7 +127,7 @@ def checked_family(plugin: Installed) -> ModelFamily:
     """Import the record of a family; raise UsageError if it cannot be used."""
     family = plugin.load()
     if not isinstance(family, ModelFamily):
-        what = f"{plugin.entry_point} is a {type(family).__name__}, not a dstrain.registry.family.ModelFamily"
+        what = f"{plugin.entry_point} is a {type(family).__name__}, not a dstrain.plugin.ModelFamily"
         raise UsageError(plugin.where, what)
     if family.api != API:
         raise UsageError(

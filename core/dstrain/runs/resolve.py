@@ -40,7 +40,8 @@ def resolve(config: TrainConfig) -> Setup:
     what is unknown.
     """
     family = load_family(config.model, config.left_out)
-    models = model_configs(config, family)
+    # Planning asks no hub.
+    models = model_configs(config, family, offline=config.dry_run)
     extensions = load_extensions(config.left_out)
     offered, unusable = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
     extensions = replace(extensions, broken=(*extensions.broken, *unusable))

@@ -25,10 +25,11 @@ pytest.register_assert_rewrite(
 from dstrain.testing.contract import Published  # noqa: E402
 from dstrain.testing.declared import Declared  # noqa: E402
 from dstrain.testing.lora_files import LoraCase, LoraFiles  # noqa: E402
+from dstrain.testing.loras import LoraReader  # noqa: E402
 from dstrain.testing.saved import Saved  # noqa: E402
 from dstrain.testing.trainable import Trainable  # noqa: E402
 
-__all__ = ("LoraCase", "Conformance", "LoraFiles", "Published")
+__all__ = ("Conformance", "LoraCase", "LoraFiles", "LoraReader", "Published")
 
 
 class Conformance(Declared, Trainable, Saved):

@@ -29,7 +29,7 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import CHECKSUM
 from dstrain.testing.family_under_test import FamilyUnderTest
-from dstrain.testing.loras import Reader, trained
+from dstrain.testing.loras import LoraReader, trained
 from dstrain.testing.round_trips import train_and_save
 from dstrain.testing.trained_sets import TrainedSet, conditioners, denoisers
 
@@ -111,7 +111,7 @@ class LoraFiles:
     """The name of an installed family."""
     names: ClassVar[Mapping[str, Mapping[str, str]]]
     """Component -> program -> the program's name for a layer of the default targets."""
-    readers: ClassVar[Mapping[str, Mapping[str, Reader]]]
+    readers: ClassVar[Mapping[str, Mapping[str, LoraReader]]]
     """Component -> program -> its rules."""
     targets: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     """Name -> target patterns of the denoiser, tested beside the default ones, each

@@ -24,7 +24,7 @@ or A, up or B).
 
 
 @dataclass(frozen=True)
-class Reader:
+class LoraReader:
     """A program that adds LoRAs to its weights.
 
     The rules: comfy/lora.py and comfy/weight_adapter/lora.py of Comfy-Org/ComfyUI

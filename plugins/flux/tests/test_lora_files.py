@@ -14,9 +14,8 @@ from dstrain.cli.main import main
 from dstrain.errors import StateError, UsageError
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.runner import run
-from dstrain.testing import LoraCase, LoraFiles
+from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain.testing.family_under_test import FamilyUnderTest
-from dstrain.testing.loras import Reader
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain_flux import LORA_ALIASES, MODEL
 from dstrain_flux.components import COMPONENTS
@@ -36,19 +35,19 @@ class TestLoraFiles(LoraFiles):
     readers = MappingProxyType(
         {
             "dit": {
-                "comfyui": Reader(ORIGINAL_DIT, "diffusion_model."),
-                "kohya": Reader(ORIGINAL_DIT, "lora_unet_", underscored=True),
-                "diffsynth": Reader(REFERENCE_DIT),
+                "comfyui": LoraReader(ORIGINAL_DIT, "diffusion_model."),
+                "kohya": LoraReader(ORIGINAL_DIT, "lora_unet_", underscored=True),
+                "diffsynth": LoraReader(REFERENCE_DIT),
             },
             "text_encoder_1": {
-                "comfyui": Reader(COMFYUI_CLIP, "text_encoders.clip_l."),
-                "kohya": Reader(PUBLISHED_CLIP, "lora_te1_", underscored=True),
-                "diffsynth": Reader(REFERENCE_CLIP),
+                "comfyui": LoraReader(COMFYUI_CLIP, "text_encoders.clip_l."),
+                "kohya": LoraReader(PUBLISHED_CLIP, "lora_te1_", underscored=True),
+                "diffsynth": LoraReader(REFERENCE_CLIP),
             },
             "text_encoder_2": {
-                "comfyui": Reader(COMFYUI_T5, "text_encoders.t5xxl."),
-                "kohya": Reader(None, "lora_te3_", underscored=True),
-                "diffsynth": Reader(None),
+                "comfyui": LoraReader(COMFYUI_T5, "text_encoders.t5xxl."),
+                "kohya": LoraReader(None, "lora_te3_", underscored=True),
+                "diffsynth": LoraReader(None),
             },
         }
     )

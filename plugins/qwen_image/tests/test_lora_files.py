@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from diffusers import QwenImagePipeline
-from dstrain.testing import LoraCase, LoraFiles
-from dstrain.testing.loras import Reader
+from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain_qwen_image.components import COMPONENTS
 from torch import Tensor
 
@@ -26,16 +25,16 @@ class TestLoraFiles(LoraFiles):
     readers = MappingProxyType(
         {
             "dit": {
-                "comfyui": Reader(None, "diffusion_model."),
-                "kohya": Reader(None, "lora_unet_", underscored=True),
-                "diffsynth": Reader(None),
+                "comfyui": LoraReader(None, "diffusion_model."),
+                "kohya": LoraReader(None, "lora_unet_", underscored=True),
+                "diffsynth": LoraReader(None),
             },
             "text_encoder": {
-                "comfyui": Reader(
+                "comfyui": LoraReader(
                     PUBLISHED_TEXT_ENCODER,
                     "text_encoders.qwen25_7b.transformer.",
                 ),
-                "diffsynth": Reader(None),
+                "diffsynth": LoraReader(None),
             },
         }
     )

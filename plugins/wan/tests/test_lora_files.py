@@ -13,9 +13,8 @@ from diffusers import WanPipeline
 from dstrain.cli.main import main
 from dstrain.errors import StateError
 from dstrain.runs.runner import run
-from dstrain.testing import LoraCase, LoraFiles
+from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain.testing.family_under_test import FamilyUnderTest
-from dstrain.testing.loras import Reader
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain_wan import MODEL
 from dstrain_wan.components import COMPONENTS
@@ -28,9 +27,9 @@ BY_NAME = {component.name: component for component in COMPONENTS}
 ORIGINAL_UMT5, _, COMFYUI_UMT5 = BY_NAME["text_encoder"].formats
 DIT = MappingProxyType(
     {
-        "comfyui": Reader(ORIGINAL_DIT, "diffusion_model."),
-        "kohya": Reader(ORIGINAL_DIT, "lora_unet_", underscored=True),
-        "diffsynth": Reader(ORIGINAL_DIT),
+        "comfyui": LoraReader(ORIGINAL_DIT, "diffusion_model."),
+        "kohya": LoraReader(ORIGINAL_DIT, "lora_unet_", underscored=True),
+        "diffsynth": LoraReader(ORIGINAL_DIT),
     }
 )
 
@@ -56,8 +55,8 @@ class TestLoraFiles(LoraFiles):
             "dit": DIT,
             "dit2": DIT,
             "text_encoder": {
-                "comfyui": Reader(COMFYUI_UMT5, "text_encoders.umt5xxl."),
-                "diffsynth": Reader(ORIGINAL_UMT5),
+                "comfyui": LoraReader(COMFYUI_UMT5, "text_encoders.umt5xxl."),
+                "diffsynth": LoraReader(ORIGINAL_UMT5),
             },
         }
     )

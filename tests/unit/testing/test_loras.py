@@ -3,7 +3,7 @@
 import pytest
 import torch
 from dstrain.lora.layers import LoraConfig
-from dstrain.testing.loras import Reader, trained
+from dstrain.testing.loras import LoraReader, trained
 from torch import nn
 
 
@@ -14,10 +14,10 @@ def network() -> nn.Module:
 
 
 def test_a_layer_is_named_with_prefix_and_underscores() -> None:
-    assert Reader(None, "lora_unet_", underscored=True).layer("1.0.weight") == (
+    assert LoraReader(None, "lora_unet_", underscored=True).layer("1.0.weight") == (
         "lora_unet_1_0"
     )
-    assert Reader(None, "diffusion_model.").layer("1.0.weight") == (
+    assert LoraReader(None, "diffusion_model.").layer("1.0.weight") == (
         "diffusion_model.1.0"
     )
 
@@ -26,7 +26,7 @@ def test_a_layer_is_named_with_prefix_and_underscores() -> None:
 def test_a_lora_is_added_by_alpha_over_rank_and_unknown_keys_are_left(
     alpha: float | None, scale: float
 ) -> None:
-    reader = Reader(None, "lora_unet_", underscored=True)
+    reader = LoraReader(None, "lora_unet_", underscored=True)
     plain = network()
     file = reader.lora(plain, rank=4, alpha=alpha)
     changed, left = reader.read(plain, {**file, "lora_unet_9.alpha": torch.ones(())})
