@@ -1,4 +1,4 @@
-"""Draw random numbers by counter: each draw has a key, so it depends on neither the
+"""Draw random numbers by counter: each draw has a key, so it depends neither on the
 number of processes nor on where a run resumed.
 
 A key is (seed, epoch, repeat, row, chunk); each stream of a sample counts its own

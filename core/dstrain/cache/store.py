@@ -51,7 +51,7 @@ class FeatureCache:
     def open(cls, folder: Path) -> "FeatureCache":
         """Read the headers of all shards.
 
-        Raises StateError if this is no cache, of another version, or damaged.
+        Raises StateError if this is not a cache, has another version, or is damaged.
         """
         marker = folder / MARKER
         if not marker.is_file():

@@ -1,4 +1,4 @@
-"""Read options off the fields of a configuration class, check their values, and parse
+"""Derive options from the fields of a configuration class, check their values, and parse
 the small languages that some values are written in.
 """
 

@@ -82,7 +82,7 @@ class Dataset:
 
     @cached_property
     def groups(self) -> list[int]:
-        """The number of each sample's signature."""
+        """Return the number of each sample's signature."""
         numbers: dict[Any, int] = {}
         signatures = map(self.signature, range(len(self.rows)))
         return [numbers.setdefault(one, len(numbers)) for one in signatures]

@@ -27,7 +27,7 @@ _raised = threading.Event()
 def catch_stop_signals() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether a signal came; a second one acts as usual.
 
-    Nothing changes outside the main thread, where Python takes no signals.
+    Do nothing outside the main thread, the only one in which Python handles signals.
     """
     asked = threading.Event()
     with _handled(lambda number, frame: asked.set()):

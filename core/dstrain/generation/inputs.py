@@ -52,7 +52,7 @@ def parse_arguments(config: GenerateConfig, spec: PipelineSpec) -> dict[str, Any
     """Return the arguments of inference: the values of these inputs, and the sampler's
     options.
 
-    Raises UsageError for an unknown name, and for text that is no such value.
+    Raises UsageError for an unknown name, and for text that is not a valid value.
     """
     for name in input_names(config):
         if name not in spec.inputs:

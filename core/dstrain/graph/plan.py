@@ -74,22 +74,22 @@ class Plan:
 
     @cached_property
     def available(self) -> frozenset[str]:
-        """Names of the inputs that are present and of what can be computed from them."""
+        """Return the names of the present inputs and of what can be computed from them."""
         return self.spec.find_available(self.inputs)[0]
 
     @cached_property
     def skipped(self) -> dict[str, str]:
-        """Unit that lacks an input -> the reason."""
+        """Return the units that lack an input, each with the reason."""
         return self.spec.find_available(self.inputs)[1]
 
     @property
     def readers(self) -> tuple[FunctionSpec, ...]:
-        """Functions of a training step that follow the units."""
+        """Return the functions of a training step that follow the units."""
         return *self.spec.step_functions, self.task.loss
 
     @cached_property
     def units(self) -> list[Unit]:
-        """Units whose outputs the training step uses, directly or not."""
+        """Return the units whose outputs the training step uses, directly or not."""
         wanted = {name for reader in self.readers for name in reader.inputs}
         needed: list[Unit] = []
         # Backwards: a unit is needed if a later one is that uses its outputs.
@@ -101,25 +101,25 @@ class Plan:
 
     @property
     def unused_units(self) -> list[str]:
-        """Units whose outputs nothing uses."""
+        """Return the names of the units whose outputs nothing uses."""
         used = {unit.name for unit in self.units} | set(self.skipped)
         return [unit.name for unit in self.spec.units if unit.name not in used]
 
     @cached_property
     def cached_steps(self) -> tuple[Step, ...]:
-        """Stage 1 (data_process)."""
+        """Return the steps of stage 1 (data_process)."""
         cached = [unit for unit in self.units if unit not in self._units_in_training]
         return tuple(self._steps_of(cached))
 
     @cached_property
     def train_steps(self) -> tuple[Step, ...]:
-        """Stage 2 (train), before model_fn and loss."""
+        """Return the steps of stage 2 (train) before model_fn and the loss."""
         return tuple(self._steps_of(self._units_in_training))
 
     @cached_property
     def loss_inputs(self) -> tuple[str, ...]:
-        """Keys of the values that model_fn uses for every branch, and constrain_latents
-        and the loss for the positive one.
+        """Return the keys of the values that model_fn uses for every branch, and
+        constrain_latents and the loss for the positive one.
         """
         model_fn, *others = self.readers
         keys: list[str] = []
@@ -131,8 +131,8 @@ class Plan:
 
     @cached_property
     def cached_values(self) -> tuple[str, ...]:
-        """Keys of the values that are stored between the stages: what training uses and
-        does not compute itself.
+        """Return the keys of the values that are stored between the stages: what training
+        uses and does not compute itself.
         """
         used, computed = set(self.loss_inputs), set()
         for step in self.train_steps:
@@ -142,7 +142,7 @@ class Plan:
 
     @property
     def cached_kinds(self) -> dict[str, str]:
-        """Key of a cached value -> its kind."""
+        """Return the kind of each cached value, by its key."""
         kinds = {}
         for key in self.cached_values:
             name = key.rpartition(".")[2]
@@ -154,7 +154,7 @@ class Plan:
 
     @cached_property
     def components(self) -> dict[str, tuple[str, ...]]:
-        """Stage -> the components that it loads; '' is a run that is not split."""
+        """Return the components that each stage loads; stage '' is a run that is not split."""
         known = self.spec.components
         return {
             stage: tuple(name for name in known if name in used)
@@ -163,7 +163,7 @@ class Plan:
 
     @cached_property
     def configs(self) -> dict[str, tuple[str, ...]]:
-        """Stage -> the components of which it reads only the configuration."""
+        """Return the components of which each stage reads only the configuration."""
         found = {}
         for stage, used in self._used_components.items():
             names = {component_of(name) for name in used} - used
@@ -172,7 +172,7 @@ class Plan:
 
     @cached_property
     def used_inputs(self) -> frozenset[str]:
-        """Inputs that a step uses, or that are cached."""
+        """Return the inputs that a step uses, or that are cached."""
         used = set(self.cached_values)
         for step in (*self.cached_steps, *self.train_steps):
             used |= set(step.inputs.values())
@@ -180,9 +180,9 @@ class Plan:
 
     @cached_property
     def _units_in_training(self) -> list[Unit]:
-        """Units that must run in each training step.
+        """Return the units that must run in each training step.
 
-        Those are the units that use `rng` or a trained component, and the units that
+        These are the units that use `rng` or a trained component, and the units that
         use their outputs.
         """
         changing = {"rng", *self.trainables}
@@ -199,7 +199,7 @@ class Plan:
 
     @cached_property
     def _used_components(self) -> dict[str, set[str]]:
-        """Stage -> the components that its functions ask for, or their `_config`."""
+        """Return what each stage's functions ask for: components, or their `_config`."""
         first: list[FunctionSpec] = [step.unit for step in self.cached_steps]
         second = [*(step.unit for step in self.train_steps), *self.readers]
         stages = {"data_process": first, "train": second, "": [*first, *second]}

@@ -14,8 +14,8 @@ from dstrain.errors import UsageError
 from dstrain.graph.values import copy_if_shared, kind_of, storage_ids
 
 CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
-"""Keyword-only parameters of any function that are no components. `<component>_config`,
-a component's configuration, is another.
+"""Keyword-only parameters of any function that do not name a component.
+`<component>_config`, a component's configuration, is another.
 """
 LOSS_CONTEXT = CONTEXT | {"timestep_sampler", "constrain_latents", "sampler"}
 """Such parameters of a loss."""
@@ -75,7 +75,7 @@ class FunctionSpec:
 
 @dataclass(frozen=True, init=False)
 class Unit(FunctionSpec):
-    """A function of preprocessing that also declares its outputs and its version."""
+    """A preprocessing or decoding function that also declares its outputs and its version."""
 
     outputs: Mapping[str, str] = field(init=False)
     """Value name -> kind, in the order of the TypedDict that the function returns."""
@@ -90,12 +90,12 @@ class Unit(FunctionSpec):
         version: int = 1,
         given: tuple[str, ...] = (),
     ) -> None:
-        """Read a unit off a function that returns a TypedDict.
+        """Build a unit from a function that returns a TypedDict.
 
         Args:
-            function: its parameters are as `FunctionSpec.of` wants them.
-            version: of what it computes.
-            given: parameters that the caller itself supplies.
+            function: Its parameters are as `FunctionSpec.of` wants them.
+            version: The version of what it computes.
+            given: Parameters that the caller itself supplies.
 
         Raises UsageError when the declaration is incomplete.
         """

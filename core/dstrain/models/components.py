@@ -93,12 +93,12 @@ class Component:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Its folders in published layouts, that of diffusers first."""
+        """Return its folders in published layouts, that of diffusers first."""
         return (self.folder, *self.other_folders)
 
     @property
     def published(self) -> Mapping[str, Mapping[str, Any]]:
-        """Model id -> content of its config.json."""
+        """Return the content of each published config.json, by model id."""
         return {
             name: json.loads(one.read_bytes()) if isinstance(one, Path) else one
             for name, one in self.default_configs.items()

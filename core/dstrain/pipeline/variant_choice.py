@@ -59,8 +59,8 @@ def with_overrides(
 ) -> PipelineSpec:
     """Return the pipeline spec with the constants that flags, or --toy, give.
 
-    Raises UsageError for text that is no such value, and for the flag of a constant that
-    the variant does not have.
+    Raises UsageError for text that is not a valid value, and for the flag of a constant
+    that the variant does not have.
     """
     flags = config.family_options
     for option in family.options:

@@ -67,7 +67,7 @@ def run_steps(
     directory: RunDirectory,
     previews: Previews,
 ) -> None:
-    """Make optimizer steps from where the run is to its last, with logs, saves and
+    """Run optimizer steps from where the run is to its last, with logs, saves and
     previews.
     """
     statistics = RunStatistics()

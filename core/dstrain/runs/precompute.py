@@ -98,7 +98,7 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
 
 
 def refuse_files(folder: Path) -> None:
-    """Raise StateError for a file that stage 1 would replace in a folder that is no cache."""
+    """Raise StateError if stage 1 would replace a file in a folder that is not a cache."""
     # Not by the marker: the advice for a damaged one is to delete it.
     if (folder / "plans").exists():
         return

@@ -33,7 +33,7 @@ class TrainingData:
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """A training run and how far it is."""
+    """A training run and its progress."""
 
     setup: Setup
     processes: ProcessGroup

@@ -24,7 +24,7 @@ class RunFiles:
 
     @classmethod
     def read(cls, folder: Path) -> "RunFiles":
-        """Read run.json; a file that is no such list lists nothing."""
+        """Read run.json; an invalid file lists nothing."""
         try:
             entries = json.loads((folder / RUN).read_bytes())["files"]
             steps = {str(path): int(step) for path, step in entries}

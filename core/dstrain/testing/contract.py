@@ -34,10 +34,12 @@ class Published(Protocol):
         """Return the latents after each step, shaped as ours, and the image, frames or
         array generated from them.
 
-        pipe: the family's pipeline, whose components are to be used. folder: the toy
-        model. arguments: those that `pipe` is called with, the initial noise as
-        `latents`. Latents are NaN where those of the published pipeline have no
-        meaning.
+        Latents are NaN where those of the published pipeline have no meaning.
+
+        Args:
+            pipe: The family's pipeline, whose components are to be used.
+            folder: The folder of the toy model.
+            arguments: Those that `pipe` is called with, the initial noise as `latents`.
         """
 
 
@@ -133,12 +135,12 @@ class Contract:
 
     @property
     def folder(self) -> Path:
-        """The folder of the plans and fingerprints: that of the subclass's file."""
+        """Return the folder of the plans and fingerprints: that of the subclass's file."""
         return Path(inspect.getfile(type(self))).parent
 
     @property
     def advice(self) -> str:
-        """The advice for a plan or a fingerprint that was changed on purpose."""
+        """Return the advice for a plan or a fingerprint that was changed on purpose."""
         return f"if this is meant: python -m dstrain.testing {self.family} {self.folder}, and look at what it changed"
 
 

@@ -61,8 +61,8 @@ class Run:
 
     @cached_property
     def sample(self) -> Callable[[int], Sample]:
-        """A function from a row to its sample, which is decoded or read from the cache
-        once.
+        """Return a function from a row to its sample, which is decoded or read from the
+        cache once.
         """
         return cache(self.samples.source.sample)
 
@@ -114,34 +114,34 @@ class FamilyUnderTest:
 
     @cached_property
     def models(self) -> tuple[ModelConfig, ...]:
-        """The files of the toy model, written at first use."""
+        """Return the files of the toy model, written at first use."""
         return write_toy(self.family, self.variant, self.model)
 
     @property
     def model(self) -> Path:
-        """The folder of the toy model."""
+        """Return the folder of the toy model."""
         return self.folder / "model"
 
     @cached_property
     def data(self) -> Path:
-        """The folder of the dataset, written at first use."""
+        """Return the folder of the dataset, written at first use."""
         return write_rows(self.spec, self.folder / "data")
 
     @cached_property
     def spec(self) -> PipelineSpec:
-        """The variant's pipeline spec with the toy's constants."""
+        """Return the variant's pipeline spec with the toy's constants."""
         return resolve(
             TrainConfig(model=self.family.name, variant=self.variant, toy=True)
         ).spec
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """The inference pipeline, for tests that do not change it."""
+        """Return the inference pipeline, for tests that do not change it."""
         return self.open()
 
     @cached_property
     def values(self) -> dict[str, dict[str, Any]]:
-        """The outputs of each unit, by the unit's name."""
+        """Return the outputs of each unit, by the unit's name."""
         return unit_values(self.pipeline)
 
     def config(self, trained: TrainedSet, **flags: Any) -> TrainConfig:
@@ -202,7 +202,7 @@ class FamilyUnderTest:
 
     @cached_property
     def files(self) -> Mapping[str, tuple[Path, ...]]:
-        """The toy's weight files, by component."""
+        """Return the toy's weight files, by component."""
         known = self.family.load("components")
         wanted = [
             c.name for c in known if not c.is_folder and c.name in self.spec.components

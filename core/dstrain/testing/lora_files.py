@@ -53,7 +53,7 @@ class LoraCase:
 
     @property
     def name(self) -> str:
-        """The case's part of a test id."""
+        """Return the case's part of a test id."""
         return f"{self.variant}-{self.component}-{self.targets}"
 
 

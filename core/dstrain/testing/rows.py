@@ -67,7 +67,7 @@ def write_rows(spec: PipelineSpec, folder: Path) -> Path:
     pipeline specs write equal files.
     """
     folder.mkdir(parents=True)
-    # Of inputs from one column, those that are no frame picked from it say what it
+    # Of inputs from one column, those that are not a frame picked from it say what it
     # holds.
     columns = {
         c.name: c for c in sorted(_columns(spec).values(), key=lambda c: not c.frame)

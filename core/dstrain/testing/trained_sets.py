@@ -24,17 +24,17 @@ class TrainedSet:
 
     @property
     def name(self) -> str:
-        """The set's part of a test id: 'text_encoder+dit_lora'."""
+        """Return the set's part of a test id: 'text_encoder+dit_lora'."""
         return "+".join([*self.full, *([f"{self.lora}_lora"] if self.lora else [])])
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The components that are trained."""
+        """Return the components that are trained."""
         return (*self.full, *([self.lora] if self.lora else []))
 
     @property
     def flags(self) -> Mapping[str, Any]:
-        """The fields of a TrainConfig that ask for it."""
+        """Return the fields of a TrainConfig that ask for it."""
         full = {"trainable_models": ",".join(self.full)} if self.full else {}
         return {**full, **({"lora_base_model": self.lora, **LORA} if self.lora else {})}
 

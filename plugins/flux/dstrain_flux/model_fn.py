@@ -34,10 +34,14 @@ def predict(
 ) -> Tensor:
     """Predict noise - x_0, shaped as noisy_latents.
 
-    noisy_latents: (batch, 16, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb:
-    (batch, 512, channels), of T5. pooled_emb: (batch, channels), of CLIP.
-    embedded_guidance: the scale that a guidance-distilled transformer gets; others get
-    none.
+    Args:
+        noisy_latents: (batch, 16, h, w).
+        timestep: (batch,) fp32, 0 to 1000.
+        prompt_emb: (batch, 512, channels), from T5.
+        pooled_emb: (batch, channels), from CLIP.
+        embedded_guidance: The scale that a guidance-distilled transformer gets; others
+            get none.
+        dit: The denoiser.
     """
     return predict_kontext(
         noisy_latents, timestep, prompt_emb, pooled_emb, [], embedded_guidance, dit=dit
@@ -82,8 +86,8 @@ def predict_kontext(
 
 
 def image_ids(latents: Tensor, index: int) -> Tensor:
-    """Return the ids of an image's tokens, (tokens, 3): its index (0 is the one that is
-    made), row and column.
+    """Return the ids of an image's tokens, (tokens, 3): its index (0 for the generated
+    one), row and column.
     """
     height, width = latents.shape[-2:]
     rows = torch.arange(height // PATCH, device=latents.device)
@@ -93,8 +97,8 @@ def image_ids(latents: Tensor, index: int) -> Tensor:
 
 
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
-    """Return (1, 16, height / 8, width / 8); raises InputError for a side that is no
-    multiple of 16.
+    """Return (1, 16, height / 8, width / 8); raises InputError for a side that is not
+    a multiple of 16.
     """
     check_sides(height, width, DOWNSCALE * PATCH)
     return (1, CHANNELS, height // DOWNSCALE, width // DOWNSCALE)

@@ -30,9 +30,13 @@ def predict(
 ) -> Tensor:
     """Predict noise - x_0, shaped as noisy_latents.
 
-    noisy_latents: (batch, 16, 1, h, w). timestep: (batch,) fp32, 0 to 1000. prompt_emb: (batch,
-    tokens, channels). prompt_mask: (batch, tokens) bool; all true counts as no mask,
-    which lets attention use its faster kernels.
+    Args:
+        noisy_latents: (batch, 16, 1, h, w).
+        timestep: (batch,) fp32, 0 to 1000.
+        prompt_emb: (batch, tokens, channels).
+        prompt_mask: (batch, tokens) bool; all true counts as no mask, which lets
+            attention use its faster kernels.
+        dit: The denoiser.
     """
     return predict_edit(noisy_latents, timestep, prompt_emb, prompt_mask, [], dit=dit)
 
@@ -85,8 +89,8 @@ def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
 
 
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
-    """Return (1, 16, 1, height / 8, width / 8); raises InputError for a side that is no
-    multiple of 16.
+    """Return (1, 16, 1, height / 8, width / 8); raises InputError for a side that is
+    not a multiple of 16.
     """
     functional.check_sides(height, width, DOWNSCALE * PATCH)
     return (1, CHANNELS, 1, height // DOWNSCALE, width // DOWNSCALE)

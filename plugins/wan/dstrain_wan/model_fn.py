@@ -24,9 +24,11 @@ def predict(
 ) -> Tensor:
     """Predict noise - x_0, shaped as noisy_latents, from text alone.
 
-    noisy_latents: (batch, channels, frames, h, w). timestep: fp32, 0 to 1000, (batch,)
-    or broadcastable to the latents. prompt_emb: (batch, tokens, channels), shorter
-    prompts filled up with zeros.
+    Args:
+        noisy_latents: (batch, channels, frames, h, w).
+        timestep: fp32, 0 to 1000, (batch,) or broadcastable to the latents.
+        prompt_emb: (batch, tokens, channels), shorter prompts filled up with zeros.
+        dit: The denoiser.
     """
     return _denoise(noisy_latents, timestep, prompt_emb, None, dit)
 
@@ -92,11 +94,16 @@ def hold_first_frame(
     noise: Tensor,
     first_latents: Tensor | None = None,
 ) -> LatentConstraint:
-    """Set latent frame 0 to first_latents, (batch, channels, 1, h, w), if there are any,
-    at timestep 0, and leave it out of the loss.
+    """Set latent frame 0 to first_latents, if there are any, at timestep 0, and leave it
+    out of the loss.
 
-    latents, noise: (batch, channels, frames, h, w). timestep: (batch,). Raises
-    InputError when there is no other frame.
+    Raises InputError when there is no other frame.
+
+    Args:
+        latents: (batch, channels, frames, h, w).
+        timestep: (batch,) fp32, 0 to 1000.
+        noise: Shaped as the latents.
+        first_latents: (batch, channels, 1, h, w).
     """
     if first_latents is None:
         return LatentConstraint(latents, timestep)
@@ -117,8 +124,8 @@ def latent_shape(
     """Return (1, channels, (num_frames - 1) / 4 + 1, height / 8, width / 8); 16 instead
     of 8 for the VAE of 2.2-5B.
 
-    Raises InputError for sides that are no multiples of 16 (2.2-5B: 32) and frames that
-    are not 4n + 1.
+    Raises InputError for sides that are not multiples of 16 (2.2-5B: 32) and frames
+    that are not 4n + 1.
     """
     spatial = vae_config.scale_factor_spatial
     temporal = vae_config.scale_factor_temporal

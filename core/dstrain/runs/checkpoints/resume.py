@@ -1,4 +1,4 @@
-"""Resume exactly: what a state holds, and what a resumed run must have in common."""
+"""Resume exactly: what a state contains, and what must be equal to resume from it."""
 
 import os
 from collections.abc import Mapping

@@ -41,19 +41,24 @@ NAME = re.compile(r"step-\d+(\.old)?")
 class TrainingState:
     """All that a run needs to resume, at an optimizer-step boundary.
 
-    Where the run is in its data follows from the step. trainable: parameter name ->
-    tensor. optimizer, scheduler: what their `state_dict()` gave: tensors, plain values,
-    and lists, tuples and dictionaries of these. versions: by library. content: digests
-    of the dataset, by what they are of.
+    The position of the run in its data follows from the step.
     """
 
     step: int
     trainable: Mapping[str, Tensor]
+    """Parameter name -> its tensor."""
     optimizer: dict[str, Any]
+    """The optimizer's `state_dict()`: tensors, plain values, and lists, tuples and
+    dictionaries of these.
+    """
     scheduler: dict[str, Any]
+    """The learning-rate scheduler's `state_dict()`."""
     config_digest: str
+    """The digest of the options that a resumed run must have in common."""
     versions: Mapping[str, str]
+    """Library -> its version."""
     content: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the dataset, by what they are of."""
 
 
 def save_full(

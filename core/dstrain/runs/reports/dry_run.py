@@ -1,4 +1,4 @@
-"""Say in `--dry_run`, beside the plan, what the run does and what it would refuse."""
+"""Describe what a run would do and what it would refuse, for `--dry_run`."""
 
 import math
 import os

@@ -26,7 +26,7 @@ LOSSES_AVERAGED = 20
 
 
 def log_start(run: "TrainingRun", folder: Path) -> None:
-    """Say what is trained on what, for how long, and where it goes."""
+    """Log what is trained, on how many samples, for how many steps, and the output folder."""
     module = run.module
     setup = run.setup
     config = setup.config
