@@ -43,7 +43,7 @@ def convolve_frame(
     return flat[:, :, None]
 
 
-def initialise(vae: AutoencoderKLQwenImage) -> None:
+def initialize(vae: AutoencoderKLQwenImage) -> None:
     """Draw weights for images: in the usual ones, drawn for videos, the biases drown
     the colours of an image.
     """
@@ -179,7 +179,7 @@ def main(folder: Path, steps: int) -> None:
     vae = AutoencoderKLQwenImage(
         **architecture, temperal_downsample=[False, True, True]
     )
-    initialise(vae)
+    initialize(vae)
     train(vae, stroke[:TRAIN], steps)
     measure_latents(vae.eval(), stroke[:TRAIN])
     vae.half().save_pretrained(folder)

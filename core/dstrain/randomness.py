@@ -41,7 +41,7 @@ def digest(
 
 
 def seed_global(key: Sequence[int], stream: str) -> None:
-    """Seed torch's global generators, which dropout and LoRA initialisation use."""
+    """Seed torch's global generators, which dropout and LoRA initialization use."""
     seed = int.from_bytes(digest(key, stream)[:8], "little") >> 1
     if torch.accelerator.is_available():
         torch.manual_seed(seed)

@@ -75,7 +75,7 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         "equal_arguments_write_equal_toys": (
             ("toy.py", "write = toy_writer(", f"{WITH_ANOTHER_SEED}same = toy_writer("),
         ),
-        "the_files_of_every_network_are_recognised": (
+        "the_files_of_every_network_are_recognized": (
             ("components.py", '"layer.weight"', '"layers.weight"'),
         ),
         "everything_declared_is_used": (

@@ -37,7 +37,7 @@ from dstrain.models.formats import (
     to_checkpoint,
 )
 from dstrain.models.networks import empty_component
-from dstrain.models.weights import recognise
+from dstrain.models.weights import recognize
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import (
@@ -321,13 +321,13 @@ def _convert_weights(
     family: ModelFamily,
     program: str,
 ) -> tuple[dict[str, Tensor], str]:
-    """Convert the weights of one component, which are recognised by their own names;
+    """Convert the weights of one component, which are recognized by their own names;
     returns them and a summary.
     """
     if program == "kohya":
         what = "kohya is a format for LoRA files; for the weights of a component use diffusers, comfyui or diffsynth"
         raise UsageError("--format", what)
-    found = recognise(Files((source,)), list(components_of(family).values()))
+    found = recognize(Files((source,)), list(components_of(family).values()))
     if len(found) > 1:
         what = f"contains {len(found)} components; export takes one"
         raise StateError(source, what)

@@ -1,6 +1,6 @@
 """Read LoRA files with any naming into layers with the network's own names.
 
-The naming is recognised by the keys. Every key is used, every layer is complete, and
+The naming is recognized by the keys. Every key is used, every layer is complete, and
 nothing is guessed: what is ambiguous is refused by name.
 """
 

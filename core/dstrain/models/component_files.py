@@ -12,7 +12,7 @@ from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import Config
 from dstrain.models.hub import ModelSource, fetch, model_base
-from dstrain.models.weights import header, recognise
+from dstrain.models.weights import header, recognize
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.hashing import Digests, hash_json
 
@@ -258,12 +258,12 @@ def _parts(
 ) -> list[tuple[tuple[Component, ...], Files]]:
     """Return the components in a set of files, those with the same keys together.
 
-    Raises what `recognise` raises, and UsageError for a folder of no component.
+    Raises what `recognize` raises, and UsageError for a folder of no component.
     """
     known = [c for c in components if config.component in ("", c.name)]
     path = files.paths[0]
     if not path.is_dir():
-        return recognise(files, known)
+        return recognize(files, known)
     folders: list[str] = []
     for component in known:
         if component.is_folder:

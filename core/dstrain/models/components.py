@@ -55,7 +55,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class Component:
-    """How a family recognises and loads one component."""
+    """How a family recognizes and loads one component."""
 
     name: str
     network: Network

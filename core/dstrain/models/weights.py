@@ -125,7 +125,7 @@ class Weights:
             ) from error
 
 
-def recognise(
+def recognize(
     files: Files, components: Sequence[Component]
 ) -> list[tuple[tuple[Component, ...], Files]]:
     """Find the components in files of weights, each with its part of the files;

@@ -99,7 +99,7 @@ class Declared(Contract):
         assert torch.equal(before, torch.random.get_rng_state())
         assert _contents(tmp_path / "again") == _contents(tested.model)
 
-    def test_the_files_of_every_network_are_recognised(
+    def test_the_files_of_every_network_are_recognized(
         self, tested: FamilyUnderTest
     ) -> None:
         """Files are recognized by the names of their weights."""

@@ -76,7 +76,7 @@ class Saved(Contract):
         given: dict[str, Any] = {
             n: v[:most] if isinstance(v, list) else v for n, v in everything.items()
         }
-        with torch.no_grad():  # the default initialisation hardly listens to conditions
+        with torch.no_grad():  # the default initialization hardly listens to conditions
             for name in denoisers(tested.family, tested.spec):
                 for weight in pipeline.components[name].parameters():
                     weight.mul_(2 if weight.ndim > 1 else 1)

@@ -1,6 +1,6 @@
 """Order the samples of every epoch, and cut the order into batches.
 
-The order is a keyed permutation that is never materialised, since rows x repeats may
+The order is a keyed permutation that is never materialized, since rows x repeats may
 exceed 10^9. Nothing here depends on the number of processes except the last step, which
 gives each rank its part; so a run can resume on any number of them.
 """
@@ -59,7 +59,7 @@ def permute(
 
 
 def _mix(x: Indices) -> Indices:
-    """Apply the finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Recognise running out of memory on any device, and measure the memory in use."""
+"""Recognize running out of memory on any device, and measure the memory in use."""
 
 import sys
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def peak_memory() -> float:
     """Return the peak memory use until now in GiB, of the GPU, else of this process."""
-    import torch  # imported late, because recognising needs none of it
+    import torch  # imported late, because recognizing needs none of it
 
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30

@@ -1,4 +1,4 @@
-"""FLUX's components: how their files are recognised, configured and loaded."""
+"""FLUX's components: how their files are recognized, configured and loaded."""
 
 import json
 from collections.abc import Mapping

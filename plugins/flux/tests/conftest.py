@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 from dstrain.models.components import Component, Files
-from dstrain.models.weights import recognise
+from dstrain.models.weights import recognize
 from dstrain_flux.components import COMPONENTS
 from dstrain_flux.toy import write
 
 
 def files_of(folder: Path, component: Component) -> Files:
-    """The files of a component in a model folder, recognised by what is in them."""
+    """The files of a component in a model folder, recognized by what is in them."""
     place = folder / component.folders[0]
     if component.is_folder:
         return Files((place,))
-    (((found,), files),) = recognise(
+    (((found,), files),) = recognize(
         Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
     )
     assert found is component

@@ -15,7 +15,7 @@ from dstrain.models.component_files import ModelConfig, place_of
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import infer_config
 from dstrain.models.formats import shapes_of
-from dstrain.models.weights import Weights, recognise
+from dstrain.models.weights import Weights, recognize
 from dstrain_flux.components import COMPONENTS, IDS
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, T5EncoderModel
@@ -156,7 +156,7 @@ def test_t5_is_loaded_from_either_name_of_its_embedding(
     embedding = weights.pop("shared.weight")
     save_file({**weights, kept: embedding}, tmp_path / "t5.safetensors")
     component = BY_NAME["text_encoder_2"]
-    (((found,), files),) = recognise(Files((tmp_path / "t5.safetensors",)), COMPONENTS)
+    (((found,), files),) = recognize(Files((tmp_path / "t5.safetensors",)), COMPONENTS)
     assert found is component
     assert len(Weights.of(files).parts) == len(weights) + 1
     module = component.network.load(

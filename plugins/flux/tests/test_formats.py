@@ -18,7 +18,7 @@ from dstrain.models.component_files import ModelConfig, assign
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import to_checkpoint
-from dstrain.models.weights import recognise
+from dstrain.models.weights import recognize
 from dstrain_flux.components import COMPONENTS, CONFIGS
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -165,7 +165,7 @@ def test_original_files_load_as_the_network_they_were_made_from(
     name: str, tmp_path: Path
 ) -> None:
     network = make(name)
-    ((fitting, files),) = recognise(
+    ((fitting, files),) = recognize(
         saved(tmp_path, original(name, network)), COMPONENTS
     )
     assert [component.name for component in fitting] == [name]
@@ -193,7 +193,7 @@ def test_files_of_the_reference_load_as_the_network_they_were_made_from(
     weights = {
         as_reference(name): weight for name, weight in original("dit", network).items()
     }
-    ((fitting, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
+    ((fitting, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
     assert ([component.name for component in fitting], files.checkpoint_format) == (
         ["dit"],
         REFERENCE_DIT,
@@ -214,7 +214,7 @@ def test_a_transformer_of_other_depth_and_without_guidance_loads_too(
     )
     weights = original("dit", network)
     assert not any(key.startswith("guidance_in") for key in weights)
-    ((_, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
+    ((_, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
     assert_equal(load("dit", files, network).state_dict(), network.state_dict())
 
 
@@ -240,7 +240,7 @@ def test_a_transformer_alone_may_have_comfyuis_prefix(
     weights = {
         f"{prefix}{key}": weight for key, weight in original("dit", network).items()
     }
-    ((_, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
+    ((_, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
     assert files.prefix == prefix
     assert_equal(load("dit", files, network).state_dict(), network.state_dict())
 
@@ -290,7 +290,7 @@ def test_half_a_file_and_surplus_names_are_refused_as_the_file_names_them(
         "vae": "decoder.up.0.block.1.conv2.bias",
     }.get(name, "text_model.encoder.layers.1.mlp.fc2.weight")
     del weights[lost]
-    ((_, files),) = recognise(
+    ((_, files),) = recognize(
         saved(tmp_path, {**weights, "stranger.weight": torch.ones(1)}), COMPONENTS
     )
     with pytest.raises(StateError) as error:
@@ -308,7 +308,7 @@ def test_blocks_that_are_not_in_the_file_are_named_as_they_would_be_there(
         for key, w in original("dit", network).items()
         if not key.startswith("double_blocks.1.")
     }
-    ((_, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
+    ((_, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
     with pytest.raises(
         StateError, match=r"\d+ missing: double_blocks\.1\.img_mod\.lin\.weight, "
     ):
@@ -319,7 +319,7 @@ def test_a_fused_weight_of_another_shape_is_refused_by_its_name(tmp_path: Path) 
     network = make("dit")
     weights = original("dit", network)
     weights["double_blocks.0.txt_attn.qkv.weight"] = torch.zeros(97, 32)
-    ((_, files),) = recognise(saved(tmp_path, weights), COMPONENTS)
+    ((_, files),) = recognize(saved(tmp_path, weights), COMPONENTS)
     with pytest.raises(
         StateError,
         match=r"1 of a different shape: double_blocks\.0\.txt_attn\.qkv\.weight \(expected",
@@ -341,7 +341,7 @@ def test_the_configuration_of_an_original_transformer_follows_from_its_shapes(
     (tmp_path / "config.json").write_text(
         json.dumps({"_class_name": "AnotherModel", "num_layers": 77})
     )
-    ((_, files),) = recognise(saved(tmp_path, original("dit", network)), COMPONENTS)
+    ((_, files),) = recognize(saved(tmp_path, original("dit", network)), COMPONENTS)
     content = find_config(ConfigQuery(BY_NAME["dit"], files))
     assert vars(BY_NAME["dit"].configure(content)) == {
         k: v for k, v in network.config.items() if not k.startswith("_")

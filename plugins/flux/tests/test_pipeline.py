@@ -85,7 +85,7 @@ def by_pipe(
 
 
 def sharpen(loaded: dict[str, Any]) -> None:
-    """Make the prompts matter: with the default initialisation the denoiser hardly uses
+    """Make the prompts matter: with the default initialization the denoiser hardly uses
     them.
     """
     with torch.no_grad():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.models.components import Files
-from dstrain.models.weights import recognise
+from dstrain.models.weights import recognize
 from dstrain_qwen_image.components import COMPONENTS
 from dstrain_qwen_image.toy import write
 
@@ -29,7 +29,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
             loaded[f"{component.name}_config"] = configuration
         files = Files((place,))
         if not component.is_folder:
-            ((_, files),) = recognise(
+            ((_, files),) = recognize(
                 Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
             )
         loaded[component.name] = component.network.load(files, configuration, dtype)

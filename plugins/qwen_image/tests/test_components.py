@@ -1,4 +1,4 @@
-"""Components are recognised by their weights' names, configured without them, and
+"""Components are recognized by their weights' names, configured without them, and
 loaded strictly.
 """
 
@@ -13,7 +13,7 @@ from accelerate import init_empty_weights
 from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
 from dstrain.errors import StateError
 from dstrain.models.components import Component, Files
-from dstrain.models.weights import recognise
+from dstrain.models.weights import recognize
 from dstrain_qwen_image.components import COMPONENTS
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
@@ -37,7 +37,7 @@ def files_of(folder: Path, component: Component) -> Files:
 
 
 def arranged(component: Component, *paths: Path) -> Files:
-    return recognise(Files(paths), (component,))[0][1]
+    return recognize(Files(paths), (component,))[0][1]
 
 
 def configuration_of(folder: Path, component: Component) -> Any:
@@ -56,7 +56,7 @@ def assert_equal_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
 def test_marks_recognise_this_component_and_no_other(
     component: Component, toy_folder: Path
 ) -> None:
-    ((fitting, _),) = recognise(Files(files_of(toy_folder, component).paths), NETWORKS)
+    ((fitting, _),) = recognize(Files(files_of(toy_folder, component).paths), NETWORKS)
     assert fitting == (component,)
 
 

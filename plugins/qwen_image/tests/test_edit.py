@@ -79,7 +79,7 @@ def parts(
 ) -> dict[str, Any]:
     """Fresh components of the variant a test is about, in fp32."""
     loaded = components_of(getattr(request, "param", "edit"))
-    with torch.no_grad():  # the default initialisation hardly uses the prompt
+    with torch.no_grad():  # the default initialization hardly uses the prompt
         for weight in loaded["dit"].parameters():
             weight.mul_(2 if weight.ndim > 1 else 1)
     return loaded

@@ -117,7 +117,7 @@ def test_every_step_equals_that_of_diffusers(
     toy_folder: Path,
     loaded: dict[str, Any],
 ) -> None:
-    with torch.no_grad():  # the default initialisation hardly uses the prompt
+    with torch.no_grad():  # the default initialization hardly uses the prompt
         for weight in loaded["dit"].parameters():
             weight.mul_(2 if weight.ndim > 1 else 1)
     parts = {name: loaded[name] for name in ("text_encoder", "tokenizer", "vae")}

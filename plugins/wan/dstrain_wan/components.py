@@ -1,4 +1,4 @@
-"""Wan's components: how their files are recognised, configured and loaded."""
+"""Wan's components: how their files are recognized, configured and loaded."""
 
 import json
 from collections.abc import Mapping

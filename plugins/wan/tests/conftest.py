@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain.models.components import Files
-from dstrain.models.weights import recognise
+from dstrain.models.weights import recognize
 from dstrain_wan import MODEL
 from dstrain_wan.components import COMPONENTS
 from dstrain_wan.toy import write
@@ -38,7 +38,7 @@ def load(
             loaded[f"{name}_config"] = configuration
         files = Files((place,))
         if not component.is_folder:
-            ((_, files),) = recognise(
+            ((_, files),) = recognize(
                 Files(tuple(sorted(place.glob("*.safetensors")))), COMPONENTS
             )
         loaded[name] = component.network.load(files, configuration, dtype)

@@ -1,4 +1,4 @@
-"""Components are recognised by their weights' names, configured without them, and
+"""Components are recognized by their weights' names, configured without them, and
 loaded strictly.
 """
 
@@ -14,7 +14,7 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from dstrain.models.component_files import ModelConfig, assign, place_of
 from dstrain.models.components import Files
 from dstrain.models.configs import infer_config
-from dstrain.models.weights import recognise
+from dstrain.models.weights import recognize
 from dstrain_wan.components import COMPONENTS, CONFIGS, infer_dit
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, CLIPVisionModel, UMT5EncoderModel
@@ -64,7 +64,7 @@ def shapes_of(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 def test_marks_recognise_this_component_and_no_other(
     variant: str, name: str, toys: Mapping[str, Path]
 ) -> None:
-    ((fitting, _),) = recognise(Files(weights_of(toys[variant], name)), NETWORKS)
+    ((fitting, _),) = recognize(Files(weights_of(toys[variant], name)), NETWORKS)
     experts = ("dit", "dit2")
     assert [component.name for component in fitting] == list(
         experts if name in experts else (name,)
@@ -133,7 +133,7 @@ def test_the_image_encoder_loads_from_published_names_too(
         {f"vision_model.{name}": weight for name, weight in own.items()},
         tmp_path / "model.safetensors",
     )
-    ((_, files),) = recognise(Files((tmp_path / "model.safetensors",)), NETWORKS)
+    ((_, files),) = recognize(Files((tmp_path / "model.safetensors",)), NETWORKS)
     again = BY_NAME["image_encoder"].network.load(
         files, loaded["image_encoder_config"], torch.float32
     )

@@ -17,7 +17,7 @@ from dstrain.models.components import Files
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import NATIVE, to_checkpoint
 from dstrain.models.hub import ModelSource
-from dstrain.models.weights import recognise
+from dstrain.models.weights import recognize
 from dstrain_wan.components import COMPONENTS, CONFIGS
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -112,8 +112,8 @@ def saved(path: Path, weights: Mapping[str, Tensor]) -> Files:
     return Files((path,))
 
 
-def recognised(files: Files, name: str) -> Files:
-    ((fitting, part),) = recognise(files, COMPONENTS)
+def recognized(files: Files, name: str) -> Files:
+    ((fitting, part),) = recognize(files, COMPONENTS)
     assert fitting[0].name == name
     return part
 
@@ -124,7 +124,7 @@ def test_original_files_load_as_the_network_they_were_made_from(
     case: str, suffix: str, tmp_path: Path
 ) -> None:
     name, network = make(case)
-    files = recognised(
+    files = recognized(
         saved(tmp_path / f"model.{suffix}", original(name, network)), name
     )
     assert files.checkpoint_format is not NATIVE
@@ -134,7 +134,7 @@ def test_original_files_load_as_the_network_they_were_made_from(
 @each
 def test_files_in_the_networks_own_names_load_too(case: str, tmp_path: Path) -> None:
     name, network = make(case)
-    files = recognised(
+    files = recognized(
         saved(tmp_path / "model.safetensors", network.state_dict()), name
     )
     assert files.checkpoint_format is NATIVE
@@ -245,7 +245,7 @@ def test_half_a_file_and_surplus_names_are_refused_as_the_file_names_them(
     weights = original(name, network)
     lost = max(key for key in weights if ".0." in key and not key.startswith("textual"))
     del weights[lost]
-    files = recognised(
+    files = recognized(
         saved(tmp_path / "model.pth", {**weights, "stranger.weight": torch.ones(1)}),
         name,
     )
@@ -261,7 +261,7 @@ def test_a_weight_of_another_shape_is_refused_by_its_name_in_the_file(
     name, network = make("image")
     weights = original(name, network)
     weights["visual.transformer.0.attn.to_qkv.weight"] = torch.zeros(48, 17)
-    files = recognised(saved(tmp_path / "model.pth", weights), name)
+    files = recognized(saved(tmp_path / "model.pth", weights), name)
     with pytest.raises(
         StateError,
         match=r"3 of a different shape: visual\.transformer\.0\.attn\.to_qkv\.weight \(expected",
@@ -279,7 +279,7 @@ def test_comfyuis_text_encoder_loads_without_the_tokenizer_in_its_file(
         if key != "encoder.embed_tokens.weight"
     }
     words = {"spiece_model": torch.zeros(9, dtype=torch.uint8)}
-    files = recognised(saved(tmp_path / "umt5.safetensors", weights | words), name)
+    files = recognized(saved(tmp_path / "umt5.safetensors", weights | words), name)
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
 
@@ -325,7 +325,7 @@ def test_the_published_image_encoder_loads_with_the_halves_nobody_needs(
             1, 5, dtype=torch.int64
         )
     }
-    files = recognised(saved(tmp_path / "model.safetensors", {**weights, **ids}), name)
+    files = recognized(saved(tmp_path / "model.safetensors", {**weights, **ids}), name)
     assert_equal(load(name, files, network).state_dict(), network.state_dict())
 
 
@@ -356,7 +356,7 @@ def test_the_originals_configuration_is_read_in_diffusers_terms(
     (tmp_path / "config.json").write_text(
         json.dumps(published_content(network, case.rpartition(" ")[2]))
     )
-    files = recognised(
+    files = recognized(
         saved(
             tmp_path / "diffusion_pytorch_model.safetensors", original(name, network)
         ),
@@ -378,7 +378,7 @@ def test_the_transformers_config_json_is_not_taken_for_that_of_the_vae_beside_it
     (tmp_path / "config.json").write_text(
         json.dumps(published_content(make("2.1 and 2.2 t2v")[1], "t2v"))
     )
-    files = recognised(
+    files = recognized(
         saved(tmp_path / "Wan2.1_VAE.pth", original(*make("vae 2.1"))), "vae"
     )
     content = find_config(

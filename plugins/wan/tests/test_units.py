@@ -34,7 +34,7 @@ def to_minus_one_one(frames: Frames) -> Tensor:
     )
 
 
-def normalised(vae: Any, pixels: Tensor) -> Tensor:
+def normalized(vae: Any, pixels: Tensor) -> Tensor:
     mean, std = (
         torch.tensor(v).view(1, -1, 1, 1, 1)
         for v in (vae.config.latents_mean, vae.config.latents_std)
@@ -85,7 +85,7 @@ def test_a_video_is_encoded_as_the_normalised_mode(
     frames = video(9, 32, 48)
     made = VIDEO.run({"input_video": frames}, {"vae": vae})["input_latents"]
     assert made.shape == shape
-    assert torch.equal(made, normalised(vae, to_minus_one_one(frames)))
+    assert torch.equal(made, normalized(vae, to_minus_one_one(frames)))
 
 
 @torch.no_grad()
@@ -139,7 +139,7 @@ def test_the_first_frame_is_known_and_grey_follows(
     first = VideoProcessor(vae_scale_factor=8).preprocess(image, height=32, width=48)[
         :, :, None
     ]
-    wanted = normalised(vae, torch.cat([first, torch.zeros(1, 3, 8, 32, 48)], dim=2))
+    wanted = normalized(vae, torch.cat([first, torch.zeros(1, 3, 8, 32, 48)], dim=2))
     assert made.shape == (1, 20, 3, 4, 6)
     assert torch.equal(made[:, 4:], wanted)
     assert made[:, :4, 0].eq(1).all()

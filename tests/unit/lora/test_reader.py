@@ -1,4 +1,4 @@
-"""LoRA files of every naming are recognised, used to the last key, and acted on
+"""LoRA files of every naming are recognized, used to the last key, and acted on
 exactly.
 """
 

@@ -1,4 +1,4 @@
-"""Model files are found, recognised and opened only where needed; what is missing is
+"""Model files are found, recognized and opened only where needed; what is missing is
 named with its place.
 """
 

@@ -1,4 +1,4 @@
-"""Components are recognised by keys, folders, published names and configurations."""
+"""Components are recognized by keys, folders, published names and configurations."""
 
 from pathlib import Path
 from types import SimpleNamespace

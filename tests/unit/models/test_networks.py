@@ -1,5 +1,5 @@
 """Networks load strictly from safetensors files, in the dtype asked for, without being
-initialised.
+initialized.
 """
 
 import json

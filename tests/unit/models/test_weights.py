@@ -20,7 +20,7 @@ from dstrain.models.formats import (
     CheckpointFormat,
     KeyMap,
 )
-from dstrain.models.weights import Weights, find_weights, recognise
+from dstrain.models.weights import Weights, find_weights, recognize
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -260,7 +260,7 @@ def found(
 ) -> list[tuple[list[str], str, CheckpointFormat]]:
     return [
         ([c.name for c in fitting], part.prefix, part.checkpoint_format)
-        for fitting, part in recognise(files, components)
+        for fitting, part in recognize(files, components)
     ]
 
 
@@ -296,7 +296,7 @@ def test_one_file_may_hold_several_components(tmp_path: Path) -> None:
     with pytest.raises(
         StateError, match=r"1 of its names belong to none of dit, vae: surplus.weight"
     ):
-        recognise(files, (DIT, VAE))
+        recognize(files, (DIT, VAE))
 
 
 def test_experts_are_found_together(tmp_path: Path) -> None:
@@ -309,8 +309,8 @@ def test_experts_are_found_together(tmp_path: Path) -> None:
         StateError,
         match=r"matches dit, dit3 equally well; its first names: proj.weight",
     ):
-        recognise(files, (DIT, component("dit3", "proj.*")))
+        recognize(files, (DIT, component("dit3", "proj.*")))
     with pytest.raises(
         StateError, match=r"matches none of vae; its first names: proj.weight"
     ):
-        recognise(files, (VAE, TOKENS))
+        recognize(files, (VAE, TOKENS))

@@ -1,4 +1,4 @@
-"""Values are recognised by the kind that a unit declares."""
+"""Values are recognized by the kind that a unit declares."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Components: how their files are recognised and loaded."""
+"""Components: how their files are recognized and loaded."""
 
 from dstrain.plugin import Component, DiffusersNetwork
 
