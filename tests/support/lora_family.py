@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from dstrain.lora.export import layers_in
-from dstrain.lora.key_names import key_formats, shapes_of
+from dstrain.lora.key_names import base_shapes, key_formats
 from dstrain.lora.layers import LoraConfig, LoraLayer, inject, lora_state, save_lora
 from dstrain.lora.reader import Lora, read_lora
 from dstrain.models.components import Component
@@ -174,8 +174,8 @@ def output(module: Any) -> Tensor:
     return made
 
 
-SHAPES = shapes_of(network())
-ENCODER_SHAPES = shapes_of(network(Encoder))
+SHAPES = base_shapes(network())
+ENCODER_SHAPES = base_shapes(network(Encoder))
 
 SPEC = LoraConfig(
     "dit",

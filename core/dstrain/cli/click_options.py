@@ -120,7 +120,7 @@ def model_options() -> tuple[click.Option, ...]:
 def as_option(flag: Flag) -> click.Option:
     """Return the click option for a field.
 
-    Choices and bounds are left to `config.validate`, which scripts go through, too.
+    Choices and bounds are left to `config.validation.validate`, which scripts go through, too.
     """
     settings: dict[str, Any] = {"group": flag.group, "help": flag.help}
     if flag.kind is bool:

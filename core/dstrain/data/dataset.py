@@ -20,7 +20,7 @@ from dstrain.data.images import ImageInfo, Resolution
 from dstrain.data.metadata import SUFFIXES, Fault, RawValue, Table, read_metadata
 from dstrain.data.videos import Video
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Constant, Input, Measured
+from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
 
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
 """Raises UsageError where a run cannot do with these inputs of a table with these columns."""
@@ -300,14 +300,9 @@ def _missing_inputs(
     def problem(blank: Collection[str]) -> UsageError | None:
         if check_inputs is None:
             return None
-        present = columns.keys() - set(blank)
-        measured = [
-            name
-            for name, source in inputs.items()
-            if isinstance(source, Measured) and source.of in present
-        ]
+        present = with_measured(columns.keys() - set(blank), inputs)
         try:
-            check_inputs(frozenset(present.union(measured)), table.columns)
+            check_inputs(present, table.columns)
         except UsageError as error:
             return error
         return None

@@ -1,4 +1,4 @@
-"""Open the pipeline of a generation, and read its sampling options."""
+"""Open the pipeline of a generation."""
 
 import tempfile
 from collections.abc import Collection, Iterator, Mapping

@@ -1,6 +1,6 @@
 """Declare where each input of a variant comes from: one table per variant."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -102,6 +102,17 @@ def at_least(least: float) -> Callable[[Any], str]:
 
 
 Input = Column | Measured | InferenceOnly | Constant
+
+
+def with_measured(names: Iterable[str], inputs: Mapping[str, Input]) -> frozenset[str]:
+    """Return these inputs and those that are measured on them."""
+    present = frozenset(names)
+    measured = [
+        name
+        for name, source in inputs.items()
+        if isinstance(source, Measured) and source.of in present
+    ]
+    return present.union(measured)
 
 
 def as_column(name: str, source: Input) -> Column:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.frozen import Converted, freeze
-from dstrain.graph.inputs import Column, Constant, Input, Measured
+from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
 from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
 from dstrain.graph.task import Task
 from dstrain.graph.unit import CONTEXT, FunctionSpec, Unit, component_of
@@ -252,11 +252,8 @@ class PipelineSpec:
         """Return whether model_fn and constrain_latents get what they require from
         these inputs and what is measured on them.
         """
-        present = {*inputs, *self.settings}
-        for name, source in self.inputs.items():
-            if isinstance(source, Measured) and source.of in inputs:
-                present.add(name)
-        available, _ = self.find_available(present)
+        present = with_measured(inputs, self.inputs)
+        available, _ = self.find_available({*present, *self.settings})
         return all(available.issuperset(one.required) for one in self.step_functions)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.key_names import Rows, key_formats, key_table, shapes_of
+from dstrain.lora.key_names import Rows, base_shapes, key_formats, key_table
 from dstrain.lora.key_parser import ADAPTER_HEADER, KEY
 from dstrain.lora.layers import (
     LoraConfig,
@@ -66,7 +66,7 @@ def export(
     Args:
         source: The file to convert.
         output: The file to write.
-        program: One of `names.PROGRAMS`.
+        program: The program as `dstrain export --format` names it.
         family_name: The family, needed only if the header of `source` names none.
         overwrite: Whether to replace `output`.
         left_out: Plugins to ignore.
@@ -164,7 +164,7 @@ def save_lora_for(
     key_format = _key_format(path, lora_config.component, family, program)
     layers = lora_layers(network, lora_config)
     lora = Lora(lora_config.component, layers, {})
-    tensors = layers_in(lora, key_format, shapes_of(network))
+    tensors = layers_in(lora, key_format, base_shapes(network))
     header = lora_header(network, lora_config, metadata)
     write_tensors(path, tensors, with_checksum(tensors, header))
 
@@ -297,7 +297,7 @@ def _shapes(component: Component, config: Mapping[str, Any]) -> Shapes:
         what = f"the shapes of {component.name} are unknown: a plain function loads it"
         advice = "give its network a method build(configuration)"
         raise UsageError(f"component {component.name}", what, advice)
-    return shapes_of(network)
+    return base_shapes(network)
 
 
 def _key_format(

@@ -22,8 +22,6 @@ from dstrain.models.formats import (
 )
 from dstrain.registry.family import ModelFamily
 
-PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
-"""Programs whose files are read and written."""
 PEFT_PREFIX = "base_model.model."
 """What peft's own files put before every name."""
 
@@ -54,7 +52,7 @@ class Prefix(NamedTuple):
     underscored: bool
 
 
-def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
+def base_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's weights by name, as if it had no LoRA layers."""
     return {
         name.replace(".base_layer.", "."): tuple(value.shape)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError, first_few, nearest
-from dstrain.lora.key_names import layers_of, shapes_of
+from dstrain.lora.key_names import base_shapes, layers_of
 from dstrain.lora.key_parser import ADAPTER_HEADER, LoraWeights, parse_keys
 from dstrain.storage.safetensors import with_checksum, write_tensors
 
@@ -91,7 +91,7 @@ def inject(
         lora_config: The layers to add.
         aliases: Other names of targets, each with the patterns it stands for.
     """
-    layers = layers_of(shapes_of(module))
+    layers = layers_of(base_shapes(module))
     counts = dict.fromkeys(lora_config.targets, 0)
     peft_targets: set[str] = set()
     for target in counts:

@@ -93,7 +93,7 @@ def read_lora(
     Args:
         path: The file.
         family: The family it has to be of.
-        networks: Component -> the shapes of its weights (`names.shapes_of`).
+        networks: Component -> the shapes of its weights (`key_names.base_shapes`).
         component: The component that it has to be of, if that is known.
         unused_parameters: Component -> patterns of parameters that no loss reaches,
             whose layers the file may lack.

@@ -18,7 +18,7 @@ from dstrain.graph.plan import POSITIVE, Plan, Step, value_key
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.lora.header import training_differences
-from dstrain.lora.key_names import shapes_of
+from dstrain.lora.key_names import base_shapes
 from dstrain.lora.layers import add_layers, merge_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import Found, ModelConfig
@@ -116,7 +116,7 @@ class Pipeline:
             if isinstance(module, nn.Module):
                 module = module.requires_grad_(False).eval().to(device)
                 if files.preset is not None:
-                    shapes = {name: shapes_of(module)}
+                    shapes = {name: base_shapes(module)}
                     unused = spec.unused_parameters
                     for lora in read_lora(files.preset, family, shapes, name, unused):
                         merge_layers(module, lora.layers)
@@ -132,7 +132,7 @@ class Pipeline:
         differs here.
         """
         shapes = {
-            name: shapes_of(module)
+            name: base_shapes(module)
             for name, module in self.components.items()
             if isinstance(module, nn.Module)
         }

@@ -11,7 +11,7 @@ import torch
 from dstrain.console import get_logger, progress_bar
 from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import Diverged, OutOfMemory
+from dstrain.errors import Diverged, OutOfMemory, first_few
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checkpoints.state import damage, states
@@ -211,7 +211,7 @@ def warn_without_gradient(run: TrainingRun) -> None:
     ]
     if names:
         logger.warning(
-            f"no gradient reaches {len(names)} parameters: {', '.join(names[:3])}, ..."
+            f"no gradient reaches {len(names)} parameters: {first_few(names)}"
         )
 
 

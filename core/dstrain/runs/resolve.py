@@ -12,7 +12,7 @@ from dstrain.console import get_logger
 from dstrain.data.dataset import input_columns
 from dstrain.data.metadata import read_metadata
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.inputs import Column, Measured
+from dstrain.graph.inputs import Column, with_measured
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
@@ -217,12 +217,7 @@ def dataset_inputs(setup: Setup) -> frozenset[str]:
         return setup.all_inputs()
     inputs = setup.spec.inputs
     columns = input_columns(read_metadata(metadata), setup.data_config, inputs)
-    measured = [
-        name
-        for name, source in inputs.items()
-        if isinstance(source, Measured) and source.of in columns
-    ]
-    return frozenset([*columns, *measured])
+    return with_measured(columns, inputs)
 
 
 def log_warnings(setup: Setup) -> None:

@@ -12,7 +12,13 @@ from PIL import Image
 
 from dstrain.data.output import write_video
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import Column, Constant, InferenceOnly, Measured
+from dstrain.graph.inputs import (
+    Column,
+    Constant,
+    InferenceOnly,
+    Measured,
+    with_measured,
+)
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.values import Frames
@@ -164,16 +170,11 @@ def _optional(spec: PipelineSpec) -> frozenset[str]:
 
 
 def _trains(spec: PipelineSpec, absent: Iterable[str]) -> bool:
-    gone = {
+    gone = [
         name for name, column in _columns(spec).items() if column.name in set(absent)
-    }
-    gone |= {
-        name
-        for name, source in spec.inputs.items()
-        if isinstance(source, Measured) and source.of in gone
-    }
+    ]
     try:
-        make_plan(spec, data_inputs(spec) - gone, SFT)
+        make_plan(spec, data_inputs(spec) - with_measured(gone, spec.inputs), SFT)
     except UsageError:
         return False
     return True

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from dstrain.errors import UsageError, nearest
-from dstrain.lora.key_names import matching_names, shapes_of, unused_layers
+from dstrain.lora.key_names import base_shapes, matching_names, unused_layers
 from dstrain.lora.layers import LoraConfig, Trainables, inject, load_layers
 from dstrain.lora.reader import read_lora
 from dstrain.pipeline.pipeline import Pipeline
@@ -40,7 +40,7 @@ def start_from_lora(
     patterns = pipeline.spec.unused_parameters
     for component, lora_config in trained.items():
         network = pipeline.components[component]
-        shapes = shapes_of(network)
+        shapes = base_shapes(network)
         unused = unused_layers(patterns.get(component, ()), shapes)
         for lora in read_lora(
             path, pipeline.family, {component: shapes}, component, patterns

@@ -12,6 +12,7 @@ from dstrain.graph.inputs import (
     Measured,
     as_column,
     at_least,
+    with_measured,
 )
 
 
@@ -81,3 +82,13 @@ def test_inference_reads_a_size_as_an_integer_and_others_by_their_kind() -> None
     )
     assert as_column("mask", InferenceOnly("image")) == Column("mask", "image")
     assert as_column("area", Constant(0.5)) == Column("area", "number")
+
+
+def test_a_size_is_present_where_what_it_is_measured_on_is() -> None:
+    inputs = {
+        "image": Column("image", "image"),
+        "height": Measured("image", "height"),
+        "frames": Measured("video", "frames"),
+    }
+    assert with_measured(["image"], inputs) == {"image", "height"}
+    assert with_measured([], inputs) == set()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.key_names import shapes_of
+from dstrain.lora.key_names import base_shapes
 from dstrain.lora.layers import (
     LoraConfig,
     LoraLayer,
@@ -64,7 +64,7 @@ def net() -> nn.Module:
 
 
 def read(path: Path, module: nn.Module) -> Lora:
-    (found,) = read_lora(path, RECORD, {"net": shapes_of(module)})
+    (found,) = read_lora(path, RECORD, {"net": base_shapes(module)})
     return found
 
 

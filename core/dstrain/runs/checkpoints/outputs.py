@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from dstrain.config.options import options_affecting
 from dstrain.config.serialize import CONFIG, write_resolved
@@ -47,11 +47,9 @@ from dstrain.runs.checkpoints.state import (
 )
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
+from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.files import LOCK, lock, remove_leftovers
 from dstrain.storage.run_files import RunFiles
-
-if TYPE_CHECKING:
-    from dstrain.runs.training_run import TrainingRun
 
 logger = get_logger(__name__)
 
@@ -111,7 +109,7 @@ class RunDirectory:
             refuse_unlisted(self.folder)
         check_start(self.setup.config, self.folder)
 
-    def load_state(self, run: "TrainingRun") -> None:
+    def load_state(self, run: TrainingRun) -> None:
         """Load the state to resume from, if --resume asks for one."""
         self.data_digests = data_fingerprint(run)
         resume = self.setup.config.resume
@@ -138,7 +136,7 @@ class RunDirectory:
                 "move it away, or give another --output_path",
             )
 
-    def start(self, run: "TrainingRun") -> None:
+    def start(self, run: TrainingRun) -> None:
         """Remove the run to overwrite, and write what is there from the first step on:
         the configuration and the logs.
         """
@@ -161,7 +159,7 @@ class RunDirectory:
         write_resolved(self.folder / CONFIG, setup.config, setup.versions)
         self._open_log(self.folder / LOG)
 
-    def save_if_due(self, run: "TrainingRun", epoch: int) -> bool:
+    def save_if_due(self, run: TrainingRun, epoch: int) -> bool:
         """Save at every --save_steps, else after each epoch, and always at the last
         step; return whether it did.
         """
@@ -174,7 +172,7 @@ class RunDirectory:
             return True
         return False
 
-    def stop(self, run: "TrainingRun", saved: bool) -> NoReturn:
+    def stop(self, run: TrainingRun, saved: bool) -> NoReturn:
         """Save unless that was just done, and raise Interrupted."""
         if not saved:
             self.save(run, f"step-{run.step}")
@@ -203,7 +201,7 @@ class RunDirectory:
                 advice += f" with {flag}"
         return Interrupted(self.folder, what, advice)
 
-    def save(self, run: "TrainingRun", name: str) -> None:
+    def save(self, run: TrainingRun, name: str) -> None:
         """Save weights and a state to resume from, then remove older ones.
 
         There is one weights file for each trained component.
@@ -223,7 +221,7 @@ class RunDirectory:
             self._prune(run)
         self.processes.wait()
 
-    def _prune(self, run: "TrainingRun") -> None:
+    def _prune(self, run: TrainingRun) -> None:
         """Remove states beyond --keep_checkpoints, or beyond two.
 
         Weights are removed only if that flag is given.
@@ -237,7 +235,7 @@ class RunDirectory:
 
     def _save_component(
         self,
-        run: "TrainingRun",
+        run: TrainingRun,
         path: Path,
         component: str,
     ) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,13 +14,11 @@ from dstrain.config.serialize import read_resolved
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
+from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.hashing import hash_json, sha256
 
-if TYPE_CHECKING:
-    from dstrain.runs.training_run import TrainingRun
 
-
-def data_fingerprint(run: "TrainingRun") -> dict[str, str]:
+def data_fingerprint(run: TrainingRun) -> dict[str, str]:
     """Return digests of the data: the metadata's bytes, and the sizes of the files it
     names.
 
@@ -68,7 +66,7 @@ def _check_named(path: Path) -> None:
         raise StateError(path, "is not a state folder", advice)
 
 
-def config_digest(run: "TrainingRun") -> str:
+def config_digest(run: TrainingRun) -> str:
     """Return a digest of all that decides the numbers of a run.
 
     The split into stages, the number of processes and the place of files are not in it.
@@ -91,7 +89,7 @@ def config_digest(run: "TrainingRun") -> str:
     return hash_json("run", [setup.task.name, trainables, order, numbers])
 
 
-def training_state(run: "TrainingRun", content: Mapping[str, str]) -> TrainingState:
+def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingState:
     """Return what a run needs to resume exactly.
 
     There is no generator state, since every draw is keyed by its place.
@@ -110,7 +108,7 @@ def training_state(run: "TrainingRun", content: Mapping[str, str]) -> TrainingSt
 
 @torch.no_grad()
 def load_training_state(
-    run: "TrainingRun",
+    run: TrainingRun,
     state: TrainingState,
     content: Mapping[str, str],
 ) -> None:
@@ -157,7 +155,7 @@ def load_training_state(
     run.step = state.step
 
 
-def _differing(run: "TrainingRun") -> list[str]:
+def _differing(run: TrainingRun) -> list[str]:
     """Return the flags that differ from those of the run whose state is resumed, in one
     line.
     """

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -31,12 +31,10 @@ from dstrain.runs.reports.preview_plans import (
     stored_previews,
 )
 from dstrain.runs.setup import Setup
+from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.storage.files import remove_leftovers, write_json
 from dstrain.storage.run_files import RunFiles
 from dstrain.training.loader import CachedSamples
-
-if TYPE_CHECKING:
-    from dstrain.runs.training_run import TrainingData, TrainingRun
 
 logger = get_logger(__name__)
 
@@ -57,7 +55,7 @@ class Previews:
     values: list[dict[str, Any]] = field(default_factory=list)
     """The cached values of each."""
 
-    def load(self, run: "TrainingRun") -> None:
+    def load(self, run: TrainingRun) -> None:
         """Load what inference needs beside what is trained, and encode what does not
         change; main process only.
         """
@@ -90,7 +88,7 @@ class Previews:
 
     def make_if_due(
         self,
-        run: "TrainingRun",
+        run: TrainingRun,
         saved: bool,
         is_stopping: Callable[[], bool],
     ) -> None:
@@ -192,7 +190,7 @@ class Previews:
         return {**described, "prompt": plan.prompt, "seed": self.setup.config.seed}
 
 
-def open_previews(setup: Setup, samples: "TrainingData") -> Previews:
+def open_previews(setup: Setup, samples: TrainingData) -> Previews:
     """Plan the previews that are asked for and find their files, before anything is
     loaded.
 

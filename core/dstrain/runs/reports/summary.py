@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dstrain.console import get_logger
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.pipeline.sampling import generate_task
+from dstrain.runs.training_run import TrainingRun
 from dstrain.training.batching import EXCLUDED
-
-if TYPE_CHECKING:
-    from dstrain.runs.training_run import TrainingRun
 
 logger = get_logger(__name__)
 
@@ -25,7 +22,7 @@ logger = get_logger(__name__)
 LOSSES_AVERAGED = 20
 
 
-def log_start(run: "TrainingRun", folder: Path) -> None:
+def log_start(run: TrainingRun, folder: Path) -> None:
     """Log what is trained, on how many samples, for how many steps, and the output folder."""
     module = run.module
     setup = run.setup
@@ -100,7 +97,7 @@ class RunStatistics:
 
 
 def log_end(
-    run: "TrainingRun",
+    run: TrainingRun,
     folder: Path,
     weights: Sequence[Path],
 ) -> None:
