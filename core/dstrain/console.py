@@ -208,7 +208,7 @@ def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
     return SECRET.sub(rf"\1\2\3{HIDDEN}", text)
 
 
-_URL = re.compile(r"(\s*[A-Za-z][A-Za-z0-9+.-]*://)([^?#]*)([?#]?)(.*)", re.DOTALL)
+URL = re.compile(r"(\s*[A-Za-z][A-Za-z0-9+.-]*://)([^?#]*)([?#]?)(.*)", re.DOTALL)
 
 
 def shown(name: str) -> str:
@@ -216,7 +216,7 @@ def shown(name: str) -> str:
 
     User and password, query and fragment of a URL are replaced by '***'.
     """
-    found = _URL.fullmatch(name)
+    found = URL.fullmatch(name)
     if found is None:
         return name
     scheme, address, mark, rest = found.groups()

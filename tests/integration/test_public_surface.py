@@ -38,9 +38,10 @@ PUBLIC = {
 FLAGS = {
     TrainConfig: """
         batch_size data_file_keys dataset_base_path dataset_metadata_path
-        dataset_num_workers dataset_repeat dataset_root dry_run extra_inputs
+        dataset_num_workers dataset_repeat dataset_root disabled_plugins dry_run
+        extra_inputs
         family_options feature_cache find_unused_parameters frame_samples frame_sampling
-        gradient_accumulation_steps height hub keep_checkpoints learning_rate left_out
+        gradient_accumulation_steps height hub keep_checkpoints learning_rate
         lora_alpha lora_base_model lora_checkpoint lora_rank lora_target_modules
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
@@ -52,7 +53,7 @@ FLAGS = {
         weight_decay width
     """,
     GenerateConfig: """
-        dataset family_options guidance_scale height hub input left_out lora
+        dataset disabled_plugins family_options guidance_scale height hub input lora
         mixed_precision model model_id_with_origin_paths model_paths negative_prompt
         num_frames num_inference_steps output prompt run seed toy variant width
     """,

@@ -34,7 +34,7 @@ OPEN_SHARDS = 256
 """Most shards open at once: each one has an open file and mapped memory."""
 Values = Mapping[str, Any]
 """Address -> {'form': the value's header, 'sha256': the digest of its tensors}."""
-AGAIN = "delete it, then run :data_process again: only the values it contained are computed again"
+AGAIN = "delete it, then run --task TASK:data_process again: only the values it contained are computed again"
 
 
 @dataclass
@@ -125,7 +125,7 @@ class FeatureCache:
         """Return the open shard of a value, and its entry in the shard's header."""
         if address not in self.where:
             what = f"lacks value {address}"
-            raise StateError(self.folder, what, "run :data_process again")
+            raise StateError(self.folder, what, "run --task TASK:data_process again")
         name = self.where[address]
         if name not in self._open:
             if len(self._open) >= OPEN_SHARDS:

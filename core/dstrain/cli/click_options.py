@@ -95,7 +95,7 @@ def shared_options() -> tuple[click.Option, ...]:
     """Return the options that every command has."""
     disable = GroupedOption(
         "-p",
-        "left_out",
+        "disabled_plugins",
         type=disabled_plugin,
         metavar="no:NAME",
         multiple=True,
@@ -216,7 +216,7 @@ class FamilyCommand(click.Command):
         if model is None:
             return  # click says that it is required
         disabled = [name.removeprefix("no:") for name in values.get("p", ())]
-        ctx.meta[FAMILY] = load_family(model, first["left_out"] or disabled)
+        ctx.meta[FAMILY] = load_family(model, first["disabled_plugins"] or disabled)
         if values:
             path = file or first["run"]
             ctx.meta[CONFIG_FILE] = path
@@ -242,7 +242,7 @@ class FamilyCommand(click.Command):
         config = self.config(
             **values,
             family_options=family_options,
-            left_out=ctx.params.pop("left_out"),
+            disabled_plugins=ctx.params.pop("disabled_plugins"),
         )
         try:
             _check_family(config, family)

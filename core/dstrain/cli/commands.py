@@ -60,7 +60,7 @@ def toy(
     variant: str | None,
     seed: int,
     output: Path,
-    left_out: tuple[str, ...],
+    disabled_plugins: tuple[str, ...],
 ) -> None:
     """Write a tiny model with random weights.
 
@@ -69,7 +69,7 @@ def toy(
     from dstrain.models.toy import fill_folder
     from dstrain.registry.discovery import load_family, variant_of
 
-    family = load_family(model, left_out)
+    family = load_family(model, disabled_plugins)
     chosen = variant_of(family, variant)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         what = f"{output} already exists; existing files were not modified"
@@ -90,25 +90,27 @@ def export(
     model: str | None,
     overwrite: bool,
     alpha: float | Literal["rank"] | None,
-    left_out: tuple[str, ...],
+    disabled_plugins: tuple[str, ...],
 ) -> None:
     """Convert a LoRA file or weights for another program."""
     from dstrain.lora.export import export as run
 
     program = "diffsynth" if program == "reference" else program  # an alias
-    done = run(source, output, program, model, overwrite, left_out, alpha)
+    done = run(source, output, program, model, overwrite, disabled_plugins, alpha)
     click.echo(f"wrote {output}: {done}")
 
 
-def models(left_out: tuple[str, ...]) -> None:
+def models(disabled_plugins: tuple[str, ...]) -> None:
     """List the installed model families."""
     from dstrain.registry.discovery import installed
 
-    rows = [(one.name, one.distribution, one.version) for one in installed(left_out)]
+    rows = [
+        (one.name, one.distribution, one.version) for one in installed(disabled_plugins)
+    ]
     click.echo(_table(("name", "distribution", "version"), rows))
 
 
-def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
+def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
     """List the installed plugins or create a new one.
 
     The list shows what each plugin adds, or why it cannot be used.
@@ -121,7 +123,7 @@ def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
                 "--json", "has no effect here: it applies to the list of plugins"
             )
         return
-    findings = inspect_all(left_out)
+    findings = inspect_all(disabled_plugins)
     if as_json:
         rows = [dataclasses.asdict(found) for found in findings]
         click.echo(json.dumps(rows, indent=2))
@@ -135,14 +137,14 @@ def plugins(as_json: bool, left_out: tuple[str, ...]) -> None:
     click.echo(_table(head, lines))
 
 
-def new_plugin(name: str, left_out: tuple[str, ...]) -> None:
+def new_plugin(name: str, disabled_plugins: tuple[str, ...]) -> None:
     """Create a package NAME for a new model family.
 
     It passes its tests as it is.
     """
     from dstrain.registry.scaffold import write_plugin
 
-    write_plugin(name, Path(name), left_out)
+    write_plugin(name, Path(name), disabled_plugins)
     click.echo(
         f"wrote {name}; install and test it: pip install -e '{name}[test]' && pytest {name}"
     )

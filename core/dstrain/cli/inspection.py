@@ -42,13 +42,13 @@ class Finding:
     """Why it is broken."""
 
 
-def inspect_all(left_out: Collection[str] = ()) -> list[Finding]:
+def inspect_all(disabled_plugins: Collection[str] = ()) -> list[Finding]:
     """Import every plugin in a process of its own, so that a broken one harms nothing
     else.
     """
     findings = []
     for group in (GROUP, HOOK_GROUP):
-        plugins = installed(left_out, group)
+        plugins = installed(disabled_plugins, group)
         for plugin in plugins:
             found = Finding(plugin.name, plugin.distribution, plugin.version)
             try:

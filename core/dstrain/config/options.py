@@ -92,7 +92,7 @@ class ModelChoice:
     )
     family_options: Mapping[str, str] = field(default_factory=dict)
     """Values of the family's own options."""
-    left_out: tuple[str, ...] = ()
+    disabled_plugins: tuple[str, ...] = ()
     """Disabled plugins, by name or distribution (`-p no:NAME`)."""
 
 

@@ -27,7 +27,7 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
     """
     values = {flag.name: getattr(config, flag.name) for flag in flags(type(config))}
     values |= config.family_options
-    values["p"] = tuple(f"no:{name}" for name in config.left_out)
+    values["p"] = tuple(f"no:{name}" for name in config.disabled_plugins)
     return {name: _plain(value) for name, value in values.items()}
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dstrain.console import _URL, shown
+from dstrain.console import URL, shown
 from dstrain.errors import UsageError
-from dstrain.storage.files import probe, replacing, temporaries
+from dstrain.storage.files import check_writable, replacing, temporaries
 
 ABANDONED = 24 * 3600.0
 """Seconds after its last byte from which an unfinished file is that of a dead run."""
@@ -22,7 +22,7 @@ ABANDONED = 24 * 3600.0
 
 def is_url(name: str) -> bool:
     """Return whether a name in the metadata is a URL of any kind."""
-    return _URL.match(name) is not None
+    return URL.match(name) is not None
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _not_fetched(url: str, reason: str) -> UsageError:
 
 def remove_abandoned(folder: Path) -> None:
     """Make the cache folder, and remove unfinished files of dead runs; raise SystemFault."""
-    probe(folder)
+    check_writable(folder)
     for path in temporaries(folder):
         with suppress(OSError):  # its run may finish it just now
             if time.time() - path.stat().st_mtime > ABANDONED:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from dstrain.distributed.liveness import (
@@ -25,7 +25,7 @@ from dstrain.errors import Interrupted
 class ProcessGroup:
     """A thin view of an Accelerator for code that needs rank, size, a barrier and sums."""
 
-    accelerator: Any
+    accelerator: Accelerator
     heartbeat: Heartbeat | None = None
     """Waits without a time limit; without it the process group's limit applies."""
 
@@ -67,7 +67,7 @@ class ProcessGroup:
 
 
 @contextmanager
-def distributed_run(accelerator: Any) -> Iterator[ProcessGroup]:
+def distributed_run(accelerator: Accelerator) -> Iterator[ProcessGroup]:
     """Yield the processes of a run; if one of several ends, the others raise SystemFault.
 
     They raise KeyboardInterrupt if it was interrupted.
@@ -75,9 +75,7 @@ def distributed_run(accelerator: Any) -> Iterator[ProcessGroup]:
     if accelerator.num_processes == 1:
         yield ProcessGroup(accelerator)
         return
-    heartbeat = Heartbeat(
-        int(accelerator.process_index), int(accelerator.num_processes)
-    )
+    heartbeat = Heartbeat(accelerator.process_index, accelerator.num_processes)
     why = ""
     try:
         yield ProcessGroup(accelerator, heartbeat)

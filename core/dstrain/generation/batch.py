@@ -181,7 +181,7 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
         settings[f"files of {name}"] = digest
     settings["LoRA"] = [[digests.of(lora.path), lora.scale] for lora in config.lora]
     settings["dtype"] = str(source.dtype).removeprefix("torch.")
-    settings |= {name: constant.value for name, constant in spec.settings.items()}
+    settings |= {name: constant.value for name, constant in spec.constants.items()}
     settings |= spec.defaults
     settings |= flag_values(config)
     for name, texts in input_texts(config).items():

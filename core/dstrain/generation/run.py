@@ -9,7 +9,7 @@ from dstrain.generation.batch import generate_dataset
 from dstrain.generation.inputs import parse_arguments
 from dstrain.generation.source import check_used, open_source
 from dstrain.pipeline.sampling import plan_inference
-from dstrain.storage.files import probe
+from dstrain.storage.files import check_writable
 from dstrain.training.memory import GENERATE_ADVICE, oom_as_error
 
 
@@ -38,7 +38,7 @@ def generate_one(config: GenerateConfig) -> None:
         arguments = parse_arguments(config, source.spec)
         call = plan_inference(source.spec, arguments)
         check_used(config, source.spec, call.plan.used_inputs)
-        probe(config.output.parent)
+        check_writable(config.output.parent)
         pipeline = source.load()
         steps = call.sampling.num_inference_steps
         with progress_bar("generate", steps, brief=True) as progress:

@@ -70,7 +70,7 @@ def open_source(
     """
     for lora in config.lora:
         check_lora_file(lora.path)
-    family = load_family(config.model, config.left_out)
+    family = load_family(config.model, config.disabled_plugins)
     config, weights = _with_weights(config)
     models = model_configs(config, family)
     score = score_inputs({*input_names(config), *columns})

@@ -20,7 +20,7 @@ from dstrain.errors import UsageError
 from dstrain.randomness import Rng
 
 TRAIN_TIMESTEPS = 1000
-Sampling = Literal["shifted", "logit_normal", "uniform", "mode"]
+TimestepDistribution = Literal["shifted", "logit_normal", "uniform", "mode"]
 Weighting = Literal["bsmntw", "none"]
 
 
@@ -103,7 +103,7 @@ class TimestepSampler:
     """Distribution of the sigmas that a training run draws, and their loss weights."""
 
     schedule: FlowMatchSchedule
-    sampling: Sampling = "shifted"
+    sampling: TimestepDistribution = "shifted"
     weighting: Weighting = "bsmntw"
     min_boundary: float = 0.0
     """Start of the range that is trained, as a fraction of the table (0 = noisiest)."""

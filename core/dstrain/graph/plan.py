@@ -321,7 +321,7 @@ def make_plan(
     """
     spec = spec.with_task_inputs(task)
     check_components(spec, task.loss, LOSS_CONTEXT)
-    inputs |= frozenset(spec.settings)
+    inputs |= frozenset(spec.constants)
     trained = tuple(dict.fromkeys(name.partition(".")[0] for name in trainables))
     plan = Plan(spec, task, inputs, trained)
     plan.check(columns)

@@ -182,7 +182,7 @@ class PipelineSpec:
         return {name: unit for unit in self.units for name in unit.outputs}
 
     @property
-    def settings(self) -> dict[str, Constant]:
+    def constants(self) -> dict[str, Constant]:
         """Return the inputs that are constants of the variant."""
         return {
             name: source
@@ -253,7 +253,7 @@ class PipelineSpec:
         these inputs and what is measured on them.
         """
         present = with_measured(inputs, self.inputs)
-        available, _ = self.find_available({*present, *self.settings})
+        available, _ = self.find_available({*present, *self.constants})
         return all(available.issuperset(one.required) for one in self.step_functions)
 
 

@@ -54,7 +54,7 @@ def export(
     program: str,
     family_name: str | None = None,
     overwrite: bool = False,
-    left_out: Collection[str] = (),
+    disabled_plugins: Collection[str] = (),
     alpha: Alpha | None = None,
 ) -> str:
     """Write a file with the names of `program`, whole or not at all, and return a
@@ -69,7 +69,7 @@ def export(
         program: The program as `dstrain export --format` names it.
         family_name: The family, needed only if the header of `source` names none.
         overwrite: Whether to replace `output`.
-        left_out: Plugins to ignore.
+        disabled_plugins: Plugins to ignore.
         alpha: Alpha of a LoRA file that does not state it.
     """
     tensors, header = read_tensors(source)
@@ -81,7 +81,7 @@ def export(
     if name is None:
         what = f"is required: the header of {source} names no family"
         raise UsageError("--model", what)
-    family = load_family(name, left_out)
+    family = load_family(name, disabled_plugins)
     header = {"format": "pt", "family": name, **header}
     is_lora = any(KEY.fullmatch(key) for key in tensors)
     if alpha is not None and not is_lora:

@@ -159,7 +159,7 @@ def assign(
     missing: list[StateError] = []
     unplaced: list[ModelConfig] = []
     for config in configs:
-        place = place_of(config, components) if config.model_id else ""
+        place = component_at(config, components) if config.model_id else ""
         if config.entries or (place and place not in assigned.wanted):
             continue
         try:
@@ -273,7 +273,7 @@ def _parts(
     raise UsageError(path, f"is a folder; folders of this family: {', '.join(folders)}")
 
 
-def place_of(config: ModelConfig, components: Sequence[Component]) -> str:
+def component_at(config: ModelConfig, components: Sequence[Component]) -> str:
     """Return the component that the files are published as, by their place alone; '' if
     that does not tell.
     """
@@ -363,7 +363,7 @@ def _config_query(
     """
 
     def is_other(config: ModelConfig) -> bool:
-        return place_of(config, known) != component.name
+        return component_at(config, known) != component.name
 
     models = sorted(published, key=is_other)
     if files is not None:

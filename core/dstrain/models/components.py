@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import filter as names_like
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,7 +97,7 @@ class Component:
         """Return its folders in published layouts, that of diffusers first."""
         return (self.folder, *self.other_folders)
 
-    @property
+    @cached_property
     def published(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the content of each published config.json, by model id."""
         return {

@@ -26,7 +26,7 @@ from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.pipeline.sampling import (
     NEGATIVE,
-    Sampling,
+    SamplerOptions,
     find_for_inference,
     integrate,
     plan_inference,
@@ -235,7 +235,7 @@ class Pipeline:
         self,
         plan: Plan,
         values: dict[str, Any],
-        sampling: Sampling,
+        sampling: SamplerOptions,
     ) -> Any:
         """Do what follows a plan's cached steps: its other steps, the sampler, the
         decoders; return the last decoder's output. `values` are the cached values.
@@ -256,7 +256,7 @@ class Pipeline:
     def sample(
         self,
         values: dict[str, Any],
-        sampling: Sampling,
+        sampling: SamplerOptions,
         guided: bool,
     ) -> Tensor:
         """Integrate from noise to latents: (1, channels, ...) fp32 on the pipeline's

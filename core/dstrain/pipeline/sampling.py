@@ -32,7 +32,7 @@ OnStep = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplerOptions:
     """The options of the sampler."""
 
     num_inference_steps: int
@@ -86,7 +86,7 @@ def find_for_inference(
 class InferenceCall:
     """The arguments of one inference, defaults included, and the plan for them."""
 
-    sampling: Sampling
+    sampling: SamplerOptions
     inputs: dict[str, Any]
     plan: Plan
 
@@ -96,7 +96,7 @@ def plan_inference(
     arguments: Mapping[str, Any],
     columns: tuple[str, ...] = (),
 ) -> InferenceCall:
-    """Split arguments into the fields of `Sampling` and the variant's inputs (prompt,
+    """Split arguments into the fields of `SamplerOptions` and the variant's inputs (prompt,
     height, ...), add the variant's defaults, and plan.
 
     Guidance is on if guidance_scale > 1 and the inputs of the negative branch are
@@ -108,17 +108,17 @@ def plan_inference(
         arguments: Arguments by name; None counts as absent.
         columns: As in `make_plan`.
     """
-    fields = set(Sampling.__dataclass_fields__)
+    fields = set(SamplerOptions.__dataclass_fields__)
     known = fields | set(spec.inputs)
     for name in arguments:
         if name not in known:
             what = f"takes no argument {name!r}{nearest(name, known)}"
             raise UsageError("pipe()", what)
-    settings = {name: setting.value for name, setting in spec.settings.items()}
-    values = {**settings, **spec.defaults, **arguments}
+    constants = {name: one.value for name, one in spec.constants.items()}
+    values = {**constants, **spec.defaults, **arguments}
     inputs = {name: value for name, value in values.items() if value is not None}
     options = {name: inputs.pop(name) for name in fields & inputs.keys()}
-    sampling = Sampling(**options)
+    sampling = SamplerOptions(**options)
     guided = sampling.guidance_scale > 1
     negatives = {
         negative for positive, negative in spec.cfg_inputs.items() if positive in inputs

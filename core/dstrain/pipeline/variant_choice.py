@@ -10,7 +10,7 @@ from dstrain.data.cells import read_literal
 from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.graph.spec import PipelineSpec
-from dstrain.models.component_files import ModelConfig, denoiser_config, place_of
+from dstrain.models.component_files import ModelConfig, component_at, denoiser_config
 from dstrain.models.components import components_of
 from dstrain.registry.discovery import variant_of
 from dstrain.registry.family import ModelFamily
@@ -66,18 +66,18 @@ def with_overrides(
     for option in family.options:
         if option.name not in flags:
             continue
-        acts = option.component or option.saves or option.name in spec.settings
+        acts = option.component or option.saves or option.name in spec.constants
         variants = option.variants or family.variants
         if not acts or spec.variant not in variants:
             what = f"has no effect: variant {spec.variant} does not use it"
             raise UsageError(f"--{option.name}", what)
     changed: dict[str, Any] = {}
-    for name, setting in spec.settings.items():
+    for name, constant in spec.constants.items():
         if flags.get(name) is not None:
-            value = _parse_constant(name, flags[name], setting)
-            changed[name] = replace(setting, value=value)
-        elif config.toy and setting.toy is not None:
-            changed[name] = replace(setting, value=setting.toy)
+            value = _parse_constant(name, flags[name], constant)
+            changed[name] = replace(constant, value=value)
+        elif config.toy and constant.toy is not None:
+            changed[name] = replace(constant, value=constant.toy)
     if not changed:
         return spec
     return replace(spec, inputs={**spec.inputs, **changed})
@@ -138,7 +138,7 @@ def _denoisers(family: ModelFamily, models: Sequence[ModelConfig]) -> list[Model
     denoiser = by_name[family.default_trainable]
     known = list(by_name.values())
     parts = {one.name for one in known if one.same_keys_as(denoiser)}
-    places = [(config, place_of(config, known)) for config in models]
+    places = [(config, component_at(config, known)) for config in models]
     inside = [config for config, place in places if place in parts]
     return inside or [config for config, place in places if not place]
 
@@ -186,10 +186,10 @@ def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection
 def _parse_constant(
     name: str,
     text: str,
-    setting: Constant,
+    constant: Constant,
 ) -> Any:
     try:
-        cell = read_literal(text, as_column(name, setting))
+        cell = read_literal(text, as_column(name, constant))
     except ValueError as error:
         raise UsageError(f"--{name}", str(error)) from error
     if cell is None:

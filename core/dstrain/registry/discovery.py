@@ -47,16 +47,20 @@ class Installed:
 
 
 def installed(
-    left_out: Collection[str] = (), group: str = GROUP
+    disabled_plugins: Collection[str] = (), group: str = GROUP
 ) -> tuple[Installed, ...]:
     """Return the plugins of a group, sorted by name, without importing any.
 
-    left_out: Names of plugins, or of distributions, to leave out.
+    disabled_plugins: Names of plugins, or of distributions, to leave out.
     """
     found = []
     for entry in importlib.metadata.entry_points(group=group):
         dist = entry.dist
-        if dist is None or entry.name in left_out or dist.name in left_out:
+        if (
+            dist is None
+            or entry.name in disabled_plugins
+            or dist.name in disabled_plugins
+        ):
             continue
         plugin = Installed(entry.name, dist.name, dist.version, entry.value, group)
         found.append(plugin)
@@ -72,13 +76,13 @@ def refuse_unknown(name: str) -> None:
         raise UsageError("-p", _no_such("plugin", name, sorted(known)))
 
 
-def load_family(name: str, left_out: Collection[str] = ()) -> ModelFamily:
+def load_family(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamily:
     """Import the record of a family, and of no other.
 
     Raises UsageError if no distribution provides the family, or several do, or if what
     it provides is not a usable record.
     """
-    plugins = installed(left_out)
+    plugins = installed(disabled_plugins)
     for plugin in plugins:
         if plugin.name == name:
             refuse_clash(plugin, plugins)

@@ -114,9 +114,9 @@ class Extensions:
         return reasons
 
 
-def load_extensions(left_out: Collection[str] = ()) -> Extensions:
+def load_extensions(disabled_plugins: Collection[str] = ()) -> Extensions:
     """Import and register every installed plugin of the group."""
-    return registered(installed(left_out, HOOK_GROUP))
+    return registered(installed(disabled_plugins, HOOK_GROUP))
 
 
 def registered(plugins: Collection[Installed]) -> Extensions:

@@ -14,7 +14,7 @@ COMMAND = "dstrain plugins new"
 def write_plugin(
     name: str,
     folder: Path,
-    left_out: Collection[str] = (),
+    disabled_plugins: Collection[str] = (),
 ) -> None:
     """Write the package of a family to a new folder.
 
@@ -25,7 +25,7 @@ def write_plugin(
     if not re.fullmatch(words, name) or keyword.iskeyword(name):
         want = "expected lower-case letters, digits and single underscores, such as my_model"
         raise UsageError(COMMAND, f"{name!r} is not a valid family name; {want}")
-    for plugin in installed(left_out):
+    for plugin in installed(disabled_plugins):
         if plugin.name == name:
             what = f"a family named {name!r} is installed, by {plugin.where}"
             raise UsageError(COMMAND, what)

@@ -116,7 +116,9 @@ def _load_module(
         setup.dtype,
         _full_precision(setup, plans),
     )
-    module = module_class(pipeline, setup.task, setup.timestep_sampler, setup.stage)
+    module = module_class(
+        pipeline, setup.task, setup.build_timestep_sampler(), setup.stage
+    )
     module.switch_to_training_mode(setup.trainables, config.seed)
     for path in loras:
         start_from_lora(pipeline, module.trained.lora, path)

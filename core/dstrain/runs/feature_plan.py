@@ -27,8 +27,8 @@ class CacheInfo:
     """The record that a plan of the feature cache keeps of the run that filled it."""
 
     dataset: Mapping[str, Any]
-    """`path` and `sha256` of the metadata, and its number of `rows`, those that were
-    left out included."""
+    """`path` and `sha256` of the metadata, and its number of `rows`, skipped
+    ones included."""
     columns: Sequence[str]
     inputs: Sequence[Sequence[str]]
     """The sets of inputs that samples have."""
@@ -72,7 +72,7 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
     preset = setup.preset
     if preset is not None and preset.component in plan.components["data_process"]:
         flags["--preset_lora_path"] = f"{preset.digest} in {preset.component}"
-    constants = {f"--{name}": one.value for name, one in spec.settings.items()}
+    constants = {f"--{name}": one.value for name, one in spec.constants.items()}
     return {
         "family": spec.family,
         "variant": spec.variant,

@@ -73,8 +73,8 @@ def run_steps(
     statistics = RunStatistics()
     bar = progress_bar("train", run.total_steps, run.step)
     log = MetricsLogger(directory.folder, run.setup.extensions, run.processes.is_main)
-    with log.opened(run.step), bar as progress, catch_stop_signals() as asked:
-        previews.make_if_due(run, True, asked)
+    with log.opened(run.step), bar as progress, catch_stop_signals() as is_stopping:
+        previews.make_if_due(run, saved=True, is_stopping=is_stopping)
         for numbers in steps(run):
             log.add(numbers)
             statistics.add(numbers)
@@ -85,8 +85,8 @@ def run_steps(
             )
             progress.update()
             saved = directory.save_if_due(run, int(numbers["epoch"]))
-            previews.make_if_due(run, saved, asked)
-            if run.processes.any(asked()) and run.step < run.total_steps:
+            previews.make_if_due(run, saved, is_stopping)
+            if run.processes.any(is_stopping()) and run.step < run.total_steps:
                 directory.stop(run, saved)
     if statistics.steps:
         logger.info(statistics.summary(peak_memory()))

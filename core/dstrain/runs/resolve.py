@@ -17,7 +17,7 @@ from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.models.component_files import ModelConfig, model_configs, place_of
+from dstrain.models.component_files import ModelConfig, component_at, model_configs
 from dstrain.models.device import default_device
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.variant_choice import (
@@ -39,10 +39,10 @@ def resolve(config: TrainConfig) -> Setup:
     """Find the family, variant and task of a configuration; raises UsageError naming
     what is unknown.
     """
-    family = load_family(config.model, config.left_out)
+    family = load_family(config.model, config.disabled_plugins)
     # Planning asks no hub.
     models = model_configs(config, family, offline=config.dry_run)
-    extensions = load_extensions(config.left_out)
+    extensions = load_extensions(config.disabled_plugins)
     offered, unusable = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
     extensions = replace(extensions, broken=(*extensions.broken, *unusable))
     tasks = {**OWN_TASKS, **offered}
@@ -60,7 +60,7 @@ def resolve(config: TrainConfig) -> Setup:
     spec = with_overrides(family.spec(variant), family, config)
     if not spec.reads_videos:
         refuse_unused(config, "video", f"variant {variant} reads no videos")
-    check_components(config, spec)
+    check_component_flags(config, spec)
     setup = Setup(
         config,
         family,
@@ -77,7 +77,7 @@ def resolve(config: TrainConfig) -> Setup:
         check_preset(setup)
     # Built once here, so that boundaries that leave nothing are refused before anything
     # is loaded.
-    _ = setup.timestep_sampler
+    setup.build_timestep_sampler()
     return setup
 
 
@@ -109,7 +109,7 @@ def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
     return lambda spec: (1, 0) if spec.variant in cached else None
 
 
-def check_components(config: TrainConfig, spec: PipelineSpec) -> None:
+def check_component_flags(config: TrainConfig, spec: PipelineSpec) -> None:
     """Refuse a flag that names a component which the variant does not have."""
     known = [*spec.components, *([spec.experts.denoiser] if spec.experts else [])]
     for flag in ("trainable_models", "lora_base_model", "preset_lora_model"):
@@ -151,7 +151,9 @@ def resolve_experts(
     if spec.experts is None:
         return trainables
     denoiser, known = spec.experts.denoiser, family.load("components")
-    given = {place_of(model, known) for model in models} & set(spec.experts.components)
+    given = {component_at(model, known) for model in models} & set(
+        spec.experts.components
+    )
     if len(given) != 1:
         return trainables
     experts = {denoiser: given.pop()}
@@ -221,7 +223,7 @@ def dataset_inputs(setup: Setup) -> frozenset[str]:
 
 
 def log_warnings(setup: Setup) -> None:
-    """Name the plugins that were left out because they are broken, short clips, and the
+    """Name the plugins that are broken and not used, short clips, and the
     columns that no input reads.
     """
     for reason in setup.extensions.broken:

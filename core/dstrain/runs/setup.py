@@ -71,7 +71,7 @@ class Setup:
         """Return the dataset's rows, checked.
 
         Raises UsageError for blank cells that the run needs. With --on_bad_sample skip,
-        every file that the run reads was decoded, and bad rows are left out.
+        every file that the run reads was decoded, and bad rows are skipped.
         """
         components = self.trainables.components
 
@@ -139,20 +139,22 @@ class Setup:
     @property
     def data_config(self) -> DataConfig:
         """Return where the dataset is and how it is read, as the flags say."""
-        c = self.config
-        if not c.dataset_base_path:
+        config = self.config
+        if not config.dataset_base_path:
             what = "is required: the dataset directory"
             raise UsageError("--dataset_base_path", what)
         return DataConfig(
-            c.dataset_base_path,
-            c.dataset_metadata_path,
-            split_commas(c.data_file_keys) or None,
+            config.dataset_base_path,
+            config.dataset_metadata_path,
+            split_commas(config.data_file_keys) or None,
             self.resolution,
-            split_commas(c.extra_inputs),
-            FrameSampling(c.num_frames, c.frame_sampling, c.frame_samples or 1),
-            c.dataset_root,
-            c.url_cache,
-            c.on_bad_sample,
+            split_commas(config.extra_inputs),
+            FrameSampling(
+                config.num_frames, config.frame_sampling, config.frame_samples or 1
+            ),
+            config.dataset_root,
+            config.url_cache,
+            config.on_bad_sample,
         )
 
     @property
@@ -178,25 +180,24 @@ class Setup:
         experts = self.spec.experts.components if self.spec.experts else ()
         return [name for name in experts if name in self.trainables.components]
 
-    @property
-    def timestep_sampler(self) -> TimestepSampler:
+    def build_timestep_sampler(self) -> TimestepSampler:
         """Return the distribution of training timesteps.
 
         It lies between the boundaries given, else those of the only expert trained.
         """
-        c, schedule = self.config, self.spec.schedule
+        config, schedule = self.config, self.spec.schedule
         low, high = 0.0, 1.0
         if self.spec.experts is not None and len(self.trained_experts) == 1:
             least, greatest = self.spec.experts.ranges[self.trained_experts[0]]
             high = schedule.boundary_fraction(least)
             if greatest < TRAIN_TIMESTEPS:
                 low = schedule.boundary_fraction(greatest)
-        if c.min_timestep_boundary is not None:
-            low = c.min_timestep_boundary
-        if c.max_timestep_boundary is not None:
-            high = c.max_timestep_boundary
+        if config.min_timestep_boundary is not None:
+            low = config.min_timestep_boundary
+        if config.max_timestep_boundary is not None:
+            high = config.max_timestep_boundary
         return TimestepSampler(
-            schedule, c.timestep_sampling, c.loss_weighting, low, high
+            schedule, config.timestep_sampling, config.loss_weighting, low, high
         )
 
     @property
@@ -204,9 +205,13 @@ class Setup:
         """Return the folder of the feature cache: --feature_cache, else where
         DiffSynth-Studio's commands have it in this stage.
         """
-        c = self.config
-        default = c.output_path if self.stage == "data_process" else c.dataset_base_path
-        folder = c.feature_cache or default
+        config = self.config
+        default = (
+            config.output_path
+            if self.stage == "data_process"
+            else config.dataset_base_path
+        )
+        folder = config.feature_cache or default
         if not folder:
             what = "is required: the directory of the feature cache"
             raise UsageError("--feature_cache", what)

@@ -21,7 +21,7 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
     """Read the dataset; where files are decoded or fetched, one process does it, and
     the others find what it left.
 
-    With --on_bad_sample skip, log how many rows are left out; raises SystemFault if the
+    With --on_bad_sample skip, log how many rows are skipped; raises SystemFault if the
     processes do not agree on them.
     """
     skips = setup.config.on_bad_sample == "skip"
@@ -31,6 +31,7 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
             with lock(setup.output) if skips else nullcontext():
                 if skips:
                     setup.list_folder.mkdir(exist_ok=True)
+                # Opened here, with the lock held: the others find what it leaves.
                 _ = setup.dataset
         processes.wait()
     dataset = setup.dataset
@@ -50,7 +51,7 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
 
 
 def write_list(setup: Setup) -> None:
-    """List the rows that are left out, one JSON object a line: file, row, column,
+    """List the rows that are skipped, one JSON object a line: file, row, column,
     reason; raises SystemFault.
 
     A row has a line for each thing that is wrong with it; its number is that of

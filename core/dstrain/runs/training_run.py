@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -18,7 +18,7 @@ from dstrain.training.module import TrainingModule
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The samples of a run, rows that are left out included."""
+    """The samples of a run, skipped rows included."""
 
     source: SampleSource
     groups: Sequence[int]
@@ -38,7 +38,7 @@ class TrainingRun:
     setup: Setup
     processes: ProcessGroup
     module: TrainingModule
-    model: Any
+    model: nn.Module
     """The module as accelerate wrapped it for this process group."""
     optimizer: Optimizer
     lr_scheduler: LRScheduler

@@ -86,7 +86,7 @@ def write_json(path: Path, data: Any) -> None:
     write_file(path, f"{text}\n".encode())
 
 
-def probe(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Create the folder and check that files can be written there; raises SystemFault."""
     path = temporary(folder / "probe")
     try:

@@ -106,7 +106,7 @@ class Digests(FileMemory):
         for _, file in _files(paths):
             if self.known[str(file)][:-1] != file_mark(file):
                 raise StateError(
-                    file, "changed while it was in use", "run :data_process again"
+                    file, "changed while it was in use", "run the same command again"
                 )
 
 

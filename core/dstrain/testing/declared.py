@@ -67,12 +67,12 @@ class Declared(Contract):
         assert family.lora_targets.keys() <= family.lora_prefixes.keys()
         assert family.model_ids.keys() <= set(family.variants)
         assert {option.component for option in family.options} <= {"", *known}
-        settings = {name for spec in specs for name in spec.settings}
+        constants = {name for spec in specs for name in spec.constants}
         assert {
             option.name
             for option in family.options
             if not option.component and not option.saves
-        } <= settings
+        } <= constants
 
     def test_units_of_one_name_and_version_are_one_function_in_every_variant(
         self,

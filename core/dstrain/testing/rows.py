@@ -81,11 +81,11 @@ def write_rows(spec: PipelineSpec, folder: Path) -> Path:
     optional = _optional(spec)
     rows = []
     for i, caption in enumerate((*CAPTIONS, *CAPTIONS[1:]) if optional else CAPTIONS):
-        left_out = optional if i >= len(CAPTIONS) else frozenset()
+        absent = optional if i >= len(CAPTIONS) else frozenset()
         cells = {
             name: _cell(spec, column, i, caption, folder)
             for name, column in columns.items()
-            if name not in left_out
+            if name not in absent
         }
         rows.append(cells)
     (folder / "metadata.json").write_text(json.dumps(rows))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, FluxTransformer2DModel
-from dstrain.models.component_files import ModelConfig, place_of
+from dstrain.models.component_files import ModelConfig, component_at
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import infer_config
 from dstrain.models.formats import shapes_of
@@ -185,6 +185,6 @@ def test_published_files_are_recognised_by_their_place_so_that_a_stage_fetches_o
     pattern: str, name: str
 ) -> None:
     assert (
-        place_of(ModelConfig(None, "black-forest-labs/Any", pattern), COMPONENTS)
+        component_at(ModelConfig(None, "black-forest-labs/Any", pattern), COMPONENTS)
         == name
     )

@@ -23,10 +23,10 @@ def test_the_entry_point_is_the_record_and_every_part_of_it_loads() -> None:
     names = {component.name for component in family.load("components")}
     assert {name for spec in specs for name in spec.components} == names
     assert set(family.model_ids) == set(family.variants)
-    settings = {name for spec in specs for name in spec.settings}
+    constants = {name for spec in specs for name in spec.constants}
     assert {
         option.name for option in family.options if not option.component
-    } == settings
+    } == constants
     assert {
         *family.lora_targets,
         *family.lora_prefixes,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
-from dstrain.models.component_files import ModelConfig, assign, place_of
+from dstrain.models.component_files import ModelConfig, assign, component_at
 from dstrain.models.components import Files
 from dstrain.models.configs import infer_config
 from dstrain.models.weights import recognize
@@ -259,4 +259,4 @@ def test_the_tokenizer_loads_from_its_folder(
 def test_published_files_are_recognised_by_their_place_so_that_a_stage_fetches_only_its_own(
     pattern: str, name: str
 ) -> None:
-    assert place_of(ModelConfig(None, "Wan-AI/Any", pattern), COMPONENTS) == name
+    assert component_at(ModelConfig(None, "Wan-AI/Any", pattern), COMPONENTS) == name

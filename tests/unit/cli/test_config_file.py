@@ -311,7 +311,7 @@ def test_words_of_yaml_are_what_the_flag_takes_them_for(
     assert config.family_options == {"area": "64", "bare": "True"}
 
 
-def test_plugins_can_be_left_out_by_a_file(
+def test_plugins_can_be_disabled_by_a_file(
     here: Path, runs: list[TrainConfig], fake_plugin: Install, family_source: Source
 ) -> None:
     fake_plugin(
@@ -323,7 +323,7 @@ def test_plugins_can_be_left_out_by_a_file(
     assert main(["--config", "a.toml"]) == 2
     (here / "b.toml").write_text(TOML + 'p = ["no:plugin-twin"]\n')
     assert main(["--config", "b.toml"]) == 0
-    assert runs[0].left_out == ("plugin-twin",)
+    assert runs[0].disabled_plugins == ("plugin-twin",)
 
 
 @pytest.mark.parametrize(
@@ -480,11 +480,11 @@ def configurations(draw: st.DrawFn, kind: type[ModelChoice]) -> ModelChoice:
     some = draw(st.sets(st.sampled_from(sorted(family)))) - (
         {"tokenizer_path"} if given["toy"] else set()
     )
-    left_out = draw(st.sampled_from([(), ("plugin-left",)]))
+    disabled_plugins = draw(st.sampled_from([(), ("plugin-left",)]))
     return kind(
         model="faky",
         family_options={name: family[name] for name in some},
-        left_out=left_out,
+        disabled_plugins=disabled_plugins,
         **given,
     )
 
@@ -505,7 +505,7 @@ def test_a_written_configuration_is_read_back_as_it_was(
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "a.json"
             write_resolved(path, config, {"torch": "2"})
-            more = [] if config.left_out else ["-p", "no:plugin-left"]
+            more = [] if config.disabled_plugins else ["-p", "no:plugin-left"]
             with read.make_context("x", ["--config", str(path), *more]) as context:
                 read.invoke(context)
         one_start = {
@@ -513,9 +513,9 @@ def test_a_written_configuration_is_read_back_as_it_was(
             for flag in flags(kind)
             if flag.name in options_affecting("start")
         }
-        left_out = config.left_out or ("plugin-left",)
+        disabled_plugins = config.disabled_plugins or ("plugin-left",)
         assert found.pop() == kind(
-            **{**vars(config), **one_start, "left_out": left_out}
+            **{**vars(config), **one_start, "disabled_plugins": disabled_plugins}
         )
 
     holds()

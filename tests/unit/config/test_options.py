@@ -89,7 +89,7 @@ def test_every_field_is_a_flag_or_known_not_to_be() -> None:
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     assert fields - {flag.name for flag in flags(TrainConfig)} == {
         "family_options",
-        "left_out",
+        "disabled_plugins",
     }
 
 
@@ -134,7 +134,9 @@ def test_choices_are_those_of_the_code_that_acts_on_them() -> None:
     from dstrain.graph import noise_schedule
 
     choices = {flag.name: flag.choices for flag in flags(TrainConfig)}
-    assert choices["timestep_sampling"] == typing.get_args(noise_schedule.Sampling)
+    assert choices["timestep_sampling"] == typing.get_args(
+        noise_schedule.TimestepDistribution
+    )
     assert choices["loss_weighting"] == typing.get_args(noise_schedule.Weighting)
 
 

@@ -15,7 +15,7 @@ CONFIG = TrainConfig(
     preview_prompt=("a dog", "a cat"),
     resume="auto",
     family_options={"area": "64"},
-    left_out=("plugin-other",),
+    disabled_plugins=("plugin-other",),
 )
 
 

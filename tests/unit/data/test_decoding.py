@@ -150,7 +150,7 @@ def films(folder: Path, **settings: Any) -> Dataset:
     )
 
 
-def test_a_row_of_several_clips_is_left_out_whole(
+def test_a_row_of_several_clips_is_skipped_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = films(tmp_path)

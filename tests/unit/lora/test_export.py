@@ -50,8 +50,8 @@ PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 def family(monkeypatch: pytest.MonkeyPatch) -> None:
     known = dstrain.lora.export.load_family
 
-    def load(name: str, left_out: Collection[str] = ()) -> ModelFamily:
-        return MODEL if name == "fused" else known(name, left_out)
+    def load(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamily:
+        return MODEL if name == "fused" else known(name, disabled_plugins)
 
     monkeypatch.setattr(dstrain.lora.export, "load_family", load)
 

@@ -16,9 +16,9 @@ from dstrain.generation.batch import generate_dataset
 from dstrain.models.component_files import (
     ModelConfig,
     assign,
+    component_at,
     denoiser_config,
     find,
-    place_of,
 )
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import ConfigQuery, find_config
@@ -294,7 +294,7 @@ def test_a_pattern_may_name_a_components_folder_of_any_depth(
     words = Component(
         "words", SimpleNamespace(), "tokenizer", other_folders=("a/words",)
     )
-    assert place_of(ModelConfig(None, "A/B", pattern), (DIT, EXPERT, words)) == name
+    assert component_at(ModelConfig(None, "A/B", pattern), (DIT, EXPERT, words)) == name
 
 
 @pytest.mark.parametrize(

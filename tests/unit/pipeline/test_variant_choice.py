@@ -1,5 +1,5 @@
 """The variant follows from what is given, in a fixed order; several left are named;
-settings follow flags and --toy.
+constants follow flags and --toy.
 """
 
 import json
@@ -228,9 +228,9 @@ def test_stage_2_takes_the_variant_of_its_cache(here: Path, tmp_path: Path) -> N
     )
 
 
-def having(**settings: Constant) -> PipelineSpec:
+def having(**constants: Constant) -> PipelineSpec:
     spec = build("base")
-    return replace(spec, inputs={**spec.inputs, **settings})
+    return replace(spec, inputs={**spec.inputs, **constants})
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_setting_is_the_flags_else_the_toys_else_the_variants(
     config = TrainConfig(model="tiny", toy=toy, family_options=options)
     assert (
         with_overrides(having(area=Constant(1024, toy=32)), MODEL, config)
-        .settings["area"]
+        .constants["area"]
         .value
         == value
     )
@@ -288,10 +288,10 @@ def test_text_that_is_no_such_setting_or_out_of_its_range_is_refused(
 
 def test_a_setting_keeps_its_check_when_it_is_changed() -> None:
     config = TrainConfig(model="tiny", toy=True)
-    setting = Constant(1024, toy=32, check=at_least(1))
-    assert with_overrides(having(area=setting), MODEL, config).settings[
+    constant = Constant(1024, toy=32, check=at_least(1))
+    assert with_overrides(having(area=constant), MODEL, config).constants[
         "area"
-    ] == replace(setting, value=32)
+    ] == replace(constant, value=32)
     assert [Constant(value).kind for value in ("a", 1, 1.5)] == [
         "text",
         "integer",
@@ -306,7 +306,7 @@ def test_the_flag_of_a_setting_that_the_variant_lacks_is_refused() -> None:
     )
     assert (
         with_overrides(having(area=Constant(1024)), family, config)
-        .settings["area"]
+        .constants["area"]
         .value
         == 64
     )
@@ -345,7 +345,7 @@ def test_the_experts_role_is_played_by_the_part_whose_files_are_given(
     )
 
 
-def test_every_plan_has_the_settings() -> None:
+def test_every_plan_has_the_constants() -> None:
     spec = having(area=Constant(1024))
     assert (
         "area"

@@ -90,7 +90,7 @@ def test_each_stage_finds_the_files_that_it_loads(here: Path) -> None:
 
 
 def test_boundaries_given_are_those_of_the_timesteps(here: Path) -> None:
-    sampler = resolve(config(here, min_timestep_boundary=0.25)).timestep_sampler
+    sampler = resolve(config(here, min_timestep_boundary=0.25)).build_timestep_sampler()
     assert (sampler.min_boundary, sampler.max_boundary) == (0.25, 1.0)
     with pytest.raises(UsageError):
         resolve(config(here, min_timestep_boundary=0.5, max_timestep_boundary=0.5))

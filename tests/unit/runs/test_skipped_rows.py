@@ -1,4 +1,4 @@
-"""--on_bad_sample skip: bad rows are left out and listed, and nothing changes for the
+"""--on_bad_sample skip: bad rows are skipped and listed, and nothing changes for the
 others.
 """
 
@@ -47,7 +47,7 @@ def draws(folder: Path, **changes: Any) -> list[tuple[int, int, int]]:
     ]
 
 
-def test_bad_rows_are_left_out_whole_and_listed_with_their_places(
+def test_bad_rows_are_skipped_whole_and_listed_with_their_places(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = project(tmp_path)
@@ -171,7 +171,7 @@ def test_a_file_changed_just_before_is_not_remembered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("choice", ["skip", "error"])
-def test_a_list_of_an_earlier_run_goes_when_nothing_is_left_out(
+def test_a_list_of_an_earlier_run_goes_when_nothing_is_skipped(
     choice: Any, tmp_path: Path
 ) -> None:
     folder = project(tmp_path)

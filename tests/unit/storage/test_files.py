@@ -31,7 +31,7 @@ def test_a_folder_that_cannot_be_written_is_named_without_temporary_names(
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemFault) as caught:
-        files.probe(tmp_path / "file")
+        files.check_writable(tmp_path / "file")
     assert caught.value.where == str(tmp_path / "file")
     assert ".tmp-" not in str(caught.value)
 

@@ -19,8 +19,17 @@ PROMPTS = "previews/prompts.json"
 SET_ASIDE = ".overwritten"
 """Folder of the files that --overwrite is removing."""
 WRITTEN = (
-    *(SET_ASIDE, RUN, CONFIG, LOSS_CSV, LOSS_JSONL, LOG, SKIPPED_ROWS, PROMPTS),
-    *("epoch-*.safetensors", "step-*.safetensors", f"{PREVIEWS}/step-*-*.*"),
+    SET_ASIDE,
+    RUN,
+    CONFIG,
+    LOSS_CSV,
+    LOSS_JSONL,
+    LOG,
+    SKIPPED_ROWS,
+    PROMPTS,
+    "epoch-*.safetensors",
+    "step-*.safetensors",
+    f"{PREVIEWS}/step-*-*.*",
     *(f"{STATES}/step-*/{name}" for name in (RECORD, *FILES)),
 )
 """Patterns of what a run may write."""

@@ -66,7 +66,7 @@ class RunDirectory:
     weights: list[Path] = field(default_factory=list)
     """The weights files saved last."""
     data_digests: Mapping[str, str] = field(default_factory=dict)
-    begun: bool = False
+    has_written: bool = False
     """Whether the run has changed anything in the folder."""
     _open_log: Callable[[Path], None] = field(init=False)
 
@@ -144,7 +144,7 @@ class RunDirectory:
         self.processes.wait()
         if self.processes.is_main and setup.config.overwrite:
             remove_run(self.folder)
-        self.begun = True
+        self.has_written = True
         if not self.processes.is_main:
             return
         for folder in (self.folder, self.folder / STATES, self.folder / "logs"):
@@ -188,7 +188,7 @@ class RunDirectory:
         for name in ("overwrite", "resume_from_checkpoint"):
             if getattr(config, name):
                 advice += f" instead of --{name}"
-        if not self.begun:
+        if not self.has_written:
             what += " before the first step; nothing there was changed"
             advice = "run the same command again"
         elif not states(self.folder):

@@ -77,7 +77,7 @@ def config_digest(run: TrainingRun) -> str:
     numbers: list[Any] = [
         setup.mixed_precision,
         run.total_steps if ends_at_last_step else None,
-        {name: setting.value for name, setting in setup.spec.settings.items()},
+        {name: constant.value for name, constant in setup.spec.constants.items()},
         [[one.component, dict(one.entries)] for one in setup.models if one.entries],
         [setup.spec.variant, *(sorted(split_commas(names)) for names in columns)],
         {name: getattr(config, name) for name in options_affecting("training")},

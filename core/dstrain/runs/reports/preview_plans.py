@@ -17,7 +17,12 @@ from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column, Measured, as_column
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.values import deserialize, serialize
-from dstrain.pipeline.sampling import NEGATIVE, Sampling, generate_task, plan_inference
+from dstrain.pipeline.sampling import (
+    NEGATIVE,
+    SamplerOptions,
+    generate_task,
+    plan_inference,
+)
 from dstrain.runs.setup import Setup
 
 PIXELS = 512 * 512
@@ -25,7 +30,7 @@ PIXELS = 512 * 512
 look, not a result.
 """
 RECORDED = ("num_inference_steps", "guidance_scale", "rand_device")
-"""Fields of `Sampling` that a feature cache keeps with a preview; its seed is that of
+"""Fields of `SamplerOptions` that a feature cache keeps with a preview; its seed is that of
 the run that makes it.
 """
 
@@ -36,7 +41,7 @@ class PreviewPlan:
 
     prompt: str
     plan: Plan
-    sampling: Sampling
+    sampling: SamplerOptions
     cells: Mapping[str, Cell] = field(default_factory=dict)
     """Its inputs, decoded when they are needed."""
     cached_values: Mapping[str, Any] | None = None
@@ -129,7 +134,7 @@ def _stored(
         name: cache.read(form["at"]) if "at" in form else deserialize(form, {})
         for name, form in forms.items()
     }
-    sampling = Sampling(**line["sampling"])
+    sampling = SamplerOptions(**line["sampling"])
     return PreviewPlan(line["prompt"], plan, sampling, cached_values=values)
 
 

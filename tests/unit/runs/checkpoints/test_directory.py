@@ -190,7 +190,7 @@ def test_overwriting_removes_the_run_and_nothing_else(
     assert [row["step"] for row in log(out)] == [1, 2]
 
 
-def test_overwriting_removes_the_list_of_rows_that_the_run_left_out(
+def test_overwriting_removes_the_list_of_rows_that_the_run_skipped(
     tmp_path: Path,
 ) -> None:
     folder = project(tmp_path)
