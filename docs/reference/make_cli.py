@@ -31,7 +31,7 @@ VARIABLES = """## Environment
 
 | variable | meaning |
 |---|---|
-| `DSTRAIN_MODEL_BASE_PATH`, else `DIFFSYNTH_MODEL_BASE_PATH` | directory of published models; defaults to `models` |
+| `DSTRAIN_MODEL_BASE_PATH`, else `DIFFSYNTH_MODEL_BASE_PATH` | folder of published models; defaults to `models` |
 | `DSTRAIN_SKIP_DOWNLOAD`, else `DIFFSYNTH_SKIP_DOWNLOAD` | `True` forbids downloads |
 """
 

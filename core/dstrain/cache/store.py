@@ -1,4 +1,4 @@
-"""Write and read the feature cache: stage 1 fills the directory, stage 2 reads it.
+"""Write and read the feature cache: stage 1 fills the folder, stage 2 reads it.
 
     store.json                   format and version
     shards/NAME.safetensors      values; NAME is the hash of the header, which has a hash of each value
@@ -7,7 +7,7 @@
 
 It is content-addressed and append-only. A file is written under a temporary name, synced
 and renamed: that commits it. A reader sees only complete files, takes no lock, and checks
-every byte that it uses. A writer holds the lock of the directory.
+every byte that it uses. A writer holds the lock of the folder.
 """
 
 import hashlib

@@ -25,7 +25,10 @@ PROGRAMS = ("diffusers", "comfyui", "kohya", "diffsynth")
 
 
 def train(config: TrainConfig) -> None:
-    """Train a model, or run one stage of the training (default)."""
+    """Train a model, or run one stage of the training.
+
+    This is the default command.
+    """
     validate(config)
     # Imported once the options are known to be right, since it imports torch.
     from dstrain.runs.runner import start
@@ -163,7 +166,7 @@ def commands() -> tuple[click.Command, ...]:
         type=file_path,
         metavar="PATH",
         required=True,
-        help="Directory to write to.",
+        help="Folder to write to.",
     )
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
     new = _command("new", new_plugin, click.Argument(["name"], metavar="NAME"))

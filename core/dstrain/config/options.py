@@ -109,7 +109,7 @@ class TrainConfig(ModelChoice):
     dataset_base_path: Path | None = option(
         "data",
         None,
-        "Dataset directory; paths in the metadata are relative to it.",
+        "Dataset folder; paths in the metadata are relative to it.",
     )
     dataset_metadata_path: Path | None = option(
         "data",
@@ -119,12 +119,12 @@ class TrainConfig(ModelChoice):
     dataset_root: tuple[Path, ...] = option(
         "data",
         (),
-        "Additional directory that dataset files may be in. Can be repeated.",
+        "Additional folder that dataset files may be in. Can be repeated.",
     )
     url_cache: Path | None = option(
         "data",
         None,
-        "Directory for files that the metadata names by URL. Without it, URLs are refused.",
+        "Folder for files that the metadata names by URL. Without it, URLs are refused.",
     )
     on_bad_sample: Literal["error", "skip"] = option(
         "data",
@@ -187,7 +187,7 @@ class TrainConfig(ModelChoice):
     feature_cache: Path | None = option(
         "data",
         None,
-        "Directory of the feature cache, which stage 1 writes and stage 2 reads. Defaults to "
+        "Folder of the feature cache, which stage 1 writes and stage 2 reads. Defaults to "
         "stage 1's --output_path and stage 2's --dataset_base_path.",
     )
     trainable_models: str | None = option(
@@ -348,7 +348,7 @@ class TrainConfig(ModelChoice):
     output_path: Path | None = option(
         "output",
         None,
-        "Directory for checkpoints and logs.",
+        "Folder for checkpoints and logs.",
     )
     remove_prefix_in_ckpt: str | None = option(
         "output",
@@ -486,7 +486,7 @@ class GenerateConfig(ModelChoice):
     run: Path | None = option(
         "model",
         None,
-        "Output directory of a training run: use its model files and options, and its newest weights.",
+        "Output folder of a training run: use its model files and options, and its newest weights.",
     )
     lora: tuple[LoraFile, ...] = option(
         "LoRA",
@@ -496,7 +496,7 @@ class GenerateConfig(ModelChoice):
     output: Path = field(
         metadata=described(
             "output",
-            "File to write; with --dataset, a directory.",
+            "File to write; with --dataset, a folder.",
         )
     )
 

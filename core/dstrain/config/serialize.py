@@ -55,7 +55,7 @@ def read_resolved(output: Path) -> dict[str, Any]:
         recorded: dict[str, Any] = json.loads((output / CONFIG).read_bytes())
         _ = recorded["model"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        what = f"is not the output directory of a run: no configuration in {CONFIG}"
+        what = f"is not the output folder of a run: no configuration in {CONFIG}"
         raise StateError(output, what) from error
     return recorded
 
@@ -63,7 +63,7 @@ def read_resolved(output: Path) -> dict[str, Any]:
 def with_run_options(config: GenerateConfig) -> GenerateConfig:
     """Fill in what the run of --run used, where the configuration does not say it.
 
-    Raises StateError for a directory without a run, UsageError for another family.
+    Raises StateError for a folder without a run, UsageError for another family.
     """
     if config.run is None:
         return config

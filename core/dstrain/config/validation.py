@@ -42,7 +42,7 @@ def _check_prompt(config: GenerateConfig) -> None:
             raise UsageError(
                 "--prompt",
                 "is required: what to generate",
-                "or --dataset: a table of prompts and seeds to generate a dataset from",
+                "or give --dataset, a table of prompts and seeds",
             )
         return
     for name, value in (("prompt", config.prompt), ("seed", config.seed)):
@@ -145,11 +145,11 @@ def _check_places(config: TrainConfig) -> None:
     data = config.dataset_base_path
     output = config.output_path
     for flag, path, meaning, stage in (
-        ("--dataset_base_path", data, "the dataset directory", "train"),
+        ("--dataset_base_path", data, "the dataset folder", "train"),
         (
             "--output_path",
             output,
-            "the directory for checkpoints and logs",
+            "the folder for checkpoints and logs",
             "data_process",
         ),
     ):
@@ -157,5 +157,5 @@ def _check_places(config: TrainConfig) -> None:
         if path is None and not (is_cache and config.feature_cache is not None):
             what = f"is required: {meaning}"
             if is_cache:
-                what += ", or --feature_cache: the directory of the feature cache"
+                what += ", or --feature_cache: the folder of the feature cache"
             raise UsageError(flag, what)

@@ -73,7 +73,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
             for name, cells in zip(files, rows, strict=True)
             if not (folder / name).is_file()
         }
-        logger.info(f"Generating {len(missing)} of {len(files)} files into {folder}")
+        logger.info(f"generating {len(missing)} of {len(files)} files into {folder}")
         digests.save()
         for name, path in row_files.items():
             _copy(path, folder / name)

@@ -120,7 +120,7 @@ def _fill(
     work = list(missing_work(keyed.samples, cache))
     more = ", previews included," if keyed.previews else ""
     logger.info(
-        f"Precomputing {len(work)} of {len(keyed.samples)} samples{more} into {setup.cache_path}"
+        f"precomputing {len(work)} of {len(keyed.samples)} samples{more} into {setup.cache_path}"
     )
     # Before anyone adds to the cache, so that all list, and divide, the same work.
     processes.wait()

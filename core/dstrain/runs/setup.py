@@ -141,7 +141,7 @@ class Setup:
         """Return where the dataset is and how it is read, as the flags say."""
         config = self.config
         if not config.dataset_base_path:
-            what = "is required: the dataset directory"
+            what = "is required: the dataset folder"
             raise UsageError("--dataset_base_path", what)
         return DataConfig(
             config.dataset_base_path,
@@ -213,7 +213,7 @@ class Setup:
         )
         folder = config.feature_cache or default
         if not folder:
-            what = "is required: the directory of the feature cache"
+            what = "is required: the folder of the feature cache"
             raise UsageError("--feature_cache", what)
         return folder
 

@@ -75,12 +75,12 @@ MODEL = ModelFamily(
     options=(
         Option(
             "tokenizer_1_path",
-            "Directory of CLIP's tokenizer. Defaults to that of FLUX.1-dev.",
+            "Folder of CLIP's tokenizer. Defaults to that of FLUX.1-dev.",
             "tokenizer_1",
         ),
         Option(
             "tokenizer_2_path",
-            "Directory of T5's tokenizer. Defaults to that of FLUX.1-dev.",
+            "Folder of T5's tokenizer. Defaults to that of FLUX.1-dev.",
             "tokenizer_2",
         ),
         Option(

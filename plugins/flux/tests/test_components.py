@@ -181,7 +181,7 @@ def test_loaders_can_be_sent_to_another_process() -> None:
         ("vae/diffusion_pytorch_model.safetensors", "vae"),
     ],
 )
-def test_published_files_are_recognised_by_their_place_so_that_a_stage_fetches_only_its_own(
+def test_published_files_are_recognized_by_their_place_so_that_a_stage_fetches_only_its_own(
     pattern: str, name: str
 ) -> None:
     assert (

@@ -60,7 +60,7 @@ def test_prompt_embeddings_are_bit_equal_to_diffusers(
 
 @torch.no_grad()
 @pytest.mark.parametrize(("width", "height"), [(64, 96), (32, 32)])
-def test_an_image_is_encoded_as_the_normalised_mode(
+def test_an_image_is_encoded_as_the_normalized_mode(
     width: int, height: int, loaded: dict[str, Any]
 ) -> None:
     vae = loaded["vae"]
@@ -76,7 +76,7 @@ def test_an_image_is_encoded_as_the_normalised_mode(
 
 
 @torch.no_grad()
-def test_decoding_undoes_the_normalisation_as_diffusers_does(
+def test_decoding_undoes_the_normalization_as_diffusers_does(
     loaded: dict[str, Any],
 ) -> None:
     vae = loaded["vae"]

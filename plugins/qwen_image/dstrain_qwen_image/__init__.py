@@ -45,12 +45,12 @@ MODEL = ModelFamily(
     options=(
         Option(
             "tokenizer_path",
-            "Directory of the tokenizer. Defaults to that of Qwen/Qwen-Image.",
+            "Folder of the tokenizer. Defaults to that of Qwen/Qwen-Image.",
             "tokenizer",
         ),
         Option(
             "processor_path",
-            "Directory of the processor. Defaults to that of Qwen/Qwen-Image-Edit.",
+            "Folder of the processor. Defaults to that of Qwen/Qwen-Image-Edit.",
             "processor",
         ),
         Option("edit_pixels", "Area in pixels that images to edit are resized to."),

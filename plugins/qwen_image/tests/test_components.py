@@ -53,7 +53,7 @@ def assert_equal_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 
 @named
-def test_marks_recognise_this_component_and_no_other(
+def test_marks_recognize_this_component_and_no_other(
     component: Component, toy_folder: Path
 ) -> None:
     ((fitting, _),) = recognize(Files(files_of(toy_folder, component).paths), NETWORKS)

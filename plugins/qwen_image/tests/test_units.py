@@ -74,7 +74,7 @@ def test_a_tokenizer_of_another_model_is_refused_by_name(
 
 @torch.no_grad()
 @pytest.mark.parametrize(("height", "width"), [(64, 96), (32, 32)])
-def test_an_image_is_encoded_as_the_normalised_mode(
+def test_an_image_is_encoded_as_the_normalized_mode(
     height: int, width: int, loaded: dict[str, Any]
 ) -> None:
     vae = loaded["vae"]
@@ -92,7 +92,7 @@ def test_an_image_is_encoded_as_the_normalised_mode(
 
 
 @torch.no_grad()
-def test_decoding_undoes_the_normalisation_as_diffusers_does(
+def test_decoding_undoes_the_normalization_as_diffusers_does(
     loaded: dict[str, Any],
 ) -> None:
     vae = loaded["vae"]

@@ -47,7 +47,7 @@ MODEL = ModelFamily(
     options=(
         Option(
             "tokenizer_path",
-            "Directory of umT5's tokenizer. Defaults to that of Wan2.1-T2V-1.3B.",
+            "Folder of umT5's tokenizer. Defaults to that of Wan2.1-T2V-1.3B.",
             "tokenizer",
         ),
     ),

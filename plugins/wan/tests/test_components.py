@@ -61,7 +61,7 @@ def shapes_of(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("variant", "name"), WHERE)
-def test_marks_recognise_this_component_and_no_other(
+def test_marks_recognize_this_component_and_no_other(
     variant: str, name: str, toys: Mapping[str, Path]
 ) -> None:
     ((fitting, _),) = recognize(Files(weights_of(toys[variant], name)), NETWORKS)
@@ -256,7 +256,7 @@ def test_the_tokenizer_loads_from_its_folder(
         ("google/umt5-xxl/", "tokenizer"),
     ],
 )
-def test_published_files_are_recognised_by_their_place_so_that_a_stage_fetches_only_its_own(
+def test_published_files_are_recognized_by_their_place_so_that_a_stage_fetches_only_its_own(
     pattern: str, name: str
 ) -> None:
     assert component_at(ModelConfig(None, "Wan-AI/Any", pattern), COMPONENTS) == name

@@ -75,7 +75,7 @@ def test_prompt_embeddings_are_those_of_diffusers_up_to_their_true_length(
 @pytest.mark.parametrize(
     ("variant", "shape"), [("t2v", (1, 16, 3, 4, 6)), ("ti2v-5b", (1, 48, 3, 2, 3))]
 )
-def test_a_video_is_encoded_as_the_normalised_mode(
+def test_a_video_is_encoded_as_the_normalized_mode(
     variant: str, shape: tuple[int, ...], bind_components: Callable[..., dict[str, Any]]
 ) -> None:
     vae = bind_components(variant)["vae"]

@@ -125,7 +125,7 @@ def test_what_is_required_is_reported_with_its_meaning() -> None:
     with pytest.raises(UsageError) as caught:
         validate(toy_config(output_path=None))
     assert str(caught.value).endswith(
-        "--output_path: is required: the directory for checkpoints and logs"
+        "--output_path: is required: the folder for checkpoints and logs"
     )
 
 

@@ -132,8 +132,8 @@ def test_options_that_an_older_run_did_not_record_are_absent(here: Path) -> None
     assert (filled.toy, filled.lora) == (False, ())
 
 
-def test_a_directory_without_a_run_and_another_family_are_refused(here: Path) -> None:
-    with pytest.raises(StateError, match="is not the output directory of a run"):
+def test_a_folder_without_a_run_and_another_family_are_refused(here: Path) -> None:
+    with pytest.raises(StateError, match="is not the output folder of a run"):
         image_of(here / "a.png", run=here / "data")
     train(here, max_steps=1)
     with pytest.raises(UsageError, match=r"is other, but .*out trained tiny"):

@@ -315,5 +315,5 @@ def test_the_log_in_the_feature_cache_has_every_fill_and_the_error_that_ended_on
                 place.fill()
         place.fill()
     log = (place.cache / "dstrain.log").read_text()
-    assert log.count("INFO dstrain.runs.precompute: Precomputing 4 of 4 samples") == 2
+    assert log.count("INFO dstrain.runs.precompute: precomputing 4 of 4 samples") == 2
     assert log.count("ERROR dstrain.console: dstrain: error: shard: is damaged") == 1

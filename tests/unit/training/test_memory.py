@@ -65,7 +65,7 @@ def test_without_such_a_line_what_python_says_is_shown() -> None:
     assert explain(MemoryError()).what == "the machine ran out of memory"
 
 
-def test_recognising_it_imports_no_torch() -> None:
+def test_recognizing_it_imports_no_torch() -> None:
     code = "import sys, dstrain.cli.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

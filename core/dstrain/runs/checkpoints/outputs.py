@@ -72,7 +72,7 @@ class RunDirectory:
 
     def __post_init__(self) -> None:
         if self.setup.config.output_path is None:
-            what = "is required: the directory for checkpoints and logs"
+            what = "is required: the folder for checkpoints and logs"
             raise UsageError("--output_path", what)
         self.folder = self.setup.config.output_path
 

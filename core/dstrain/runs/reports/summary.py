@@ -35,7 +35,7 @@ def log_start(run: TrainingRun, folder: Path) -> None:
     count = sum(parameter.numel() for parameter in module.trained_parameters)
     total = sum(parameter.numel() for parameter in module.networks.parameters())
     logger.info(
-        f"trains {', '.join(module.trained.components)}: {count:,} parameters, "
+        f"training {', '.join(module.trained.components)}: {count:,} parameters, "
         f"{count / total:.1%} of those used in a step"
     )
     for component, matched_modules in module.trained.matched_modules.items():
@@ -43,7 +43,7 @@ def log_start(run: TrainingRun, folder: Path) -> None:
         logger.info(f"LoRA on {component}: {', '.join(layers)}")
     unused = len(module.trained.unused_parameters)
     if unused:
-        logger.info(f"frozen, since no loss reaches them: {unused} tensors")
+        logger.info(f"frozen because no loss reaches them: {unused} tensors")
     shapes = len({*order.groups} - {EXCLUDED})
     epochs = run.total_steps / order.steps_per_epoch
     limit = ""
@@ -63,7 +63,7 @@ def log_start(run: TrainingRun, folder: Path) -> None:
         f"learning rate {config.learning_rate:g}, {config.lr_scheduler}; "
         f"seed {config.seed}"
     )
-    logger.info(f"writes {folder}")
+    logger.info(f"writing to {folder}")
 
 
 @dataclass

@@ -43,12 +43,12 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
     printed = said(capsys)
     for words in (
         "device cpu, mixed precision no, 1 process(es)\n",
-        "trains dit: 128 parameters, 19.4% of those used in a step\n",
+        "training dit: 128 parameters, 19.4% of those used in a step\n",
         "LoRA on dit: to_q x2, to_out x2\n",
         "6 samples x 2 in 2 shape(s), 4 steps per epoch; runs to step 12, 3 epochs\n",
         "batch: 1 process(es) x 2 x 2 accumulated = 4 samples per step; "
         "learning rate 0.01, constant_with_warmup; seed 7\n",
-        f"writes {tmp_path}\n",
+        f"writing to {tmp_path}\n",
     ):
         assert words in printed, words
     assert (
