@@ -37,7 +37,8 @@ class RecordFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Redact the message; return False in every process but the main one."""
-        record.msg, record.args = redacted(record.getMessage()), ()
+        record.msg = redacted(record.getMessage())
+        record.args = ()
         return is_main_process()
 
 
@@ -61,7 +62,8 @@ class StderrHandler(logging.Handler):
 def logging_to_stderr() -> Iterator[None]:
     """Show what dstrain logs on stderr, once, as the command line does."""
     logger = logging.getLogger("dstrain")
-    level, handlers = logger.level, list(logger.handlers)
+    level = logger.level
+    handlers = list(logger.handlers)
     if not any(isinstance(handler, StderrHandler) for handler in handlers):
         logger.addHandler(StderrHandler())
     logger.setLevel(logging.INFO)

@@ -74,7 +74,8 @@ def _usage(error: click.ClickException) -> UsageError:
     what = _as_clause(error.message or error.format_message())
     if isinstance(error, click.BadOptionUsage):
         return UsageError(error.option_name, what)
-    param, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    param = getattr(error, "param", None)
+    context = getattr(error, "ctx", None)
     if not isinstance(param, click.Option) or context is None:
         return UsageError("command line", what)
     if isinstance(error, click.MissingParameter):

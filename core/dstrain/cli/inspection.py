@@ -98,7 +98,8 @@ def _report() -> None:
                 adds, reason = _additions(plugin)
             else:
                 family = checked_family(plugin)
-                variants, reason = family.variants, next(family.missing_targets(), "")
+                variants = family.variants
+                reason = next(family.missing_targets(), "")
         except DstrainError as error:
             reason = error.what
         json.dump([variants, adds, reason], channel)

@@ -80,7 +80,8 @@ def _run(words: Sequence[str]) -> None:
     count = 0
     while count < len(words) and words[count] in ("--debug", "-p"):
         count += 2 if words[count] == "-p" else 1
-    shared, rest = words[:count], words[count:]
+    shared = words[:count]
+    rest = words[count:]
     first = rest[0] if rest else "--help"
     if first in ("--help", "--version"):
         words = [first]

@@ -152,7 +152,8 @@ def _decode(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Imag
     packets = read_packets(path)
     starts: list[int | None] = [None]
     if packets.pts:
-        first, target = packets.pts[0], packets.pts[wanted[0]]
+        first = packets.pts[0]
+        target = packets.pts[wanted[0]]
         before = [key for key in packets.keys if first < key <= target]
         starts = [*before[-1:], None]
     missing = set(wanted)

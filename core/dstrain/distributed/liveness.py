@@ -26,8 +26,9 @@ TIMEOUT = 600.0
 """Seconds without a sign of life after which a process counts as ended."""
 ENDED = "another process of the run ended"
 LATE = "another process of the run did not answer in time"
-FAILED, INTERRUPTED = "failed", "interrupted"
-"""Why a process leaves a run before its end."""
+# Why a process leaves a run before its end:
+FAILED = "failed"
+INTERRUPTED = "interrupted"
 
 
 def peer_failed(what: str = ENDED) -> SystemFault:
@@ -58,7 +59,8 @@ def should_report(error: DstrainError) -> bool:
         return True
     # The launcher, which holds the store, may be gone: better printed twice than never.
     with suppress(Exception):
-        store, failed = _store(), f"{_attempt()}/failed"
+        store = _store()
+        failed = f"{_attempt()}/failed"
         text = str(error)
         if isinstance(error, Interrupted):
             if store.check([failed]):
@@ -95,7 +97,8 @@ class Heartbeat:
 
     def __post_init__(self) -> None:
         # The thread has a connection of its own: a blocked one blocks no sign of life.
-        self._store, own = _store(), _store()
+        self._store = _store()
+        own = _store()
         # Each process counts its runs, so that a script which makes several does not
         # find the keys of an earlier one.
         number = self._store.add(f"{_attempt()}/runs/{self.rank}", 1)
@@ -147,7 +150,8 @@ class Heartbeat:
 
     def _wait_for(self, keys: Sequence[str]) -> None:
         """Wait until every process, in order of rank, has set its key."""
-        pause, listened = 0.005, time.monotonic()
+        pause = 0.005
+        listened = time.monotonic()
         while not self._store.check(list(keys)):
             if why := self._read("ended"):
                 raise KeyboardInterrupt if why == INTERRUPTED else peer_failed()
@@ -209,7 +213,8 @@ def _attempt() -> str:
 def _store() -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported explicitly
 
-    place, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    place = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     return TCPStore(place, port, is_master=False, timeout=timedelta(seconds=30))
 
 

@@ -88,7 +88,8 @@ def distributed_run(accelerator: Accelerator) -> Iterator[ProcessGroup]:
             what = ENDED
         if what and heartbeat.peer_ended() == INTERRUPTED:
             # This process was in a collective, where no signal reaches it.
-            asked, what = True, ""
+            asked = True
+            what = ""
             error = KeyboardInterrupt()
         why = INTERRUPTED if asked and not what else FAILED
         if what:

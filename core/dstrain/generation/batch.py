@@ -54,9 +54,11 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
     table = read_metadata(metadata)
     folder = config.output
     with open_source(config, table.columns) as source, lock(folder):
-        column, suffix = "image", ".png"
+        column = "image"
+        suffix = ".png"
         if source.spec.makes_video:
-            column, suffix = "video", ".mp4"
+            column = "video"
+            suffix = ".mp4"
         if column in table.columns:
             what = f"has a column {column!r}, which is the one to generate"
             raise UsageError(table.path, what, "remove it")
@@ -175,7 +177,8 @@ def _row_files(table: Table, columns: Mapping[str, Column]) -> dict[str, Path]:
 
 def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     """Return what decides the generated files and all rows share, as flat JSON data."""
-    config, spec = source.config, source.spec
+    config = source.config
+    spec = source.spec
     settings: dict[str, Any] = {"family": spec.family, "variant": spec.variant}
     for name, digest in component_digests(source.find(), digests).items():
         settings[f"files of {name}"] = digest
@@ -195,7 +198,8 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a folder with another dataset, or with files of other or unknown settings."""
-    path, metadata = folder / SETTINGS, folder / "metadata.csv"
+    path = folder / SETTINGS
+    metadata = folder / "metadata.csv"
     advice = "give another --output"
     if not path.is_file():
         if metadata.is_file():

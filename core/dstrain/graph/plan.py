@@ -134,7 +134,8 @@ class Plan:
         """Return the keys of the values that are stored between the stages: what training
         uses and does not compute itself.
         """
-        used, computed = set(self.loss_inputs), set()
+        used = set(self.loss_inputs)
+        computed = set()
         for step in self.train_steps:
             used |= set(step.inputs.values())
             computed |= set(step.outputs.values())

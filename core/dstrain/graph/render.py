@@ -36,7 +36,8 @@ def as_text(plan: Plan) -> str:
     """Return a page of text: what each stage loads and runs, the values that are cached
     between them, and the units that do not run.
     """
-    spec, task = plan.spec, plan.task.name
+    spec = plan.spec
+    task = plan.task.name
     trained = ", ".join(plan.trainables) or "nothing"
     title = f"{spec.family} {spec.variant}, task {task}, trains {trained}"
     if len(plan.task.branches) > 1:

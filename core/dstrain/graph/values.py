@@ -15,8 +15,9 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import STORED_KINDS
 
 IMAGE_MODES = ("L", "RGB", "RGBA")
-IMAGE, VIDEO = STORED_KINDS["image"], STORED_KINDS["video"]
-"""Words for these kinds in headers."""
+# Words for these kinds in headers:
+IMAGE = STORED_KINDS["image"]
+VIDEO = STORED_KINDS["video"]
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,8 @@ def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
     """
     ranks = {name: layer.rank for name, layer in lora.layers.items()}
     alphas = {name: layer.alpha for name, layer in lora.layers.items()}
-    rank, alpha = max(ranks.values()), max(alphas.values())
+    rank = max(ranks.values())
+    alpha = max(alphas.values())
     targets = sorted(lora.layers)
     if "targets" in lora.header:
         targets = lora.header["targets"].split(",")

@@ -155,7 +155,8 @@ def read_adapter_config(
         return None
     try:
         if text is None:
-            place, prefix = str(beside), ""
+            place = str(beside)
+            prefix = ""
             text = beside.read_text()
         fields = {
             key.removeprefix(prefix): value
@@ -178,7 +179,8 @@ def read_adapter_config(
 
 
 def _adapter(fields: Mapping[str, Any]) -> AdapterConfig:
-    rank, alpha = fields["r"], float(fields["lora_alpha"])
+    rank = fields["r"]
+    alpha = float(fields["lora_alpha"])
     if not isinstance(rank, int) or rank < 1 or not math.isfinite(alpha):
         raise ValueError(f"r = {rank!r}, lora_alpha = {alpha!r}")
     targets = fields.get("target_modules")

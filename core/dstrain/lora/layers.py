@@ -275,7 +275,8 @@ def load_layers(
     """
     for layer in layers.values():
         for name in ("rank", "alpha"):
-            have, wanted = getattr(layer, name), getattr(lora_config, name)
+            have = getattr(layer, name)
+            wanted = getattr(lora_config, name)
             # Files store alpha in fp32.
             if not math.isclose(have, wanted, rel_tol=1e-6):
                 what = (

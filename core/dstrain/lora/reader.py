@@ -106,7 +106,13 @@ def read_lora(
         what = f"is a LoRA for family {recorded}, not for {family.name}"
         raise StateError(path, what)
     reader = _Reader(
-        path, header, family, networks, component, unused_parameters, alpha
+        path=path,
+        header=header,
+        family=family,
+        networks=networks,
+        component=component,
+        unused_parameters=unused_parameters,
+        alpha=alpha,
     )
     loras = [reader.read(group) for group in groups_in(path, tensors, family)]
     names = [lora.component for lora in loras]

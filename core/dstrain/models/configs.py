@@ -79,7 +79,8 @@ def local_config(query: ConfigQuery) -> Config:
     """Return the configuration that the files on this machine tell; raises
     StateError.
     """
-    component, files = query.component, query.files
+    component = query.component
+    files = query.files
     shapes: Shapes = {}
     folders: list[Path] = []
     if files is not None:

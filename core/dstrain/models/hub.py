@@ -80,7 +80,8 @@ def find_local(source: ModelSource, pattern: str) -> list[str]:
     nothing tells theirs. Raises StateError for a file that was changed after it was
     fetched.
     """
-    folder, record = source.folder, Record.read(source.folder)
+    folder = source.folder
+    record = Record.read(source.folder)
     if record is not None:
         if source.revision not in ("", record.revision, record.commit):
             return []
@@ -221,7 +222,8 @@ class _Download:
             total += max(0, size)
         self._announce(missing, total)
         for name in missing:
-            staged, path = folder / STAGING / name, folder / name
+            staged = folder / STAGING / name
+            path = folder / name
             at = record.commit or record.revision
             self._ask(name, self.client.download, at, name, folder / STAGING)
             done = record.tree[name].verify(staged)
@@ -279,7 +281,8 @@ class _Download:
             kind: type[DstrainError] = SystemFault
             what = "cannot be downloaded from"
             if not name and is_absent(error):
-                kind, what = StateError, "no such model or revision on"
+                kind = StateError
+                what = "no such model or revision on"
             text = f"{name}: {first_line(str(error))}".removeprefix(": ")
             raise kind(
                 self.source.named,

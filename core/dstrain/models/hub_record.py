@@ -95,7 +95,8 @@ class Record:
         A file with another time and the same bytes was copied or touched, not changed.
         Raises StateError if it was changed.
         """
-        path, known = folder / name, self.kept.get(name)
+        path = folder / name
+        known = self.kept.get(name)
         if known is None or not path.exists():
             return False
         # Of the mark, what a copy keeps: size and time of the last change.

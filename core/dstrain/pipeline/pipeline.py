@@ -122,7 +122,15 @@ class Pipeline:
                         merge_layers(module, lora.layers)
                     logger.info(f"preset {files.preset} merged into {name}")
             components[name] = module
-        return cls(spec, family, components, configs, device, dtype, found.files)
+        return cls(
+            spec=spec,
+            family=family,
+            components=components,
+            configs=configs,
+            device=device,
+            dtype=dtype,
+            files=found.files,
+        )
 
     def load_lora(self, path: Path, scale: float = 1.0) -> None:
         """Add the layers of a LoRA file, times `scale`, to the components it was trained

@@ -56,7 +56,8 @@ def plan_identity(setup: Setup) -> dict[str, Any]:
     """Return what must be equal in both stages: everything that cached values depend
     on.
     """
-    config, spec = setup.config, setup.spec
+    config = setup.config
+    spec = setup.spec
     plan = setup.plan(setup.all_inputs())
     flags = {f"--{name}": getattr(config, name) for name in options_affecting("cache")}
     # Several ways to write the same are one value.
@@ -181,7 +182,8 @@ def _differences(wanted: Mapping[str, Any], others: Sequence[Mapping[str, Any]])
     for other in others:
         differing = []
         for key in {**wanted, **other}:
-            cached, own = other.get(key, "nothing"), wanted.get(key, "nothing")
+            cached = other.get(key, "nothing")
+            own = wanted.get(key, "nothing")
             if cached != own:
                 differing.append(f"{key}: cache {cached}, this run {own}")
         found.append(differing)

@@ -240,6 +240,7 @@ def micro_batches(
     beyond the last.
     """
     left = run.total_steps - run.step
-    rank, size = run.processes.rank, run.processes.size
+    rank = run.processes.rank
+    size = run.processes.size
     for samples in islice(run.order.global_batches(epoch), done, done + left):
         yield from split_across_ranks(samples, run.setup.config.batch_size, rank, size)

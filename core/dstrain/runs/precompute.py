@@ -138,7 +138,8 @@ def key_rows(setup: Setup) -> KeyedSamples:
 
     Reads every file that changed since it was last read.
     """
-    dataset, previews = setup.dataset, plan_previews(setup)
+    dataset = setup.dataset
+    previews = plan_previews(setup)
     input_sets = dict.fromkeys(frozenset(cells) for cells in dataset.rows)
     plans = [setup.plan(inputs) for inputs in input_sets]
     found = setup.find([*plans, *(preview.plan for preview in previews)])
@@ -237,7 +238,8 @@ def compute(
 
 def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     """Commit the plan that stage 2 trains from."""
-    cache, table = FeatureCache.open(setup.cache_path), setup.dataset.table
+    cache = FeatureCache.open(setup.cache_path)
+    table = setup.dataset.table
     count = len(setup.dataset.rows)
     samples = keyed.samples[:count]
     input_sets = list(dict.fromkeys(sample.plan.inputs for sample in samples))

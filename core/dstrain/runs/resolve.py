@@ -62,15 +62,15 @@ def resolve(config: TrainConfig) -> Setup:
         refuse_unused(config, "video", f"variant {variant} reads no videos")
     check_component_flags(config, spec)
     setup = Setup(
-        config,
-        family,
-        spec.with_task_inputs(task),
-        task,
-        config.stage,
-        resolve_experts(trainables_of(config, family), spec, family, models),
-        default_device(),
-        models,
-        extensions,
+        config=config,
+        family=family,
+        spec=spec.with_task_inputs(task),
+        task=task,
+        stage=config.stage,
+        trainables=resolve_experts(trainables_of(config, family), spec, family, models),
+        device=default_device(),
+        models=models,
+        extensions=extensions,
     )
     check_saved_names(setup)
     if not config.dry_run:
@@ -150,7 +150,8 @@ def resolve_experts(
     """
     if spec.experts is None:
         return trainables
-    denoiser, known = spec.experts.denoiser, family.load("components")
+    denoiser = spec.experts.denoiser
+    known = family.load("components")
     given = {component_at(model, known) for model in models} & set(
         spec.experts.components
     )
@@ -192,7 +193,8 @@ def check_preset(setup: Setup) -> None:
     """Refuse a preset of a component that neither training nor a preview loads, in any
     stage.
     """
-    preset, spec = setup.preset, setup.spec
+    preset = setup.preset
+    spec = setup.spec
     if preset is None:
         return
     plans = [setup.plan(setup.all_inputs())]

@@ -144,17 +144,17 @@ class Setup:
             what = "is required: the dataset folder"
             raise UsageError("--dataset_base_path", what)
         return DataConfig(
-            config.dataset_base_path,
-            config.dataset_metadata_path,
-            split_commas(config.data_file_keys) or None,
-            self.resolution,
-            split_commas(config.extra_inputs),
-            FrameSampling(
+            base_path=config.dataset_base_path,
+            metadata_path=config.dataset_metadata_path,
+            file_keys=split_commas(config.data_file_keys) or None,
+            resolution=self.resolution,
+            extra_inputs=split_commas(config.extra_inputs),
+            sampling=FrameSampling(
                 config.num_frames, config.frame_sampling, config.frame_samples or 1
             ),
-            config.dataset_root,
-            config.url_cache,
-            config.on_bad_sample,
+            roots=config.dataset_root,
+            url_cache=config.url_cache,
+            on_bad_sample=config.on_bad_sample,
         )
 
     @property
@@ -185,7 +185,8 @@ class Setup:
 
         It lies between the boundaries given, else those of the only expert trained.
         """
-        config, schedule = self.config, self.spec.schedule
+        config = self.config
+        schedule = self.spec.schedule
         low, high = 0.0, 1.0
         if self.spec.experts is not None and len(self.trained_experts) == 1:
             least, greatest = self.spec.experts.ranges[self.trained_experts[0]]

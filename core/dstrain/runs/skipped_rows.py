@@ -60,7 +60,8 @@ def write_list(setup: Setup) -> None:
     """
     if setup.stage == "train":
         return
-    table, path = setup.dataset.table, setup.list_folder / LIST
+    table = setup.dataset.table
+    path = setup.list_folder / LIST
     lines = []
     for fault in setup.dataset.skipped:
         line = {

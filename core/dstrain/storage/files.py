@@ -106,7 +106,8 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     The files in it must be synced. A folder of that name is kept as `<name>.old` until
     the new one is in place. Any OSError becomes SystemFault.
     """
-    building, old = temporary(folder), folder.with_name(folder.name + ".old")
+    building = temporary(folder)
+    old = folder.with_name(folder.name + ".old")
     try:
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)

@@ -37,7 +37,8 @@ def flow_match(
     sigma = timestep_sampler.draw(rng)
     weight = timestep_sampler.weight(sigma)
     noise = rng.normal("noise", input_latents.shape[1:]).to(input_latents.device)
-    weight, sigma = weight.to(noise.device), sigma.to(noise.device)
+    weight = weight.to(noise.device)
+    sigma = sigma.to(noise.device)
     # (batch, 1, ...): one level per sample, broadcast over its latents.
     ones = [1] * (input_latents.ndim - 1)
     level = sigma.view(-1, *ones)

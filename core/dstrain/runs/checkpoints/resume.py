@@ -71,7 +71,8 @@ def config_digest(run: TrainingRun) -> str:
 
     The split into stages, the number of processes and the place of files are not in it.
     """
-    setup, config = run.setup, run.setup.config
+    setup = run.setup
+    config = setup.config
     ends_at_last_step = config.lr_scheduler in ENDING_AT_LAST_STEP
     columns = (config.extra_inputs, config.data_file_keys)
     numbers: list[Any] = [

@@ -33,7 +33,8 @@ def as_summary(setup: Setup) -> str:
 
 def _length(setup: Setup) -> Iterator[str]:
     """Yield rows and steps; files are not opened, so that their sizes are not known."""
-    config, rows = setup.config, 0
+    config = setup.config
+    rows = 0
     path = metadata_path(config)
     if path is not None:
         table = read_metadata(path)

@@ -101,7 +101,8 @@ def stored_previews(
     Raises StateError naming those that the cache lacks.
     """
     lines = {line["prompt"]: line for line in recorded}
-    previews, missing = [], []
+    previews = []
+    missing = []
     for prompt in setup.config.preview_prompt:
         preview = _stored(setup, cache, lines[prompt]) if prompt in lines else None
         if preview is None:

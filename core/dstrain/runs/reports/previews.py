@@ -135,7 +135,8 @@ class Previews:
         bar = progress_bar("preview", steps, brief=True)
         with undisturbed(pipeline), bar:
             for name, number in missing.items():
-                plan, path = self.plans[number], output / name
+                plan = self.plans[number]
+                path = output / name
                 seed = self.setup.config.seed
                 sampling = replace(plan.sampling, seed=seed, on_step=on_step)
                 try:
@@ -155,7 +156,8 @@ class Previews:
         """Record what each number stands for from this step on; if that is new, remove
         what was made and recorded from there on.
         """
-        path, files = output / PROMPTS, RunFiles.read(output)
+        path = output / PROMPTS
+        files = RunFiles.read(output)
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
         try:
@@ -180,7 +182,8 @@ class Previews:
 
     def _description(self, number: int) -> dict[str, Any]:
         """Return what decides a preview, beside the weights."""
-        plan, values = self.plans[number], self.values[number]
+        plan = self.plans[number]
+        values = self.values[number]
         described = {
             name: value
             for name, value in values.items()
