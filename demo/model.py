@@ -21,7 +21,7 @@ DIT = {
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def main(folder: Path) -> None:
-    """Write the model to FOLDER, laid out as the published one."""
+    """Write the model to FOLDER, in the published layout."""
     toy.write(folder, "base", 0, {"dit": DIT})
     shutil.rmtree(folder / "vae")
     shutil.copytree(Path(__file__).parent / "vae", folder / "vae")

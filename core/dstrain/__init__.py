@@ -1,4 +1,4 @@
-"""dstrain: trains diffusion models from the code that runs them.
+"""Train diffusion models with the code that runs them for inference.
 
 These are the names for users' scripts; those for authors of a family are in
 `dstrain.plugin`. Each loads on first use, so that `import dstrain` imports no torch.

@@ -101,7 +101,7 @@ def _pairs(assets: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def write_videos(folder: Path, assets: Path, caption: str) -> None:
-    """Write a data set of the one video of cyclists."""
+    """Write a dataset of the one video of cyclists."""
     folder.mkdir(parents=True)
     shutil.copy(assets / "videos/bikes.mp4", folder)
     _write_rows(folder, [{"video": "bikes.mp4", "prompt": caption}])

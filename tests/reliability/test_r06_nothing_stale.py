@@ -82,7 +82,7 @@ IMAGES, TEXTS = Counter({"encode_image": 4}), Counter({"encode_prompt": 3})
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to a data set of 4 images and 3 captions, or other flags; how
+    """What is done to a dataset of 4 images and 3 captions, or other flags; how
     often each unit runs then.
     """
 

@@ -1,4 +1,4 @@
-"""R7: bad input is named. Each case is a data set of its own kind of badness, given to
+"""R7: bad input is named. Each case is a dataset of its own kind of badness, given to
 the command line.
 """
 
@@ -43,7 +43,7 @@ def last(line: str, count: int) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A bad data set: its metadata, files beside it, and what is said.
+    """A bad dataset: its metadata, files beside it, and what is said.
 
     places: the rows or cells named, as line:column; without them the first line names
     the file. words: in what is said. flags: of the command line. at_once: named before
@@ -240,7 +240,7 @@ def broad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def write(folder: Path, case: Case) -> None:
-    """Write a case's data set, with good files beside it."""
+    """Write a case's dataset, with good files beside it."""
     folder.mkdir()
     (folder / "good.png").write_bytes(encoded("PNG"))
     (folder / "good.mp4").write_bytes(film())

@@ -93,7 +93,7 @@ RECORD = Record(
 
 
 def write_program(made: Program, folder: Path) -> Setup:
-    """Write the program's networks and data set; returns a run of it in a single run."""
+    """Write the program's networks and dataset; returns a run of it in a single run."""
     torch.manual_seed(0)
     for i, net in enumerate(NETS):
         weights = {

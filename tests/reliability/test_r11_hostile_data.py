@@ -102,7 +102,7 @@ is pickled.
 
 @dataclass(frozen=True)
 class Trick:
-    """A way out of the data set's folder: what is written in the metadata, and what
+    """A way out of the dataset's folder: what is written in the metadata, and what
     lies in the folder.
     """
 
@@ -114,7 +114,7 @@ class Trick:
 
 
 def link(name: str, target: str) -> Callable[[Path], Any]:
-    """Put a symbolic link into the data set's folder."""
+    """Put a symbolic link into the dataset's folder."""
     return lambda data: (data / name).symlink_to(target.format(data=data))
 
 
@@ -344,7 +344,7 @@ def test_no_name_leads_out_of_the_folder(
 
 
 def grown(path: Path, column: str, answers: Any) -> None:
-    """In a process of its own: open and load a data set of one file; answer with what
+    """In a process of its own: open and load a dataset of one file; answer with what
     was said and the growth in MB.
     """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""What tests of the feature cache do with the family `stored`: data sets, both stages,
+"""What tests of the feature cache do with the family `stored`: datasets, both stages,
 several processes, values.
 """
 
@@ -59,14 +59,14 @@ def write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass
 class Place:
-    """A data set, a model and a feature cache in one folder."""
+    """A dataset, a model and a feature cache in one folder."""
 
     folder: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def data(self) -> Path:
-        """The data set's folder."""
+        """The dataset's folder."""
         return self.folder / "data"
 
     @property
@@ -146,7 +146,7 @@ class Place:
 
 
 def write_place(folder: Path, rows: int = 4) -> Place:
-    """Write a model and a data set of `rows` rows, of which the last two have one
+    """Write a model and a dataset of `rows` rows, of which the last two have one
     prompt.
     """
     place = Place(folder)

@@ -287,7 +287,7 @@ def write_data(
     captions: tuple[str, ...],
     sizes: tuple[tuple[int, int], ...] = ((16, 16),),
 ) -> None:
-    """Write a data set: an image of noise for each caption; sizes (height, width) go
+    """Write a dataset: an image of noise for each caption; sizes (height, width) go
     round.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -392,7 +392,7 @@ def use(patch: pytest.MonkeyPatch, url: str, home: Path) -> None:
 @contextmanager
 def tiny_hub(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with the model Tiny/Tiny, which both clients ask; `folder`, the working
-    directory, has a data set.
+    directory, has a dataset.
     """
     patch.chdir(folder)
     write(folder / "published")

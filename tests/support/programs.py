@@ -1,5 +1,5 @@
 """Random programs: a pipeline spec of small networks, a task, what is trained, and rows of a
-data set.
+dataset.
 
 Every value is made from all that a unit was given, and read back in full, so that
 nothing wrong goes unseen.

@@ -32,7 +32,7 @@ CAPTIONS = ("dog", "", "two dogs on a bridge", "cat", "a", "dog and cat")
 
 
 def project(folder: Path, **model: Any) -> Path:
-    """A model below `model` and a data set of six rows of two sizes below `data`."""
+    """A model below `model` and a dataset of six rows of two sizes below `data`."""
     write(folder / "model", **model)
     write_data(folder / "data", CAPTIONS, ((16, 16), (16, 24)))
     return folder
@@ -112,7 +112,7 @@ def log(folder: Path) -> list[dict[str, float]]:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """Everything a run leaves that does not depend on the clock; what a state says of
-    the data set differs by stage.
+    the dataset differs by stage.
     """
     state = replace(load_state(states(folder)[0]), content={})
     left = sorted(

@@ -23,7 +23,7 @@ DIT_LORA_TARGETS = (
     f"{SINGLE}.proj_out",
 )
 
-# The reference documents' names are those of FLUX's original layers, some of which hold
+# DiffSynth-Studio's names are those of FLUX's original layers, some of which hold
 # several of diffusers' in one.
 LORA_ALIASES = {
     "a_to_qkv": tuple(f"{JOINT}.attn.{name}" for name in ("to_q", "to_k", "to_v")),

@@ -1,4 +1,4 @@
-"""A FLUX of toy sizes with random weights, written as the published model is laid out.
+"""A FLUX of toy sizes with random weights, in the published layout.
 
 Encoders have dropout, so that one left in training mode is noticed, and initial ranges
 that make prompts differ clearly. CLIP's tokenizer knows every byte, alone and at a

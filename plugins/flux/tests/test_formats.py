@@ -173,7 +173,7 @@ def test_original_files_load_as_the_network_they_were_made_from(
 
 
 def as_reference(name: str) -> str:
-    """The reference's name of a weight that has this name in the original files."""
+    """DiffSynth-Studio's name of a weight that has this name in the original files."""
     pattern = re.sub(r"(?<=blocks\.)\d+", "*", name)
     known, kind = (
         (pattern, "")

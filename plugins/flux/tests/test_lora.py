@@ -143,7 +143,7 @@ def test_files_of_text_encoders_are_distinguished_by_their_prefix(
 
 
 def test_the_reference_documents_names_are_all_of_them() -> None:
-    """Of FAMILIES: `--lora_target_modules` of the reference documents' commands."""
+    """Of FAMILIES: `--lora_target_modules` of DiffSynth-Studio's commands."""
     names = "a_to_qkv,b_to_qkv,ff_a.0,ff_a.2,ff_b.0,ff_b.2,a_to_out,b_to_out,proj_out,norm.linear"
     assert list(LORA_ALIASES) == [
         *names.split(","),

@@ -143,7 +143,7 @@ OPEN_SOURCE = {"align_to_opensource_format": "True"}
 def test_align_to_opensource_format_saves_what_the_reference_documents_command_saves(
     subject: FamilyUnderTest,
 ) -> None:
-    """convert_lora_format of the reference's examples/flux/model_training/train.py:
+    """convert_lora_format of DiffSynth-Studio's examples/flux/model_training/train.py:
     names, and alpha beside them.
     """
     targets = "a_to_qkv,b_to_qkv,ff_a.0,ff_a.2,ff_b.0,ff_b.2,a_to_out,b_to_out,proj_out,norm.linear,norm1_a.linear"

@@ -1,4 +1,4 @@
-"""The toy is laid out as the published model, and diffusers loads it."""
+"""The toy has the published layout, and diffusers loads it."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""A Qwen-Image of toy sizes with random weights, written as the published model is laid
-out.
+"""A Qwen-Image of toy sizes with random weights, in the published layout.
 
 The text encoder has dropout, so that one left in training mode is noticed, and an
 initial range that makes prompts differ clearly. The tokenizers turn the prefix of the

@@ -1,4 +1,4 @@
-"""The reference documents' commands for Qwen-Image, run as they are: only the program's
+"""DiffSynth-Studio's commands for Qwen-Image, run as they are: only the program's
 name and the files are ours.
 """
 

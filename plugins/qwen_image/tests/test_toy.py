@@ -1,6 +1,4 @@
-"""The toy is written as the published model is laid out, the same each time, and
-diffusers loads it.
-"""
+"""The toy has the published layout, is the same each time, and diffusers loads it."""
 
 import json
 from collections.abc import Callable

@@ -33,7 +33,7 @@ def predict(
     return _denoise(noisy_latents, timestep, prompt_emb, None, dit)
 
 
-def predict_known(
+def predict_from_first_frame(
     noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, y: Tensor, *, dit: Any
 ) -> Tensor:
     """Predict as `predict` does, with y, (batch, 20, frames, h, w): which frames are
@@ -43,7 +43,7 @@ def predict_known(
     return _denoise(latents, timestep, prompt_emb, None, dit)
 
 
-def predict_seen(
+def predict_from_first_frame_and_clip(
     noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
@@ -52,7 +52,7 @@ def predict_seen(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict as `predict_known` does, with clip_feature, (batch, 257, channels): the
+    """Predict as `predict_from_first_frame` does, with clip_feature, (batch, 257, channels): the
     first frame as the image encoder sees it.
     """
     latents = torch.cat([noisy_latents, y], dim=1)
@@ -88,7 +88,7 @@ def _denoise(
     return prediction
 
 
-def hold_first_frame(
+def keep_first_frame(
     latents: Tensor,
     timestep: Tensor,
     noise: Tensor,

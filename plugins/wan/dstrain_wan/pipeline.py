@@ -85,7 +85,7 @@ IMAGE_TO_VIDEO = replace(
     TEXT_TO_VIDEO,
     components=("dit", "text_encoder", "vae", "image_encoder", "tokenizer"),
     units=(*TEXT_TO_VIDEO.units, units.encode_clip, units.encode_first),
-    model_fn=model_fn.predict_seen,
+    model_fn=model_fn.predict_from_first_frame_and_clip,
     inputs={**TEXT_TO_VIDEO.inputs, "input_image": first_frame()},
     # The last hidden states but one are read.
     unused_parameters={
@@ -106,7 +106,7 @@ TEXT_TO_VIDEO_A14B = replace(
 IMAGE_TO_VIDEO_A14B = replace(
     TEXT_TO_VIDEO_A14B,
     units=(*TEXT_TO_VIDEO.units, units.encode_first),
-    model_fn=model_fn.predict_known,
+    model_fn=model_fn.predict_from_first_frame,
     inputs=IMAGE_TO_VIDEO.inputs,
     experts=experts(900.0),
     defaults={**TEXT_TO_VIDEO_A14B.defaults, "guidance_scale": 3.5},
@@ -114,11 +114,11 @@ IMAGE_TO_VIDEO_A14B = replace(
 TEXT_AND_IMAGE_TO_VIDEO = replace(
     TEXT_TO_VIDEO,
     units=(*TEXT_TO_VIDEO.units, units.encode_first_frame),
-    constrain_latents=model_fn.hold_first_frame,
+    constrain_latents=model_fn.keep_first_frame,
     inputs={
         **TEXT_TO_VIDEO.inputs,
         "input_video": Column("video", "video", **video(32, 24.0)),
-        # The denoiser can do without it: a data set's own first frame is given only if
+        # The denoiser can do without it: a dataset's own first frame is given only if
         # the user asks for it.
         "input_image": first_frame(32, 24.0, optional=True),
         "fps": Constant(24.0, check=at_least(1)),

@@ -1,4 +1,4 @@
-"""Wan of toy sizes with random weights, written as the published models are laid out.
+"""Wan of toy sizes with random weights, in the published layout.
 
 Text encoders have dropout, so that one left in training mode is noticed.
 """

@@ -15,11 +15,11 @@ from dstrain.randomness import Rng, SampleKey
 from dstrain.training.losses import flow_match
 from dstrain_wan import MODEL
 from dstrain_wan.model_fn import (
-    hold_first_frame,
+    keep_first_frame,
     latent_shape,
     predict,
-    predict_known,
-    predict_seen,
+    predict_from_first_frame,
+    predict_from_first_frame_and_clip,
 )
 from dstrain_wan.pipeline import SCHEDULE
 from torch import Tensor
@@ -101,12 +101,16 @@ def test_conditions_follow_the_noisy_latents_as_channels(
     dit = bind_components("i2v")["dit"]
     wanted = dit(both, timestep, text, clip, return_dict=False)[0]
     assert torch.equal(
-        predict_seen(timestep=timestep, **values, y=y, clip_feature=clip, dit=dit),
+        predict_from_first_frame_and_clip(
+            timestep=timestep, **values, y=y, clip_feature=clip, dit=dit
+        ),
         wanted,
     )
     dit = bind_components("i2v-a14b")["dit"]
     wanted = dit(both, timestep, text, return_dict=False)[0]
-    assert torch.equal(predict_known(timestep=timestep, **values, y=y, dit=dit), wanted)
+    assert torch.equal(
+        predict_from_first_frame(timestep=timestep, **values, y=y, dit=dit), wanted
+    )
 
 
 def test_parts_of_a_sample_have_timesteps_of_their_own(
@@ -193,7 +197,7 @@ def test_the_first_frame_is_kept_clean_at_timestep_0_and_left_out_of_the_loss() 
         draw(2, 48, 3, 2, 4, seed=4),
         draw(2, 48, 1, 2, 4, seed=5),
     )
-    constrained = hold_first_frame(latents, torch.tensor([500.0, 20.0]), noise, first)
+    constrained = keep_first_frame(latents, torch.tensor([500.0, 20.0]), noise, first)
     assert torch.equal(constrained.latents[:, :, :1], first)
     assert torch.equal(constrained.latents[:, :, 1:], latents[:, :, 1:])
     assert constrained.timestep.expand(2, 1, 3, 2, 4)[:, 0, :, 0, 0].tolist() == [
@@ -206,7 +210,7 @@ def test_the_first_frame_is_kept_clean_at_timestep_0_and_left_out_of_the_loss() 
 
 def test_without_a_first_frame_nothing_is_constrained() -> None:
     latents, timestep = draw(2, 48, 3, 2, 4), torch.tensor([500.0, 20.0])
-    constrained = hold_first_frame(latents, timestep, latents)
+    constrained = keep_first_frame(latents, timestep, latents)
     assert (
         constrained.latents is latents,
         constrained.timestep is timestep,
@@ -220,7 +224,7 @@ def test_without_a_first_frame_nothing_is_constrained() -> None:
 
 def test_a_first_frame_that_is_the_only_one_is_refused() -> None:
     with pytest.raises(UsageError, match="num_frames: is 1"):
-        hold_first_frame(
+        keep_first_frame(
             draw(1, 48, 1, 2, 4),
             torch.tensor([500.0]),
             draw(1, 48, 1, 2, 4),
@@ -244,7 +248,7 @@ def test_the_loss_of_a_constrained_first_frame_is_the_mean_over_the_others() -> 
         guess,
         latents,
         timestep_sampler=timestep_sampler,
-        constrain_latents=lambda *constrained: hold_first_frame(*constrained, first),
+        constrain_latents=lambda *constrained: keep_first_frame(*constrained, first),
         rng=Rng([key]),
     )
     target = Rng([key]).normal("noise", latents.shape[1:]) - latents

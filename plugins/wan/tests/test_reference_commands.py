@@ -1,4 +1,4 @@
-"""The reference documents' commands for Wan resolve as they are: only the program's
+"""DiffSynth-Studio's commands for Wan resolve as they are: only the program's
 name is ours.
 """
 

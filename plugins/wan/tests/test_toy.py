@@ -1,4 +1,4 @@
-"""The toys are written as the published models are laid out, and diffusers loads them."""
+"""The toys have the published layout, and diffusers loads them."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -201,7 +201,7 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
 
 @pytest.fixture
 def here(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model and a data set; it is the working directory."""
+    """A folder with a model and a dataset; it is the working directory."""
     project(tmp_path / "here")
     for path in (tmp_path / "here/model").glob("*/model-*"):
         assert path.is_file()
@@ -218,7 +218,7 @@ def here(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digests(here: Path) -> dict[str, str]:
-    """Everything that is the user's: data set, model, files beside them, and in the
+    """Everything that is the user's: dataset, model, files beside them, and in the
     output folder what says so.
     """
     files = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}

@@ -61,7 +61,7 @@ def sampled(
     samples: int = 1,
     **settings: Any,
 ) -> Dataset:
-    """The data set of these videos, each with a caption of its own."""
+    """The dataset of these videos, each with a caption of its own."""
     rows = [
         {"video": name, "prompt": str(number)} for number, name in enumerate(videos)
     ]

@@ -1,4 +1,4 @@
-"""Every row of a data set is checked before anything is decoded, and cells load
+"""Every row of a dataset is checked before anything is decoded, and cells load
 anywhere.
 """
 

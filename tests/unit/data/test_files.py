@@ -1,4 +1,4 @@
-"""Files are found in the data set's folders and nowhere else, or fetched."""
+"""Files are found in the dataset's folders and nowhere else, or fetched."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 """`dstrain generate --dataset`: files that rows and flags name make the images, and
-go into the data set.
+go into the dataset.
 """
 
 import csv
@@ -84,7 +84,7 @@ def given(tmp_path: Path) -> Path:
 
 
 def wanted(folder: Path, table: Path, **rows: list[str]) -> GenerateConfig:
-    """A data set made from a table of these columns, one seed for all rows."""
+    """A dataset made from a table of these columns, one seed for all rows."""
     write(folder / "model")
     (values,) = rows.values()
     table.write_text(

@@ -182,8 +182,8 @@ ACCEPTED: tuple[tuple[str, Change, Header], ...] = (
     ("no prefix", lambda t: with_alpha(prefixed(t, "")), {}),
     ("peft's prefix", lambda t: with_alpha(prefixed(t, "base_model.model.")), {}),
     ("peft's prefix before diffusers'", lambda t: with_alpha(prefixed(t, "base_model.model.transformer.")), {}),
-    ("the reference's names", lambda t: prefixed(default_names(folded(t)), ""), {}),
-    ("the reference's with its prefix", lambda t: prefixed(default_names(folded(t)), "pipe.dit."), {}),
+    ("DiffSynth-Studio's names", lambda t: prefixed(default_names(folded(t)), ""), {}),
+    ("DiffSynth-Studio's with its prefix", lambda t: prefixed(default_names(folded(t)), "pipe.dit."), {}),
     ("kohya with diffusers' names",
      lambda t: {k.replace("transformer.", "lora_unet_").replace(".", "_", k.count(".") - 3 + (".alpha" in k)): v
                 for k, v in with_alpha(down_up(t)).items()}, {}),

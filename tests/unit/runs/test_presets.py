@@ -179,7 +179,7 @@ def test_the_recipe_of_what_is_trained_names_it(here: Path, tmp_path: Path) -> N
 
 
 def bare(path: Path, folder: Path) -> Path:
-    """The reference's names without a prefix: they do not say the component."""
+    """DiffSynth-Studio's names without a prefix: they do not say the component."""
     tensors = {
         key.partition(".")[2].replace(".weight", ".default.weight"): v
         for key, v in load_file(path).items()

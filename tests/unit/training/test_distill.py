@@ -384,7 +384,7 @@ def test_the_cached_plan_has_what_the_loss_reads(here: Path) -> None:
 def test_a_student_comes_nearer_to_what_its_teacher_made_in_many_steps(
     tmp_path: Path,
 ) -> None:
-    """Small, but whole: the teacher's data set from the command line's own function,
+    """Small, but whole: the teacher's dataset from the command line's own function,
     then both stages.
     """
     project(tmp_path)

@@ -199,7 +199,7 @@ def with_videos(setup: Setup) -> Setup:
 
 @pytest.fixture
 def films(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A data set of four rows: 12 frames, 17 frames, the first again, and 3 frames."""
+    """A dataset of four rows: 12 frames, 17 frames, the first again, and 3 frames."""
     monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
     caching_family.LOG.touch()
     place = write_place(tmp_path / "place")
