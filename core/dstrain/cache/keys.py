@@ -7,7 +7,8 @@ branch. Library versions and the device are not part of it.
 
 from collections.abc import Mapping
 
-from dstrain.graph.plan import POSITIVE, Plan, Step
+from dstrain.graph.plan import Plan, Step
+from dstrain.graph.task import POSITIVE
 from dstrain.storage.hashing import hash_json
 
 

@@ -10,10 +10,9 @@ from types import MappingProxyType
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column
 from dstrain.graph.spec import PipelineSpec, check_components
-from dstrain.graph.task import Task
+from dstrain.graph.task import NEGATIVE, POSITIVE, Task
 from dstrain.graph.unit import LOSS_CONTEXT, FunctionSpec, Unit, component_of
 
-POSITIVE = "positive"
 KINDS_OF_COLUMNS = MappingProxyType(
     {
         "text": "str",
@@ -52,7 +51,7 @@ def value_key(
     """
     if branch in ("", POSITIVE) or name not in spec.branched:
         return name
-    if branch == "negative" and name in spec.cfg_inputs:
+    if branch == NEGATIVE and name in spec.cfg_inputs:
         return spec.cfg_inputs[name]
     return f"{branch}.{name}"
 
@@ -272,7 +271,7 @@ class Plan:
             raise UsageError(where, what, f"unit {unit.name}, which computes it, {why}")
         required = {name for unit in self.units for name in unit.required}
         for name, other in self.spec.cfg_inputs.items():
-            needed = "negative" in self.task.branches and name in required
+            needed = NEGATIVE in self.task.branches and name in required
             if needed and other not in self.available:
                 what = f"task {self.task.name} needs the negative branch, and input {other!r} is absent"
                 raise UsageError(where, what)

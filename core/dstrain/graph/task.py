@@ -8,6 +8,9 @@ from dstrain.graph.inputs import Column, Constant, Input
 from dstrain.graph.unit import FunctionSpec
 
 GIVEN_TO_LOSS = ("predict",)
+# Branches of classifier-free guidance:
+POSITIVE = "positive"
+NEGATIVE = "negative"
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Task:
     """A function of `predict`, of values, and after the `*` of components and context; it
     returns (batch,) losses.
     """
-    branches: tuple[str, ...] = ("positive",)
+    branches: tuple[str, ...] = (POSITIVE,)
     """Branches of classifier-free guidance that the loss asks `predict` for."""
     inputs: Mapping[str, Input] = field(default_factory=dict)
     """Inputs that the loss uses in addition to those of the variant. It gets a list, one
@@ -33,7 +36,7 @@ class Task:
         cls,
         name: str,
         loss: Callable[..., Any],
-        branches: tuple[str, ...] = ("positive",),
+        branches: tuple[str, ...] = (POSITIVE,),
         inputs: Mapping[str, Input] | None = None,
     ) -> "Task":
         """Return a task for a loss function; the arguments are the fields."""

@@ -20,12 +20,7 @@ from torch.nn import Module
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.key_names import Rows, base_shapes, key_formats, key_table
 from dstrain.lora.key_parser import ADAPTER_HEADER, KEY
-from dstrain.lora.layers import (
-    LoraConfig,
-    LoraLayer,
-    lora_header,
-    lora_layers,
-)
+from dstrain.lora.layers import LoraConfig, LoraLayer, lora_header, lora_layers
 from dstrain.lora.reader import Alpha, Lora, read_lora
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import recorded_config

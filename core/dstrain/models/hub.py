@@ -14,12 +14,7 @@ from dstrain.config.options import Hub
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, SystemFault, UsageError, nearest
 from dstrain.models.hub_clients import CLIENTS, first_line, is_absent
-from dstrain.models.hub_record import (
-    Record,
-    local_files,
-    missing_shards,
-    select,
-)
+from dstrain.models.hub_record import Record, local_files, missing_shards, select
 from dstrain.storage.files import LOCK
 from dstrain.storage.hashing import file_mark
 

@@ -16,14 +16,7 @@ from torch import nn
 
 from dstrain.errors import StateError, first_few
 from dstrain.models.components import Component, Files
-from dstrain.models.formats import (
-    NATIVE,
-    Config,
-    Shapes,
-    as_tuples,
-    fits,
-    shapes_of,
-)
+from dstrain.models.formats import NATIVE, Config, Shapes, as_tuples, fits, shapes_of
 from dstrain.models.weights import Weights
 
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
 from dstrain.graph.noise_schedule import ConstrainLatents
-from dstrain.graph.plan import POSITIVE, Plan, Step, value_key
+from dstrain.graph.plan import Plan, Step, value_key
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
+from dstrain.graph.task import NEGATIVE, POSITIVE
 from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.lora.header import training_differences
 from dstrain.lora.key_names import base_shapes
@@ -25,7 +26,6 @@ from dstrain.models.component_files import Found, ModelConfig
 from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.pipeline.sampling import (
-    NEGATIVE,
     SamplerOptions,
     find_for_inference,
     integrate,

@@ -18,14 +18,13 @@ from dstrain.graph.noise_schedule import (
     LatentConstraint,
     Velocity,
 )
-from dstrain.graph.plan import POSITIVE, Plan, make_plan
+from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
+from dstrain.graph.task import NEGATIVE, POSITIVE, Task
 from dstrain.graph.unit import FunctionSpec
 from dstrain.models.component_files import Found, ModelConfig, find
 from dstrain.registry.family import ModelFamily
 
-NEGATIVE = "negative"
 NOISE_DEVICE = "cpu"
 """Where initial noise is drawn by default: the same numbers on every machine."""
 OnStep = Callable[[int, Tensor], None]

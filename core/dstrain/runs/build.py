@@ -19,7 +19,7 @@ from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import check_configs, open_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun
-from dstrain.training.batching import Order, with_excluded_rows
+from dstrain.training.batching import Order, with_skipped_rows
 from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
 from dstrain.training.trainables import start_from_lora
@@ -35,7 +35,7 @@ def open_training_data(setup: Setup) -> TrainingData:
     source = DecodedSamples(
         dataset.rows, used_inputs, dataset.sample_ids, dataset.damage
     )
-    groups, sample_ids = with_excluded_rows(
+    groups, sample_ids = with_skipped_rows(
         dataset.groups, dataset.sample_ids, len(dataset.table.rows)
     )
     return TrainingData(source, groups, sample_ids, list(input_sets))
@@ -48,7 +48,7 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     sample_ids = [(row["row"], row["chunk"]) for row in rows]
     input_sets = [frozenset(names) for names in info.inputs]
     source = CachedSamples(cache, rows, input_sets, sample_ids)
-    all_groups, all_ids = with_excluded_rows(groups, sample_ids, info.dataset["rows"])
+    all_groups, all_ids = with_skipped_rows(groups, sample_ids, info.dataset["rows"])
     return TrainingData(source, all_groups, all_ids, input_sets, info)
 
 

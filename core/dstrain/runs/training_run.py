@@ -22,7 +22,7 @@ class TrainingData:
 
     source: SampleSource
     groups: Sequence[int]
-    """Sample -> number of its signature; `EXCLUDED` for a row without samples."""
+    """Sample -> number of its signature; `SKIPPED` for a row without samples."""
     sample_ids: Sequence[tuple[int, int]]
     """Sample -> its row and chunk."""
     input_sets: Sequence[frozenset[str]]

@@ -18,7 +18,7 @@ from dstrain.randomness import SampleKey, digest
 
 CHUNK = 4096
 """Positions that are permuted at once."""
-EXCLUDED = -1
+SKIPPED = -1
 """The group of a row without a sample."""
 ROUNDS = 6
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
@@ -83,7 +83,7 @@ class Order:
 
     groups: Sequence[int]
     """Sample -> number of its signature: only samples of one signature share a batch.
-    `EXCLUDED` keeps the position of a row without a sample.
+    `SKIPPED` keeps the position of a row without a sample.
     """
     repeat: int
     """How often an epoch draws each sample."""
@@ -100,7 +100,7 @@ class Order:
     @cached_property
     def sample_count(self) -> int:
         """Return the number of samples of the dataset."""
-        return sum(group != EXCLUDED for group in self.groups)
+        return sum(group != SKIPPED for group in self.groups)
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -109,7 +109,7 @@ class Order:
         """
         steps = 0
         for group, samples in Counter(self.groups).items():
-            if group != EXCLUDED:
+            if group != SKIPPED:
                 steps += math.ceil(samples * self.repeat / self.samples_per_step)
         return steps
 
@@ -121,7 +121,7 @@ class Order:
         for item in self._items(epoch):
             repeat, sample = divmod(item, len(self.groups))
             group = self.groups[sample]
-            if group == EXCLUDED:
+            if group == SKIPPED:
                 continue
             queue = queues.setdefault(group, [])
             queue.append(SampleKey(self.seed, epoch, repeat, *self.sample_ids[sample]))
@@ -141,19 +141,19 @@ class Order:
             yield from permute(positions, self.draws, (self.seed, epoch)).tolist()
 
 
-def with_excluded_rows(
+def with_skipped_rows(
     groups: Sequence[int],
     sample_ids: Sequence[tuple[int, int]],
     rows: int,
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Add a sample of the group `EXCLUDED` for each of the table's rows that has none.
+    """Add a sample of the group `SKIPPED` for each of the table's rows that has none.
 
     So the other samples are drawn in the order of the whole table. Returns groups and
     (row, chunk) of all samples.
     """
     present = {row for row, _ in sample_ids}
-    excluded = [(row, 0) for row in range(rows) if row not in present]
-    group_of = dict.fromkeys(excluded, EXCLUDED)
+    skipped = [(row, 0) for row in range(rows) if row not in present]
+    group_of = dict.fromkeys(skipped, SKIPPED)
     group_of.update(zip(sample_ids, groups, strict=True))
     in_order = sorted(group_of)
     return [group_of[one] for one in in_order], in_order

@@ -185,7 +185,7 @@ def test_a_list_of_an_earlier_run_goes_when_nothing_is_skipped(
     assert not (folder / "store" / LIST).exists()
 
 
-def test_a_resumed_run_has_the_same_rows_left_out(tmp_path: Path) -> None:
+def test_a_resumed_run_skips_the_same_rows(tmp_path: Path) -> None:
     folder = project(tmp_path)
     whole = (folder / "data/2.png").read_bytes()
     hurt(folder / "data/2.png")

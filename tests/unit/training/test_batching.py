@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from dstrain.randomness import SampleKey
 from dstrain.training.batching import (
-    EXCLUDED,
+    SKIPPED,
     Indices,
     MicroBatch,
     Order,
     permute,
     split_across_ranks,
-    with_excluded_rows,
+    with_skipped_rows,
 )
 
 
@@ -125,9 +125,9 @@ def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_
 
 
 def test_rows_without_a_sample_keep_their_position_in_the_order() -> None:
-    groups, sample_ids = with_excluded_rows((4, 4, 5), ((1, 0), (1, 1), (3, 0)), 5)
+    groups, sample_ids = with_skipped_rows((4, 4, 5), ((1, 0), (1, 1), (3, 0)), 5)
     assert sample_ids == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (4, 0)]
-    assert groups == [EXCLUDED, 4, 4, EXCLUDED, 5, EXCLUDED]
+    assert groups == [SKIPPED, 4, 4, SKIPPED, 5, SKIPPED]
 
 
 def test_epochs_and_seeds_differ_in_their_order() -> None:

@@ -19,11 +19,7 @@ from torch import Tensor, nn
 
 from dstrain.console import get_logger
 from dstrain.errors import StateError
-from dstrain.storage.files import (
-    remove_folder,
-    replacing_folder,
-    write_json,
-)
+from dstrain.storage.files import remove_folder, replacing_folder, write_json
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors, with_checksum, write_tensors
 

@@ -16,13 +16,9 @@ from dstrain.data.images import Resolution, fit
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column, Measured, as_column
 from dstrain.graph.plan import Plan, make_plan
+from dstrain.graph.task import NEGATIVE
 from dstrain.graph.values import deserialize, serialize
-from dstrain.pipeline.sampling import (
-    NEGATIVE,
-    SamplerOptions,
-    generate_task,
-    plan_inference,
-)
+from dstrain.pipeline.sampling import SamplerOptions, generate_task, plan_inference
 from dstrain.runs.setup import Setup
 
 PIXELS = 512 * 512

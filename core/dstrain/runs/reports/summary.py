@@ -14,7 +14,7 @@ from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.training_run import TrainingRun
-from dstrain.training.batching import EXCLUDED
+from dstrain.training.batching import SKIPPED
 
 logger = get_logger(__name__)
 
@@ -44,7 +44,7 @@ def log_start(run: TrainingRun, folder: Path) -> None:
     unused = len(module.trained.unused_parameters)
     if unused:
         logger.info(f"frozen because no loss reaches them: {unused} tensors")
-    shapes = len({*order.groups} - {EXCLUDED})
+    shapes = len({*order.groups} - {SKIPPED})
     epochs = run.total_steps / order.steps_per_epoch
     limit = ""
     if config.num_epochs and epochs < config.num_epochs:

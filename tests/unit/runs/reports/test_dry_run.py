@@ -129,7 +129,7 @@ def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_reported(
     assert "    nowhere: is not a state folder\n" in capsys.readouterr().out
 
 
-def test_rows_that_are_no_rows_are_refused_or_left_out(
+def test_rows_that_are_no_rows_are_refused_or_skipped(
     bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (bare / "metadata.csv").write_text("image,prompt\n0.png,a,b\n1.png,a\n")
