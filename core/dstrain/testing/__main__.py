@@ -34,14 +34,10 @@ def write(family_name: str, folder: Path) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_fingerprints(folder, made, versions)
-    write_plans(
-        folder,
-        {
-            name: text
-            for s in tested_variants
-            for name, text in plan_texts(family, s.spec).items()
-        },
-    )
+    texts: dict[str, str] = {}
+    for tested in tested_variants:
+        texts.update(plan_texts(family, tested.spec))
+    write_plans(folder, texts)
 
 
 if __name__ == "__main__":

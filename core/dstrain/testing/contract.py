@@ -43,14 +43,31 @@ class Published(Protocol):
         """
 
 
-class Contract:
+class ToyFixtures:
+    """The toys of a family, as a fixture."""
+
+    family: ClassVar[str]
+    """The name of an installed family."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def tested_variants(
+        cls, tmp_path_factory: pytest.TempPathFactory
+    ) -> Callable[[str], FamilyUnderTest]:
+        """Return a function from a variant to its toy, built once for all tests of the
+        class.
+        """
+        family = load_family(cls.family)
+        folder = tmp_path_factory.mktemp(cls.family)
+        return cache(lambda variant: FamilyUnderTest(family, variant, folder / variant))
+
+
+class Contract(ToyFixtures):
     """The fixtures and parameters of the kit's tests.
 
     Plans and fingerprints lie beside the subclass's file.
     """
 
-    family: ClassVar[str]
-    """The name of an installed family."""
     published: ClassVar[Published | None] = None
     """Runs the published pipeline; None where there is none."""
     published_images: ClassVar[int] = 2
@@ -60,18 +77,15 @@ class Contract:
         """Parametrize a test over variants, and over the trainables, components or
         guidance that it asks for.
         """
-        family, names = load_family(self.family), metafunc.fixturenames
+        names = metafunc.fixturenames
         if "variant" not in names:
             return
+        family = load_family(self.family)
         rows: list[tuple[str, Any]] = []
-        second = next(
-            (
-                name
-                for name in ("trained", "component", "adapted", "guided")
-                if name in names
-            ),
-            "",
-        )
+        second = ""
+        for name in ("trained", "component", "adapted", "guided"):
+            if name in names:
+                second = name
         for variant in family.variants:
             spec = family.spec(variant)
             networks = (*denoisers(family, spec), *conditioners(family, spec))
@@ -88,21 +102,10 @@ class Contract:
             metafunc.parametrize(
                 ("variant", second),
                 rows,
-                ids=[f"{v}-{_name(value)}" for v, value in rows],
+                ids=[f"{variant}-{_name(value)}" for variant, value in rows],
             )
         else:
             metafunc.parametrize("variant", [variant for variant, _ in rows])
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def tested_variants(
-        cls, tmp_path_factory: pytest.TempPathFactory
-    ) -> Callable[[str], FamilyUnderTest]:
-        """Return a function from a variant to its toy, built once for all tests of the
-        class.
-        """
-        folder, family = tmp_path_factory.mktemp(cls.family), load_family(cls.family)
-        return cache(lambda variant: FamilyUnderTest(family, variant, folder / variant))
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -121,9 +124,8 @@ class Contract:
     ) -> Iterator[FamilyUnderTest]:
         """Yield the variant at toy sizes, and count the CPU seconds of the test."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(
-            1
-        )  # at toy sizes several would wait for each other most of the time
+        # At toy sizes several would wait for each other most of the time.
+        torch.set_num_threads(1)
         with count(request.config, f"{self.family} {variant}"):
             yield tested_variants(variant)
         torch.set_num_threads(threads)
@@ -146,8 +148,6 @@ class Contract:
 
 def _name(value: Any) -> str:
     """Return the part of a test id that stands for a parameter."""
-    return (
-        ("guided" if value else "plain")
-        if isinstance(value, bool)
-        else str(getattr(value, "name", value))
-    )
+    if isinstance(value, bool):
+        return "guided" if value else "plain"
+    return str(getattr(value, "name", value))

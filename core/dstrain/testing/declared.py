@@ -54,7 +54,7 @@ class Declared(Contract):
         known = set(names)
         specs = [family.spec(variant) for variant in family.variants]
         assert [(spec.family, spec.variant) for spec in specs] == [
-            (self.family, v) for v in family.variants
+            (self.family, variant) for variant in family.variants
         ]
         assert len(known) == len(names)
         assert {name for spec in specs for name in spec.components} == known
@@ -105,9 +105,9 @@ class Declared(Contract):
         """Files are recognized by the names of their weights."""
         known = tested.family.load("components")
         networks = {
-            c.name
-            for c in known
-            if not c.is_folder and c.name in tested.spec.components
+            component.name
+            for component in known
+            if not component.is_folder and component.name in tested.spec.components
         }
         assert set(assign(tested.models, known, networks)) == networks
 
@@ -156,25 +156,22 @@ class Declared(Contract):
     def test_plans_are_the_golden_ones(self, tested: FamilyUnderTest) -> None:
         """What each stage runs, loads and caches changes only on purpose."""
         texts = plan_texts(tested.family, tested.spec)
-        place = self.folder / FOLDER
-        assert {
-            name: (place / name).read_text()
-            for name in texts
-            if (place / name).is_file()
-        } == texts, self.advice
+        golden = {}
+        for name in texts:
+            path = self.folder / FOLDER / name
+            if path.is_file():
+                golden[name] = path.read_text()
+        assert golden == texts, self.advice
 
     def test_units_make_what_they_made_under_their_version(
         self, tested: FamilyUnderTest
     ) -> None:
         """Cached values are reused as long as a unit's version stays the same."""
         versions = {unit.name: unit.version for unit in tested.spec.units}
-        fingerprints = unit_fingerprints(tested.values)
-        assert (
-            changed(
-                read_fingerprints(self.folder), fingerprints, versions, tested.variant
-            )
-            == []
-        ), self.advice
+        before = read_fingerprints(self.folder)
+        now = unit_fingerprints(tested.values)
+        units = changed(before, now, versions, tested.variant)
+        assert units == [], self.advice
 
     def test_lora_targets_match_layers(self, tested: FamilyUnderTest) -> None:
         """Each LoRA target matches a layer in every network of the variant that has
@@ -182,12 +179,10 @@ class Declared(Contract):
         """
         pipeline = tested.open()
         for name, targets in tested.family.lora_targets.items():
-            if isinstance(pipeline.components.get(name), nn.Module):
-                counts = inject(
-                    pipeline.components[name],
-                    LoraConfig(name, targets, 1, 1.0),
-                    tested.family.lora_aliases,
-                )
+            network = pipeline.components.get(name)
+            if isinstance(network, nn.Module):
+                lora_config = LoraConfig(name, targets, 1, 1.0)
+                counts = inject(network, lora_config, tested.family.lora_aliases)
                 assert all(counts.values())
 
 

@@ -156,9 +156,9 @@ class FamilyUnderTest:
             "dataset_base_path": self.data,
             "feature_cache": self.folder / "cache",
             "extra_inputs": ",".join(
-                n
-                for n, s in self.spec.inputs.items()
-                if isinstance(s, Column) and s.optional
+                name
+                for name, source in self.spec.inputs.items()
+                if isinstance(source, Column) and source.optional
             ),
             "output_path": self.folder / "out",
             **trained.flags,
@@ -205,7 +205,9 @@ class FamilyUnderTest:
         """Return the toy's weight files, by component."""
         known = self.family.load("components")
         wanted = [
-            c.name for c in known if not c.is_folder and c.name in self.spec.components
+            one.name
+            for one in known
+            if not one.is_folder and one.name in self.spec.components
         ]
         return {
             name: found.paths
@@ -223,13 +225,13 @@ class FamilyUnderTest:
             name: paths for name, paths in self.files.items() if name in components
         }
         folders = [
-            c
-            for c in self.family.load("components")
-            if c.is_folder and c.name in components
+            one
+            for one in self.family.load("components")
+            if one.is_folder and one.name in components
         ]
         for folder in {
             *(paths[0].parent for paths in weights.values()),
-            *(self.model / c.folders[0] for c in folders),
+            *(self.model / one.folders[0] for one in folders),
         }:
             (place / folder.name).symlink_to(folder)
         files = [
@@ -237,8 +239,8 @@ class FamilyUnderTest:
             for paths in weights.values()
         ]
         named = [
-            ModelConfig(path=str(place / c.folders[0]), component=c.name)
-            for c in folders
+            ModelConfig(path=str(place / one.folders[0]), component=one.name)
+            for one in folders
         ]
         return (*(ModelConfig(path=paths) for paths in files), *named)
 

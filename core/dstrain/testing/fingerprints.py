@@ -50,9 +50,9 @@ def matches(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         (numbers, other["numbers"][key]) for key, numbers in one["numbers"].items()
     ]
     return all(
-        abs(a - b) <= TOLERANCE * max(ours[0], theirs[0])
+        abs(our - their) <= TOLERANCE * max(ours[0], theirs[0])
         for ours, theirs in pairs
-        for a, b in zip(ours, theirs, strict=True)
+        for our, their in zip(ours, theirs, strict=True)
     )
 
 
@@ -60,7 +60,8 @@ def unit_values(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     """Return the outputs of every unit that training or inference runs at toy sizes, by
     the unit's name.
     """
-    spec, given = pipeline.spec, inputs(pipeline.spec)
+    spec = pipeline.spec
+    given = inputs(spec)
     tasks = (
         (SFT, data_inputs(spec)),
         (generate_task(spec, guided=False), frozenset(given)),

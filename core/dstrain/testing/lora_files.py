@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -28,16 +27,18 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.safetensors import CHECKSUM
+from dstrain.testing.contract import ToyFixtures
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import LoraReader, trained
 from dstrain.testing.round_trips import train_and_save
 from dstrain.testing.trained_sets import TrainedSet, conditioners, denoisers
 
-RANK, ALPHA = 4, 6.0
-EXACT, FOLDED = 1e-12, 1e-6
-"""Greatest differences of predictions, as parts of the largest: in fp64; where alpha /
-rank was multiplied in fp32.
-"""
+RANK = 4
+ALPHA = 6.0
+EXACT = 1e-12
+"""Greatest difference of predictions in fp64, as a part of the largest."""
+FOLDED = 1e-6
+"""The same where alpha / rank was multiplied in fp32."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,9 @@ DAMAGES = MappingProxyType(
 )
 
 
-class LoraFiles:
+class LoraFiles(ToyFixtures):
     """Subclass it as `TestLoraFiles` in the family's `tests/test_lora_files.py`."""
 
-    family: ClassVar[str]
-    """The name of an installed family."""
     names: ClassVar[Mapping[str, Mapping[str, str]]]
     """Component -> program -> the program's name for a layer of the default targets."""
     readers: ClassVar[Mapping[str, Mapping[str, LoraReader]]]
@@ -141,17 +140,15 @@ class LoraFiles:
         """Parametrize a test over the targets of every component, or over the programs
         that name the default ones.
         """
-        names, cases = (
-            metafunc.fixturenames,
-            list(self._cases(load_family(self.family))),
-        )
+        names = metafunc.fixturenames
+        cases = list(self._cases(load_family(self.family)))
         rows = [(case, program) for case in cases for program in case.programs]
         if "published" in names:
             chosen = [row for row in rows if self.published_takes(*row)]
             metafunc.parametrize(
                 ("case", "published"),
                 chosen,
-                ids=[f"{c.name}-{program}" for c, program in chosen],
+                ids=[f"{case.name}-{program}" for case, program in chosen],
             )
         elif "foreign" in names:
             chosen = [
@@ -163,7 +160,7 @@ class LoraFiles:
             metafunc.parametrize(
                 ("case", "foreign"),
                 chosen,
-                ids=[f"{c.name}-{program}" for c, program in chosen],
+                ids=[f"{case.name}-{program}" for case, program in chosen],
             )
         elif "case" in names:
             metafunc.parametrize("case", cases, ids=[case.name for case in cases])
@@ -200,17 +197,6 @@ class LoraFiles:
                         for name in family.lora_aliases
                     )
                 seen.add(part)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def tested_variants(
-        cls, tmp_path_factory: pytest.TempPathFactory
-    ) -> Callable[[str], FamilyUnderTest]:
-        """Return a function from a variant to its toy, built once for all tests of the
-        class.
-        """
-        folder, family = tmp_path_factory.mktemp(cls.family), load_family(cls.family)
-        return cache(lambda variant: FamilyUnderTest(family, variant, folder / variant))
 
     @pytest.fixture
     def fresh(
@@ -270,7 +256,8 @@ class LoraFiles:
         plain = fresh(case.variant, case.component)
         file = tmp_path / "lora.safetensors"
         ours = self.saved(case, deepcopy(plain), file)
-        wanted, exact = self.predicted(case, ours), self.predicted(case, ours.double())
+        wanted = self.predicted(case, ours)
+        exact = self.predicted(case, ours.double())
         assert _differ(self.predicted(case, plain), wanted) > 1e-3
         for program in case.programs:
             output = tmp_path / f"{program}.safetensors"
@@ -369,7 +356,8 @@ class LoraFiles:
     ) -> None:
         """It goes as a user does it: `dstrain export`, then `dstrain generate`."""
         family = load_family(self.family)
-        tested, part = tested_variants(family.variants[0]), family.default_trainable
+        tested = tested_variants(family.variants[0])
+        part = family.default_trainable
         files = {"": train_and_save(tested, TrainedSet(lora=part), tmp_path).file}
         for program in ("comfyui", "diffsynth"):
             files[program] = tmp_path / f"{program}.safetensors"
@@ -436,8 +424,8 @@ def _damage(path: Path, damage: Damage) -> None:
         }
     tensors = {damage.keys(key): tensor for key, tensor in load_file(path).items()}
     kept = {
-        key: torch.cat([t, t], 1) if damage.wider and "_A" in key else t
-        for key, t in tensors.items()
+        key: torch.cat([tensor] * 2, 1) if damage.wider and "_A" in key else tensor
+        for key, tensor in tensors.items()
         if key
     }
     save_file(kept, path, metadata=dict(damage.header(header)))

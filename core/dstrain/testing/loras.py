@@ -48,11 +48,9 @@ class LoraReader:
     def weights(self, network: nn.Module) -> dict[str, Tensor]:
         """Return a network's weights in the program's format, in fp64."""
         state = {name: weight.double() for name, weight in network.state_dict().items()}
-        return (
-            state
-            if self.checkpoint_format is None
-            else to_checkpoint(self.checkpoint_format, state)
-        )
+        if self.checkpoint_format is None:
+            return state
+        return to_checkpoint(self.checkpoint_format, state)
 
     def read(
         self, network: nn.Module, tensors: Mapping[str, Tensor]
@@ -73,12 +71,10 @@ class LoraReader:
                 scale = 1.0 if alpha is None else alpha.item() / len(below)
                 weights[name] = weights[name] + scale * (above @ below)
                 left -= {*pair, f"{layer}.alpha"}
+        if self.checkpoint_format is not None:
+            weights = from_checkpoint(self.checkpoint_format, weights)
         changed = deepcopy(network).double()
-        changed.load_state_dict(
-            weights
-            if self.checkpoint_format is None
-            else from_checkpoint(self.checkpoint_format, weights)
-        )
+        changed.load_state_dict(weights)
         return changed, sorted(left)
 
     def lora(
@@ -87,24 +83,17 @@ class LoraReader:
         """Return a LoRA file of the program's own for each linear layer, drawn from
         seed 0.
         """
-        linear = {
-            f"{name}.weight"
-            for name, layer in network.named_modules()
-            if isinstance(layer, nn.Linear)
-        }
-        state = {
-            name: weight
-            for name, weight in network.state_dict().items()
-            if name in linear
-        }
+        state = network.state_dict()
+        weights = {}
+        for name, module in network.named_modules():
+            if isinstance(module, nn.Linear):
+                weights[f"{name}.weight"] = state[f"{name}.weight"]
+        if self.checkpoint_format is not None:
+            weights = to_checkpoint(self.checkpoint_format, weights)
         draw = torch.Generator().manual_seed(0)
         made = {}
         down, up = PAIRS[2 if alpha is None else 0]
-        for name, weight in (
-            state
-            if self.checkpoint_format is None
-            else to_checkpoint(self.checkpoint_format, state)
-        ).items():
+        for name, weight in weights.items():
             layer = self.layer(name)
             made[f"{layer}.{down}"] = 0.3 * torch.randn(
                 rank, weight.shape[1], generator=draw

@@ -41,7 +41,8 @@ class SavedRun:
     @torch.no_grad()
     def _prediction(self, pipeline: Pipeline) -> Tensor:
         """Predict for half noise at a timestep of the component that was trained."""
-        spec, (component,) = pipeline.spec, self.module.trained.components
+        spec = pipeline.spec
+        (component,) = self.module.trained.components
         values = dict(self.sample.values)
         pipeline.run(
             self.module.plan(self.sample.inputs).train_steps,
@@ -90,7 +91,7 @@ def train_and_save(
 def generate(pipeline: Pipeline, given: Mapping[str, Any]) -> tuple[list[Tensor], Any]:
     """Return the latents after each step of a short inference, and its result."""
     latents: list[Tensor] = []
-    made = pipeline(**given, on_step=lambda i, now: latents.append(now))
+    made = pipeline(**given, on_step=lambda step, now: latents.append(now))
     return latents, made
 
 

@@ -76,7 +76,10 @@ def write_rows(spec: PipelineSpec, folder: Path) -> Path:
     # Of inputs from one column, those that are not a frame picked from it say what it
     # holds.
     columns = {
-        c.name: c for c in sorted(_columns(spec).values(), key=lambda c: not c.frame)
+        column.name: column
+        for column in sorted(
+            _columns(spec).values(), key=lambda column: not column.frame
+        )
     }
     optional = _optional(spec)
     rows = []
@@ -162,7 +165,9 @@ def _optional(spec: PipelineSpec) -> frozenset[str]:
     columns = _columns(spec)
     absent: set[str] = set()
     for name in dict.fromkeys(
-        c.name for c in columns.values() if c.is_file or c.kind in ("integer", "number")
+        column.name
+        for column in columns.values()
+        if column.is_file or column.kind in ("integer", "number")
     ):
         if _trains(spec, absent | {name}):
             absent.add(name)

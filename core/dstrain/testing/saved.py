@@ -71,10 +71,11 @@ class Saved(Contract):
         self, tested: FamilyUnderTest, guided: bool, reference: Published
     ) -> None:
         """Latents differ by at most 1e-5, pixels by at most 1 of 255."""
-        pipeline, everything = tested.open(), arguments(tested.spec, guided)
+        pipeline = tested.open()
         most = self.published_images
         given: dict[str, Any] = {
-            n: v[:most] if isinstance(v, list) else v for n, v in everything.items()
+            name: value[:most] if isinstance(value, list) else value
+            for name, value in arguments(tested.spec, guided).items()
         }
         with torch.no_grad():  # the default initialization hardly listens to conditions
             for name in denoisers(tested.family, tested.spec):

@@ -56,11 +56,11 @@ def outcome(run: Run) -> Outcome:
             run.module.zero_grad(set_to_none=True)
             loss = run.losses(keys)
             torch.autograd.backward(loss.sum())
-            name = f"rows {', '.join(str(key.row) for key in keys)}"
-            losses[name] = loss.detach()
-            gradients[name] = {
-                parameter: p.grad
-                for parameter, p in run.module.trained.parameters.items()
+            rows = f"rows {', '.join(str(key.row) for key in keys)}"
+            losses[rows] = loss.detach()
+            gradients[rows] = {
+                name: parameter.grad
+                for name, parameter in run.module.trained.parameters.items()
             }
             values |= {key.row: run.cached_values(key.row) for key in keys}
     return Outcome(run, losses, gradients, values)
@@ -98,9 +98,9 @@ def without_gradient(found: Outcome) -> list[str]:
     """
     names = next(iter(found.gradients.values()))
     given = {
-        n
+        name
         for table in found.gradients.values()
-        for n, value in table.items()
+        for name, value in table.items()
         if value is not None and value.any()
     }
     return [name for name in names if name not in given]

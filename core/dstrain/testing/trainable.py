@@ -68,14 +68,12 @@ class Trainable(Contract):
     ) -> None:
         """Dropout acts only in what is trained."""
         for way in unsplit_and_split(tested, trained):
-            networks = {
-                n: c
-                for n, c in way.run.module.pipeline.components.items()
-                if isinstance(c, nn.Module)
+            in_training = {
+                name
+                for name, network in way.run.module.pipeline.components.items()
+                if isinstance(network, nn.Module) and network.training
             }
-            assert {
-                name for name, network in networks.items() if network.training
-            } == set(trained.components)
+            assert in_training == set(trained.components)
 
     def test_unused_parameters_are_those_no_loss_reaches(
         self,
@@ -104,10 +102,8 @@ class Trainable(Contract):
             tested, trained_sets(tested.family, tested.spec)[0]
         )
         for keys in split.run.batches(2):
-            together, alone = (
-                split.run.losses(keys),
-                torch.cat([split.run.losses([key]) for key in keys]),
-            )
+            together = split.run.losses(keys)
+            alone = torch.cat([split.run.losses([key]) for key in keys])
             assert torch.allclose(together, alone, rtol=1e-5)
 
     def test_bf16_is_near_fp32(
