@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.crashes import again, events, everything, killed_at
-from tests.support.runs import project
+from tests.support.runs import warm_project
 
 pytestmark = [
     pytest.mark.promise(
@@ -50,9 +50,9 @@ TRIALS = tuple(
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose denoiser has dropout."""
-    return project(tmp_path_factory.mktemp("dropping"), dropout=0.2)
+    return warm_project(tmp_path_factory.mktemp("dropping"), dropout=0.2)
 
 
 @pytest.fixture(scope="module")

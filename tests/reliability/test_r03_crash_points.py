@@ -26,7 +26,7 @@ from dstrain.storage.files import remove_leftovers
 from dstrain.storage.safetensors import verify_file
 
 from tests.support.crashes import again, events, everything, killed_at
-from tests.support.runs import project, train
+from tests.support.runs import train, warm_project
 
 pytestmark = [
     pytest.mark.promise(
@@ -189,8 +189,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"))
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_project(tmp_path_factory.mktemp("project"))
 
 
 def check_weights(folder: Path) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tests.support.family import weights_of
 from tests.support.processes import commands, in_processes, words
-from tests.support.runs import files, log, project
+from tests.support.runs import files, log, warm_project
 
 pytestmark = [
     pytest.mark.promise(
@@ -65,11 +65,11 @@ MOVED = (
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six rows of two sizes: 21 draws of each in an epoch of 7 repeats, so a full
     global batch and one of 5.
     """
-    return project(tmp_path_factory.mktemp("project"))
+    return warm_project(tmp_path_factory.mktemp("project"))
 
 
 def flags(

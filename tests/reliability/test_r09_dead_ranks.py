@@ -22,7 +22,7 @@ from dstrain.runs.checkpoints.state import damage, states
 from tests.support.caching_project import plain
 from tests.support.family import weights_of
 from tests.support.processes import LIMIT, Ended, commands, in_processes, words
-from tests.support.runs import log, outcome, project, same
+from tests.support.runs import log, outcome, same, warm_project
 
 pytestmark = [
     pytest.mark.promise(
@@ -161,8 +161,8 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return project(tmp_path_factory.mktemp("project"), dropout=0.2)
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_project(tmp_path_factory.mktemp("project"), dropout=0.2)
 
 
 def flags(here: Path, stage: str, folder: Path, **changes: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -35,6 +36,18 @@ def project(folder: Path, **model: Any) -> Path:
     """A model below `model` and a dataset of six rows of two sizes below `data`."""
     write(folder / "model", **model)
     write_data(folder / "data", CAPTIONS, ((16, 16), (16, 24)))
+    return folder
+
+
+def warm_project(folder: Path, **model: Any) -> Path:
+    """A project in which this process has trained.
+
+    So processes that are forked from it need not import anything, which would take
+    twenty times as long as their steps.
+    """
+    project(folder, **model)
+    with TemporaryDirectory() as output:
+        train(folder, output_path=Path(output) / "out", max_steps=1)
     return folder
 
 
