@@ -51,6 +51,7 @@ def check_saved(folder: Path, step: int) -> str:
     """The newest state is the old or the new one, whole; saved again, it is the new one
     and nothing else is left.
     """
+    restore_run(folder)
     state = load_state(newest_state(folder))
     assert (state.step, state.config_digest) in {(1, "old"), (step, "new")}
     assert torch.equal(state.trainable["w"], torch.full((3,), float(state.step)))
@@ -214,6 +215,7 @@ def test_every_crash_point_of_a_checkpoint_of_a_run_resumes(
         shutil.copytree(first, out)
         event = trial * total // count
         assert killed_at(event, body, out, torn=bool(event % 2))
+        restore_run(out)
         assert not damage(newest_state(out)), event
         check_weights(out)
         events(body, out)

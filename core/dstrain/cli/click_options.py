@@ -216,7 +216,9 @@ class FamilyCommand(click.Command):
         if model is None:
             return  # click says that it is required
         disabled = [name.removeprefix("no:") for name in values.get("p", ())]
-        ctx.meta[FAMILY] = load_family(model, first["disabled_plugins"] or disabled)
+        ctx.meta[FAMILY] = load_family(
+            str(model), first["disabled_plugins"] or disabled
+        )
         if values:
             path = file or first["run"]
             ctx.meta[CONFIG_FILE] = path

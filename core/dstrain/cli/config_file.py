@@ -64,9 +64,8 @@ def default_map(
         if option.multiple and not isinstance(value, list):
             raise UsageError(where, "can be repeated: expected a list")
         if isinstance(value, list) and not option.multiple:
-            raise UsageError(
-                where, "expected one value; write several names as comma-separated text"
-            )
+            what = "expected one value; write it in quotes, as on the command line"
+            raise UsageError(where, what)
         defaults[str(option.name)] = value
     return defaults
 

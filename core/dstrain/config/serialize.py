@@ -86,9 +86,8 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
     preset = recorded.get("preset_lora_path")
     trained = split_commas(recorded.get("trainable_models"))
     full = [name.partition(".")[0] for name in trained]
-    merged_into = recorded.get("preset_lora_model") or next(iter(full), None)
     # Weights that were trained in full have the preset in them.
-    if preset and merged_into not in full:
+    if preset and recorded.get("preset_lora_model") not in full:
         values["lora"] = (LoraFile(Path(preset)), *config.lora)
     return replace(config, **values)
 

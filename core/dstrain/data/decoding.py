@@ -15,7 +15,7 @@ from dstrain.data.dataset import Dataset
 from dstrain.errors import UsageError
 from dstrain.storage.hashing import FileMemory, file_mark, hash_json
 
-MEMORY = "decoded_files.json"
+MEMORY = ".decoded_files.json"
 
 
 def skip_undecodable(

@@ -62,7 +62,7 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
         if column in table.columns:
             what = f"has a column {column!r}, which is the one to generate"
             raise UsageError(table.path, what, "remove it")
-        digests = Digests(folder / "digests.json")
+        digests = Digests(folder / ".digests.json")
         shared = parse_arguments(config, source.spec)
         columns = _columns(table, source, shared)
         rows = _rows(table, source, shared, columns)

@@ -14,7 +14,12 @@ from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
-from dstrain.models.component_files import Found, ModelConfig, model_configs
+from dstrain.models.component_files import (
+    Found,
+    ModelConfig,
+    model_configs,
+    saved_weights,
+)
 from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.toy import write_toy
@@ -71,7 +76,7 @@ def open_source(
     for lora in config.lora:
         check_lora_file(lora.path)
     family = load_family(config.model, config.disabled_plugins)
-    config, weights = _with_weights(config)
+    config, weights = _with_weights(config, family)
     models = model_configs(config, family)
     score = score_inputs({*input_names(config), *columns})
     variant = choose_variant(family, config.variant, models, score, config.toy)
@@ -81,7 +86,9 @@ def open_source(
         yield PipelineSource(config, family, spec, (*toy, *models), weights)
 
 
-def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Files]]:
+def _with_weights(
+    config: GenerateConfig, family: ModelFamily
+) -> tuple[GenerateConfig, dict[str, Files]]:
     """Add the newest weights of --run: LoRA files to --lora, others by component."""
     run = config.run
     if run is None:
@@ -98,7 +105,8 @@ def _with_weights(config: GenerateConfig) -> tuple[GenerateConfig, dict[str, Fil
         if "base" in header:  # what a LoRA was trained on
             loras.append(LoraFile(path))
         else:
-            full[header["component"]] = Files((path,))
+            component = header["component"]
+            full[component] = saved_weights(family, component, path)
     return replace(config, variant=variant, lora=(*loras, *config.lora)), full
 
 

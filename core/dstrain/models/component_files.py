@@ -251,6 +251,18 @@ def _owner(fitting: Sequence[Component], files: Files) -> str:
     return inside[0] if inside else ""
 
 
+def saved_weights(
+    family: ModelFamily,
+    component: str,
+    path: Path,
+) -> Files:
+    """Return a file with weights of one component, with the format of its keys; raises
+    StateError if it is of something else.
+    """
+    ((_, files),) = recognize(Files((path,)), [components_of(family)[component]])
+    return files
+
+
 def _parts(
     config: ModelConfig,
     files: Files,

@@ -100,7 +100,7 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
 def refuse_files(folder: Path) -> None:
     """Raise StateError if stage 1 would replace a file in a folder that is not a cache."""
     # Not by the marker: the advice for a damaged one is to delete it.
-    if (folder / "plans").exists():
+    if (folder / "plans").exists() and (folder / "shards").exists():
         return
     for name in (LIST, DIGESTS, LOG):
         if (folder / name).exists():

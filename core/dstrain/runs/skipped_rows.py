@@ -1,7 +1,6 @@
 """Decode every row before a run, and list the rows that are skipped."""
 
 import json
-import time
 from contextlib import nullcontext
 
 import torch
@@ -25,7 +24,6 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
     processes do not agree on them.
     """
     skips = setup.config.on_bad_sample == "skip"
-    start = time.monotonic()
     if skips or setup.config.url_cache is not None:
         if processes.is_main:
             with lock(setup.output) if skips else nullcontext():
@@ -44,10 +42,7 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
         raise SystemFault(dataset.table.path, what)
     count = int(skipped.sum())
     where = f", listed in {setup.list_folder / LIST}" if count else ""
-    seconds = time.monotonic() - start
-    logger.info(
-        f"{count} of {len(skipped)} rows are skipped{where}; the files were checked in {seconds:.1f} s"
-    )
+    logger.info(f"{count} of {len(skipped)} rows are skipped{where}")
 
 
 def write_list(setup: Setup) -> None:

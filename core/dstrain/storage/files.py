@@ -28,6 +28,8 @@ platform lets others read a locked file; it is removed before the lock is releas
 ORPHANS = 10.0
 """Seconds for which the loader processes of a killed run may outlive it and keep its
 lock."""
+REPLACED = ".replaced-"
+"""Beginning of the name of a folder that another one is about to replace."""
 UNTOUCHED = "existing files were not modified"
 SYNCS_FOLDERS = os.name != "nt"
 """Whether the platform can open a folder, which syncing one requires."""
@@ -103,27 +105,42 @@ def check_writable(folder: Path) -> None:
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to write, and rename it to `folder` if nothing fails.
 
-    The files in it must be synced. A folder of that name is kept as `<name>.old` until
-    the new one is in place. Any OSError becomes SystemFault.
+    The files in it must be synced. A folder of that name is set aside until the new one
+    is in place; files that only the old one has are kept. Any OSError becomes
+    SystemFault.
     """
     building = temporary(folder)
-    old = folder.with_name(folder.name + ".old")
     try:
+        finish_replacing(folder.parent)
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
         yield building
         _sync_folder(building)
         if folder.exists():
-            remove_folder(old)
-            folder.rename(old)
+            folder.rename(folder.with_name(REPLACED + folder.name))
         building.rename(folder)
         _sync_folder(folder.parent)
-        remove_folder(old)
+        finish_replacing(folder.parent)
     except BaseException as error:
         shutil.rmtree(building, ignore_errors=True)
         if isinstance(error, OSError):
             raise _fault(folder, 0, error) from error
         raise
+
+
+def finish_replacing(folder: Path) -> None:
+    """Finish what `replacing_folder` began in this folder before it was killed, or undo
+    it where the new folder is not in place; the caller holds the lock.
+    """
+    for old in folder.glob(f"{REPLACED}*"):
+        new = folder / old.name.removeprefix(REPLACED)
+        if not new.exists():
+            old.rename(new)
+            continue
+        for path in old.iterdir():
+            if not (new / path.name).exists():
+                path.rename(new / path.name)
+        remove_folder(old)
 
 
 def remove_folder(folder: Path) -> None:

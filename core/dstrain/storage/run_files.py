@@ -1,6 +1,7 @@
 """The list of the files that a run wrote to its output folder: run.json."""
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -43,7 +44,8 @@ class RunFiles:
         Raises StateError for a file that is there and not listed.
         """
         for path in paths:
-            if path not in self.steps and (self.folder / path).exists():
+            # A link that leads nowhere is somebody's, too.
+            if path not in self.steps and os.path.lexists(self.folder / path):
                 raise not_listed(self.folder, path)
             if step:
                 self.steps.pop(path, None)  # the order is that of writing
@@ -108,6 +110,6 @@ def not_listed(folder: Path, name: str) -> StateError:
 
 def remove_empty(folder: Path, output: Path) -> None:
     """Remove a folder below `output` if it is empty, and then those above it."""
-    while folder != output and not any(folder.iterdir()):
+    while folder != output and not folder.is_symlink() and not any(folder.iterdir()):
         folder.rmdir()
         folder = folder.parent

@@ -16,9 +16,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 from diffusers import QwenImagePipeline
-from dstrain.config.options import TrainConfig
+from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted
+from dstrain.generation.run import generate
 from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.build import open_training_data, prepare
@@ -493,3 +494,26 @@ def test_the_toys_weights_depend_on_nothing_but_its_seed(
             weights(toy_folder, part), weights(tmp_path / "again", part), strict=True
         ):
             assert Path(one).read_bytes() == Path(other).read_bytes()
+
+
+def test_a_text_encoder_that_was_trained_in_full_is_used_again(
+    config: TrainConfig, tmp_path: Path
+) -> None:
+    # Its files have other key names than the network in memory.
+    trained = having(config, trainable_models="text_encoder", max_steps=1)
+    run(trained)
+    weights_file = tmp_path / "out/step-1.safetensors"
+    second = {"resume_from_checkpoint": weights_file}
+    run(having(trained, output_path=tmp_path / "second", **second))
+    generate(
+        GenerateConfig(
+            model="qwen_image",
+            run=tmp_path / "out",
+            prompt="dog",
+            output=tmp_path / "a.png",
+            height=32,
+            width=32,
+            num_inference_steps=1,
+        )
+    )
+    assert (tmp_path / "a.png").is_file()

@@ -126,7 +126,7 @@ BAD: tuple[tuple[str, str, str], ...] = (
     (
         "x.toml",
         "trainable_models = ['a', 'b']",
-        "x.toml:trainable_models: expected one value; write several names as comma-separated text",
+        "x.toml:trainable_models: expected one value; write it in quotes, as on the command line",
     ),
     (
         "x.toml",
@@ -180,7 +180,7 @@ BAD: tuple[tuple[str, str, str], ...] = (
     (
         "x.yaml",
         "seed: !!python/object/apply:os.system [touch hacked]",
-        "x.yaml:seed: expected one value; write several names as comma-separated text",
+        "x.yaml:seed: expected one value; write it in quotes, as on the command line",
     ),
     ("x.toml", "toy = true\nheight = 64", "x.toml:height: is given without --width"),
     ("x.yaml", "a: " + "[" * 600 + "]" * 600, "x.yaml: cannot be parsed: "),

@@ -101,8 +101,12 @@ def test_options_that_are_given_win(here: Path) -> None:
 
 @pytest.mark.parametrize(
     ("trained", "loras"),
-    [({}, 2), ({"trainable_models": "dit"}, 0)],
-    ids=["LoRA", "full"],
+    [
+        ({}, 2),
+        ({"trainable_models": "dit"}, 0),
+        ({"trainable_models": "text_encoder"}, 1),
+    ],
+    ids=["LoRA", "full", "another component in full"],
 )
 def test_a_preset_is_applied_unless_it_is_in_the_weights(
     trained: dict[str, Any], loras: int, here: Path

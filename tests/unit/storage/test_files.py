@@ -114,6 +114,22 @@ def test_equal_json_gives_equal_bytes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": "é", "b": [1, 2.5]}
 
 
+def test_an_interrupted_replacement_is_finished_or_undone(tmp_path: Path) -> None:
+    old, new = tmp_path / ".replaced-s", tmp_path / "s"
+    old.mkdir()
+    (old / "a").write_text("old")
+    files.finish_replacing(tmp_path)
+    assert names(tmp_path) == ["s"]
+    new.rename(old)
+    (old / "mine").write_text("mine")
+    new.mkdir()
+    (new / "a").write_text("new")
+    files.finish_replacing(tmp_path)
+    assert names(tmp_path) == ["s"]
+    assert names(new) == ["a", "mine"]
+    assert (new / "a").read_text() == "new"
+
+
 def test_a_folder_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
     for content in ("old", "new"):
         with files.replacing_folder(tmp_path / "s") as building:

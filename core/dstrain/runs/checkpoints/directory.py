@@ -7,7 +7,7 @@ from dstrain.config.serialize import CONFIG
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.state import FILES, RECORD, STATES, states
 from dstrain.runs.skipped_rows import LIST
-from dstrain.storage.files import temporary
+from dstrain.storage.files import finish_replacing, temporary
 from dstrain.storage.run_files import RUN, RunFiles, not_listed, remove_empty
 
 LOSS_CSV = "logs/loss.csv"
@@ -96,11 +96,13 @@ def remove_run(folder: Path) -> None:
 
 
 def restore_run(folder: Path) -> None:
-    """Undo a `remove_run` that was interrupted; the caller holds the folder's lock.
+    """Undo a `remove_run` that was interrupted, and complete the replacement of states;
+    the caller holds the folder's lock.
 
     Files in a folder of that name without run.json are the user's. Raises StateError for
     a file in the place of one to put back.
     """
+    finish_replacing(folder / STATES)
     aside = folder / SET_ASIDE
     record = aside / RUN
     paths = [path for path in aside.rglob("*") if path.is_file()]

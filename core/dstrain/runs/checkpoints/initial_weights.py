@@ -9,8 +9,7 @@ from typing import Any
 from dstrain.config.fields import split_commas
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.key_parser import KEY
-from dstrain.models.component_files import Found
-from dstrain.models.components import Files
+from dstrain.models.component_files import Found, saved_weights
 from dstrain.models.configs import differing_entries
 from dstrain.models.weights import find_weights
 from dstrain.runs.setup import Setup
@@ -40,9 +39,15 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
         is_lora = _is_lora(path)
         _check_trained(path, component, is_lora, setup)
         if not is_lora:
-            _check_preset(path, component, setup)
+            if setup.preset is not None and setup.preset.component == component:
+                # They have the preset of the run that trained them in them.
+                raise UsageError(
+                    "--preset_lora_path",
+                    f"cannot be merged into {component}: {FLAG} {path} replaces all of it",
+                    "leave it out: weights that were trained on a preset already include it",
+                )
             _check_configuration(path, header, found.configs.get(component, {}))
-            files[component] = Files((path,))
+            files[component] = saved_weights(setup.family, component, path)
         elif setup.config.lora_checkpoint is None:
             loras.append(path)
         else:
@@ -96,22 +101,6 @@ def _check_trained(
             path,
             f"contains {content}, but this run trains {', '.join(trained)}",
             "train what it contains, or give other weights with --model_paths",
-        )
-
-
-def _check_preset(
-    path: Path,
-    component: str,
-    setup: Setup,
-) -> None:
-    """Refuse a preset for weights that a run trained in full: they have the preset of
-    that run in them.
-    """
-    if setup.preset is not None and setup.preset.component == component:
-        raise UsageError(
-            "--preset_lora_path",
-            f"cannot be merged into {component}: {FLAG} {path} replaces all of it",
-            "leave it out: weights that were trained on a preset already include it",
         )
 
 

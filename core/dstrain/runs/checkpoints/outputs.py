@@ -4,7 +4,7 @@ the state to resume from.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -156,7 +156,11 @@ class RunDirectory:
         RunFiles.read(self.folder).add(records)
         (self.folder / LOG).parent.mkdir(exist_ok=True)
         write_list(setup)
-        write_resolved(self.folder / CONFIG, setup.config, setup.versions)
+        config = setup.config
+        if setup.preset is not None:
+            # Found by its header, or its keys, where no flag names it.
+            config = replace(config, preset_lora_model=setup.preset.component)
+        write_resolved(self.folder / CONFIG, config, setup.versions)
         self._open_log(self.folder / LOG)
 
     def save_if_due(self, run: TrainingRun, epoch: int) -> bool:

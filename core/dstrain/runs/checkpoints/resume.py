@@ -49,7 +49,12 @@ def check_start(config: TrainConfig, folder: Path) -> None:
         if not config.overwrite:
             refuse_run(folder)
     elif config.resume != "auto":
-        _check_named(Path(config.resume))
+        path = Path(config.resume)
+        if not (path / RECORD).exists():
+            advice = (
+                "--resume takes auto, or a folder states/step-STEP of an earlier run"
+            )
+            raise StateError(path, "is not a state folder", advice)
     elif not states(folder):
         raise StateError(
             folder,
@@ -57,13 +62,6 @@ def check_start(config: TrainConfig, folder: Path) -> None:
             "leave out --resume to start a run; "
             "if a run ended before its first save, start over with --overwrite",
         )
-
-
-def _check_named(path: Path) -> None:
-    """Refuse something else than a folder with a state."""
-    if not (path / RECORD).exists():
-        advice = "--resume takes auto, or a folder states/step-STEP of an earlier run"
-        raise StateError(path, "is not a state folder", advice)
 
 
 def config_digest(run: TrainingRun) -> str:

@@ -30,7 +30,7 @@ FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
 FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
 RECORD = "record.json"
 STATES = "states"
-NAME = re.compile(r"step-\d+(\.old)?")
+NAME = re.compile(r"step-\d+")
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,18 @@ def damage(folder: Path) -> str:
 
 
 def states(output: Path) -> list[Path]:
-    """Return the state folders of an output folder, newest first, whole or not."""
-    found = [path for path in output.glob(f"{STATES}/*") if NAME.fullmatch(path.name)]
-    # One that is being replaced comes after its replacement.
-    return sorted(found, key=lambda path: (_step(path), not path.suffix), reverse=True)
+    """Return the state folders of an output folder, newest first, intact or not."""
+    found = []
+    for path in output.glob(f"{STATES}/*"):
+        # A folder of this name without any of the files is not a state.
+        has_files = any((path / name).exists() for name in (RECORD, *FILES))
+        if NAME.fullmatch(path.name) and has_files:
+            found.append(path)
+    return sorted(found, key=_step, reverse=True)
 
 
 def _step(state: Path) -> int:
-    return int(state.stem.removeprefix("step-"))
+    return int(state.name.removeprefix("step-"))
 
 
 def newest_state(output: Path) -> Path:

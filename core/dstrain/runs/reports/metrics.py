@@ -71,7 +71,10 @@ class MetricsLogger:
         row = {"memory_gib": peak_memory(), **numbers}
         for reason in self.extensions.step_end(int(row["step"]), row):
             logger.warning(reason)
-        texts = [_short(row[name]) for name in COLUMNS]
+        texts = [
+            str(row[name]) if isinstance(row[name], int) else f"{row[name]:.6g}"
+            for name in COLUMNS
+        ]
         for file, line in zip(self._files, (_csv(texts), _json(texts)), strict=True):
             try:
                 file.write(line.encode())
@@ -90,7 +93,3 @@ def _csv(texts: Sequence[str]) -> str:
 def _json(texts: Sequence[str]) -> str:
     fields = [f'"{name}": {text}' for name, text in zip(COLUMNS, texts, strict=True)]
     return "{" + ", ".join(fields) + "}\n"
-
-
-def _short(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6g}"

@@ -243,6 +243,7 @@ def test_the_newest_whole_state_is_found_and_those_passed_over_are_named(
     assert capsys.readouterr().err == ""
     (tmp_path / "states/step-100" / "state.json").write_text("{}")
     (tmp_path / "states/step-2000").mkdir()
+    (tmp_path / "states/step-2000/record.json").touch()
     (tmp_path / "states/of-mind").mkdir()
     assert newest_state(tmp_path) == tmp_path / "states/step-10"
     said = capsys.readouterr().err
@@ -302,13 +303,26 @@ def test_a_file_that_is_not_a_states_stays_when_the_state_is_pruned(
     assert newest_state(tmp_path) == tmp_path / "states/step-2"
 
 
-def test_a_state_that_is_being_replaced_comes_after_its_replacement(
+def test_a_folder_of_such_a_name_without_such_files_is_no_state(tmp_path: Path) -> None:
+    for name in ("step-1", "step-10", "step-9", "step-11", "step-1.old"):
+        (tmp_path / "states" / name).mkdir(parents=True)
+    for name in ("step-1/record.json", "step-9/state.json", "step-10/record.json"):
+        (tmp_path / "states" / name).touch()
+    (tmp_path / "states/step-11/notes.txt").touch()
+    (tmp_path / "states/step-1.old/record.json").touch()
+    names = [state.name for state in states(tmp_path)]
+    assert names == ["step-10", "step-9", "step-1"]
+
+
+def test_files_that_a_user_put_into_a_state_stay_when_it_is_replaced(
     tmp_path: Path,
 ) -> None:
-    for name in ("step-1.old", "step-1", "step-10", "step-9"):
-        (tmp_path / "states" / name).mkdir(parents=True)
-    names = [state.name for state in states(tmp_path)]
-    assert names == ["step-10", "step-9", "step-1", "step-1.old"]
+    save_state(tmp_path / "states/step-1", small(1))
+    (tmp_path / "states/step-1/notes.txt").write_text("mine")
+    save_state(tmp_path / "states/step-1", small(1))
+    assert (tmp_path / "states/step-1/notes.txt").read_text() == "mine"
+    assert not checkpoint.damage(tmp_path / "states/step-1")
+    assert [path.name for path in (tmp_path / "states").iterdir()] == ["step-1"]
 
 
 def test_a_full_disk_leaves_the_earlier_state_and_no_temporary(
