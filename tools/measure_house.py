@@ -192,7 +192,9 @@ def _print_row(name: str, modules: Iterable[Module]) -> None:
 
 
 def _files(root: Path) -> list[Path]:
-    return sorted(path for path in root.rglob("*.py") if "template" not in path.parts)
+    """Return the modules and their stubs, without the template of a plugin."""
+    found = (path for path in root.rglob("*.py*") if path.suffix in (".py", ".pyi"))
+    return sorted(path for path in found if "template" not in path.parts)
 
 
 def _name(root: Path, path: Path) -> str:

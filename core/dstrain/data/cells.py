@@ -23,8 +23,11 @@ from dstrain.data.images import (
     load_image,
 )
 from dstrain.data.metadata import RawValue
-from dstrain.data.videos import LOADER_VERSION as VIDEO_LOADER_VERSION
-from dstrain.data.videos import Video, read_frames
+from dstrain.data.videos import (
+    LOADER_VERSION as VIDEO_LOADER_VERSION,
+    Video,
+    read_frames,
+)
 from dstrain.graph.inputs import STORED_KINDS, Column
 from dstrain.storage.hashing import Digests, hash_json
 

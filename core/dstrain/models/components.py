@@ -5,8 +5,7 @@ are loaded.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import filter as names_like
-from fnmatch import fnmatchcase
+from fnmatch import filter as names_like, fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol

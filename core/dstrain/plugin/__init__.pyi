@@ -1,27 +1,35 @@
 from dstrain.errors import InputError as InputError
-from dstrain.graph.inputs import Column as Column
-from dstrain.graph.inputs import Constant as Constant
-from dstrain.graph.inputs import InferenceOnly as InferenceOnly
-from dstrain.graph.inputs import Measured as Measured
-from dstrain.graph.inputs import at_least as at_least
-from dstrain.graph.noise_schedule import FlowMatchSchedule as FlowMatchSchedule
-from dstrain.graph.noise_schedule import LatentConstraint as LatentConstraint
-from dstrain.graph.spec import ExpertSchedule as ExpertSchedule
-from dstrain.graph.spec import PipelineSpec as PipelineSpec
+from dstrain.graph.inputs import (
+    Column as Column,
+    Constant as Constant,
+    InferenceOnly as InferenceOnly,
+    Measured as Measured,
+    at_least as at_least,
+)
+from dstrain.graph.noise_schedule import (
+    FlowMatchSchedule as FlowMatchSchedule,
+    LatentConstraint as LatentConstraint,
+)
+from dstrain.graph.spec import (
+    ExpertSchedule as ExpertSchedule,
+    PipelineSpec as PipelineSpec,
+)
 from dstrain.graph.unit import Unit as Unit
 from dstrain.graph.values import Frames as Frames
-from dstrain.models.components import Component as Component
-from dstrain.models.components import Files as Files
-from dstrain.models.formats import CheckpointFormat as CheckpointFormat
-from dstrain.models.formats import KeyMap as KeyMap
-from dstrain.models.formats import LoraKeyFormat as LoraKeyFormat
-from dstrain.models.formats import Shapes as Shapes
-from dstrain.models.formats import read_key_maps as read_key_maps
-from dstrain.models.formats import same_config as same_config
-from dstrain.models.networks import DiffusersNetwork as DiffusersNetwork
-from dstrain.models.networks import Tokenizer as Tokenizer
-from dstrain.models.networks import TransformersNetwork as TransformersNetwork
+from dstrain.models.components import Component as Component, Files as Files
+from dstrain.models.formats import (
+    CheckpointFormat as CheckpointFormat,
+    KeyMap as KeyMap,
+    LoraKeyFormat as LoraKeyFormat,
+    Shapes as Shapes,
+    read_key_maps as read_key_maps,
+    same_config as same_config,
+)
+from dstrain.models.networks import (
+    DiffusersNetwork as DiffusersNetwork,
+    Tokenizer as Tokenizer,
+    TransformersNetwork as TransformersNetwork,
+)
 from dstrain.models.toy import toy_writer as toy_writer
-from dstrain.registry.family import ModelFamily as ModelFamily
-from dstrain.registry.family import Option as Option
+from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
 from dstrain.registry.hooks import hookimpl as hookimpl

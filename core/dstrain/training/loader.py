@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell, load_cell

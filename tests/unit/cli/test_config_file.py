@@ -22,8 +22,7 @@ from dstrain.config.options import (
     options_affecting,
 )
 from dstrain.config.serialize import as_flags, write_resolved
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 Install = Callable[..., Path]
 Source = Callable[..., str]

@@ -15,8 +15,7 @@ from dstrain.graph.plan import Plan, Step, make_plan
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import FunctionSpec, Unit
-from hypothesis import HealthCheck, given, reject, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, reject, settings, strategies as st
 from PIL.Image import Image
 from torch import Tensor
 

@@ -21,8 +21,14 @@ from dstrain.models.hub_record import RECORD
 
 from tests.support import family
 from tests.support.family import write
-from tests.support.hub_server import SHARDS, TINY, Faults, commit, point_at
-from tests.support.hub_server import Hub as Server
+from tests.support.hub_server import (
+    SHARDS,
+    TINY,
+    Faults,
+    Hub as Server,
+    commit,
+    point_at,
+)
 
 pytestmark = pytest.mark.usefixtures("tiny")
 IDS = f"{TINY}:transformer/*.safetensors,{TINY}:text_encoder/model*.safetensors,{TINY}:vae/*.safetensors"

@@ -19,8 +19,7 @@ from dstrain.errors import DstrainError, StateError, SystemFault
 from dstrain.models.hub import STAGING, ModelSource, fetch
 from dstrain.storage.hashing import sha256
 
-from tests.support.hub_server import Faults, point_at, serving, use
-from tests.support.hub_server import Hub as Server
+from tests.support.hub_server import Faults, Hub as Server, point_at, serving, use
 
 TINY, PATTERN, LARGE = (
     "Tiny/Tiny",

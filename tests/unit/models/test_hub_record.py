@@ -15,8 +15,7 @@ from dstrain.models.hub import ModelSource, fetch, find_local
 from dstrain.models.hub_record import RECORD, Record, select
 from dstrain.storage.hashing import file_mark, sha256
 
-from tests.support.hub_server import SHARDS, TINY, commit
-from tests.support.hub_server import Hub as Server
+from tests.support.hub_server import SHARDS, TINY, Hub as Server, commit
 
 pytestmark = pytest.mark.usefixtures("tiny")
 

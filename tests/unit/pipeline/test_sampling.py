@@ -19,10 +19,8 @@ from torch import Tensor
 from tests.support.family import (
     DecodedImage,
     build,
-    encode_prompt,
-)
-from tests.support.family import (
     decode as tiny_decode,
+    encode_prompt,
 )
 
 
