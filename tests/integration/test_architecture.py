@@ -1,5 +1,6 @@
 """docs/development/architecture.md describes the packages as they are."""
 
+import ast
 import re
 import tomllib
 
@@ -38,6 +39,39 @@ def test_the_layers_drawn_are_those_of_the_contract() -> None:
     layers = next(one["layers"] for one in contracts if one["type"] == "layers")
     drawn = PAGE.partition("```text\n")[2].partition("```")[0].splitlines()
     assert drawn == layers
+
+
+def hidden_imports(source: str) -> list[str]:
+    """Imports that import-linter takes for none: of the package as a whole, whose names
+    are loaded on use, and of a module by its name in a string.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [one.name for one in node.names if one.name == "dstrain"]
+        elif isinstance(node, ast.ImportFrom) and node.module == "dstrain":
+            found += [f"dstrain.{one.name}" for one in node.names]
+        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+            found += [
+                argument.value
+                for argument in node.args
+                if isinstance(argument, ast.Constant)
+                and str(argument.value).startswith("dstrain.")
+            ]
+    return found
+
+
+def test_no_module_has_an_import_that_the_contract_does_not_see() -> None:
+    for hidden in (
+        "import dstrain",
+        "from dstrain import run",
+        "import_module('dstrain.cli')",
+    ):
+        assert hidden_imports(hidden)
+    modules = [path for path in CORE.rglob("*.py") if "template" not in path.parts]
+    assert len(modules) > 100
+    found = {path.name: hidden_imports(path.read_text()) for path in modules}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def test_the_terms_are_few() -> None:
