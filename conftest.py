@@ -3,12 +3,16 @@
 """
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 from dstrain.console import logging_to_stderr
 
 os.environ["DSTRAIN_SKIP_DOWNLOAD"] = "True"
+# A shell starts its background jobs with SIGINT ignored, which tests of Ctrl-C need.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.support.fixtures"]
 
