@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -111,26 +111,17 @@ class Flag:
     maximum: float | None = None
 
 
-def described(
+def option(
     group: Group,
     help: str,
+    default: Any = None,
     **details: Any,
-) -> Mapping[str, Any]:
-    """Return the metadata that makes a dataclass field an option.
+) -> Any:
+    """Return a dataclass field that is an option with a default.
 
     details: Fields of `Flag`, such as `affects` and `minimum`.
     """
-    return {"group": group, "help": help, **details}
-
-
-def option(
-    group: Group,
-    default: Any,
-    help: str,
-    **details: Any,
-) -> Any:
-    """Return a dataclass field that is an option with a default; see `described`."""
-    metadata = described(group, help, **details)
+    metadata = {"group": group, "help": help, **details}
     return dataclasses.field(default=default, metadata=metadata)
 
 

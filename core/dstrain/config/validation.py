@@ -24,12 +24,8 @@ def validate(config: ModelChoice) -> None:
     if isinstance(config, TrainConfig):
         _check_task(config)
         _check_trainables(config)
-        _check_steps(config)
-        _check_frames(config)
+        _check_pairs(config)
         _check_start(config)
-        if config.preview_steps is not None and not config.preview_prompt:
-            what = "has no effect without --preview_prompt"
-            raise UsageError("--preview_steps", what)
         if not config.dry_run:
             _check_places(config)
     if isinstance(config, GenerateConfig):
@@ -102,7 +98,14 @@ def _check_trainables(config: TrainConfig) -> None:
             )
 
 
-def _check_steps(config: TrainConfig) -> None:
+def _check_pairs(config: TrainConfig) -> None:
+    """Refuse an option that is given without the one it goes together with."""
+    for name, other in (
+        ("preview_steps", "preview_prompt"),
+        ("preset_lora_model", "preset_lora_path"),
+    ):
+        if getattr(config, name) is not None and not getattr(config, other):
+            raise UsageError(f"--{name}", f"has no effect without --{other}")
     if config.lr_warmup_steps and config.lr_scheduler == "constant":
         raise UsageError(
             "--lr_warmup_steps",
@@ -112,9 +115,6 @@ def _check_steps(config: TrainConfig) -> None:
     if config.lr_scheduler == "constant_with_warmup" and not config.lr_warmup_steps:
         what = "constant_with_warmup needs --lr_warmup_steps"
         raise UsageError("--lr_scheduler", what)
-
-
-def _check_frames(config: TrainConfig) -> None:
     is_uniform = config.frame_sampling == "uniform"
     if is_uniform != (config.frame_samples is not None):
         what = "goes together with --frame_sampling uniform"
@@ -123,9 +123,6 @@ def _check_frames(config: TrainConfig) -> None:
 
 def _check_start(config: TrainConfig) -> None:
     """Refuse more than one of the ways to start."""
-    if config.preset_lora_model is not None and config.preset_lora_path is None:
-        what = "has no effect without --preset_lora_path"
-        raise UsageError("--preset_lora_model", what)
     ways = {
         "--resume resumes a run": config.resume,
         "--resume_from_checkpoint starts a new one from saved weights": config.resume_from_checkpoint,

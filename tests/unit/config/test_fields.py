@@ -13,7 +13,6 @@ from dstrain.config.fields import (
     NamedInput,
     changed,
     check_value,
-    described,
     flags,
     option,
     parse_alpha,
@@ -30,13 +29,15 @@ from dstrain.errors import UsageError
 class Some:
     """A configuration with every kind of field."""
 
-    name: str = field(metadata=described("model", "Needed.", affects={"cache"}))
-    rank: int | None = option("general", None, "A number.", minimum=1, maximum=8)
-    rate: float = option("general", 0.5, "Another.", above=0)
-    mode: Literal["a", "bee"] = option("general", "a", "One of two.")
-    paths: tuple[Path, ...] = option("general", (), "Several.")
-    there: str | None = option("general", None, "Alone or not.", bare="auto")
-    frames: int = option("data", 2, "Video.", affects={"video", "cache"})
+    name: str = field(
+        metadata={"group": "model", "help": "Needed.", "affects": {"cache"}}
+    )
+    rank: int | None = option("general", "A number.", minimum=1, maximum=8)
+    rate: float = option("general", "Another.", 0.5, above=0)
+    mode: Literal["a", "bee"] = option("general", "One of two.", "a")
+    paths: tuple[Path, ...] = option("general", "Several.", ())
+    there: str | None = option("general", "Alone or not.", bare="auto")
+    frames: int = option("data", "Video.", 2, affects={"video", "cache"})
     plain: int = 3
 
 

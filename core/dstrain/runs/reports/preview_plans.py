@@ -60,9 +60,13 @@ def plan_previews(setup: Setup) -> list[PreviewPlan]:
             call = plan_inference(spec, {**shared, "prompt": prompt})
             guided = NEGATIVE in call.plan.task.branches
             plan = _plan(setup, call.inputs, guided)
-            cells = {
-                name: _cell(setup, name, call.inputs[name]) for name in plan.used_inputs
-            }
+            cells = {}
+            for name in plan.used_inputs:
+                value = call.inputs[name]
+                if not isinstance(value, Cell):
+                    # As a dataset would have it, so that both have one key.
+                    value = Cell(as_column(name, spec.inputs[name]).kind, value)
+                cells[name] = value
             previews.append(PreviewPlan(prompt, plan, call.sampling, cells))
     except UsageError as error:
         what = f"{error.where}: {error.what}"
@@ -142,17 +146,6 @@ def _plan(
 ) -> Plan:
     task = generate_task(setup.spec, guided)
     return make_plan(setup.spec, frozenset(inputs), task, setup.trainables.components)
-
-
-def _cell(
-    setup: Setup,
-    name: str,
-    value: Any,
-) -> Cell:
-    """Return an input as a dataset would have it, so that both have one key."""
-    if isinstance(value, Cell):
-        return value
-    return Cell(as_column(name, setup.spec.inputs[name]).kind, value)
 
 
 def _shared_arguments(setup: Setup) -> dict[str, Any]:
