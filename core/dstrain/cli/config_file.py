@@ -11,8 +11,6 @@ import click
 from dstrain.cli.unsupported import no_such
 from dstrain.errors import UsageError
 
-NOT_OPTIONS = ("versions",)
-"""Entries of a written configuration that are not options; they are not read."""
 YAML_NULLS = ("", "~", "null", "Null", "NULL")
 
 
@@ -36,7 +34,8 @@ def read_file(path: Path) -> dict[str, Any]:
     for name, value in found.items():
         key = str(name).replace("-", "_")
         where = f"{path}:{name}"
-        if value is None or key in NOT_OPTIONS:
+        # A written configuration records versions, which are not an option.
+        if value is None or key == "versions":
             continue
         if isinstance(value, list):
             options[key] = [_as_text(one, where) for one in value]

@@ -13,7 +13,6 @@ from dstrain.config.fields import (
     NamedInput,
     flags,
     option,
-    split_commas,
 )
 
 SamplingMode = Literal["head", "chunk", "uniform"]
@@ -381,16 +380,6 @@ class TrainConfig(ModelChoice):
     def stage(self) -> str:
         """Return 'data_process', 'train', or '' for a run that is not split."""
         return self.task.partition(":")[2]
-
-    @property
-    def trainables(self) -> tuple[str, ...]:
-        """Return the components, or parts of them, to train in full."""
-        return split_commas(self.trainable_models)
-
-    @property
-    def lora_targets(self) -> tuple[str, ...]:
-        """Return the module names to add LoRA to; () means the family's default."""
-        return split_commas(self.lora_target_modules)
 
 
 @dataclass(frozen=True, kw_only=True)

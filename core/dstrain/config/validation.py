@@ -84,7 +84,7 @@ def _check_trainables(config: TrainConfig) -> None:
         text = getattr(config, name)
         if text is not None and not split_commas(text):
             raise UsageError(f"--{name}", "is empty")
-    trained = {name.partition(".")[0] for name in config.trainables}
+    trained = {name.partition(".")[0] for name in split_commas(config.trainable_models)}
     if config.lora_base_model in trained:
         what = f"{config.lora_base_model} is also in --trainable_models"
         reason = "a component is trained either in full or with LoRA"

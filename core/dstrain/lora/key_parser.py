@@ -71,10 +71,10 @@ class AdapterConfig:
     alphas: Mapping[str, float]
     """Layer name, or the end of one -> alpha, where it is not `alpha`."""
 
-    def of(self, layer: str) -> tuple[int, float]:
+    def of(self, layer: str) -> tuple[float, float]:
         """Return a layer's rank and alpha."""
         rank = _of_pattern(self.ranks, layer, self.rank)
-        return int(rank), _of_pattern(self.alphas, layer, self.alpha)
+        return rank, _of_pattern(self.alphas, layer, self.alpha)
 
 
 def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:

@@ -63,10 +63,14 @@ def find_config(query: ConfigQuery) -> Config:
     model, known by the model id, or inferred from the weights' shapes. Raises
     StateError naming all of these.
     """
-    # A model that comes from a hub, and whose weights this run does not need, has its
-    # own config.json, which tells more than the model id does.
-    if query.files is None and _is_fetched(query.source):
-        _fetch_json(query)
+    # A model that comes from a hub (it has a record, or no files yet), and whose weights
+    # this run does not need, has its own config.json, which tells more than the model id
+    # does.
+    source = query.source
+    if query.files is None and source is not None:
+        has_record = (source.folder / RECORD).exists()
+        if has_record or not source.folder.exists():
+            _fetch_json(query)
     try:
         return local_config(query)
     except StateError:
@@ -147,13 +151,6 @@ def _has_shapes(
     own = shapes_of(network.state_dict())
     common = own.keys() & shapes.keys()
     return bool(common) and all(fits(shapes[name], own[name]) for name in common)
-
-
-def _is_fetched(source: ModelSource | None) -> bool:
-    """Return whether a model comes from a hub: it has a record, or no files yet."""
-    if source is None:
-        return False
-    return (source.folder / RECORD).exists() or not source.folder.exists()
 
 
 def _fetch_json(query: ConfigQuery) -> bool:

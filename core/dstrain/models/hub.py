@@ -76,7 +76,7 @@ def find_local(source: ModelSource, pattern: str) -> list[str]:
     fetched.
     """
     folder = source.folder
-    record = Record.read(source.folder)
+    record = Record.read(folder)
     if record is not None:
         if source.revision not in ("", record.revision, record.commit):
             return []

@@ -92,7 +92,8 @@ def toy_writer(
         seed: int = 0,
         sizes: Entries | None = None,
     ) -> None:
-        """Write a toy of `variant` to `folder`; equal arguments write equal files.
+        """Write a toy of `variant` to `folder`; equal arguments write equal files, and
+        torch's generator is left as it was.
 
         sizes: component -> entries of its config.json that replace the toy's own.
         """
@@ -100,7 +101,24 @@ def toy_writer(
         for name, content in toy["files"].items():
             _write_json(folder / name, content)
         configs = _changed(toy["networks"], sizes or {})
-        _write_components(folder, components, configs, seed, sharded)
+        written: list[Component] = []
+        with torch.random.fork_rng(devices=[]):
+            for component in components:
+                if component.name not in configs:
+                    continue
+                config = configs[component.name]
+                place = folder / component.folder
+                network: Any = component.network
+                if component.is_folder:
+                    network.create(config).save_pretrained(place)
+                    continue
+                # Experts are one network twice; their weights must differ.
+                copies = sum(component.same_keys_as(other) for other in written)
+                written.append(component)
+                torch.manual_seed(seed + 1000 * copies)
+                built = network.build(component.configure(config))
+                _write_config(built, config, place)
+                _write_weights(built, component, place, component.name in sharded)
 
     return write
 
@@ -111,36 +129,6 @@ def _changed(entries: Entries, changes: Entries) -> Entries:
         name: {**entries.get(name, {}), **changes.get(name, {})}
         for name in {**entries, **changes}
     }
-
-
-def _write_components(
-    folder: Path,
-    components: Iterable[Component],
-    configs: Entries,
-    seed: int,
-    sharded: Collection[str],
-) -> None:
-    """Write networks with random weights, and tokenizers, in the published layout;
-    torch's generator is left as it was.
-    """
-    written: list[Component] = []
-    with torch.random.fork_rng(devices=[]):
-        for component in components:
-            if component.name not in configs:
-                continue
-            config = configs[component.name]
-            place = folder / component.folder
-            network: Any = component.network
-            if component.is_folder:
-                network.create(config).save_pretrained(place)
-                continue
-            # Experts are one network twice; their weights must differ.
-            copies = sum(component.same_keys_as(other) for other in written)
-            written.append(component)
-            torch.manual_seed(seed + 1000 * copies)
-            built = network.build(component.configure(config))
-            _write_config(built, config, place)
-            _write_weights(built, component, place, component.name in sharded)
 
 
 def _write_config(

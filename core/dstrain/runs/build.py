@@ -124,8 +124,15 @@ def _load_module(
         start_from_lora(pipeline, module.trained.lora, path)
     for plan in plans:
         module.plan(plan.inputs)
-    if config.use_gradient_checkpointing or config.use_gradient_checkpointing_offload:
-        checkpoint_networks(module, config.use_gradient_checkpointing_offload)
+    offload = config.use_gradient_checkpointing_offload
+    if config.use_gradient_checkpointing or offload:
+        for name, network in module.networks.items():
+            try:
+                enable_checkpointing(name, network, offload)
+            except UsageError:
+                # Networks that are not trained may do without it.
+                if name in module.trained.components:
+                    raise
     return module
 
 
@@ -145,19 +152,6 @@ def _full_precision(setup: Setup, plans: Sequence[Plan]) -> list[str]:
         if not part or component in in_units:
             names.append(component)
     return names
-
-
-def checkpoint_networks(module: TrainingModule, offload: bool) -> None:
-    """Enable gradient checkpointing in every network of a training step that has it.
-
-    Raises UsageError for a trained network that has not.
-    """
-    for name, network in module.networks.items():
-        try:
-            enable_checkpointing(name, network, offload)
-        except UsageError:
-            if name in module.trained.components:
-                raise
 
 
 def total_steps(config: TrainConfig, per_epoch: int) -> int:

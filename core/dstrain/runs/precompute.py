@@ -94,7 +94,21 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         processes.wait()
         if not processes.is_main:
             keyed = key_rows(setup)
-        _fill(setup, processes, keyed)
+        cache = FeatureCache.open(setup.cache_path)
+        work = list(missing_work(keyed.samples, cache))
+        more = ", previews included," if keyed.previews else ""
+        logger.info(
+            f"precomputing {len(work)} of {len(keyed.samples)} samples{more} into {setup.cache_path}"
+        )
+        # Before anyone adds to the cache, so that all list, and divide, the same work.
+        processes.wait()
+        if work:
+            part = work[processes.rank :: processes.size]
+            compute(setup, keyed, part, ShardWriter(cache, setup.versions))
+        processes.wait()
+        if processes.is_main:
+            write_plan(setup, keyed)
+        processes.wait()
 
 
 def refuse_files(folder: Path) -> None:
@@ -109,28 +123,6 @@ def refuse_files(folder: Path) -> None:
                 f"contains {name}, but is not a feature cache",
                 "move it away, or give another --feature_cache",
             )
-
-
-def _fill(
-    setup: Setup,
-    processes: ProcessGroup,
-    keyed: KeyedSamples,
-) -> None:
-    cache = FeatureCache.open(setup.cache_path)
-    work = list(missing_work(keyed.samples, cache))
-    more = ", previews included," if keyed.previews else ""
-    logger.info(
-        f"precomputing {len(work)} of {len(keyed.samples)} samples{more} into {setup.cache_path}"
-    )
-    # Before anyone adds to the cache, so that all list, and divide, the same work.
-    processes.wait()
-    if work:
-        part = work[processes.rank :: processes.size]
-        compute(setup, keyed, part, ShardWriter(cache, setup.versions))
-    processes.wait()
-    if processes.is_main:
-        write_plan(setup, keyed)
-    processes.wait()
 
 
 def key_rows(setup: Setup) -> KeyedSamples:

@@ -123,11 +123,13 @@ def check_component_flags(config: TrainConfig, spec: PipelineSpec) -> None:
 
 def trainables_of(config: TrainConfig, family: ModelFamily) -> Trainables:
     """Return what the flags ask to train; by default LoRA on the family's component."""
-    full = config.trainables
+    full = split_commas(config.trainable_models)
     component = config.lora_base_model or ("" if full else family.default_trainable)
     if not component:
         return Trainables(full)
-    targets = config.lora_targets or family.lora_targets.get(component)
+    targets = split_commas(config.lora_target_modules) or family.lora_targets.get(
+        component
+    )
     if not targets:
         raise UsageError(
             "--lora_target_modules",
@@ -170,18 +172,7 @@ def resolve_experts(
 
 
 def check_saved_names(setup: Setup) -> None:
-    """Refuse flags on the names of saved weights that name, or are for, nothing that is
-    trained.
-    """
-    prefix = setup.config.remove_prefix_in_ckpt
-    trained = list(setup.trainables.components)
-    if setup.spec.experts and setup.trained_experts:
-        trained.append(setup.spec.experts.denoiser)
-    # Saved names carry no such prefix to begin with, so there is nothing to remove.
-    known = [f"pipe.{component}." for component in dict.fromkeys(trained)]
-    if prefix is not None and prefix not in known:
-        what = f"no saved name begins with {prefix!r}; expected {' or '.join(known)}"
-        raise UsageError("--remove_prefix_in_ckpt", what)
+    """Refuse the flag of another program's names for a LoRA if none is trained."""
     component = setup.family.default_trainable
     lora = [layers.component for layers in setup.trainables.lora]
     if setup.saving is not None and component not in lora:

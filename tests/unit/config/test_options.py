@@ -144,13 +144,3 @@ def test_a_configuration_is_plain_data() -> None:
     config = toy_config(family_options={"tokenizer_path": "here"})
     assert copy.deepcopy(config) == config
     assert TrainConfig(**dataclasses.asdict(config)) == config
-
-
-def test_lists_are_split_at_commas() -> None:
-    config = toy_config(
-        trainable_models="text_encoder, dit.blocks.3",
-        lora_target_modules=" to_q,to_out.0,",
-    )
-    assert config.trainables == ("text_encoder", "dit.blocks.3")
-    assert config.lora_targets == ("to_q", "to_out.0")
-    assert (toy_config().trainables, toy_config().lora_targets) == ((), ())
