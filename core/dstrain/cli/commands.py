@@ -121,6 +121,9 @@ def plugins(as_json: bool, disabled_plugins: tuple[str, ...]) -> None:
     from dstrain.cli.inspection import inspect_all
 
     if click.get_current_context().invoked_subcommand is not None:
+        if as_json:
+            what = "has no effect here: it applies to the list of plugins"
+            raise UsageError("--json", what)
         return
     findings = inspect_all(disabled_plugins)
     if as_json:

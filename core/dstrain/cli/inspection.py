@@ -108,17 +108,15 @@ def _report() -> None:
 def _additions(plugin: Installed) -> tuple[list[str], str]:
     """Return what an extension adds, in words, and why part of it cannot be used."""
     alone = registered((plugin,))
-    commands, reasons = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
+    commands = alone.offered("dstrain_commands", click.Command, COMMAND_NAMES)
     adds = [f"command {name}" for name in commands]
-    broken = [*alone.broken, *reasons]
     if alone.implement("dstrain_tasks"):
         from dstrain.graph.task import Task
         from dstrain.training.distill import OWN_TASKS  # imports torch
 
-        tasks, reasons = alone.offered("dstrain_tasks", Task, OWN_TASKS)
+        tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
         adds += [f"task {name}" for name in tasks]
-        broken += reasons
     if alone.implement("dstrain_step_end"):
         adds.append("reads the numbers of each step")
     prefix = f"{plugin.where}: "
-    return adds, "; ".join(reason.removeprefix(prefix) for reason in broken)
+    return adds, "; ".join(reason.removeprefix(prefix) for reason in alone.broken)

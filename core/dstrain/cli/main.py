@@ -106,8 +106,8 @@ def _run_plugin_command(
 
     names = [word for word in shared if word not in ("--debug", "-p")]
     extensions = load_extensions([disabled_plugin(name) for name in names])
-    offers, broken = extensions.offered("dstrain_commands", click.Command, own)
-    for reason in (*extensions.broken, *broken):
+    offers = extensions.offered("dstrain_commands", click.Command, own)
+    for reason in extensions.broken:
         logger.warning(reason)
     command = offers.get(words[0])
     if command is None:

@@ -18,7 +18,6 @@ from dstrain.config.fields import (
 SamplingMode = Literal["head", "chunk", "uniform"]
 Precision = Literal["no", "bf16"]
 Hub = Literal["modelscope", "huggingface"]
-Schedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 ENDING_AT_LAST_STEP = ("linear", "cosine")
 """Learning rate schedules whose every value depends on how many steps the run has."""
 
@@ -187,11 +186,13 @@ class TrainConfig(ModelChoice):
         affects={"training"},
         above=0,
     )
-    lr_scheduler: Schedule = option(
-        "training",
-        "Learning rate schedule.",
-        "constant",
-        affects={"training"},
+    lr_scheduler: Literal["constant", "constant_with_warmup", "linear", "cosine"] = (
+        option(
+            "training",
+            "Learning rate schedule.",
+            "constant",
+            affects={"training"},
+        )
     )
     lr_warmup_steps: int = option(
         "training",

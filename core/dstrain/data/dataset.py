@@ -58,17 +58,15 @@ class Dataset:
     """The cells of each sample by input, without inputs that are absent."""
     sample_ids: tuple[tuple[int, int], ...]
     """(row, chunk) of each sample: rows of the table and clips of a row, from 0."""
-    columns: Mapping[str, str]
+    columns: Mapping[str, Column]
     """Input -> the column it is read from."""
-    same_in_batch: frozenset[str]
-    """Inputs whose values must be equal in all samples of a batch."""
     skipped: Sequence[Fault] = ()
     """Why rows of the table give no sample."""
 
     @property
     def unused_columns(self) -> tuple[str, ...]:
         """Return the columns that no input is read from."""
-        used = set(self.columns.values())
+        used = {column.name for column in self.columns.values()}
         return tuple(name for name in self.table.columns if name not in used)
 
     def signature(self, sample: int) -> frozenset[tuple[str, Any]]:
@@ -77,7 +75,9 @@ class Dataset:
         """
         common: dict[str, Any] = {}
         for name, cell in self.rows[sample].items():
-            common[name] = cell.literal if name in self.same_in_batch else cell.shapes
+            column = self.columns.get(name)
+            is_same = column is not None and column.same_in_batch
+            common[name] = cell.literal if is_same else cell.shapes
         return frozenset(common.items())
 
     @cached_property
@@ -95,7 +95,7 @@ class Dataset:
     ) -> Fault:
         """Return the fault of an input that could not be loaded."""
         reason = f"{Path(error.where).name!r} {error.what}"
-        return Fault(row, self.columns[name], reason)
+        return Fault(row, self.columns[name].name, reason)
 
     def damage(
         self,
@@ -194,14 +194,7 @@ def check_rows(
             sample_ids.append((row, chunk))
     if config.on_bad_sample == "error":
         table.refuse(faults)
-    dataset = Dataset(
-        table,
-        samples,
-        tuple(sample_ids),
-        {name: column.name for name, column in columns.items()},
-        frozenset(name for name, column in columns.items() if column.same_in_batch),
-    )
-    return dataset.without(faults)
+    return Dataset(table, samples, tuple(sample_ids), columns).without(faults)
 
 
 def find_metadata(base_path: Path) -> Path:

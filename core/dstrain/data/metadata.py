@@ -13,9 +13,6 @@ from dstrain.errors import SystemFault, UsageError
 
 SUFFIXES = (".csv", ".json", ".jsonl")
 MAX_FAULTS_SHOWN = 50
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-"""How UTF-16 begins, and little-endian UTF-32."""
 MAX_CELL_LENGTH = 2**20
 """Characters: above any caption or list of files; a longer cell is a quote that was never
 closed.
@@ -111,17 +108,12 @@ def _read_text(path: Path) -> str:
     if not path.is_file():
         raise UsageError(path, "no such metadata file")
     try:
-        data = path.read_bytes()
+        # Without the byte order mark that some programs put first.
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise SystemFault(path, f"cannot be read: {error.strerror}") from error
-    data = data.removeprefix(BYTE_ORDER_MARK)
-    # Of Latin text in UTF-16 every other byte is 0.
-    if data.startswith(UTF_16_MARKS) or 0 in data[:2]:
-        what = "is UTF-16 or UTF-32 text, not UTF-8"
-        raise UsageError(path, what, "save it as UTF-8")
-    try:
-        return data.decode("utf-8")
     except UnicodeDecodeError as error:
+        data = error.object
         line = data.count(b"\n", 0, error.start) + 1
         what = f"is not UTF-8 text (byte 0x{data[error.start]:02x})"
         raise UsageError(f"{path}:{line}", what, "save it as UTF-8") from error

@@ -45,8 +45,9 @@ class DiffusersNetwork:
         Entries that the constructor does not take (version marks, retired ones) are
         left out.
         """
+        network = _load_class(self.name, "diffusers")
         configuration = {}
-        for parameter in inspect.signature(self._class().__init__).parameters.values():
+        for parameter in inspect.signature(network.__init__).parameters.values():
             value = data.get(parameter.name, parameter.default)
             if parameter.name != "self" and value is not inspect.Parameter.empty:
                 configuration[parameter.name] = value
@@ -65,11 +66,8 @@ class DiffusersNetwork:
 
     def build(self, configuration: Any) -> nn.Module:
         """Build the network for a configuration from `configure`, its weights random."""
-        network: nn.Module = self._class()(**vars(configuration))
+        network: nn.Module = _load_class(self.name, "diffusers")(**vars(configuration))
         return network
-
-    def _class(self) -> Any:
-        return _load_class(self.name, "diffusers")
 
 
 @dataclass(frozen=True)

@@ -126,13 +126,9 @@ class ModelFamily:
         for part in ("pipelines", "components", "toy", "variants_for"):
             target = getattr(self, part)
             module, _, name = target.partition(":")
-            if target and not (name and _is_there(module)):
+            try:
+                found = find_spec(module)
+            except (ImportError, ValueError, AttributeError):
+                found = None
+            if target and not (name and found):
                 yield f"its {part}, {target!r}, does not exist; expected package.module:name"
-
-
-def _is_there(module: str) -> bool:
-    """Return whether a module can be found; only the packages above it are imported."""
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError, AttributeError):
-        return False

@@ -43,11 +43,12 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Extensions:
-    """The plugins that implement hooks, and why others cannot be used."""
+    """The plugins that implement hooks."""
 
     managers: dict[Installed, pluggy.PluginManager]
     """A manager for each plugin, so that one that raises harms no other."""
-    broken: tuple[str, ...] = ()
+    broken: list[str]
+    """Why other plugins, or things that these offer, cannot be used."""
 
     def implement(self, hook: str) -> bool:
         """Return whether any of the plugins implements a hook."""
@@ -59,9 +60,9 @@ class Extensions:
         hook: str,
         kind: type[Any],
         own: Collection[str],
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Return what plugins offer by a hook, by name, and why some of it cannot be
-        used.
+    ) -> dict[str, Any]:
+        """Return what plugins offer by a hook, by name; what cannot be used is added to
+        `broken`.
 
         Args:
             hook: A hook that returns things with a name.
@@ -70,33 +71,33 @@ class Extensions:
         """
         offers: dict[str, Any] = {}
         owners: dict[str, Installed] = {}
-        reasons = []
         for plugin, manager in self.managers.items():
             try:
                 answers = getattr(manager.hook, hook)()
                 items = [item for answer in answers for item in answer]
             except (Exception, SystemExit) as error:
-                reasons.append(f"{plugin.where}: {hook} failed: {_described(error)}")
+                what = f"{hook} failed: {_described(error)}"
+                self.broken.append(f"{plugin.where}: {what}")
                 continue
             for item in items:
                 if not isinstance(item, kind):
                     what = f"{hook} returned a {type(item).__name__}, not a {kind.__name__}"
-                    reasons.append(f"{plugin.where}: {what}")
+                    self.broken.append(f"{plugin.where}: {what}")
                     continue
                 word = f"{plugin.where}: its {kind.__name__.lower()} {item.name!r}"
                 if item.name in own:
                     what = "has the same name as one of dstrain's own, and is ignored"
-                    reasons.append(f"{word} {what}")
+                    self.broken.append(f"{word} {what}")
                 elif item.name in owners:
                     other = owners[item.name].where
-                    reasons.append(
+                    self.broken.append(
                         f"{word} is also provided by {other}; both are ignored"
                     )
                     offers.pop(item.name, None)
                 else:
                     owners[item.name] = plugin
                     offers[item.name] = item
-        return offers, reasons
+        return offers
 
     def step_end(self, step: int, numbers: Mapping[str, float]) -> list[str]:
         """Show a step's numbers to the plugins that observe training.
@@ -136,7 +137,7 @@ def registered(plugins: Collection[Installed]) -> Extensions:
             broken.append(f"{plugin.where}: {_described(error)}")
         else:
             managers[plugin] = manager
-    return Extensions(managers, tuple(broken))
+    return Extensions(managers, broken)
 
 
 def _described(error: BaseException) -> str:

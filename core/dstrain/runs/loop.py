@@ -56,10 +56,10 @@ def train(
             run = prepare(setup, processes, samples, module_class)
             previews.load(run)
         directory.load_state(run)
-        log_start(run, directory.folder)
+        log_start(run)
         directory.start(run)
         run_steps(run, directory, previews)
-        log_end(run, directory.folder, directory.weights)
+        log_end(run, directory.weights)
 
 
 def run_steps(

@@ -43,9 +43,7 @@ def resolve(config: TrainConfig) -> Setup:
     # Planning asks no hub.
     models = model_configs(config, family, offline=config.dry_run)
     extensions = load_extensions(config.disabled_plugins)
-    offered, unusable = extensions.offered("dstrain_tasks", Task, OWN_TASKS)
-    extensions = replace(extensions, broken=(*extensions.broken, *unusable))
-    tasks = {**OWN_TASKS, **offered}
+    tasks = {**OWN_TASKS, **extensions.offered("dstrain_tasks", Task, OWN_TASKS)}
     if config.task_name not in tasks:
         hint = nearest(config.task_name, tasks)
         what = f"no task named {config.task_name!r}; tasks: {', '.join(tasks)}{hint}"

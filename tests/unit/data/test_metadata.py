@@ -129,7 +129,11 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
             b"image,prompt\na.png,caf\xe9\n",
             "m.csv:2: is not UTF-8 text .byte 0xe9",
         ),
-        ("m.csv", "i\0mage\n".encode("utf-16"), "m.csv: is UTF-16 or UTF-32 text"),
+        (
+            "m.csv",
+            "i\0mage\n".encode("utf-16"),
+            "m.csv:1: is not UTF-8 text .byte 0xff",
+        ),
         ("m.json", '{"prompt": "a"}', "is not a list of objects"),
         ("m.json", '[{"prompt": "a"},]', "is not valid JSON"),
         (
@@ -159,9 +163,9 @@ def test_a_csv_of_one_column_may_hold_commas_only_in_quotes(tmp_path: Path) -> N
             "m.csv:3: has '\\\\t' between its cells",
         ),
         ("m.csv", "image|prompt\na|b\n", "m.csv:1: has '.' between its cells"),
-        ("m.csv", "a,b\n".encode("utf-16-be"), "is UTF-16 or UTF-32 text"),
-        ("m.csv", ("猫犬" * 40).encode("utf-16"), "is UTF-16 or UTF-32 text"),
-        ("m.json", '[{"a": "b"}]'.encode("utf-32"), "is UTF-16 or UTF-32 text"),
+        ("m.csv", "a,b\n".encode("utf-16-be"), "column 1 contains a NUL character"),
+        ("m.csv", ("猫犬" * 40).encode("utf-16"), "is not UTF-8 text .byte 0xff"),
+        ("m.json", '[{"a": "b"}]'.encode("utf-32"), "is not UTF-8 text .byte 0xff"),
         (
             "m.csv",
             "a,b\nx,y\0\n\0,z\n",

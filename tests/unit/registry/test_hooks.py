@@ -42,9 +42,10 @@ def test_hooks_are_answered_and_a_broken_plugin_is_reported(
             group="dstrain",
         )
     extensions = load_extensions()
-    offers, reasons = extensions.offered("dstrain_tasks", SimpleNamespace, ())
+    before = list(extensions.broken)
+    offers = extensions.offered("dstrain_tasks", SimpleNamespace, ())
     assert offers == {"a task": SimpleNamespace(name="a task")}
-    assert reasons == []
+    assert extensions.broken == before
     assert extensions.step_end(3, {"loss": 0.5}) == []
     assert sys.modules["extra_good"].SEEN == [(3, 0.5)]
     printed = sorted(reason for reason in extensions.broken if "extra-" in reason)
@@ -57,7 +58,7 @@ def test_hooks_are_answered_and_a_broken_plugin_is_reported(
         and "not_there_at_all" in printed[0]
     )
     others = load_extensions(("good",))
-    assert others.offered("dstrain_tasks", SimpleNamespace, ()) == ({}, [])
+    assert others.offered("dstrain_tasks", SimpleNamespace, ()) == {}
     assert extensions.implement("dstrain_tasks")
     assert not others.implement("dstrain_tasks")
 
@@ -71,7 +72,7 @@ def test_a_hook_plugin_name_offered_twice_is_refused(fake_plugin: Install) -> No
             group="dstrain",
         )
     extensions = load_extensions()
-    assert extensions.offered("dstrain_tasks", SimpleNamespace, ()) == ({}, [])
+    assert extensions.offered("dstrain_tasks", SimpleNamespace, ()) == {}
     assert all(
         "provided by extra-one 1.0 and by extra-two 1.0" in reason
         for reason in extensions.broken
@@ -108,15 +109,15 @@ def test_what_cannot_be_used_is_reported(
 ) -> None:
     source = HOOKS.replace('return (SimpleNamespace(name="a task"),)', answer)
     fake_plugin("extra-odd", {"odd": "odd"}, {"odd": source}, group="dstrain")
-    found = load_extensions().offered("dstrain_tasks", SimpleNamespace, ())
-    offers, (said,) = found
-    assert not offers
+    extensions = load_extensions()
+    assert not extensions.offered("dstrain_tasks", SimpleNamespace, ())
+    (said,) = extensions.broken
     assert said.startswith(f"plugin extra-odd 1.0: {reason}")
 
 
 def test_a_name_of_dstrains_own_is_refused(fake_plugin: Install) -> None:
     fake_plugin("extra-good", {"good": "own"}, {"own": HOOKS}, group="dstrain")
-    found = load_extensions().offered("dstrain_tasks", SimpleNamespace, ("a task",))
-    offers, (said,) = found
-    assert not offers
+    extensions = load_extensions()
+    assert not extensions.offered("dstrain_tasks", SimpleNamespace, ("a task",))
+    (said,) = extensions.broken
     assert "has the same name as one of dstrain's own" in said

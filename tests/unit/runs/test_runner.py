@@ -324,8 +324,8 @@ def test_tasks_of_one_name_are_left_out_with_the_reason(
         resolve(TrainConfig(model="tiny", dry_run=True, task="shared"))
     ours = "its task 'sft' has the same name as one of dstrain's own, and is ignored"
     both = "plugin extra-two 1.0: its task 'shared' is also provided by plugin extra-one 1.0; both are ignored"
-    assert setup.extensions.broken == (
+    assert setup.extensions.broken == [
         f"plugin extra-one 1.0: {ours}",
         f"plugin extra-two 1.0: {ours}",
         both,
-    )
+    ]

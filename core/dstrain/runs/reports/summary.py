@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 LOSSES_AVERAGED = 20
 
 
-def log_start(run: TrainingRun, folder: Path) -> None:
+def log_start(run: TrainingRun) -> None:
     """Log what is trained, on how many samples, for how many steps, and the output folder."""
     module = run.module
     setup = run.setup
@@ -63,7 +63,7 @@ def log_start(run: TrainingRun, folder: Path) -> None:
         f"learning rate {config.learning_rate:g}, {config.lr_scheduler}; "
         f"seed {config.seed}"
     )
-    logger.info(f"writing to {folder}")
+    logger.info(f"writing to {setup.output}")
 
 
 @dataclass
@@ -96,12 +96,9 @@ class RunStatistics:
         )
 
 
-def log_end(
-    run: TrainingRun,
-    folder: Path,
-    weights: Sequence[Path],
-) -> None:
+def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
     """Log where the weights are and the command that tries them."""
+    folder = run.setup.output
     if not weights:
         logger.info(
             f"nothing left to do: {folder} is at step {run.step} of {run.total_steps}"
