@@ -38,7 +38,8 @@ def train(config: TrainConfig) -> None:
 
 def graph(config: TrainConfig, form: str) -> None:
     """Show what each stage runs, loads and caches."""
-    validate(dataclasses.replace(config, dry_run=True))
+    config = dataclasses.replace(config, dry_run=True)
+    validate(config)
     from dstrain.graph.render import as_data, as_text
     from dstrain.runs.resolve import plan_of
 

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dstrain.errors import UsageError, nearest
 
@@ -63,16 +63,6 @@ class LoraFile:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.scale}"
-
-
-class PublishedFiles(NamedTuple):
-    """Files of a published model: its id, a pattern of their names, and a revision (''
-    for the hub's default).
-    """
-
-    model_id: str
-    pattern: str
-    revision: str = ""
 
 
 @dataclass(frozen=True)
@@ -216,8 +206,10 @@ def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
     return tuple(groups)
 
 
-def parse_origins(text: str | None) -> tuple[PublishedFiles, ...]:
+def parse_origins(text: str | None) -> tuple[tuple[str, str, str], ...]:
     """Parse `--model_id_with_origin_paths`: ID:PATTERN or ID@REVISION:PATTERN, ...
+
+    Returns (id, pattern, revision) of each part, with '' for the hub's default revision.
 
     A revision that one part gives holds for all parts of its id. Raises UsageError for
     a malformed part, and for two revisions of an id.
@@ -240,8 +232,7 @@ def parse_origins(text: str | None) -> tuple[PublishedFiles, ...]:
             raise UsageError(flag, f"{what}; expected a pattern of its files")
         found.append((model_id, pattern))
     return tuple(
-        PublishedFiles(model_id, pattern, revisions.get(model_id, ""))
-        for model_id, pattern in found
+        (model_id, pattern, revisions.get(model_id, "")) for model_id, pattern in found
     )
 
 

@@ -139,20 +139,14 @@ def _check_places(config: TrainConfig) -> None:
 
     Without --feature_cache the cache is stage 1's output and stage 2's dataset.
     """
-    data = config.dataset_base_path
-    output = config.output_path
-    for flag, path, meaning, stage in (
-        ("--dataset_base_path", data, "the dataset folder", "train"),
-        (
-            "--output_path",
-            output,
-            "the folder for checkpoints and logs",
-            "data_process",
-        ),
+    for name, meaning, stage in (
+        ("dataset_base_path", "the dataset folder", "train"),
+        ("output_path", "the folder for checkpoints and logs", "data_process"),
     ):
         is_cache = config.stage == stage
-        if path is None and not (is_cache and config.feature_cache is not None):
+        is_given = getattr(config, name) is not None
+        if not is_given and not (is_cache and config.feature_cache is not None):
             what = f"is required: {meaning}"
             if is_cache:
                 what += ", or --feature_cache: the folder of the feature cache"
-            raise UsageError(flag, what)
+            raise UsageError(f"--{name}", what)

@@ -103,8 +103,8 @@ def inject(
             # peft compares endings only: in place of a `*`, it gets the names.
             peft_targets.update(matched if "*" in pattern else [pattern])
     unmatched = [target for target, count in counts.items() if not count]
-    if unmatched or not counts:
-        names = ", ".join(map(repr, unmatched)) or "an empty list"
+    if unmatched:
+        names = ", ".join(map(repr, unmatched))
         endings = {name.rpartition(".")[2] for name in layers}
         hint = nearest(unmatched[0], endings) if len(unmatched) == 1 else ""
         what = f"no layer of {lora_config.component} matches {names}{hint}"

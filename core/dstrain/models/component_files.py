@@ -85,10 +85,8 @@ def model_configs(
     found = [
         ModelConfig(paths, hub=hub) for paths in parse_model_paths(config.model_paths)
     ]
-    for one in parse_origins(config.model_id_with_origin_paths):
-        found.append(
-            ModelConfig(None, one.model_id, one.pattern, revision=one.revision, hub=hub)
-        )
+    for name, pattern, revision in parse_origins(config.model_id_with_origin_paths):
+        found.append(ModelConfig(None, name, pattern, revision=revision, hub=hub))
     for option in family.options:
         value = config.family_options.get(option.name)
         if value and option.field:

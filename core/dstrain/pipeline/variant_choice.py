@@ -43,7 +43,10 @@ def choose_variant(
     of_denoiser = _by_id(family, _denoisers(family, models))
     left = _narrow(family.variants, of_denoiser)
     if score is not None:
-        left = _narrow(left, _by_score(family, left, score))
+        scores = {variant: score(family.spec(variant)) for variant in left}
+        valid = [one for one in scores.values() if one is not None]
+        best = max(valid, default=None)
+        left = [variant for variant in left if scores[variant] == best]
     if len(left) > 1 and models:
         left = _narrow(left, _by_config(family, models))
     left = _narrow(left, _by_id(family, models))
@@ -156,18 +159,6 @@ def _by_id(family: ModelFamily, models: Iterable[ModelConfig]) -> list[str]:
         if any(fnmatch.filter(ids, pattern) for pattern in patterns):
             found.append(variant)
     return found
-
-
-def _by_score(
-    family: ModelFamily,
-    left: Iterable[str],
-    score: Scorer,
-) -> list[str]:
-    """Return the variants with the highest score."""
-    scores = {variant: score(family.spec(variant)) for variant in left}
-    valid = [one for one in scores.values() if one is not None]
-    best = max(valid, default=None)
-    return [variant for variant, one in scores.items() if one == best]
 
 
 def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection[str]:

@@ -199,7 +199,7 @@ def check_preset(setup: Setup) -> None:
 
 def plan_of(config: TrainConfig) -> Plan:
     """Plan a command line: for the columns of its metadata, or else for every column."""
-    setup = resolve(replace(config, dry_run=True))
+    setup = resolve(config)
     return setup.plan(dataset_inputs(setup))
 
 

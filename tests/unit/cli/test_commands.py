@@ -55,7 +55,7 @@ def test_graph_prints_the_plan_of_a_training_command_line(
     )
     assert main(["graph", "--model", "faky", "--task", "sft:train"]) == 0
     assert capsys.readouterr().out == "text of plan\n"
-    assert asked == [TrainConfig(model="faky", task="sft:train")]
+    assert asked == [TrainConfig(model="faky", task="sft:train", dry_run=True)]
     assert main(["graph", "--model", "faky", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"of": "plan"}
     assert main(["graph", "--model", "faky", "--height", "3"]) == 2
