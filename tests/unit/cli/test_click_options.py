@@ -82,9 +82,9 @@ def test_option_names_are_folded_and_values_are_not(runs: list[TrainConfig]) -> 
     ]
     assert main(words) == 0
     assert runs[0].dataset_base_path == Path("my-data_set")
-    assert (runs[0].output_path, runs[0].lora_targets) == (
+    assert (runs[0].output_path, runs[0].lora_target_modules) == (
         Path("out-put"),
-        ("to-q", "to_k"),
+        "to-q,to_k",
     )
     assert (
         main(
