@@ -32,8 +32,10 @@ class FlowMatchSchedule:
     """Factor k of sigma' = k sigma / (1 + (k - 1) sigma); None for the exponential form,
     whose mu grows linearly from `base_mu` at `base_tokens` to `max_mu` at `max_tokens`.
     """
-    base_mu: float = 0.5
-    max_mu: float = 1.15
+    base_mu: float | None = None
+    """By default 0.5."""
+    max_mu: float | None = None
+    """By default 1.15."""
     base_tokens: int = 256
     max_tokens: int = 4096
     training_mu: float = 0.8
@@ -45,10 +47,17 @@ class FlowMatchSchedule:
     latents_per_token: int = 4
     """Positions of the latents in one token of the denoiser."""
 
+    def __post_init__(self) -> None:
+        if self.shift is not None and (self.base_mu, self.max_mu) != (None, None):
+            what = "has both shift and base_mu or max_mu; expected one form of the schedule"
+            raise UsageError("FlowMatchSchedule", what)
+
     def mu(self, tokens: int) -> float:
         """Return mu of the exponential shift for latents of this many tokens."""
-        slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
-        return tokens * slope + self.base_mu - slope * self.base_tokens
+        base_mu = 0.5 if self.base_mu is None else self.base_mu
+        max_mu = 1.15 if self.max_mu is None else self.max_mu
+        slope = (max_mu - base_mu) / (self.max_tokens - self.base_tokens)
+        return tokens * slope + base_mu - slope * self.base_tokens
 
     def sigmas(self, steps: int, tokens: int) -> Tensor:
         """Return (steps + 1,) fp32 sigmas for inference, from 1 to a final 0.

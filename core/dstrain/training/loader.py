@@ -75,7 +75,7 @@ class CachedSamples:
     """Lines of its plan: value -> {'at': address}, or the value itself as
     `values.serialize` wrote it.
     """
-    presence: Sequence[frozenset[str]]
+    input_sets: Sequence[frozenset[str]]
     """The sets of inputs that a line refers to by number."""
     sample_ids: Sequence[tuple[int, int]]
     """(row, chunk) of each sample, in order."""
@@ -89,7 +89,7 @@ class CachedSamples:
                 values[name] = self.cache.read(form["at"])
             else:
                 values[name] = deserialize(form, {})
-        return Sample(values, self.presence[line["inputs"]])
+        return Sample(values, self.input_sets[line["inputs"]])
 
 
 class _Batches(TorchDataset[Any]):

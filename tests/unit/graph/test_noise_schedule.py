@@ -182,3 +182,9 @@ def test_without_weighting_every_weight_is_one() -> None:
     assert TimestepSampler(PLAIN, weighting="none").weight(
         PLAIN.table
     ).unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", ["base_mu", "max_mu"])
+def test_a_schedule_has_one_form(name: str) -> None:
+    with pytest.raises(UsageError, match="has both shift and base_mu or max_mu"):
+        FlowMatchSchedule(shift=3.0, **{name: 0.5})
