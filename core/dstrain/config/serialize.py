@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.fields import LoraFile, flags, split_commas
+from dstrain.config.fields import flags
 from dstrain.config.options import (
     GenerateConfig,
     ModelChoice,
@@ -83,12 +83,6 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
         if name not in known and value not in (None, False)
     }
     values["family_options"] = {**options, **config.family_options}
-    preset = recorded.get("preset_lora_path")
-    trained = split_commas(recorded.get("trainable_models"))
-    full = [name.partition(".")[0] for name in trained]
-    # Weights that were trained in full have the preset in them.
-    if preset and recorded.get("preset_lora_model") not in full:
-        values["lora"] = (LoraFile(Path(preset)), *config.lora)
     return replace(config, **values)
 
 

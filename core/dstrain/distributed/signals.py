@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from dstrain.distributed.liveness import launched
-from dstrain.errors import DstrainError, Interrupted
+from dstrain.errors import Interrupted
 
 Handler = Callable[[int, FrameType | None], None]
 SAME = 3.0
@@ -64,8 +64,8 @@ def is_interrupt(error: BaseException) -> bool:
 
     While safetensors reads a tensor, torch turns a KeyboardInterrupt into a ValueError.
     """
-    lost = _raised.is_set() and not isinstance(error, DstrainError)
-    return lost or isinstance(error, KeyboardInterrupt)
+    replaced = _raised.is_set() and isinstance(error, ValueError | RuntimeError)
+    return replaced or isinstance(error, KeyboardInterrupt)
 
 
 @contextmanager

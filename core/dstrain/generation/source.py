@@ -10,6 +10,7 @@ import torch
 
 from dstrain.config.fields import LoraFile
 from dstrain.config.options import GenerateConfig
+from dstrain.config.serialize import read_resolved
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
@@ -73,10 +74,10 @@ def open_source(
 
     Raises StateError for a LoRA file that does not exist.
     """
-    for lora in config.lora:
-        check_lora_file(lora.path)
     family = load_family(config.model, config.disabled_plugins)
     config, weights = _with_weights(config, family)
+    for lora in config.lora:
+        check_lora_file(lora.path)
     models = model_configs(config, family)
     score = score_inputs({*input_names(config), *columns})
     variant = choose_variant(family, config.variant, models, score, config.toy)
@@ -107,6 +108,13 @@ def _with_weights(
         else:
             component = header["component"]
             full[component] = saved_weights(family, component, path)
+    recorded = read_resolved(run)
+    preset = recorded.get("preset_lora_path")
+    # An older run may have merged it without recording into what.
+    merged_into = recorded.get("preset_lora_model") or next(iter(full), None)
+    # Weights that were trained in full have the preset in them.
+    if preset and merged_into not in full:
+        loras.append(LoraFile(Path(preset)))
     return replace(config, variant=variant, lora=(*loras, *config.lora)), full
 
 

@@ -123,6 +123,8 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         finish_replacing(folder.parent)
     except BaseException as error:
         shutil.rmtree(building, ignore_errors=True)
+        with suppress(OSError):
+            finish_replacing(folder.parent)
         if isinstance(error, OSError):
             raise _fault(folder, 0, error) from error
         raise
