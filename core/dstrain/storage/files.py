@@ -116,7 +116,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         building.mkdir(parents=True)
         yield building
         _sync_folder(building)
-        if folder.exists():
+        if folder.is_dir():
             folder.rename(folder.with_name(REPLACED + folder.name))
         building.rename(folder)
         _sync_folder(folder.parent)
@@ -134,7 +134,8 @@ def finish_replacing(folder: Path) -> None:
     """Finish what `replacing_folder` began in this folder before it was killed, or undo
     it where the new folder is not in place; the caller holds the lock.
     """
-    for old in folder.glob(f"{REPLACED}*"):
+    # A file of such a name is somebody's.
+    for old in filter(Path.is_dir, folder.glob(f"{REPLACED}*")):
         new = folder / old.name.removeprefix(REPLACED)
         if not new.exists():
             old.rename(new)

@@ -128,6 +128,17 @@ def test_an_interrupted_replacement_is_finished_or_undone(tmp_path: Path) -> Non
     assert names(tmp_path) == ["s"]
     assert names(new) == ["a", "mine"]
     assert (new / "a").read_text() == "new"
+    (tmp_path / ".replaced-x").write_text("mine")
+    files.finish_replacing(tmp_path)
+    assert names(tmp_path) == [".replaced-x", "s"]
+
+
+def test_a_file_in_the_place_of_a_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("mine")
+    with pytest.raises(SystemFault), files.replacing_folder(tmp_path / "s"):
+        pass
+    assert (tmp_path / "s").read_text() == "mine"
+    assert names(tmp_path) == ["s"]
 
 
 def test_a_folder_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
