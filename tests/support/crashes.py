@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dstrain.runs.checkpoints.directory import SET_ASIDE, run_in
-from dstrain.runs.checkpoints.state import states
 
 from tests.support.runs import log, train
 
@@ -120,17 +118,8 @@ def _in_child(
 
 
 def again(project: Path, out: Path, flags: dict[str, Any]) -> Path:
-    """The same command again: with --resume once there is a state, else with
-    --overwrite if anything is there, be it set aside by an overwriting that was killed.
-    """
-    begun = (
-        {"resume": "auto"}
-        if states(out)
-        else {"overwrite": True}
-        if run_in(out) or (out / SET_ASIDE).exists()
-        else {}
-    )
-    return train(project, output_path=out, **flags, **begun)
+    """The same command again, whatever the folder holds: with --resume."""
+    return train(project, output_path=out, resume="auto", **flags)
 
 
 def everything(folder: Path) -> dict[str, Any]:

@@ -350,7 +350,7 @@ class TrainConfig(ModelChoice):
     )
     resume: str | None = option(
         "checkpoints",
-        "Resume training from the newest checkpoint (auto) or from the one at PATH.",
+        "Resume from the newest checkpoint, or start training if there is none (auto), or resume from the one at PATH.",
         affects={"start"},
         bare="auto",
     )

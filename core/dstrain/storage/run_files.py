@@ -22,21 +22,25 @@ class RunFiles:
     folder: Path
     steps: dict[str, int] = field(default_factory=dict)
     """Path below the folder -> step it was written for, in the order of writing."""
+    committed: bool = False
+    """Whether the run has saved a state to resume from."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunFiles":
         """Read run.json; an invalid file lists nothing."""
         try:
-            entries = json.loads((folder / RUN).read_bytes())["files"]
-            steps = {str(path): int(step) for path, step in entries}
+            record = json.loads((folder / RUN).read_bytes())
+            steps = {str(path): int(step) for path, step in record["files"]}
+            # Older versions did not write it down.
+            committed = bool(record.get("committed", True))
         except (OSError, ValueError, TypeError, KeyError):
-            steps = {}
+            steps, committed = {}, False
         for name in steps:
             path = PurePosixPath(name)
             # No run lists a path outside its folder.
             if path.is_absolute() or ".." in path.parts:
                 return cls(folder)
-        return cls(folder, steps)
+        return cls(folder, steps, committed)
 
     def add(self, paths: Iterable[str], step: int = 0) -> None:
         """List files that are about to be written, so that a crash leaves none unknown.
@@ -51,6 +55,12 @@ class RunFiles:
                 self.steps.pop(path, None)  # the order is that of writing
             self.steps[path] = step
         self._write()
+
+    def commit(self) -> None:
+        """Record that a state was saved: from now on the run can be resumed."""
+        if not self.committed:
+            self.committed = True
+            self._write()
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove listed files, and folders that this leaves empty."""
@@ -99,7 +109,8 @@ class RunFiles:
     def _write(self) -> None:
         self.steps[RUN] = 0
         # Pairs, since `write_json` sorts the keys of a dictionary.
-        write_json(self.folder / RUN, {"files": list(self.steps.items())})
+        files = list(self.steps.items())
+        write_json(self.folder / RUN, {"files": files, "committed": self.committed})
 
 
 def not_listed(folder: Path, name: str) -> StateError:

@@ -68,6 +68,8 @@ class RunDirectory:
     data_digests: Mapping[str, str] = field(default_factory=dict)
     has_written: bool = False
     """Whether the run has changed anything in the folder."""
+    starts_anew: bool = False
+    """Whether --resume found a run that ended before it saved anything, or none."""
     _open_log: Callable[[Path], None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +117,10 @@ class RunDirectory:
         resume = self.setup.config.resume
         if resume is None:
             return
+        if resume == "auto" and not states(self.folder):
+            logger.info(f"{self.folder} contains no checkpoint: starting a new run")
+            self.starts_anew = True
+            return
         path = newest_state(self.folder) if resume == "auto" else Path(resume)
         saved = load_state(path)
         if resume != "auto":
@@ -142,7 +148,7 @@ class RunDirectory:
         """
         setup = self.setup
         self.processes.wait()
-        if self.processes.is_main and setup.config.overwrite:
+        if self.processes.is_main and (setup.config.overwrite or self.starts_anew):
             remove_run(self.folder)
         self.has_written = True
         if not self.processes.is_main:
@@ -222,6 +228,7 @@ class RunDirectory:
             for component, path in zip(components, self.weights, strict=True):
                 self._save_component(run, path, component)
             save_state(self.folder / state, training_state(run, self.data_digests))
+            RunFiles.read(self.folder).commit()
             self._prune(run)
         self.processes.wait()
 

@@ -13,9 +13,10 @@ from dstrain.config.options import ENDING_AT_LAST_STEP, TrainConfig, options_aff
 from dstrain.config.serialize import read_resolved
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import refuse_run
-from dstrain.runs.checkpoints.state import RECORD, TrainingState, states
+from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.hashing import hash_json, sha256
+from dstrain.storage.run_files import RUN, RunFiles
 
 
 def data_fingerprint(run: TrainingRun) -> dict[str, str]:
@@ -43,7 +44,8 @@ def check_start(config: TrainConfig, folder: Path) -> None:
     """Refuse, before any work, an output folder that this run cannot start in.
 
     Raises StateError for a run that is neither to be resumed nor overwritten, and for
-    nothing to resume from.
+    one that lost its states. One that saved none starts anew, so that a job script is
+    one command.
     """
     if config.resume is None:
         if not config.overwrite:
@@ -55,12 +57,11 @@ def check_start(config: TrainConfig, folder: Path) -> None:
                 "--resume takes auto, or a folder states/step-STEP of an earlier run"
             )
             raise StateError(path, "is not a state folder", advice)
-    elif not states(folder):
+    elif not states(folder) and RunFiles.read(folder).committed:
         raise StateError(
             folder,
-            "contains no checkpoint to resume from",
-            "leave out --resume to start a run; "
-            "if a run ended before its first save, start over with --overwrite",
+            f"contains no checkpoint, although {RUN} records that one was saved",
+            f"put its folder {STATES} back, or start over with --overwrite",
         )
 
 

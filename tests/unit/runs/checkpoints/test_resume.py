@@ -41,29 +41,40 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
 
 
-def test_resume_without_a_state_is_refused_and_starts_nothing(
-    here: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(
-        StateError, match="contains no checkpoint to resume from"
-    ) as caught:
-        train(here, output_path=tmp_path / "new", max_steps=1, resume="auto")
-    assert "leave out --resume to start a run" in caught.value.help_lines[0]
-    assert not (tmp_path / "new").exists()
+def test_resume_without_a_run_starts_one(here: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path / "new", tmp_path / "empty"):
+        train(here, output_path=folder, max_steps=2, save_steps=1, resume="auto")
+        assert [row["step"] for row in log(folder)] == [1, 2]
+        assert len(states(folder)) == 2
+        (tmp_path / "empty").mkdir(exist_ok=True)
 
 
-def test_a_run_that_ended_before_its_first_save_is_not_resumed_and_the_next_step_is_named(
+def test_resume_starts_a_run_anew_that_ended_before_its_first_save(
     here: Path, tmp_path: Path
 ) -> None:
+    out = tmp_path / "out"
     with pytest.raises(PowerCut):
-        train(here, stop_at(2), output_path=tmp_path, max_steps=4)
-    for flags in ({"resume": "auto"}, {}):
-        with pytest.raises(StateError) as caught:
-            train(here, output_path=tmp_path, max_steps=4, **flags)
-        assert "start over" in caught.value.help_lines[0]
-        assert "--overwrite" in caught.value.help_lines[0]
-    train(here, output_path=tmp_path, max_steps=4, overwrite=True)
-    assert [row["step"] for row in log(tmp_path)] == [1, 2, 3, 4]
+        train(here, stop_at(2), output_path=out, max_steps=4)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(StateError, match="start over with --overwrite"):
+        train(here, output_path=out, max_steps=4)
+    train(here, output_path=out, max_steps=4, resume="auto")
+    train(here, output_path=tmp_path / "whole", max_steps=4)
+    assert (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").unlink()
+    assert same(outcome(out), outcome(tmp_path / "whole"))
+
+
+def test_resume_does_not_start_a_run_anew_whose_states_are_gone(
+    here: Path, tmp_path: Path
+) -> None:
+    train(here, output_path=tmp_path, max_steps=1)
+    shutil.rmtree(tmp_path / "states")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StateError, match="no checkpoint, although") as caught:
+        train(here, output_path=tmp_path, max_steps=2, resume="auto")
+    assert "start over with --overwrite" in caught.value.help_lines[0]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
