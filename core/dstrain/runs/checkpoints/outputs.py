@@ -29,6 +29,7 @@ from dstrain.runs.checkpoints.directory import (
     run_in,
 )
 from dstrain.runs.checkpoints.resume import (
+    PROCESSES,
     check_start,
     data_fingerprint,
     load_training_state,
@@ -166,7 +167,8 @@ class RunDirectory:
         if setup.preset is not None:
             # Found by its header, or its keys, where no flag names it.
             config = replace(config, preset_lora_model=setup.preset.component)
-        write_resolved(self.folder / CONFIG, config, setup.versions)
+        versions = {**setup.versions, PROCESSES: str(self.processes.size)}
+        write_resolved(self.folder / CONFIG, config, versions)
         self._open_log(self.folder / LOG)
 
     def save_if_due(self, run: TrainingRun, epoch: int) -> bool:

@@ -17,6 +17,10 @@ from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.run_files import RUN, RunFiles
+from dstrain.training.loader import CachedSamples
+
+PROCESSES = "processes"
+"""Entry of the versions in a run's configuration: how many processes trained."""
 
 
 def data_fingerprint(run: TrainingRun) -> dict[str, str]:
@@ -24,10 +28,14 @@ def data_fingerprint(run: TrainingRun) -> dict[str, str]:
     names.
 
     Sizes, because reading every image would cost more than it saves. Stage 2 has no
-    files, and compares values of its cache by their keys.
+    files; the keys of its cached values say what these were computed from.
     """
-    if run.cache_info is not None:
-        return {"metadata": run.cache_info.dataset["sha256"]}
+    if run.cache_info is not None and isinstance(run.source, CachedSamples):
+        values = [row["values"] for row in run.source.rows]
+        return {
+            "metadata": run.cache_info.dataset["sha256"],
+            "cached values": hash_json("values", values),
+        }
     dataset = run.setup.dataset
     sizes = []
     for row in dataset.rows:
@@ -174,4 +182,8 @@ def _differing(run: TrainingRun) -> list[str]:
     for name in compared:
         if name in saved and saved[name] != config[name]:
             words.append(f"--{name}: saved {saved[name]}, this run {config[name]}")
+    size = str(run.processes.size)
+    saved_size = saved.get("versions", {}).get(PROCESSES, size)
+    if saved_size != size:
+        words.append(f"processes: saved {saved_size}, this run {size}")
     return ["; ".join(words)] if words else []

@@ -308,6 +308,34 @@ def test_a_dataset_whose_content_changed_is_not_resumed(
     assert len(log(tmp_path / "out")) == 2
 
 
+def test_a_refused_resume_names_the_numbers_of_processes(
+    here: Path, held: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(held, tmp_path / "out")
+    record = tmp_path / "out/logs/config.json"
+    written = json.loads(record.read_text())
+    assert written["versions"]["processes"] == "1"
+    written["versions"]["processes"] = "2"
+    record.write_text(json.dumps(written))
+    with pytest.raises(StateError, match="processes: saved 2, this run 1"):
+        train(here, output_path=tmp_path / "out", batch_size=3, resume="auto")
+
+
+def test_cached_values_that_changed_are_not_resumed(tmp_path: Path) -> None:
+    project(tmp_path)
+    cache = {"feature_cache": tmp_path / "cache"}
+    first = {"task": "sft:data_process", **cache}
+    second = {"task": "sft:train", "output_path": tmp_path / "out", **cache}
+    run(config(tmp_path, **first))
+    run(config(tmp_path, **second, max_steps=2))
+    run(config(tmp_path, **first))
+    run(config(tmp_path, **second, max_steps=3, resume="auto"))
+    Image.new("RGB", (16, 16), "red").save(tmp_path / "data/0.png")
+    run(config(tmp_path, **first))
+    with pytest.raises(StateError, match="run read it: its cached values"):
+        run(config(tmp_path, **second, max_steps=4, resume="auto"))
+
+
 def test_files_that_are_touched_or_lie_elsewhere_are_the_same(
     here: Path, held: Path, tmp_path: Path
 ) -> None:
