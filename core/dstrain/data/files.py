@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from dstrain.console import shown
 from dstrain.data.cells import file_names
+from dstrain.data.faults import raise_system_fault
 from dstrain.data.images import ImageInfo, read_size
 from dstrain.data.metadata import Table
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned
@@ -135,7 +136,8 @@ def _names_in(folder: str) -> dict[str, str]:
     """Return the names in a folder by their folded form; none if there is no folder."""
     try:
         return {_folded(name): name for name in sorted(os.listdir(folder))}
-    except OSError:
+    except OSError as error:
+        raise_system_fault(folder, error)
         return {}
 
 
@@ -185,5 +187,6 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
         frame = f": {Path(error.where).name}" if is_frame else ""
         return f"{shown(name)!r}{frame} {error.what}"
     except (OSError, ValueError) as error:
+        raise_system_fault(path or name, error)
         reason = getattr(error, "strerror", None) or error
         return f"{shown(name)!r} cannot be read: {reason}"

@@ -1,5 +1,6 @@
 """Images: the size they are loaded at, known from the header alone, and loading."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from types import MappingProxyType
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from dstrain.data.faults import raise_system_fault
 from dstrain.data.packets import MAX_FRAME_PIXELS
 from dstrain.data.truncation import check_end
-from dstrain.errors import UsageError
+from dstrain.errors import DstrainError, UsageError
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -223,7 +225,7 @@ def _opened(path: Path) -> Iterator[ImageFile.ImageFile]:
             if image.mode == "LAB":  # which Pillow cannot convert
                 raise ValueError("colour mode LAB; save it as RGB")
             yield image
-    except UsageError:
+    except DstrainError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         what = f"has too many pixels: the limit is {MAX_PIXELS:,}, and {MAX_FRAME_PIXELS:,} for a frame of an animation"
@@ -232,11 +234,12 @@ def _opened(path: Path) -> Iterator[ImageFile.ImageFile]:
         what = f"is not an image in a supported format ({', '.join(FORMATS)})"
         raise UsageError(path, what) from error
     except Exception as error:  # decoders of damaged files raise nearly anything
+        raise_system_fault(path, error)
         reason = getattr(error, "strerror", None) or error
         raise UsageError(path, f"cannot be read: {reason}") from error
 
 
-def _orientation(image: Image.Image) -> int:
+def _orientation(image: ImageFile.ImageFile) -> int:
     """Return the EXIF orientation still to be applied, 1 to 8, without decoding."""
     if image.format == "TIFF":
         return 1  # Pillow applies it, in the header's size as well
@@ -244,7 +247,8 @@ def _orientation(image: Image.Image) -> int:
         # The base class's method: the one for PNG decodes the whole image to look for
         # EXIF data behind the pixels.
         return int(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
-    except Exception:  # an image with damaged EXIF data is shown as stored
+    except Exception as error:  # an image with damaged EXIF data is shown as stored
+        raise_system_fault(Path(os.fsdecode(image.filename)), error)
         return 1
 
 

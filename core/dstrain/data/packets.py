@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dstrain.data.faults import check_readable, raise_system_fault
 from dstrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def open_video(
     try:
         container = av.open(str(path), options=options, metadata_errors="replace")
     except av.FFmpegError as error:
+        raise_system_fault(path, error)
+        check_readable(path)
         what = "is not a video in a supported format (mp4, mov, mkv, webm, avi, gif), or is truncated"
         raise UsageError(path, f"{what}: {error.strerror}") from error
     with container:
@@ -103,6 +106,8 @@ def open_video(
         try:
             yield container, streams[0]
         except av.FFmpegError as error:
+            raise_system_fault(path, error)
+            check_readable(path)
             raise UsageError(path, f"{DAMAGED}: {error.strerror}") from error
 
 

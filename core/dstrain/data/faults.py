@@ -1,0 +1,57 @@
+"""Tell faults of the machine from damage of a file: only the latter makes a row bad."""
+
+import errno
+from pathlib import Path
+
+from dstrain.errors import OutOfMemory, SystemFault
+
+OF_THE_FILE = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        # FFmpeg's decoders return it, as -1, for damage.
+        errno.EPERM,
+    }
+)
+"""Numbers of system errors that speak of the file or its name, not of the machine."""
+AMBIGUOUS = frozenset({errno.EIO, errno.EAGAIN, errno.ENOSYS, errno.ERANGE, errno.EDOM})
+"""Numbers that FFmpeg also uses for damage."""
+
+
+def raise_system_fault(path: str | Path, error: BaseException) -> None:
+    """Raise SystemFault or OutOfMemory in place of an error that says nothing of the
+    file: too many open files, no permission, a failing disk, no memory.
+
+    Return for any other error, which a decoder raised because of the file's content.
+    """
+    if isinstance(error, MemoryError):
+        raise OutOfMemory(
+            path,
+            "there is no memory to read it",
+            "lower --dataset_num_workers, or close other programs",
+        ) from error
+    number = getattr(error, "errno", None)
+    # Decoders have numbers of their own, and errors without one.
+    if number not in errno.errorcode or number in OF_THE_FILE:
+        return
+    if number in AMBIGUOUS and not isinstance(error, OSError):
+        return
+    raise SystemFault(
+        path,
+        f"cannot be read: {getattr(error, 'strerror', None) or error}",
+        "this is a fault of the machine, not of the file: no row is skipped for it",
+    ) from error
+
+
+def check_readable(path: Path) -> None:
+    """Read a file's bytes; raises SystemFault if the machine cannot."""
+    try:
+        with path.open("rb") as file:
+            while file.read(2**20):
+                pass
+    except OSError as error:
+        raise_system_fault(path, error)
