@@ -1,0 +1,122 @@
+"""R16: what a user compares with is equal: the scheduler in a toy's folder takes the
+steps of dstrain, and so does a published pipeline after the lines of the docs.
+"""
+
+import json
+import math
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from dstrain import Pipeline
+from dstrain.models.toy import write_toy
+from dstrain.pipeline.sampling import seeded_noise
+from dstrain.registry.discovery import load_family
+from torch import Tensor
+
+from tests.support import ROOT
+
+pytestmark = pytest.mark.promise(
+    "R16", "what a user compares with in diffusers takes the same steps"
+)
+
+LATENTS_PER_SIDE = 8
+VARIANTS = (
+    ("flux", "dev"),
+    ("flux", "kontext"),
+    ("qwen_image", "base"),
+    ("qwen_image", "edit"),
+    ("qwen_image", "edit-2509"),
+    ("qwen_image", "edit-2511"),
+    ("wan", "t2v"),
+    ("wan", "i2v"),
+    ("wan", "t2v-a14b"),
+    ("wan", "i2v-a14b"),
+    ("wan", "ti2v-5b"),
+)
+
+
+def scheduler_in(folder: Path) -> Any:
+    """The scheduler that diffusers' pipeline of this folder has."""
+    index = json.loads((folder / "model_index.json").read_text())
+    library, name = index["scheduler"]
+    assert library == "diffusers"
+    return getattr(diffusers, name).from_pretrained(folder / "scheduler")
+
+
+def set_as_its_pipeline_does(scheduler: Any, steps: int, tokens: int) -> None:
+    """Wan's pipelines give the number of steps; the others sigmas and mu, too."""
+    config = scheduler.config
+    if not config.get("use_dynamic_shifting"):
+        scheduler.set_timesteps(steps)
+        return
+    mu = calculate_shift(
+        tokens,
+        config.base_image_seq_len,
+        config.max_image_seq_len,
+        config.base_shift,
+        config.max_shift,
+    )
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
+
+
+@pytest.mark.parametrize(("family", "variant"), VARIANTS)
+def test_the_scheduler_of_a_toy_has_the_sigmas_of_the_familys_defaults(
+    family: str, variant: str, tmp_path: Path
+) -> None:
+    loaded = load_family(family)
+    assert {name for one, name in VARIANTS if one == family} == set(loaded.variants)
+    write_toy(loaded, variant, tmp_path)
+    spec = loaded.spec(variant)
+    steps = spec.defaults["num_inference_steps"]
+    sides = [spec.defaults.get(name, 1024) for name in ("height", "width")]
+    latents = math.prod(side // LATENTS_PER_SIDE for side in sides)
+    tokens = latents // spec.schedule.latents_per_token
+    scheduler = scheduler_in(tmp_path)
+    set_as_its_pipeline_does(scheduler, steps, tokens)
+    sigmas = spec.schedule.sigmas(steps, tokens)
+    assert torch.allclose(scheduler.sigmas.float(), sigmas, rtol=0, atol=2e-7)
+    timesteps = scheduler.timesteps.float()
+    assert torch.allclose(timesteps, sigmas[:-1] * 1000, rtol=0, atol=2e-4)
+
+
+def test_the_lines_of_wans_page_make_diffusers_latents_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/guide/families/wan.md").read_text()
+    section = page.partition("## Comparing with diffusers")[2]
+    (lines,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    toy = write_toy(load_family("wan"), "t2v", tmp_path / "models/wan-toy")
+    (tmp_path / "lines.py").write_text(lines)
+    published = runpy.run_path("lines.py")["pipe"]
+    published.set_progress_bar_config(disable=True)
+    pipe = Pipeline.from_pretrained("wan", toy, "t2v", device="cpu")
+    arguments: dict[str, Any] = {
+        "prompt": "a dog runs",
+        "negative_prompt": "a cat",
+        "height": 32,
+        "width": 48,
+        "num_frames": 5,
+        "num_inference_steps": 6,
+        "guidance_scale": 5.0,
+        "latents": seeded_noise((1, 16, 2, 4, 6), 3),
+    }
+    ours: list[Tensor] = []
+    pipe(**arguments, on_step=lambda _, latents: ours.append(latents.clone()))
+    theirs: list[Tensor] = []
+
+    def note(_: Any, step: int, time: Any, values: dict[str, Any]) -> dict[str, Any]:
+        theirs.append(values["latents"].clone())
+        return values
+
+    published(**arguments, output_type="latent", callback_on_step_end=note)
+    assert len(ours) == len(theirs) == 6
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=1e-5)
