@@ -33,7 +33,7 @@ PUBLIC = {
         latents_mean_std override_positional_args pack tensor_to_image to_minus_one_one
         unpack
     """,
-    "dstrain.testing": "Conformance LoraCase LoraFiles LoraReader Published",
+    "dstrain.testing": "Conformance LoraCase LoraFiles LoraReader Published PublishedLatents",
 }
 FLAGS = {
     TrainConfig: """

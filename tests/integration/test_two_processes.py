@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dstrain.config.options import TrainConfig
 from dstrain.runs.resolve import resolve
-from dstrain.testing.rows import frames, image_size, write_rows
+from dstrain.testing.rows import usual_size, write_rows
 from safetensors.torch import load_file
 
 from tests.support.processes import commands, in_processes, words
@@ -32,14 +32,14 @@ LORA: dict[str, Any] = {"lora_rank": 4}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -> None:
     spec = resolve(TrainConfig(model=family, toy=True)).spec
-    height, width = image_size(spec)
+    size = usual_size(spec)
     kind = {
         "LoRA": LORA, "dit": {"trainable_models": "dit"}, "text encoder": {"trainable_models": FAMILIES[family]}
     }[trained]  # fmt: skip
     common = {
         "model": family, "toy": True, "dataset_base_path": write_rows(spec, tmp_path / "data"), "num_epochs": 2,
-        "learning_rate": 1e-3, "height": height, "width": width, "mixed_precision": "no",
-        "num_frames": frames(spec) if "video" in str(spec.inputs) else None, **kind,
+        "learning_rate": 1e-3, "height": size.height, "width": size.width, "mixed_precision": "no",
+        "num_frames": size.frames if "video" in str(spec.inputs) else None, **kind,
     }  # fmt: skip
     one = {
         **common,
@@ -48,9 +48,9 @@ def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -
         "output_path": tmp_path / "one",
     }
     two = {**common, "batch_size": 1, "output_path": tmp_path / "two"}
-    for size, flags in ((1, one), (2, two)):
-        ended = in_processes(size, commands(words(flags)), tmp_path)
-        assert ended.codes == (0,) * size, ended.said
+    for processes, flags in ((1, one), (2, two)):
+        ended = in_processes(processes, commands(words(flags)), tmp_path)
+        assert ended.codes == (0,) * processes, ended.said
     steps = log(tmp_path / "one")
     assert len(steps) >= 2 * math.ceil(
         3 / 2

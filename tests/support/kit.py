@@ -47,6 +47,24 @@ STANDS_STILL = """    @staticmethod
         return [arguments["latents"]] * 3, pipe(**arguments)
 
     family"""
+ENCODES_OTHERWISE = """    @staticmethod
+    def published_latents(pipe, folder, arguments):
+        from dstrain.plugin.functional import images_to_tensor
+        pixels = images_to_tensor([arguments["input_image"]])
+        return 2 * pipe.components["vae"].encoder(pixels)
+
+    family"""
+HOLDS_WITHOUT_A_MASK = """        constrain_latents=model_fn.hold,
+        defaults="""
+HOLD = """
+def hold(latents, timestep, noise):
+    from dstrain.plugin import LatentConstraint
+    held = latents.clone()
+    held[:, :, 0] = 0
+    return LatentConstraint(held, timestep)
+
+
+def latent_shape("""
 AGREES = """    @staticmethod
     def published(pipe, folder, arguments):
         latents = []
@@ -148,6 +166,16 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         ),
         "a_sample_has_the_loss_that_it_has_alone": (
             ("networks.py", "attn_mask=visible[:, None]", "attn_mask=None"),
+        ),
+        "training_latents_equal_the_published": (
+            ("../tests/test_conformance.py", "    family", ENCODES_OTHERWISE),
+        ),
+        "the_loss_leaves_out_what_is_held": (
+            ("model_fn.py", "def latent_shape(", HOLD.lstrip()),
+            ("pipeline.py", "        defaults=", HOLDS_WITHOUT_A_MASK),
+        ),
+        "the_least_sizes_are_made": (
+            ("pipeline.py", "multiple=model_fn.DOWNSCALE", "multiple=4"),
         ),
         "bf16_is_near_fp32": (
             (

@@ -42,7 +42,7 @@ class SamplerOptions:
     latents: Tensor | None = None
     """The initial noise itself, in place of a seed."""
     on_step: OnStep | None = None
-    """Called after each step with its index and the latents."""
+    """Called after each step with its index and the latents, held parts in place."""
     rand_device: str = NOISE_DEVICE
     """The device that draws the initial noise."""
 
@@ -150,20 +150,24 @@ def integrate(
         velocity: (latents, timestep) -> the prediction of noise - x_0.
         noise: The initial noise.
         steps: The number of steps.
-        on_step: Called after each step with its index and the latents.
+        on_step: Called after each step with its index and the latents, held parts in
+            place.
     """
     pixels = math.prod(noise.shape[2:])
     sigmas = schedule.sigmas(steps, pixels // schedule.latents_per_token)
-    latents = noise
+
+    def constrained_at(latents: Tensor, sigma: Tensor) -> LatentConstraint:
+        timestep = (sigma * TRAIN_TIMESTEPS).expand(len(latents)).to(noise.device)
+        return constrain_latents(latents, timestep, noise)
+
+    constrained = constrained_at(noise, sigmas[0])
     for i in range(steps):
-        timestep = (sigmas[i] * TRAIN_TIMESTEPS).expand(len(latents)).to(noise.device)
-        constrained = constrain_latents(latents, timestep, noise)
         prediction = velocity(constrained.latents, constrained.timestep).float()
         latents = constrained.latents + (sigmas[i + 1] - sigmas[i]) * prediction
+        constrained = constrained_at(latents, sigmas[i + 1])
         if on_step is not None:
-            on_step(i, latents)
-    end = torch.zeros(len(latents), device=latents.device)
-    return constrain_latents(latents, end, noise)
+            on_step(i, constrained.latents)
+    return constrained
 
 
 def seeded_noise(

@@ -22,20 +22,28 @@ pytest.register_assert_rewrite(
     )
 )
 
-from dstrain.testing.contract import Published  # noqa: E402
+from dstrain.testing.contract import Published, PublishedLatents  # noqa: E402
 from dstrain.testing.declared import Declared  # noqa: E402
 from dstrain.testing.lora_files import LoraCase, LoraFiles  # noqa: E402
 from dstrain.testing.loras import LoraReader  # noqa: E402
 from dstrain.testing.saved import Saved  # noqa: E402
 from dstrain.testing.trainable import Trainable  # noqa: E402
 
-__all__ = ("Conformance", "LoraCase", "LoraFiles", "LoraReader", "Published")
+__all__ = (
+    "Conformance",
+    "LoraCase",
+    "LoraFiles",
+    "LoraReader",
+    "Published",
+    "PublishedLatents",
+)
 
 
 class Conformance(Declared, Trainable, Saved):
     """The contract of one family, as tests.
 
     Subclass it as `TestConformance` in the family's `tests/test_conformance.py`, where
-    the plans and fingerprints lie. A static method `published` may run the published
-    pipeline, for comparison (see `Published`).
+    the plans and fingerprints lie. The static methods
+    `published` and `published_latents` may run the published pipeline, for comparison
+    (see `Published` and `PublishedLatents`).
     """

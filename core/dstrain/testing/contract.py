@@ -43,6 +43,21 @@ class Published(Protocol):
         """
 
 
+class PublishedLatents(Protocol):
+    """A function that encodes what training learns as the published pipeline does."""
+
+    def __call__(
+        self, pipe: Pipeline, folder: Path, arguments: Mapping[str, Any], /
+    ) -> Tensor:
+        """Return the latents of the image or video, shaped as `input_latents`.
+
+        Args:
+            pipe: The family's pipeline, whose components are to be used.
+            folder: The folder of the toy model.
+            arguments: Every input of the variant, the image or video among them.
+        """
+
+
 class ToyFixtures:
     """The toys of a family, as a fixture."""
 
@@ -70,6 +85,10 @@ class Contract(ToyFixtures):
 
     published: ClassVar[Published | None] = None
     """Runs the published pipeline; None where there is none."""
+    published_latents: ClassVar[PublishedLatents | None] = None
+    """Encodes as the published pipeline does; None where there is none. A family with
+    `published` has both: inference does not show what training encodes.
+    """
     published_images: ClassVar[int] = 2
     """How many images of a list the published pipeline takes."""
 
@@ -97,6 +116,8 @@ class Contract(ToyFixtures):
                 "guided": (False, True) if spec.cfg_inputs else (False,),
             }
             untested = "reference" in names and self.published is None
+            if "latents_reference" in names:
+                untested = (self.published or self.published_latents) is None
             rows += [(variant, value) for value in choices[second] if not untested]
         if second:
             metafunc.parametrize(
@@ -134,6 +155,11 @@ class Contract(ToyFixtures):
     def reference(self) -> Published | None:
         """Return the function that runs the published pipeline."""
         return self.published
+
+    @pytest.fixture
+    def latents_reference(self) -> PublishedLatents | None:
+        """Return the function that encodes as the published pipeline does."""
+        return self.published_latents
 
     @property
     def folder(self) -> Path:

@@ -18,10 +18,15 @@ from dstrain.models.component_files import assign
 from dstrain.registry.discovery import GROUP, load_family
 from dstrain.testing.contract import Contract
 from dstrain.testing.family_under_test import FamilyUnderTest
-from dstrain.testing.fingerprints import changed, read_fingerprints, unit_fingerprints
+from dstrain.testing.fingerprints import (
+    changed,
+    read_fingerprints,
+    unit_fingerprints,
+    unit_values,
+)
 from dstrain.testing.golden import FOLDER, plan_texts
 from dstrain.testing.kinds import has_kind
-from dstrain.testing.rows import inputs
+from dstrain.testing.rows import inputs, least_sizes, usual_size
 
 HEAVY = ("PIL", "diffusers", "numpy", "torch", "transformers")
 """What importing a record must not import."""
@@ -144,14 +149,23 @@ class Declared(Contract):
     def test_inference_begins_with_latents_shaped_as_those_of_training(
         self, tested: FamilyUnderTest
     ) -> None:
-        """`latent_shape` agrees with the unit that returns `input_latents`."""
+        """`latent_shape` agrees with the unit that returns `input_latents`, at the
+        usual size and at the least ones that the columns allow.
+        """
         reader = tested.spec.latent_shape
-        values = inputs(tested.spec) | {
-            name: one for made in tested.values.values() for name, one in made.items()
-        }
-        reads = {name: values[name] for name in reader.inputs if name in values}
-        shape = reader.function(**reads, **tested.pipeline.bind_components(reader))
-        assert tuple(values["input_latents"].shape) == tuple(shape)
+        for size in (usual_size(tested.spec), *least_sizes(tested.spec)):
+            given = inputs(tested.spec, size)
+            units = unit_values(tested.pipeline, given)
+            values = dict(given)
+            for made in units.values():
+                values |= made
+            reads = {name: values[name] for name in reader.inputs if name in values}
+            shape = reader.function(**reads, **tested.pipeline.bind_components(reader))
+            encoded = tuple(values["input_latents"].shape)
+            assert encoded == tuple(shape), (
+                f"at {size}: encoded as {encoded}, `latent_shape` is {tuple(shape)}; "
+                "is a column's `multiple` or `frame_multiple` not the VAE's?"
+            )
 
     def test_plans_are_the_golden_ones(self, tested: FamilyUnderTest) -> None:
         """What each stage runs, loads and caches changes only on purpose."""

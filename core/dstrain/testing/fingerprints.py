@@ -56,12 +56,14 @@ def matches(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     )
 
 
-def unit_values(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    """Return the outputs of every unit that training or inference runs at toy sizes, by
-    the unit's name.
+def unit_values(
+    pipeline: Pipeline, given: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the outputs of every unit that training or inference runs, by the unit's
+    name; at toy sizes, if no inputs are given.
     """
     spec = pipeline.spec
-    given = inputs(spec)
+    given = given or inputs(spec)
     tasks = (
         (SFT, data_inputs(spec)),
         (generate_task(spec, guided=False), frozenset(given)),

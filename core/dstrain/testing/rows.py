@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -38,30 +39,44 @@ LIST = 2
 """Entries of a list of texts or of images."""
 
 
-def image_size(spec: PipelineSpec) -> tuple[int, int]:
-    """Return (height, width) of every image: the least multiples of what the inputs
-    need, at least 32 and 48.
+@dataclass(frozen=True)
+class Size:
+    """The size of every image and video."""
+
+    height: int
+    width: int
+    frames: int
+    """Those of videos."""
+
+    def __str__(self) -> str:
+        return f"{self.height} x {self.width}, {self.frames} frames"
+
+
+def usual_size(spec: PipelineSpec) -> Size:
+    """Return the least multiples of what the inputs need: at least 32 x 48 pixels, and
+    `CLIPS` steps of frames after the first.
     """
-    multiple = lcm(
-        16,
-        *(column.multiple for column in _columns(spec).values() if column.multiple),
-    )
+    multiple = lcm(16, _side_multiple(spec))
     height, width = (
         -(-least // multiple) * multiple for least in (LEAST_SIDE, LEAST_SIDE * 3 // 2)
     )
-    return height, width
+    return Size(height, width, 1 + CLIPS * _frame_multiple(spec))
 
 
-def frames(spec: PipelineSpec) -> int:
-    """Return the number of frames of every video."""
-    return 1 + CLIPS * lcm(
-        1,
-        *(
-            column.frame_multiple
-            for column in _columns(spec).values()
-            if column.frame_multiple
-        ),
-    )
+def least_sizes(spec: PipelineSpec) -> list[Size]:
+    """Return the least sizes that the columns allow: one, two and three times what the
+    sides and the frames after the first are multiples of, where an encoder or decoder
+    that counts otherwise is noticed.
+    """
+    side = _side_multiple(spec)
+    if side == 1:
+        return [usual_size(spec)]
+    step = _frame_multiple(spec)
+    counts = ((1, 1, 0), (1, 2, 1), (2, 1, 2), (2, 3, 3))
+    return [
+        Size(side * rows, side * columns, 1 + step * steps)
+        for rows, columns, steps in counts
+    ]
 
 
 def write_rows(spec: PipelineSpec, folder: Path) -> Path:
@@ -95,23 +110,25 @@ def write_rows(spec: PipelineSpec, folder: Path) -> Path:
     return folder
 
 
-def inputs(spec: PipelineSpec) -> dict[str, Any]:
+def inputs(spec: PipelineSpec, size: Size | None = None) -> dict[str, Any]:
     """Return a value for every input of a variant: columns, measures, constants and
     defaults.
 
     Of the inputs that only inference gives, it has the negative branch's and those with
-    a default.
+    a default. Images and videos have the usual size unless one is given. Videos of one
+    frame come without optional columns: a first frame that is held leaves nothing.
     """
-    height, width = image_size(spec)
-    measures = {"height": height, "width": width, "frames": frames(spec)}
+    size = size or usual_size(spec)
+    is_still = spec.reads_videos and size.frames == 1
     given: dict[str, Any] = {}
     for name, source in spec.inputs.items():
         if name in spec.cfg_inputs.values():
             given[name] = NEGATIVE
         elif isinstance(source, Column):
-            given[name] = _value(spec, source)
+            if not (is_still and source.optional):
+                given[name] = _value(size, source)
         elif isinstance(source, Measured):
-            given[name] = measures[source.axis]
+            given[name] = getattr(size, source.axis)
         elif isinstance(source, Constant):
             given[name] = source.value
         elif name in spec.defaults:
@@ -119,11 +136,13 @@ def inputs(spec: PipelineSpec) -> dict[str, Any]:
     return given
 
 
-def arguments(spec: PipelineSpec, guided: bool) -> dict[str, Any]:
+def arguments(
+    spec: PipelineSpec, guided: bool, size: Size | None = None
+) -> dict[str, Any]:
     """Return arguments of a short inference: every input it uses, three steps, and the
-    negative branch if `guided`.
+    negative branch if `guided`; of the usual size unless one is given.
     """
-    given = inputs(spec)
+    given = inputs(spec, size)
     if not guided:
         given |= dict.fromkeys(spec.cfg_inputs.values())
     present = frozenset(name for name, value in given.items() if value is not None)
@@ -150,6 +169,14 @@ def data_inputs(spec: PipelineSpec) -> frozenset[str]:
         if not isinstance(source, InferenceOnly) and name not in negatives
     )
     return frozenset(given)
+
+
+def _side_multiple(spec: PipelineSpec) -> int:
+    return lcm(*(column.multiple or 1 for column in _columns(spec).values()))
+
+
+def _frame_multiple(spec: PipelineSpec) -> int:
+    return lcm(*(column.frame_multiple or 1 for column in _columns(spec).values()))
 
 
 def _columns(spec: PipelineSpec) -> dict[str, Column]:
@@ -189,7 +216,8 @@ def _cell(
     spec: PipelineSpec, column: Column, row: int, caption: str, folder: Path
 ) -> Any:
     """Return a cell of metadata.json; files are written beside it."""
-    value = _value(spec, column, row, caption)
+    size = usual_size(spec)
+    value = _value(size, column, row, caption)
     files = folder / column.name
     if column.kind == "images":
         files.mkdir(exist_ok=True)
@@ -203,14 +231,12 @@ def _cell(
         return f"{column.name}/{row}.png"
     if column.is_file:
         files.mkdir(exist_ok=True)
-        write_video(_video(spec, column, row), files / f"{row}.mp4")
+        write_video(_video(size, column, row), files / f"{row}.mp4")
         return f"{column.name}/{row}.mp4"
     return value
 
 
-def _value(
-    spec: PipelineSpec, column: Column, row: int = 0, caption: str = CAPTIONS[0]
-) -> Any:
+def _value(size: Size, column: Column, row: int = 0, caption: str = CAPTIONS[0]) -> Any:
     """Return the value of an input in one row, as a unit receives it."""
     if column.kind == "text":
         return caption
@@ -221,23 +247,23 @@ def _value(
     if column.kind == "number":
         return 0.5
     if column.kind == "images":
-        return [_image(spec, column, LIST * row + i) for i in range(LIST)]
+        return [_image(size, column, LIST * row + i) for i in range(LIST)]
     return (
-        _video(spec, column, row)
+        _video(size, column, row)
         if column.kind == "video"
-        else _image(spec, column, row)
+        else _image(size, column, row)
     )
 
 
-def _image(spec: PipelineSpec, column: Column, seed: int) -> Image.Image:
+def _image(size: Size, column: Column, seed: int) -> Image.Image:
     bands = {"RGB": 3, "RGBA": 4, "L": 1}[column.mode]
-    pixels = _noise((*image_size(spec), bands), seed)
+    pixels = _noise((size.height, size.width, bands), seed)
     return Image.fromarray(pixels if bands > 1 else pixels[..., 0])
 
 
-def _video(spec: PipelineSpec, column: Column, seed: int) -> Frames:
+def _video(size: Size, column: Column, seed: int) -> Frames:
     return Frames(
-        torch.from_numpy(_noise((frames(spec), *image_size(spec), 3), seed)),
+        torch.from_numpy(_noise((size.frames, size.height, size.width, 3), seed)),
         column.fps or FPS,
     )
 

@@ -8,14 +8,12 @@ from safetensors.torch import load_file
 
 from dstrain.models.component_files import assign
 from dstrain.models.weights import find_weights
+from dstrain.testing.compare import EXACT, greatest_difference
 from dstrain.testing.contract import Contract, Published
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.round_trips import generate, pixels, train_and_save
-from dstrain.testing.rows import arguments
+from dstrain.testing.rows import arguments, least_sizes
 from dstrain.testing.trained_sets import TrainedSet, denoisers
-
-EXACT = 1e-5
-"""Greatest difference from the published pipeline's latents."""
 
 
 class Saved(Contract):
@@ -67,6 +65,24 @@ class Saved(Contract):
         again, _ = generate(tested.pipeline, given)
         assert all(map(torch.equal, latents, again))
 
+    def test_the_least_sizes_are_made_as_asked_for(
+        self, tested: FamilyUnderTest
+    ) -> None:
+        """Images and videos have the size and the frames asked for, at the least sizes
+        that the columns allow.
+        """
+        for size in least_sizes(tested.spec):
+            given = arguments(tested.spec, guided=False, size=size)
+            given["num_inference_steps"] = 1
+            _, made = generate(tested.pipeline, given)
+            found = pixels(made).shape
+            frames = size.frames if tested.spec.makes_video else 1
+            wanted = (frames, size.height, size.width)
+            assert tuple(found[:3]) == wanted, (
+                f"asked for {size}: made {found[1]} x {found[2]}, {found[0]} frames; "
+                "is a column's `multiple` or `frame_multiple` not the VAE's?"
+            )
+
     def test_every_step_equals_that_of_the_published_pipeline(
         self, tested: FamilyUnderTest, guided: bool, reference: Published
     ) -> None:
@@ -86,9 +102,8 @@ class Saved(Contract):
             latents[0].shape, generator=torch.Generator().manual_seed(given.pop("seed"))
         )
         theirs, image = reference(pipeline, tested.model, {**given, "latents": noise})
-        differing = [
-            (one - other)[~other.isnan()].abs().max().item()
-            for one, other in zip(latents, theirs, strict=True)
-        ]
-        assert max(differing) <= EXACT, differing
-        assert (pixels(made).int() - pixels(image).int()).abs().max() <= 1
+        for step, (one, other) in enumerate(zip(latents, theirs, strict=True), 1):
+            difference, where = greatest_difference(one, other)
+            assert difference <= EXACT, f"latents after step {step} differ {where}"
+        difference, where = greatest_difference(pixels(made), pixels(image))
+        assert difference <= 1, f"pixels differ {where}"

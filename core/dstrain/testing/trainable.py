@@ -1,21 +1,26 @@
 """Tests of training: split equivalence, gradients, batches, precision."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from dstrain.graph.inputs import Column
 from dstrain.graph.plan import Plan
 from dstrain.runs.precompute import data_process
-from dstrain.testing.contract import Contract, UnsplitAndSplit
+from dstrain.testing.compare import EXACT, greatest_difference, position
+from dstrain.testing.contract import Contract, PublishedLatents, UnsplitAndSplit
 from dstrain.testing.family_under_test import (
     FamilyUnderTest,
     gradients_enabled,
     processes,
 )
+from dstrain.testing.fingerprints import unit_values
+from dstrain.testing.rows import inputs
 from dstrain.testing.split_equivalence import differences, without_gradient
 from dstrain.testing.trained_sets import TrainedSet, trained_sets
 
@@ -106,6 +111,43 @@ class Trainable(Contract):
             alone = torch.cat([split.run.losses([key]) for key in keys])
             assert torch.allclose(together, alone, rtol=1e-5)
 
+    def test_training_latents_equal_the_published_ones(
+        self, tested: FamilyUnderTest, latents_reference: PublishedLatents | None
+    ) -> None:
+        """What training learns is encoded as the published pipeline does, which
+        inference from noise does not show. Latents differ by at most 1e-5.
+        """
+        assert latents_reference is not None, (
+            "the family has `published` and no `published_latents`"
+        )
+        given = inputs(tested.spec)
+        with torch.no_grad():
+            theirs = latents_reference(tested.pipeline, tested.model, given)
+        for unit in tested.values.values():
+            if "input_latents" in unit:
+                ours = unit["input_latents"]
+        difference, where = greatest_difference(ours, theirs)
+        assert difference <= EXACT, f"training latents differ {where}"
+
+    def test_the_loss_leaves_out_what_is_held(self, tested: FamilyUnderTest) -> None:
+        """The mask is 0 where `constrain_latents` replaces the noisy latents, and only
+        there, with and without the optional inputs.
+        """
+        everything = inputs(tested.spec)
+        optional = {
+            name
+            for name, source in tested.spec.inputs.items()
+            if isinstance(source, Column) and source.optional
+        }
+        for absent in dict.fromkeys((frozenset[str](), frozenset(optional))):
+            given = {
+                name: value for name, value in everything.items() if name not in absent
+            }
+            values = dict(given)
+            for made in unit_values(tested.pipeline, given).values():
+                values |= made
+            assert_mask_fits(tested, values)
+
     def test_bf16_is_near_fp32(
         self, tested: FamilyUnderTest, unsplit_and_split: UnsplitAndSplit
     ) -> None:
@@ -119,6 +161,26 @@ class Trainable(Contract):
         )
         assert torch.allclose(one, other, rtol=0.1)
         assert not torch.equal(one, other)
+
+
+def assert_mask_fits(tested: FamilyUnderTest, values: Mapping[str, Any]) -> None:
+    """Assert that the loss counts exactly the positions that noisy latents reach."""
+    constrain = tested.pipeline.constrain_latents(values)
+    noise = torch.zeros_like(values["input_latents"])
+    timestep = torch.full((1,), 500.0)
+    one = constrain(torch.full_like(noise, 2.0), timestep, noise)
+    other = constrain(torch.full_like(noise, 3.0), timestep, noise)
+    held = one.latents == other.latents
+    mask = torch.ones_like(noise) if one.mask is None else one.mask.expand_as(noise)
+    wrong = ((mask != 0) == held).flatten().nonzero().flatten()
+    if len(wrong):
+        index = int(wrong[0])
+        state = "held" if held.flatten()[index] else "not held"
+        counted = mask.flatten()[index].item()
+        raise AssertionError(
+            f"{len(wrong)} of {noise.numel()} positions: at {position(noise, index)} "
+            f"latents are {state}, and the mask of the loss is {counted:g}"
+        )
 
 
 def opened_in(plans: Iterable[Plan], stage: str) -> frozenset[str]:

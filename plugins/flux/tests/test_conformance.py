@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxKontextPipeline, FluxPipeline
 from dstrain import Pipeline
 from dstrain.models.functional import pack, unpack
@@ -65,3 +66,16 @@ class TestConformance(Conformance):
             callback_on_step_end=family,
         ).images[0]
         return passed, image
+
+    @staticmethod
+    def published_latents(
+        pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+    ) -> Tensor:
+        """Encode as diffusers encodes an image to edit."""
+        parts = ("scheduler", *PARTS.values())
+        published = FluxKontextPipeline(
+            **{**dict.fromkeys(parts), "vae": pipe.components["vae"]}
+        )
+        image = published.image_processor.preprocess(arguments["input_image"])
+        latents: Tensor = published._encode_vae_image(image, torch.Generator())
+        return latents

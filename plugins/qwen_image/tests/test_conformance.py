@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
@@ -141,3 +142,18 @@ class TestConformance(Conformance):
         if pipe.spec.variant == "base":
             return by_diffusers(QwenImagePipeline, pipe, folder, arguments)
         return edit(pipe, folder, arguments)
+
+    @staticmethod
+    def published_latents(
+        pipe: Pipeline, folder: Path, arguments: Mapping[str, Any]
+    ) -> Tensor:
+        """Encode as diffusers encodes an image to edit."""
+        parts = ("scheduler", "tokenizer", "processor", "text_encoder", "transformer")
+        published = QwenImageEditPipeline(
+            vae=pipe.components["vae"], **dict.fromkeys(parts)
+        )
+        image = published.image_processor.preprocess(arguments["input_image"])
+        latents: Tensor = published._encode_vae_image(
+            image[:, :, None], torch.Generator()
+        )
+        return latents

@@ -190,9 +190,11 @@ def test_constrained_latents_are_kept_at_every_step_and_at_the_end(
     latents, _ = collected(pipe, prompt="dog", num_inference_steps=3)
     sigmas = pipe.spec.schedule.sigmas(3, 4)
     for i, (noisy_latents, prediction) in enumerate(seen):
-        assert torch.equal(
-            latents[i], noisy_latents + (sigmas[i + 1] - sigmas[i]) * prediction
-        )
+        stepped = noisy_latents + (sigmas[i + 1] - sigmas[i]) * prediction
+        assert torch.equal(latents[i][:, :, 1:], stepped[:, :, 1:])
+    for i, (noisy_latents, _) in enumerate(seen[1:]):
+        assert torch.equal(latents[i], noisy_latents)
+    assert torch.equal(latents[-1], decoded[0])
     assert torch.equal(decoded[0][:, :, :1], first)
     assert len(calls) == 4
     assert calls[0] == 1000.0

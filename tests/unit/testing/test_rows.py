@@ -9,7 +9,7 @@ from dstrain.data.images import Resolution
 from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.values import Frames
 from dstrain.registry.discovery import load_family
-from dstrain.testing.rows import frames, image_size, inputs, write_rows
+from dstrain.testing.rows import Size, inputs, least_sizes, usual_size, write_rows
 from PIL import Image
 
 from tests.support.kit import install_family
@@ -33,7 +33,13 @@ def test_rows_are_made_for_columns_of_every_kind_and_lack_what_is_optional(
         "area": Constant(64),
     }
     spec = replace(plain, inputs={**plain.inputs, **more})
-    assert (image_size(spec), frames(spec)) == ((48, 48), 9)
+    assert usual_size(spec) == Size(48, 48, 9)
+    assert least_sizes(spec) == [
+        Size(24, 24, 1),
+        Size(24, 48, 5),
+        Size(48, 24, 9),
+        Size(48, 72, 13),
+    ]
     folder = write_rows(spec, tmp_path / "data")
     dataset = open_dataset(
         DataConfig(folder, None, None, Resolution(None, None, 2**20)), spec.inputs
