@@ -78,4 +78,4 @@ def test_a_toy_run_trains_and_saves_without_modules_of_unix(
         "--dataset_base_path", data, "--output_path", output,
     )  # fmt: skip
     assert list(output.glob("*.safetensors"))
-    assert not list(output.glob(".lock.pid"))
+    assert not list(output.glob(".dstrain.lock.pid"))

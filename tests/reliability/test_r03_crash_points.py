@@ -66,7 +66,8 @@ def check_saved(folder: Path, step: int) -> str:
 
 
 def pruned(folder: Path, keep: int) -> None:
-    prune_states(folder, keep, 3)
+    listed = [str(path.relative_to(folder)) for path in folder.rglob("*")]
+    prune_states(folder, keep, 3, listed)
 
 
 def check_pruned(folder: Path, keep: int) -> str:
@@ -184,7 +185,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     whole = [
         path
         for path in paths
-        if not path.name.startswith(".lock") and ".tmp-" not in str(path)
+        if not path.name.startswith(".dstrain.lock") and ".tmp-" not in str(path)
     ]
     return {str(path): (folder / path).read_bytes() for path in whole}
 

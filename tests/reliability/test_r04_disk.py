@@ -16,6 +16,7 @@ import pytest
 import torch
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints.state import damage, states
+from dstrain.storage.files import final
 
 from tests.support.crashes import events, everything
 from tests.support.family import weights_of
@@ -149,7 +150,7 @@ def _limit(pattern: str, size: int, event: str, arguments: tuple[Any, ...]) -> N
         and arguments[2] & (os.O_WRONLY | os.O_RDWR)
     ):
         name = Path(arguments[0]).name
-        name = name.split("-", 2)[-1] if name.startswith(".tmp-") else name
+        name = final(Path(name)).name
         limit = size if Path(name).match(pattern) else resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 

@@ -28,8 +28,8 @@ WRITES = (
 )
 CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 NOT_COMPARED = (
-    ".lock",
-    ".lock.pid",
+    ".dstrain.lock",
+    ".dstrain.lock.pid",
     "config.json",
     "loss.csv",
     "loss.jsonl",

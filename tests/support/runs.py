@@ -131,7 +131,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     left = sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.name not in ("config.json", "dstrain.log", ".lock", ".lock.pid")
+        if path.name
+        not in ("config.json", "dstrain.log", ".dstrain.lock", ".dstrain.lock.pid")
     )
     return {
         "files": files(folder),

@@ -12,6 +12,7 @@ every byte that it uses. A writer holds the lock of the folder.
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +25,21 @@ from torch import Tensor
 
 from dstrain.errors import StateError
 from dstrain.graph.values import deserialize, serialize, tensor_names
-from dstrain.storage.files import remove_leftovers, write_file, write_json
+from dstrain.storage.files import (
+    refuse_link,
+    remove_leftovers,
+    write_file,
+    write_json,
+)
 from dstrain.storage.hashing import hash_json
 from dstrain.storage.safetensors import add_tensor, write_tensors
 
 MARKER = "store.json"
+DIGESTS = "digests.json"
+LOG = "dstrain.log"
+PARTS = (MARKER, "shards", "plans", DIGESTS, LOG)
+HASH = re.compile(r"[0-9a-f]{40}")
+"""Names of shards and plans, without what follows the dot."""
 FORMAT = MappingProxyType({"format": "dstrain-features", "version": 1})
 OPEN_SHARDS = 256
 """Most shards open at once: each one has an open file and mapped memory."""
@@ -53,23 +64,16 @@ class FeatureCache:
 
         Raises StateError if this is not a cache, has another version, or is damaged.
         """
-        marker = folder / MARKER
-        if not marker.is_file():
+        if not (folder / MARKER).is_file():
             raise StateError(
                 folder,
                 f"is not a feature cache: {MARKER} not found",
                 "fill it first by running the same command with --task TASK:data_process",
                 "and name it in both commands with --feature_cache FOLDER",
             )
-        try:
-            found = json.loads(marker.read_bytes())
-        except (OSError, ValueError) as error:
-            raise StateError(marker, f"cannot be read: {error}", AGAIN) from error
-        if found != FORMAT:
-            what = f"expected {dict(FORMAT)}, found {found}"
-            raise StateError(marker, what, "another version wrote this feature cache")
+        check_parts(folder)
         cache = cls(folder)
-        for path in sorted(folder.glob("shards/[!.]*.safetensors")):
+        for path in _named(folder / "shards", ".safetensors"):
             _, values = open_shard(path)
             cache.where |= dict.fromkeys(values, path.stem)
         return cache
@@ -77,7 +81,7 @@ class FeatureCache:
     @staticmethod
     def create(folder: Path) -> None:
         """Create an empty cache if there is none, and remove temporary files of a dead
-        run; the caller holds the lock.
+        run; the caller holds the lock, and has called `check_parts`.
         """
         for part in (folder, folder / "shards", folder / "plans"):
             part.mkdir(parents=True, exist_ok=True)
@@ -168,7 +172,7 @@ class FeatureCache:
 
         Raises StateError for a damaged record.
         """
-        for path in sorted(self.folder.glob("plans/[!.]*.jsonl")):
+        for path in _named(self.folder / "plans", ".jsonl"):
             with path.open("rb") as file:
                 yield path, _record(path, file.readline())
 
@@ -179,6 +183,42 @@ class FeatureCache:
             what = "is damaged: the sha256 of its rows is not the recorded one"
             raise StateError(path, what, AGAIN)
         return Lines(lines)
+
+
+def check_parts(folder: Path) -> None:
+    """Check the parts that a cache has before it is read, or written to.
+
+    Raises StateError for a link, which would lead outside of the cache, and for a marker
+    that is damaged, of another version, or of something else.
+    """
+    for name in PARTS:
+        refuse_link(folder / name)
+    marker = folder / MARKER
+    if not marker.exists():
+        return
+    try:
+        found = json.loads(marker.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StateError(marker, f"cannot be read: {error}", AGAIN) from error
+    if found != FORMAT:
+        what = f"expected {dict(FORMAT)}, found {found}"
+        advice = "another version or program wrote it: give another --feature_cache"
+        raise StateError(marker, what, advice)
+
+
+def _named(folder: Path, suffix: str) -> list[Path]:
+    """Return the files of a cache in a folder; raises StateError for a link."""
+    paths = sorted(folder.glob(f"[!.]*{suffix}"))
+    for path in paths:
+        refuse_link(path)
+    return paths
+
+
+def _again(path: Path) -> str:
+    """Return what to do about a damaged shard or plan; only ours may be deleted."""
+    if HASH.fullmatch(path.stem):
+        return AGAIN
+    return "move it away: stage 1 makes no file of this name"
 
 
 class Lines(Sequence[Any]):
@@ -252,10 +292,10 @@ def open_shard(path: Path) -> tuple[Any, Values]:
         file: Any = safe_open(path, "pt")
         text: str = (file.metadata() or {})["dstrain"]
     except (SafetensorError, OSError, KeyError) as error:
-        raise StateError(path, f"cannot be read: {error}", AGAIN) from error
+        raise StateError(path, f"cannot be read: {error}", _again(path)) from error
     if _text_digest(text) != path.stem:
         what = "is damaged: its name is not the hash of its header"
-        raise StateError(path, what, AGAIN)
+        raise StateError(path, what, _again(path))
     return file, json.loads(text)["values"]
 
 
@@ -282,5 +322,6 @@ def _record(path: Path, line: bytes) -> dict[str, Any]:
         if hash_json("record", record) != head["digest"]:
             raise ValueError("its hash is not the recorded one")
     except (ValueError, KeyError, TypeError) as error:
-        raise StateError(path, f"is damaged: its record: {error}", AGAIN) from error
+        what = f"is damaged: its record: {error}"
+        raise StateError(path, what, _again(path)) from error
     return record

@@ -15,7 +15,7 @@ from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, SystemFault, UsageError, nearest
 from dstrain.models.hub_clients import CLIENTS, first_line, is_absent
 from dstrain.models.hub_record import Record, local_files, missing_shards, select
-from dstrain.storage.files import LOCK
+from dstrain.storage.files import folder_lock
 from dstrain.storage.hashing import file_mark
 
 T = TypeVar("T")
@@ -290,9 +290,9 @@ class _Download:
 
 def _locked(folder: Path) -> AcquireReturnProxy[FileLock]:
     """Lock a model's folder, waiting while another process downloads into it."""
-    folder_lock = FileLock(folder / LOCK)
+    file_lock = folder_lock(folder)
     try:
-        return folder_lock.acquire(timeout=QUIET_WAIT)
+        return file_lock.acquire(timeout=QUIET_WAIT)
     except Timeout:
         logger.info(f"waiting for the process that downloads to {folder}")
-        return folder_lock.acquire()
+        return file_lock.acquire()

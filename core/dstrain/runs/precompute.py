@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from dstrain.cache.keys import value_keys
-from dstrain.cache.store import FeatureCache, ShardWriter
+from dstrain.cache.store import (
+    DIGESTS,
+    LOG,
+    MARKER,
+    FeatureCache,
+    ShardWriter,
+    check_parts,
+)
 from dstrain.console import get_logger, logging_to_file, progress_bar
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
@@ -33,8 +40,8 @@ from dstrain.training.loader import DecodedSamples, load_batches
 
 logger = get_logger(__name__)
 
-DIGESTS = "digests.json"
-LOG = "dstrain.log"
+REST = ("shards", "plans", LOG)
+"""What stage 1 makes beside the marker before anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +119,12 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
 
 
 def refuse_files(folder: Path) -> None:
-    """Raise StateError if stage 1 would replace a file in a folder that is not a cache."""
-    # Not by the marker: the advice for a damaged one is to delete it.
-    if (folder / "plans").exists() and (folder / "shards").exists():
+    """Raise StateError if stage 1 would replace a file in a folder that is not a cache,
+    or write to a place outside of it.
+    """
+    check_parts(folder)
+    # Without a marker, too: the advice for a damaged one is to delete it.
+    if (folder / MARKER).exists() or all((folder / name).exists() for name in REST):
         return
     for name in (LIST, DIGESTS, LOG):
         if (folder / name).exists():

@@ -1,10 +1,12 @@
 """Write files and folders so that they are either complete or absent, and lock folders.
 
 A file is written under a temporary name, synced and renamed, then its folder is synced.
-A temporary name is `.tmp-ID-NAME`, with the id of the thread, which of a main thread is
-the process id. Only the holder of a folder's lock removes those that a dead run left behind.
+A temporary name is `.tmp-ID-CHECK-NAME`: the id of the thread, which of a main thread is
+the process id, and a checksum of the rest. Nobody else makes such names, so what has one
+may be removed; only the holder of a folder's lock removes those of a dead run.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -19,17 +21,20 @@ from filelock import FileLock, Timeout
 
 from dstrain.errors import StateError, SystemFault
 
-TEMPORARY = re.compile(r"^\.tmp-\d+-")
-LOCK = ".lock"
-HOLDER = ".lock.pid"
+OWN = re.compile(r"(\.tmp-\d+-|\.replaced-)([0-9a-f]{8})-(.+)", re.DOTALL)
+"""Names of temporaries, and of folders that others are about to replace: beginning,
+checksum, and the final name.
+"""
+LOCK = ".dstrain.lock"
+HOLDER = ".dstrain.lock.pid"
 """The id of the process that holds the lock. It has a file of its own, since not every
 platform lets others read a locked file; it is removed before the lock is released.
 """
+LONGEST_ID = 20
+"""Most bytes that the file of the holder has."""
 ORPHANS = 10.0
 """Seconds for which the loader processes of a killed run may outlive it and keep its
 lock."""
-REPLACED = ".replaced-"
-"""Beginning of the name of a folder that another one is about to replace."""
 UNTOUCHED = "existing files were not modified"
 SYNCS_FOLDERS = os.name != "nt"
 """Whether the platform can open a folder, which syncing one requires."""
@@ -37,17 +42,41 @@ SYNCS_FOLDERS = os.name != "nt"
 
 def temporary(path: Path) -> Path:
     """Return the temporary name beside `path` under which this thread builds it."""
-    return path.with_name(f".tmp-{threading.get_native_id()}-{path.name}")
+    return _named(path, f".tmp-{threading.get_native_id()}-")
+
+
+def set_aside(folder: Path) -> Path:
+    """Return the name beside a folder that it has until another one is in its place."""
+    return _named(folder, ".replaced-")
 
 
 def final(path: Path) -> Path:
     """Return the path that a file built under a temporary name will have."""
-    return Path(*(TEMPORARY.sub("", part) for part in path.parts))
+    return Path(*(_final_name(part) or part for part in path.parts))
 
 
 def temporaries(folder: Path) -> list[Path]:
     """Return the files and folders with temporary names in this folder, not below it."""
-    return [path for path in folder.glob(".tmp-*") if TEMPORARY.match(path.name)]
+    return _own(folder, ".tmp-")
+
+
+def _named(path: Path, beginning: str) -> Path:
+    check = hashlib.blake2b((beginning + path.name).encode(), digest_size=4).hexdigest()
+    return path.with_name(f"{beginning}{check}-{path.name}")
+
+
+def _final_name(name: str) -> str:
+    """Return the final name of what has one of this module's names, '' for any other."""
+    found = OWN.fullmatch(name)
+    if found and _named(Path(found[3]), found[1]).name == name:
+        return found[3]
+    return ""
+
+
+def _own(folder: Path, beginning: str) -> list[Path]:
+    """Return what has a name of this module that begins so in a folder."""
+    paths = folder.glob(f"{beginning}*")
+    return [path for path in paths if _final_name(path.name)]
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -117,7 +146,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         yield building
         _sync_folder(building)
         if folder.is_dir():
-            folder.rename(folder.with_name(REPLACED + folder.name))
+            folder.rename(set_aside(folder))
         building.rename(folder)
         _sync_folder(folder.parent)
         finish_replacing(folder.parent)
@@ -134,11 +163,13 @@ def finish_replacing(folder: Path) -> None:
     """Finish what `replacing_folder` began in this folder before it was killed, or undo
     it where the new folder is not in place; the caller holds the lock.
     """
-    # A file of such a name is somebody's.
-    for old in filter(Path.is_dir, folder.glob(f"{REPLACED}*")):
-        new = folder / old.name.removeprefix(REPLACED)
+    for old in _own(folder, ".replaced-"):
+        new = folder / _final_name(old.name)
         if not new.exists():
             old.rename(new)
+            continue
+        if old.is_symlink():
+            old.unlink()  # what it leads to stays
             continue
         for path in old.iterdir():
             if not (new / path.name).exists():
@@ -147,8 +178,11 @@ def finish_replacing(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder if it exists, so that no part of it remains under its own name."""
-    if folder.exists():
+    """Remove a folder if it exists, so that no part of it remains under its own name.
+
+    A link stays: it is not the folder that it leads to.
+    """
+    if folder.exists() and not folder.is_symlink():
         doomed = temporary(folder)
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
@@ -181,9 +215,10 @@ def lock(folder: Path) -> Iterator[None]:
     """Hold the folder for this process alone, creating it if needed.
 
     The lock ends with the process, however it dies. Raises StateError naming the process
-    that holds it, SystemFault if the folder cannot be written.
+    that holds it, or a file in the place of the lock's that is somebody else's;
+    SystemFault if the folder cannot be written.
     """
-    file_lock = FileLock(folder / LOCK)
+    file_lock = folder_lock(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _acquire(file_lock, folder)
@@ -197,6 +232,31 @@ def lock(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             (folder / HOLDER).unlink()
         file_lock.release()
+
+
+def folder_lock(folder: Path) -> FileLock:
+    """Return the lock of a folder, to be acquired.
+
+    Raises StateError for a file in its place that is somebody else's.
+    """
+    _check_own(folder / LOCK, 0)
+    _check_own(folder / HOLDER, LONGEST_ID)
+    return FileLock(folder / LOCK)
+
+
+def _check_own(path: Path, most_bytes: int) -> None:
+    """Refuse a file of a lock that this module cannot have written: it would be replaced."""
+    refuse_link(path)
+    if path.exists() and (not path.is_file() or path.stat().st_size > most_bytes):
+        what = f"contains {path.name}, which dstrain did not write"
+        raise StateError(path.parent, what, "move it away, or use another folder")
+
+
+def refuse_link(path: Path) -> None:
+    """Raise StateError for a symbolic link, which would lead a write to another place."""
+    if path.is_symlink():
+        what = f"contains {path.name}, which is a symbolic link and is not followed"
+        raise StateError(path.parent, what, "move it away, or use another folder")
 
 
 def _acquire(file_lock: FileLock, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -42,13 +43,9 @@ class FileMemory:
         self.path = path
         # Key -> the marks of its files (see `file_mark`), one after the other, then the
         # value.
-        self.known: dict[str, list[Any]] = {}
+        self.known: dict[str, list[Any]] = _stored(path) or {}
         # Keys whose files changed too recently for their times to be trusted later.
         self.unsettled: set[str] = set()
-        with suppress(OSError, ValueError):
-            stored = json.loads(path.read_bytes())
-            if isinstance(stored, dict):
-                self.known = stored
 
     def recall(self, key: str, marks: list[int]) -> Any:
         """Return the value of a key, None if its files had other marks then."""
@@ -71,11 +68,28 @@ class FileMemory:
             self.unsettled.add(key)
 
     def save(self) -> None:
-        """Store the values, but for files that changed just now; raise SystemFault."""
+        """Store the values, but for files that changed just now; raise SystemFault.
+
+        A file of another form, or a link, is somebody else's and stays.
+        """
+        if os.path.lexists(self.path) and (
+            self.path.is_symlink() or _stored(self.path) is None
+        ):
+            return
         settled = {
             key: entry for key, entry in self.known.items() if key not in self.unsettled
         }
         write_json(self.path, settled)
+
+
+def _stored(path: Path) -> dict[str, list[Any]] | None:
+    with suppress(OSError, ValueError, RecursionError):
+        stored = json.loads(path.read_bytes())
+        if isinstance(stored, dict):
+            entries = stored.values()
+            if all(isinstance(entry, list) and entry for entry in entries):
+                return stored
+    return None
 
 
 class Digests(FileMemory):

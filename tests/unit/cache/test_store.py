@@ -12,6 +12,7 @@ import torch
 from dstrain.cache.store import FeatureCache, Lines, ShardWriter, open_shard
 from dstrain.errors import StateError
 from dstrain.graph.values import Frames
+from dstrain.storage.files import temporary
 from PIL import Image
 
 from tests.support.caching_project import noise_image, plain
@@ -127,7 +128,8 @@ def test_only_temporaries_are_removed_when_a_cache_is_created_again(
         cache.folder / "plans/x",
     ]
     leftovers = [
-        cache.folder / part / ".tmp-1-x.safetensors" for part in ("", "shards", "plans")
+        temporary(cache.folder / part / "x.safetensors")
+        for part in ("", "shards", "plans")
     ]
     for path in (*strangers, *leftovers):
         path.write_text("x")

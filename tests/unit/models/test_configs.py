@@ -245,7 +245,7 @@ def test_no_file_is_an_expert_that_the_variant_lacks(
             match=r"two sets of files match dit: .*one\.safetensors and .*two\.safetensors",
         ):
             opening()
-    assert [path.name for path in (here / "made").iterdir()] == [".lock"], (
+    assert [path.name for path in (here / "made").iterdir()] == [".dstrain.lock"], (
         "refused before anything is written or loaded"
     )
 

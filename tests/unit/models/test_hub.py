@@ -41,7 +41,7 @@ def names(folder: Path) -> list[str]:
         for path in folder.rglob("*")
         if path.is_file()
     )
-    return sorted(name for name in files if name not in (RECORD, ".lock"))
+    return sorted(name for name in files if name not in (RECORD, ".dstrain.lock"))
 
 
 def dstrain(*words: Any) -> int:

@@ -152,7 +152,7 @@ def check_the_next_run_completes(server: Server, source: ModelSource) -> None:
     folder = Path("models") / TINY
     assert {path.name for path in folder.iterdir()} == {
         ".fetched.json",
-        ".lock",
+        ".dstrain.lock",
         "transformer",
     }
     assert {path.name for path in (folder / "transformer").iterdir()} == {

@@ -224,8 +224,8 @@ def test_a_cache_can_be_read_while_it_is_filled(
     seen = []
 
     def flush(writer: ShardWriter) -> None:
-        (place.cache / "shards/.tmp-1-half.safetensors").write_bytes(b"half")
-        (place.cache / "plans/.tmp-1-half.jsonl").write_bytes(b"half")
+        files.temporary(place.cache / "shards/half.safetensors").write_bytes(b"half")
+        files.temporary(place.cache / "plans/half.jsonl").write_bytes(b"half")
         seen.append(place.values())
         write(writer)
         seen.append(place.values())

@@ -115,7 +115,8 @@ def test_equal_json_gives_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_replacement_is_finished_or_undone(tmp_path: Path) -> None:
-    old, new = tmp_path / ".replaced-s", tmp_path / "s"
+    new = tmp_path / "s"
+    old = files.set_aside(new)
     old.mkdir()
     (old / "a").write_text("old")
     files.finish_replacing(tmp_path)
@@ -128,9 +129,12 @@ def test_an_interrupted_replacement_is_finished_or_undone(tmp_path: Path) -> Non
     assert names(tmp_path) == ["s"]
     assert names(new) == ["a", "mine"]
     assert (new / "a").read_text() == "new"
-    (tmp_path / ".replaced-x").write_text("mine")
+    for name in (".replaced-x", ".replaced-01234567-s"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text("mine")
     files.finish_replacing(tmp_path)
-    assert names(tmp_path) == [".replaced-x", "s"]
+    assert names(tmp_path) == [".replaced-01234567-s", ".replaced-x", "s"]
+    assert (tmp_path / ".replaced-01234567-s/a").read_text() == "mine"
 
 
 def test_a_file_in_the_place_of_a_folder_stays(tmp_path: Path) -> None:
@@ -153,12 +157,15 @@ def test_a_folder_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
 
 
 def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / ".tmp-12-dir" / "deep").mkdir(parents=True)
-    (tmp_path / ".tmp-12-file").write_text("")
-    (tmp_path / ".tmp-12-link").symlink_to(tmp_path / "kept")
+    (files.temporary(tmp_path / "dir") / "deep").mkdir(parents=True)
+    files.temporary(tmp_path / "file").write_text("")
+    files.temporary(tmp_path / "link").symlink_to(tmp_path / "kept")
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "a").write_text("")
-    users = [".temporary", ".tmp-2", ".tmp-keep.txt", ".tmp-v2-notes"]
+    users = [
+        *(".temporary", ".tmp-2", ".tmp-keep.txt", ".tmp-v2-notes"),
+        *(".tmp-1234-notes", ".tmp-1234-01234567-notes", ".tmp-12-epoch-1.safetensors"),
+    ]
     for name in users:
         (tmp_path / name).write_text("")
     (tmp_path / ".tmp-notes").mkdir()
@@ -226,6 +233,49 @@ def test_a_released_lock_names_no_holder(tmp_path: Path) -> None:
     with files.lock(tmp_path):
         assert files.HOLDER in names(tmp_path)
     assert files.HOLDER not in names(tmp_path)
+
+
+@pytest.mark.parametrize("name", [files.LOCK, files.HOLDER])
+def test_a_file_of_somebody_else_in_the_place_of_the_locks_is_kept(
+    name: str, tmp_path: Path
+) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    folder.mkdir()
+    outside.write_text("7")
+    (folder / name).write_text("kept by another program, longer than an id")
+    with (
+        pytest.raises(StateError, match=f"contains {name}, which dstrain did not"),
+        files.lock(folder),
+    ):
+        pass
+    (folder / name).unlink()
+    (folder / name).symlink_to(outside)
+    with (
+        pytest.raises(StateError, match=f"contains {name}, which is a symbolic link"),
+        files.lock(folder),
+    ):
+        pass
+    assert outside.read_text() == "7"
+    assert names(folder) == [name]
+
+
+def test_a_lock_of_another_program_is_no_hindrance(tmp_path: Path) -> None:
+    for name in (".lock", ".lock.pid"):
+        (tmp_path / name).write_text("mine")
+    with files.lock(tmp_path):
+        pass
+    assert {(tmp_path / name).read_text() for name in (".lock", ".lock.pid")} == {
+        "mine"
+    }
+
+
+def test_removing_a_folder_that_is_a_link_leaves_what_it_leads_to(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    files.remove_folder(tmp_path / "link")
+    assert names(tmp_path) == ["link", "outside"]
 
 
 def test_a_folder_in_which_no_lock_can_be_made_is_a_system_fault(

@@ -1,13 +1,15 @@
 """The output folder of a run: where its files are, and the list of those it wrote."""
 
+import errno
 import shutil
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePath
 
 from dstrain.config.serialize import CONFIG
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.state import FILES, RECORD, STATES, states
 from dstrain.runs.skipped_rows import LIST
-from dstrain.storage.files import finish_replacing, temporary
+from dstrain.storage.files import finish_replacing, temporaries, temporary
 from dstrain.storage.run_files import RUN, RunFiles, not_listed, remove_empty
 
 LOSS_CSV = "logs/loss.csv"
@@ -75,17 +77,23 @@ def remove_run(folder: Path) -> None:
     """Remove the run that the folder holds: all of it, or, if interrupted, nothing.
 
     The files are moved aside one by one. The run is gone once their folder gets the
-    name of a temporary, which `remove_leftovers` removes.
+    name of a temporary, which `remove_leftovers` removes. Files on another disk, such as
+    those of a linked folder of states, cannot be moved: they are removed after that.
     """
     aside = folder / SET_ASIDE
     try:
         aside.mkdir()
         # The list is moved first, and back last: it marks the folder as the run's.
-        for name in (RUN, *RunFiles.read(folder).steps):
+        for name in (RUN, *_written(RunFiles.read(folder))):
             path = folder / name
             if path.is_file():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
-                path.rename(aside / name)
+                try:
+                    path.rename(aside / name)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+                    continue
                 remove_empty(path.parent, folder)
         doomed = temporary(folder / "overwritten")
         shutil.rmtree(doomed, ignore_errors=True)
@@ -93,28 +101,54 @@ def remove_run(folder: Path) -> None:
     except BaseException:
         restore_run(folder)
         raise
+    _remove_rest(folder, doomed)
+
+
+def _remove_rest(folder: Path, doomed: Path) -> None:
+    """Remove the files of a removed run that could not be moved to its folder."""
+    for name in _written(RunFiles.read(doomed)):
+        path = folder / name
+        if path.is_file() and not (doomed / name).exists():
+            path.unlink()
+            remove_empty(path.parent, folder)
+
+
+def _written(files: RunFiles) -> list[str]:
+    """Return what is listed and has a name that runs write; others may be a stranger's."""
+    return [
+        name
+        for name in files.steps
+        if any(_matches(PurePath(name), PurePath(pattern)) for pattern in WRITTEN)
+    ]
+
+
+def _matches(path: PurePath, pattern: PurePath) -> bool:
+    # `match` alone would compare the last parts only.
+    return len(path.parts) == len(pattern.parts) and path.match(str(pattern))
 
 
 def restore_run(folder: Path) -> None:
-    """Undo a `remove_run` that was interrupted, and complete the replacement of states;
-    the caller holds the folder's lock.
+    """Undo a `remove_run` that was interrupted, or complete it if the run is gone, and
+    complete the replacement of states; the caller holds the folder's lock.
 
     Files in a folder of that name without run.json are the user's. Raises StateError for
     a file in the place of one to put back.
     """
+    for doomed in temporaries(folder):
+        _remove_rest(folder, doomed)
     finish_replacing(folder / STATES)
     aside = folder / SET_ASIDE
-    record = aside / RUN
-    paths = [path for path in aside.rglob("*") if path.is_file()]
-    if record in paths:
-        paths.remove(record)
-        for path in (*paths, record):
-            name = path.relative_to(aside)
-            place = folder / name
+    if aside.is_symlink():
+        return
+    names = _written(RunFiles.read(aside))
+    for name in sorted(names, key=RUN.__eq__):
+        path = aside / name
+        place = folder / name
+        if path.is_file():
             if place.exists():
-                raise not_listed(folder, str(name))
+                raise not_listed(folder, name)
             place.parent.mkdir(parents=True, exist_ok=True)
             path.rename(place)
-        paths = []
-    if not paths:
-        shutil.rmtree(aside, ignore_errors=True)
+            remove_empty(path.parent, aside)
+    with suppress(OSError):  # absent, or with files of the user
+        aside.rmdir()

@@ -110,6 +110,8 @@ class RunDirectory:
                 with lock(self.folder):
                     restore_run(self.folder)
             refuse_unlisted(self.folder)
+        # The others look at what the main process has put back.
+        self.processes.wait()
         check_start(self.setup.config, self.folder)
 
     def load_state(self, run: TrainingRun) -> None:
@@ -240,8 +242,8 @@ class RunDirectory:
         Weights are removed only if that flag is given.
         """
         keep = self.setup.config.keep_checkpoints
-        prune_states(self.folder, keep or KEPT_STATES, run.step)
         files = RunFiles.read(self.folder)
+        prune_states(self.folder, keep or KEPT_STATES, run.step, files.steps)
         files.forget_missing()
         if keep:
             files.prune_weights(keep)

@@ -9,7 +9,7 @@ A state is built under a temporary name and renamed whole. Nothing is pickled.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -161,13 +161,25 @@ def prune_states(
     output: Path,
     keep: int,
     step: int,
+    listed: Collection[str],
 ) -> None:
     """Remove what is older than the newest `keep` states up to this step, but no other
-    files in their folders.
+    files in their folders, and no folder that is a link.
 
     A state beyond the step is one that could not be loaded.
+
+    Args:
+        output: The folder with the folder of states.
+        keep: How many states stay.
+        step: The run's step.
+        listed: Paths below `output` that runs wrote. Only states made of these count.
     """
-    done = [folder for folder in states(output) if _step(folder) <= step]
+    done = []
+    for folder in states(output):
+        files = {path.name for path in folder.iterdir()}.intersection((RECORD, *FILES))
+        paths = {f"{STATES}/{folder.name}/{name}" for name in files}
+        if _step(folder) <= step and paths <= {*listed} and not folder.is_symlink():
+            done.append(folder)
     for folder in done[keep:]:
         if {path.name for path in folder.iterdir()} <= {RECORD, *FILES}:
             # The folder loses its name first, so that no half of a state is ever seen.

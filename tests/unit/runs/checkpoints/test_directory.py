@@ -42,7 +42,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     paths = (
         path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".lock")
+        if path.is_file() and not path.name.startswith(".dstrain.lock")
     )
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 

@@ -273,6 +273,26 @@ def test_a_state_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "states").iterdir()] == ["step-1"]
 
 
+def listed(output: Path) -> list[str]:
+    """The files of the states in an output folder, as run.json lists them."""
+    return [str(path.relative_to(output)) for path in output.glob("states/*/*.*")]
+
+
+def test_a_state_that_no_run_wrote_and_a_folder_that_is_a_link_are_not_pruned(
+    tmp_path: Path,
+) -> None:
+    for step in range(1, 6):
+        save_state(tmp_path / f"out/states/step-{step}", small(step))
+    ours = [name for name in listed(tmp_path / "out") if "step-1/" not in name]
+    linked = tmp_path / "out/states/step-2"
+    linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+    prune_states(tmp_path / "out", 1, 5, ours)
+    left = sorted(path.name for path in (tmp_path / "out/states").iterdir())
+    assert left == ["step-1", "step-2", "step-5"]
+    assert load_state(linked).step == 2
+
+
 @pytest.mark.parametrize(
     ("keep", "left"), [(1, [4, 5, 6]), (2, [3, 4, 5, 6]), (9, [1, 2, 3, 4, 5, 6])]
 )
@@ -284,7 +304,7 @@ def test_pruning_counts_from_the_step_of_the_run(
     for step in (5, 6):  # a run that resumes at 4 could not load these
         (tmp_path / f"states/step-{step}/record.json").unlink()
     (tmp_path / "states/notes").mkdir()
-    prune_states(tmp_path, keep, 4)
+    prune_states(tmp_path, keep, 4, listed(tmp_path))
     assert sorted(path.name for path in (tmp_path / "states").iterdir()) == [
         "notes",
         *(f"step-{step}" for step in left),
@@ -297,7 +317,7 @@ def test_a_file_that_is_not_a_states_stays_when_the_state_is_pruned(
     for step in (1, 2):
         save_state(tmp_path / f"states/step-{step}", small(step))
     (tmp_path / "states/step-1/notes.txt").write_text("mine")
-    prune_states(tmp_path, 1, 2)
+    prune_states(tmp_path, 1, 2, listed(tmp_path))
     (left,) = (tmp_path / "states/step-1").iterdir()
     assert left.read_text() == "mine"
     assert newest_state(tmp_path) == tmp_path / "states/step-2"

@@ -23,6 +23,7 @@ from dstrain.runs.build import open_training_data
 from dstrain.runs.reports import previews
 from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.resolve import resolve
+from dstrain.storage.files import temporary
 from PIL import Image
 
 from tests.support.family import weights_of
@@ -242,7 +243,7 @@ def test_a_resumed_run_makes_the_previews_that_are_due_and_not_those_made_alread
     with pytest.raises(PowerCut):
         train(here, stop_at(5), output_path=tmp_path / "cut", **asked)
     (tmp_path / "cut/previews/step-000004-1.png").unlink()
-    (tmp_path / "cut/previews/.tmp-1-step-000004-1.png").write_bytes(b"half")
+    temporary(tmp_path / "cut/previews/step-000004-1.png").write_bytes(b"half")
     writes: list[str] = []
     write = previews.save_image_or_video
     monkeypatch.setattr(
