@@ -13,6 +13,7 @@ from PIL import Image
 
 from dstrain.console import shown
 from dstrain.data.clips import frames_at_rate
+from dstrain.data.damage import FileMark, check_unchanged
 from dstrain.data.images import (
     LOADER_VERSION,
     ImageInfo,
@@ -48,6 +49,8 @@ class Cell:
     'sizes' holds one (height, width) per image, or a single one for all 'frames' of a
     video.
     """
+    marks: tuple[FileMark, ...] = ()
+    """The marks of the files when they were inspected."""
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
@@ -59,27 +62,39 @@ class Cell:
         return tuple((frames, *size) for size in parameters.get("sizes", ()))
 
 
-def load_cell(cell: Cell) -> Any:
+def load_cell(cell: Cell, check: bool = True) -> Any:
     """Return the value of a cell: its literal, an image, a list of images, or Frames.
 
-    Raises UsageError for a damaged file.
+    Raises UsageError for a damaged file, StateError for one that was changed.
+
+    check: whether decoders are asked for damage that shows in no other way.
     """
     if not cell.files:
         return cell.literal
+    value = _load_files(cell, check)
+    # After decoding, so that damage is named as such, with its row.
+    for file, mark in zip(cell.files, cell.marks, strict=False):
+        check_unchanged(file, mark)
+    return value
+
+
+def _load_files(cell: Cell, check: bool) -> Any:
     parameters = dict(cell.parameters)
     if "frames" in parameters:
-        return _load_clip(cell, parameters)
+        return _load_clip(cell, parameters, check)
     images = [
-        load_image(Path(file), parameters["mode"], size)
+        load_image(Path(file), parameters["mode"], size, check=check)
         for file, size in zip(cell.files, parameters["sizes"], strict=True)
     ]
     return images if cell.kind == "images" else images[0]
 
 
-def _load_clip(cell: Cell, parameters: dict[str, Any]) -> Any:
+def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     (size,) = parameters["sizes"]
     if parameters["source"] == "pictures":
-        images = (load_image(Path(file), "RGB", size) for file in cell.files)
+        images = (
+            load_image(Path(file), "RGB", size, check=check) for file in cell.files
+        )
         pixels = np.stack([np.asarray(image) for image in images])
     else:
         pixels = read_frames(Path(cell.files[0]), parameters["frames"], size)
@@ -124,7 +139,8 @@ def image_cell(
     files = tuple(image.path for image in images)
     sizes = tuple(fit(image.size, resolution, column.multiple) for image in images)
     parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", sizes))
-    return Cell(column.kind, None, files, parameters)
+    marks = tuple(image.mark for image in images)
+    return Cell(column.kind, None, files, parameters, marks)
 
 
 @dataclass(frozen=True)
@@ -161,10 +177,12 @@ class ResampledVideo:
             clip = clip[-1:]
         frames = tuple(self.frame_indices[index] for index in clip)
         files: tuple[str, ...] = (self.video.path,)
+        marks = self.video.marks
         source = "video"
         if self.video.files:
             # A folder of frames: the key holds only the files that the clip shows.
             files = tuple(self.video.files[frame] for frame in frames)
+            marks = tuple(self.video.marks[frame] for frame in frames)
             frames = tuple(range(len(frames)))
             source = "pictures"  # the word that stored keys have
         parameters: list[tuple[str, Any]] = [
@@ -176,7 +194,7 @@ class ResampledVideo:
         ]
         if column.kind == "video":
             parameters.append(("fps", column.fps or self.video.fps))
-        return Cell(column.kind, None, files, tuple(parameters))
+        return Cell(column.kind, None, files, tuple(parameters), marks)
 
 
 def file_names(value: RawValue, column: Column) -> list[str]:

@@ -39,7 +39,9 @@ def skip_undecodable(
         for name in sorted(used_inputs(frozenset(sample))):
             cell = sample[name]
             if cell.files:
-                key = hash_json("cell", [cell.kind, cell.files, cell.parameters])
+                key = hash_json(
+                    "checked cell", [cell.kind, cell.files, cell.parameters]
+                )
                 cells[key] = cell
                 uses.append((row, name, key))
     memory = FileMemory(folder / MEMORY)

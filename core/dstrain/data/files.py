@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from dstrain.console import shown
 from dstrain.data.cells import file_names
+from dstrain.data.damage import mark_of
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.images import ImageInfo, read_size
 from dstrain.data.metadata import Table
@@ -179,7 +180,10 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
             roots.check_frames(path)
         elif not path.is_file():
             return f"{shown(name)!r} is not a regular file"
-        return probe(path) if is_video else ImageInfo(str(path), read_size(path))
+        if is_video:
+            return probe(path)
+        mark = mark_of(path)
+        return ImageInfo(str(path), read_size(path), mark)
     except FileNotFoundError:
         return f"no such file {name!r}{roots.nearest(name)}"
     except UsageError as error:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from dstrain.data.damage import FileMark, check_content
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.packets import MAX_FRAME_PIXELS
 from dstrain.data.truncation import check_end
@@ -62,6 +63,8 @@ class ImageInfo:
     path: str
     size: Size
     """(height, width), upright."""
+    mark: FileMark
+    """The file's mark when it was inspected."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ def load_image(
     mode: str,
     size: Size | None,
     frame: int = 0,
+    check: bool = True,
 ) -> Image.Image:
     """Load an image upright, scaled to cover `size` and cropped about its centre.
 
@@ -181,8 +185,11 @@ def load_image(
         mode: RGB, RGBA or L.
         size: (height, width) in pixels; None keeps the image's own.
         frame: Which frame of an animated image, from 0.
+        check: Whether decoders are asked for damage that shows in no other way.
     """
     with _opened(path) as image:
+        if check:
+            check_content(path, image.format)
         orientation = _orientation(image)
         if size is not None:
             # A JPEG of four times the size or more is decoded at a half, a quarter or an

@@ -11,7 +11,7 @@ from dstrain.errors import UsageError
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 JPEG_END = b"\xff\xd9"
-JPEG_START_OF_SCAN = 0xDA
+JPEG_SCAN = 0xDA
 JPEG_FILL = 0xFF
 TAIL = 64
 """Bytes at the end of a file that are searched for its end mark, before all are."""
@@ -60,13 +60,24 @@ def _jpeg(file: _File) -> bool:
     # Something may follow the end, as in the images of some phones. The segments before
     # the scan, which Pillow has read, may hold a small image with an end of its own.
     data = file.read(0)
+    scan = jpeg_segments(data).get(JPEG_SCAN, file.size)
+    return JPEG_END in data[scan:]
+
+
+def jpeg_segments(jpeg: bytes) -> dict[int, int]:
+    """Return where each kind of segment of a JPEG first begins, by the second byte of
+    its marker; the first scan is the last of them.
+    """
+    places: dict[int, int] = {}
     place = 2
-    while place + 4 <= file.size and data[place + 1] != JPEG_START_OF_SCAN:
-        if data[place + 1] == JPEG_FILL:
+    while place + 4 <= len(jpeg) and JPEG_SCAN not in places:
+        marker = jpeg[place + 1]
+        if marker == JPEG_FILL:
             place += 1
-        else:
-            place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    return JPEG_END in data[place:]
+            continue
+        places.setdefault(marker, place)
+        place += 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big")
+    return places
 
 
 def _gif(file: _File) -> bool:

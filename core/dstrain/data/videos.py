@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dstrain.data.damage import FileMark, mark_of
 from dstrain.data.images import (
     Size,
     convert,
@@ -50,6 +51,8 @@ class Video:
     """When each frame begins, in seconds from the first."""
     end: float
     """When the last frame ends, in seconds; 0 for a folder of images, which has no times."""
+    marks: tuple[FileMark, ...]
+    """The mark of the file when it was inspected, or of each of `files`."""
     files: tuple[str, ...] = ()
     """The image of each frame, if they have a file each."""
 
@@ -74,6 +77,7 @@ def probe(path: Path) -> Video:
         return _probe_folder(path)
     if is_image(path):
         return _probe_image(path)
+    mark = mark_of(path)
     packets = read_packets(path)
     with open_video(path) as (container, stream):
         frame = next(container.decode(stream), None)
@@ -82,7 +86,7 @@ def probe(path: Path) -> Video:
         size = (frame.height, frame.width)
         if frame.rotation % 180:
             size = (frame.width, frame.height)
-    return Video(str(path), size, packets.timestamps, packets.end)
+    return Video(str(path), size, packets.timestamps, packets.end, (mark,))
 
 
 def read_frames(
@@ -99,7 +103,9 @@ def read_frames(
     pixels: dict[int, Pixels] = {}
     if is_image(path):
         for index in wanted:
-            pixels[index] = np.asarray(load_image(path, "RGB", size, index))
+            is_first = index == wanted[0]
+            image = load_image(path, "RGB", size, index, check=is_first)
+            pixels[index] = np.asarray(image)
     else:
         for index, image in _decode(path, wanted):
             pixels[index] = np.asarray(cover(image, size))
@@ -114,18 +120,21 @@ def _probe_folder(path: Path) -> Video:
     files.sort(key=_numbers_first)
     if not files:
         raise UsageError(path, "is a folder without frames")
+    marks = []
     sizes = []
     for file in files:
         if not file.is_file():
             what = "is not a file: a folder of frames may contain only images"
             raise UsageError(file, what)
+        marks.append(mark_of(file))
         sizes.append(read_size(file))
     for file, (height, width) in zip(files, sizes, strict=True):
         if (height, width) != sizes[0]:
             what = f"is {height} x {width} (height x width), unlike {files[0].name}"
             raise UsageError(file, what)
     names = tuple(map(str, files))
-    return Video(str(path), sizes[0], (0.0,) * len(files), 0.0, names)
+    starts = (0.0,) * len(files)
+    return Video(str(path), sizes[0], starts, 0.0, tuple(marks), names)
 
 
 def _numbers_first(path: Path) -> tuple[str, str]:
@@ -136,12 +145,13 @@ def _numbers_first(path: Path) -> tuple[str, str]:
 
 def _probe_image(path: Path) -> Video:
     """Inspect an animated image; a still one is a folder of one frame."""
+    mark = mark_of(path)
     size = read_size(path)
     durations = frame_durations(path)
     if len(durations) == 1:
-        return Video(str(path), size, (0.0,), 0.0, (str(path),))
+        return Video(str(path), size, (0.0,), 0.0, (mark,), (str(path),))
     *starts, end = (np.cumsum([0, *durations]) / 1000).tolist()
-    return Video(str(path), size, tuple(starts), end)
+    return Video(str(path), size, tuple(starts), end, (mark,))
 
 
 def _decode(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Image]]:

@@ -36,8 +36,8 @@ class Batch:
 class SampleSource(Protocol):
     """Anything that returns samples by row and chunk (the clip of the row's video)."""
 
-    def sample(self, row: int, chunk: int = 0) -> Sample:
-        """Return one sample of one row."""
+    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
+        """Return one sample of one row; `check` as in `load_cell`."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class DecodedSamples:
     at_row: Callable[[int, str, UsageError], UsageError]
     """Adds the place to an error in a cell: (row, input, error) -> error."""
 
-    def sample(self, row: int, chunk: int = 0) -> Sample:
+    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
         """Decode the inputs used of one sample; raises UsageError for a damaged file."""
         index = bisect_left(self.sample_ids, (row, chunk))
         cells = self.rows[index]
         values = {}
         for name in sorted(self.used_inputs[index]):
             try:
-                values[name] = load_cell(cells[name])
+                values[name] = load_cell(cells[name], check)
             except UsageError as error:
                 raise self.at_row(row, name, error) from error
         return Sample(values, frozenset(cells))
@@ -80,8 +80,8 @@ class CachedSamples:
     sample_ids: Sequence[tuple[int, int]]
     """(row, chunk) of each sample, in order."""
 
-    def sample(self, row: int, chunk: int = 0) -> Sample:
-        """Read the values of one sample."""
+    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
+        """Read the values of one sample, which are always checked."""
         line = self.rows[bisect_left(self.sample_ids, (row, chunk))]
         values = {}
         for name, form in line["values"].items():
@@ -100,8 +100,11 @@ class _Batches(TorchDataset[Any]):
 
     def __getitem__(self, micro_batch: Any) -> Any:
         try:
-            keys = micro_batch.keys
-            samples = [self.source.sample(key.row, key.chunk) for key in keys]
+            samples = [
+                # Once for each file is enough.
+                self.source.sample(key.row, key.chunk, key.epoch == key.repeat == 0)
+                for key in micro_batch.keys
+            ]
         except DstrainError as error:
             # Raised in a worker, it would arrive as text; returned, it keeps its class.
             return error

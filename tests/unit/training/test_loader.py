@@ -95,7 +95,7 @@ def test_only_the_inputs_that_a_run_reads_are_decoded(
     filled: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Cell] = []
-    monkeypatch.setattr(samples, "load_cell", lambda cell: opened.append(cell))
+    monkeypatch.setattr(samples, "load_cell", lambda cell, check: opened.append(cell))
     source = unsplit_rows(filled)
     used = [{"prompt", "reference"}] * len(source.rows)
     sample = replace(source, used_inputs=used).sample(0)
@@ -116,7 +116,7 @@ class Failing:
 
     error: BaseException
 
-    def sample(self, row: int, chunk: int = 0) -> Sample:
+    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
         if row == 1:
             raise self.error
         return Sample({"row": row}, frozenset())
