@@ -34,7 +34,8 @@ def step_key(
     branch = ""
     if "branch" in unit.components:
         branch = step.branch or POSITIVE
-    content = [family, unit.name, unit.version, dict(inputs), digests, dtype, branch]
+    identity = unit.identity.values()
+    content = [family, unit.name, *identity, dict(inputs), digests, dtype, branch]
     return hash_json("unit", content)
 
 

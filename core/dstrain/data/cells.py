@@ -108,6 +108,11 @@ def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     return Frames(from_numpy(pixels), parameters["fps"])
 
 
+def loader_version(column: Column) -> int:
+    """Return the version of what loads the files of a column."""
+    return VIDEO_LOADER_VERSION if column.from_video else LOADER_VERSION
+
+
 def read_literal(value: RawValue, column: Column) -> Cell | None:
     """Parse and check a cell that names no file; return None if it is absent.
 

@@ -224,7 +224,7 @@ def input_columns(
     input cannot have.
     """
     known = {
-        name: _as_cut_from_video(source, inputs.values())
+        name: as_cut_from_video(source, inputs.values())
         for name, source in inputs.items()
         if isinstance(source, Column)
     }
@@ -262,7 +262,7 @@ def input_columns(
     return columns
 
 
-def _as_cut_from_video(column: Column, others: Iterable[Input]) -> Column:
+def as_cut_from_video(column: Column, others: Iterable[Input]) -> Column:
     """Give an image that is a frame of a loaded video that video's size and frame rate."""
     for video in others:
         if (

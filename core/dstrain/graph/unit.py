@@ -111,6 +111,11 @@ class Unit(FunctionSpec):
         object.__setattr__(self, "outputs", outputs)
         object.__setattr__(self, "version", version)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what identifies the function in keys and in plans, by its name there."""
+        return {"version": self.version}
+
     def run(
         self,
         values: Mapping[str, Any],

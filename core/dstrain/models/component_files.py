@@ -329,9 +329,7 @@ def find(
     by_name = components_of(family)
     known = list(by_name.values())
     wanted = tuple(components)
-    own = [component for component in known if component.name in among]
-    usable = [c for c in known if c in own or not any(map(c.same_keys_as, own))]
-    files = assign(configs, usable, wanted)
+    files = assign(configs, _usable(known, among), wanted)
     published = [config for config in configs if config.model_id]
     roots: list[Path] = []
     for part in files.values():
@@ -349,17 +347,84 @@ def find(
         hub = configs[0].hub if configs else None
         default = family.default_ids.get(name, "")
         files[name] = find_folder(by_name[name], roots, source, default, hub)
-    found_configs: dict[str, Config] = {}
+    found_configs = {}
     for name in (*wanted, *config_only):
-        if by_name[name].is_folder:
-            continue
-        query = _config_query(by_name[name], files.get(name), published, known)
-        content = dict(find_config(query))
-        for config in configs:
-            if config.component == name:
-                content.update(config.entries)
-        found_configs[name] = content
+        if not by_name[name].is_folder:
+            found_configs[name] = _config(
+                by_name[name], files.get(name), configs, known
+            )
     return Found({name: files[name] for name in wanted}, found_configs)
+
+
+def find_given(
+    family: ModelFamily,
+    configs: Sequence[ModelConfig],
+    components: Collection[str],
+    among: Collection[str],
+) -> Found:
+    """Find what the given model files say of components that a run does not load; those
+    that are not on this machine are passed over.
+
+    Args:
+        family: The family of the components.
+        configs: The given model files.
+        components: The components to find.
+        among: As in `find`.
+    """
+    by_name = components_of(family)
+    known = list(by_name.values())
+    local = [replace(config, hub=None) for config in configs]
+    assigned = _Assignment(_usable(known, among), components)
+    with suppress(StateError, UsageError):
+        for config in local:
+            place = component_at(config, known)
+            if not config.entries and (not place or place in components):
+                with suppress(StateError):
+                    assigned.add(config, config.files())
+        assigned.settle_ambiguous()
+    files = {
+        name: assigned.found[name] for name in components if name in assigned.found
+    }
+    found_configs = {}
+    for name, found in files.items():
+        if not by_name[name].is_folder:
+            with suppress(StateError):
+                found_configs[name] = _config(by_name[name], found, local, known)
+    return Found(files, found_configs)
+
+
+def _usable(known: Sequence[Component], among: Collection[str]) -> list[Component]:
+    """Return the components of a variant, and others whose keys none of these has."""
+    own = [component for component in known if component.name in among]
+    return [c for c in known if c in own or not any(map(c.same_keys_as, own))]
+
+
+def named_models(family: ModelFamily, configs: Iterable[ModelConfig]) -> dict[str, str]:
+    """Return the published model that the files of each component are named by, with its
+    revision, for those whose place in the model tells what they are.
+    """
+    known = list(components_of(family).values())
+    models = {}
+    for config in configs:
+        place = component_at(config, known)
+        if place and config.source is not None:
+            models[place] = config.source.named
+    return models
+
+
+def _config(
+    component: Component,
+    files: Files | None,
+    configs: Sequence[ModelConfig],
+    known: Sequence[Component],
+) -> Config:
+    """Find the configuration of a component, with the entries that flags replace."""
+    published = [config for config in configs if config.model_id]
+    content = dict(find_config(_config_query(component, files, published, known)))
+    for config in configs:
+        if config.component == component.name:
+            content.update(config.entries)
+    return content
 
 
 def _config_query(

@@ -189,9 +189,9 @@ class Pipeline:
             scope = f"{unit.name}.{step.branch}"
             scoped = None if rng is None else rng.scoped(scope)
             components = self.bind_components(unit, rng=scoped, branch=branch)
-            inputs = {
-                name: values[key] for name, key in step.inputs.items() if key in values
-            }
+            # A step names only inputs that its row has. One that is not there is an error:
+            # with the function's default in its place, another loss would result.
+            inputs = {name: values[key] for name, key in step.inputs.items()}
             for name, value in unit.run(inputs, components).items():
                 values[step.outputs[name]] = value
 

@@ -2,21 +2,30 @@
 stage 2 trains on.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dstrain.cache.store import FeatureCache
-from dstrain.config.fields import split_commas
-from dstrain.config.options import TrainConfig, options_affecting
+from dstrain.config.options import TrainConfig
+from dstrain.console import get_logger
 from dstrain.data.dataset import find_metadata
 from dstrain.errors import StateError, UsageError
-from dstrain.models.component_files import Found
+from dstrain.models.component_files import Found, find_given, named_models
 from dstrain.models.configs import differing_entries
+from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.setup import Setup
-from dstrain.storage.hashing import sha256
+from dstrain.storage.hashing import files_in, sha256
+from dstrain.storage.recorded_files import RecordedFile, first_changed
+
+logger = get_logger(__name__)
+
+MOST_ROWS = 20_000
+"""Most rows of a dataset whose files stage 2 looks at before it starts."""
 
 StoredPlan = tuple[Path, dict[str, Any]]
 """A plan file and its record."""
@@ -27,8 +36,9 @@ class CacheInfo:
     """The record that a plan of the feature cache keeps of the run that filled it."""
 
     dataset: Mapping[str, Any]
-    """`path` and `sha256` of the metadata, and its number of `rows`, skipped
-    ones included."""
+    """`path` and `sha256` of the metadata, its number of `rows`, skipped ones included,
+    and the `folders` in which its files are; a line of the plan names those that no
+    line before it does."""
     columns: Sequence[str]
     inputs: Sequence[Sequence[str]]
     """The sets of inputs that samples have."""
@@ -36,6 +46,12 @@ class CacheInfo:
     """Component -> digest of its files and configuration."""
     configs: Mapping[str, Mapping[str, Any]]
     """Component -> configuration."""
+    models: Mapping[str, str]
+    """Component -> the published model that its files were named by, with its revision."""
+    files: Mapping[str, Sequence[tuple[str, str, Sequence[Any]]]]
+    """Component -> its files: each with its path, its place in a folder ('' for weights)
+    and what `Digests.record` returned.
+    """
     versions: Mapping[str, str]
     previews: Sequence[Mapping[str, Any]] = ()
     """One line for each preview; see `preview_line`."""
@@ -52,40 +68,6 @@ class CacheInfo:
         return {"data set": record.pop("dataset"), **record}
 
 
-def plan_identity(setup: Setup) -> dict[str, Any]:
-    """Return what must be equal in both stages: everything that cached values depend
-    on.
-    """
-    config = setup.config
-    spec = setup.spec
-    plan = setup.plan(setup.all_inputs())
-    flags = {f"--{name}": getattr(config, name) for name in options_affecting("cache")}
-    # Several ways to write the same are one value.
-    if config.height:
-        flags["--max_pixels"] = None
-    data_file_keys = split_commas(config.data_file_keys)
-    flags["--data_file_keys"] = ",".join(data_file_keys) or None
-    extra_inputs = sorted(split_commas(config.extra_inputs))
-    flags["--extra_inputs"] = ",".join(extra_inputs) or None
-    if not spec.reads_videos:
-        for name in options_affecting("video"):
-            del flags[f"--{name}"]
-    preset = setup.preset
-    if preset is not None and preset.component in plan.components["data_process"]:
-        flags["--preset_lora_path"] = f"{preset.digest} in {preset.component}"
-    constants = {f"--{name}": one.value for name, one in spec.constants.items()}
-    return {
-        "family": spec.family,
-        "variant": spec.variant,
-        "task": setup.task.name,
-        "sides": list(setup.task.branches),
-        "values stored": list(plan.cached_values),
-        **flags,
-        "dtype": str(setup.dtype).removeprefix("torch."),
-        **constants,
-    }
-
-
 def open_plan(
     setup: Setup, cache: FeatureCache
 ) -> tuple[Sequence[Mapping[str, Any]], CacheInfo]:
@@ -93,19 +75,23 @@ def open_plan(
 
     Raises StateError that says in words what differs, and how to refill.
     """
-    identity = plan_identity(setup)
     plans = list(cache.plans())
-    fitting = [(path, plan) for path, plan in plans if plan["identity"] == identity]
+    identities = [_identity(setup, plan) for _, plan in plans]
+    fitting = [
+        (path, plan)
+        for (path, plan), identity in zip(plans, identities, strict=True)
+        if plan["identity"] == identity
+    ]
     if not fitting:
         instead = "use the flags it was filled with, or " if plans else ""
+        stored = [plan["identity"] for _, plan in plans]
         raise StateError(
             cache.folder,
             "contains no plan for this run",
-            _differences(identity, [plan["identity"] for _, plan in plans]),
+            _differences(identities, stored),
             f"{instead}fill it by running the same command with --task {setup.task.name}:data_process",
         )
-    path, plan = _choose(setup, cache, fitting)
-    rows = cache.plan_rows(path)
+    plan, rows = _choose(setup, cache, fitting)
     lacking = []
     for row in rows:
         addresses = [value["at"] for value in row["values"].values() if "at" in value]
@@ -115,7 +101,49 @@ def open_plan(
         # Shards may have been deleted, or not copied.
         what = f"lacks values of {len(lacking)} of {len(rows)} rows; the first is row {lacking[0]}"
         raise StateError(cache.folder, what, _refill(setup))
-    return rows, CacheInfo.from_json(plan["about"])
+    info = CacheInfo.from_json(plan["about"])
+    check_components(setup, cache, info)
+    return rows, info
+
+
+def _identity(setup: Setup, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity that this run gives to a plan of the sets of inputs in a
+    stored one.
+    """
+    input_sets = [frozenset(names) for names in plan["about"]["inputs"]]
+    # As JSON has it.
+    identity: dict[str, Any] = json.loads(json.dumps(plan_identity(setup, input_sets)))
+    return identity
+
+
+def check_components(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None:
+    """Compare the components of stage 1 with what this run names of them, and otherwise
+    with the files that stage 1 used; those that are not here are passed over.
+
+    Raises StateError for another model, configuration or file.
+    """
+    for name, model in named_models(setup.family, setup.models).items():
+        recorded = info.models.get(name, model)
+        if name in info.files and model != recorded:
+            what = f"was filled with {name} of {recorded}, and this run names {model}"
+            raise StateError(cache.folder, what, _refill(setup))
+    given = find_given(setup.family, setup.models, info.files, setup.spec.components)
+    for name, files in info.files.items():
+        here = {place or Path(path).name: path for path, place, _ in files}
+        if name in given.files:
+            paths = files_in(given.files[name].paths)
+            named = {place or path.name: str(path) for place, path in paths}
+            if len(named) == len(here) and not named.keys() & here.keys():
+                # All have other names, which do not count.
+                named = dict(zip(here, named.values(), strict=True))
+            for new in named.keys() - here.keys():
+                raise _changed(setup, cache, named[new])
+            here = named
+        entries = {place or Path(path).name: entry for path, place, entry in files}
+        changed = first_changed((here.get(key, ""), entries[key]) for key in entries)
+        if changed is not None:
+            raise _changed(setup, cache, changed)
+    check_configs(info, given)
 
 
 def check_configs(info: CacheInfo, found: Found) -> None:
@@ -132,35 +160,80 @@ def check_configs(info: CacheInfo, found: Found) -> None:
 
 
 def _choose(
-    setup: Setup,
-    cache: FeatureCache,
-    fitting: Sequence[StoredPlan],
-) -> StoredPlan:
-    """Return the newest plan of the dataset at hand; without a dataset, of the only one
-    that the cache has this plan for.
+    setup: Setup, cache: FeatureCache, fitting: Sequence[StoredPlan]
+) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+    """Return the record and the rows of the newest plan of the dataset at hand; without
+    a dataset, of the only one that the cache has this plan for.
     """
+    folders = dataset_folders(setup.config)
     metadata = _metadata(setup.config)
-    by_path: dict[str, list[StoredPlan]] = {}
+    resolved = None if metadata is None else str(metadata.resolve())
     digest = None if metadata is None else sha256(metadata)
-    for path, plan in fitting:
+    newest: dict[str, StoredPlan] = {}
+    for path, plan in sorted(fitting, key=lambda one: int(one[1]["sequence"])):
         dataset = plan["about"]["data set"]
         if digest is None or dataset["sha256"] == digest:
-            by_path.setdefault(dataset["path"], []).append((path, plan))
-    if metadata is not None:
-        if not by_path:
-            what = f"is not what the feature cache {cache.folder} was filled from, or has changed"
-            raise StateError(metadata, what, _refill(setup))
-        resolved = str(metadata.resolve())
-        if resolved in by_path:
-            by_path = {resolved: by_path[resolved]}
-    if len(by_path) > 1:
-        raise StateError(
-            cache.folder,
-            f"contains this plan for {len(by_path)} datasets: {', '.join(by_path)}",
-            "name one with --dataset_metadata_path",
+            named = f"{dataset['path']} with files in {', '.join(dataset['folders'])}"
+            newest[named] = (path, plan)
+    if metadata is not None and not newest:
+        raise _changed(setup, cache, metadata)
+
+    def is_named(plan: StoredPlan) -> tuple[bool, bool]:
+        dataset = plan[1]["about"]["data set"]
+        return dataset["folders"] == folders, dataset["path"] == resolved
+
+    # First those that were filled from the very folders and metadata that are named.
+    best = max(map(is_named, newest.values()))
+    changed = ""
+    for is_best in (True, False):
+        datasets = {}
+        for dataset, (path, plan) in newest.items():
+            if (is_named((path, plan)) == best) == is_best:
+                rows = cache.plan_rows(path)
+                found = _first_changed(plan, rows, folders)
+                if found is None:
+                    datasets[dataset] = plan, rows
+                else:
+                    changed = changed or found
+        if len(datasets) == 1:
+            return datasets.popitem()[1]
+        if datasets:
+            raise StateError(
+                cache.folder,
+                f"contains this plan for {len(datasets)} datasets: {'; '.join(datasets)}",
+                "name one with --dataset_base_path and --dataset_metadata_path",
+            )
+    raise _changed(setup, cache, changed)
+
+
+def dataset_folders(config: TrainConfig) -> list[str]:
+    """Return the real paths of the folders in which a run names files of its dataset."""
+    folders = [config.dataset_base_path, *config.dataset_root, config.url_cache]
+    return [os.path.realpath(folder) for folder in folders if folder is not None]
+
+
+def _first_changed(
+    plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folders: Sequence[str]
+) -> str | None:
+    """Return the first file in these folders that is not what the plan was made from;
+    None if there is none, or if there are too many to look at.
+    """
+    here = [folder for folder in folders if os.path.isdir(folder)]
+    if not here:
+        return None
+    if plan["about"]["data set"]["rows"] > MOST_ROWS:
+        logger.info(
+            f"files of more than {MOST_ROWS} rows are not compared with those that stage 1 read"
         )
-    (plans,) = by_path.values()
-    return max(plans, key=lambda plan: int(plan[1]["sequence"]))
+        return None
+
+    def files() -> Iterator[RecordedFile]:
+        for row in rows:
+            for name, recorded in row["files"]:
+                paths = [os.path.join(folder, name) for folder in here]
+                yield next(filter(os.path.isfile, paths), paths[0]), recorded
+
+    return first_changed(files())
 
 
 def _metadata(config: TrainConfig) -> Path | None:
@@ -172,20 +245,29 @@ def _metadata(config: TrainConfig) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
+def _changed(setup: Setup, cache: FeatureCache, path: str | Path) -> StateError:
+    what = (
+        f"is not what the feature cache {cache.folder} was filled from, or has changed"
+    )
+    return StateError(path, what, _refill(setup))
+
+
 def _refill(setup: Setup) -> str:
     return f"run --task {setup.task.name}:data_process again"
 
 
-def _differences(wanted: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """Say in one line how the plan most like the wanted one differs."""
+def _differences(
+    wanted: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+) -> str:
+    """Say in one line how the plan most like what this run wants of it differs."""
     found = []
-    for other in others:
+    for own_facts, facts in zip(wanted, others, strict=True):
         differing = []
-        for key in {**wanted, **other}:
-            cached = other.get(key, "nothing")
-            own = wanted.get(key, "nothing")
+        for fact in {**own_facts, **facts}:
+            cached = facts.get(fact, "nothing")
+            own = own_facts.get(fact, "nothing")
             if cached != own:
-                differing.append(f"{key}: cache {cached}, this run {own}")
+                differing.append(f"{fact}: cache {cached}, this run {own}")
         found.append(differing)
     if not found:
         return "it contains no finished plan"

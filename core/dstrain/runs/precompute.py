@@ -2,6 +2,7 @@
 in the feature cache.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,16 +26,17 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import StateError
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import serialize
-from dstrain.models.component_files import Found, component_digests
+from dstrain.models.component_files import Found, component_digests, named_models
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
-from dstrain.runs.feature_plan import CacheInfo, plan_identity
+from dstrain.runs.feature_plan import CacheInfo, dataset_folders
+from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews, preview_line
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import LIST, read_samples, write_list
 from dstrain.storage.files import lock
-from dstrain.storage.hashing import Digests, sha256
+from dstrain.storage.hashing import Digests, files_in, sha256
 from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import DecodedSamples, load_batches
 
@@ -249,6 +251,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         "path": str(table.path.resolve()),
         "sha256": sha256(table.path),
         "rows": len(table.rows),
+        "folders": dataset_folders(setup.config),
     }
     info = CacheInfo(
         dataset=dataset,
@@ -256,6 +259,14 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         inputs=[sorted(inputs) for inputs in input_sets],
         components=keyed.components,
         configs=keyed.found.configs,
+        models=named_models(setup.family, setup.models),
+        files={
+            name: [
+                (os.path.abspath(file), place, keyed.digests.record(file))
+                for place, file in files_in(files.paths)
+            ]
+            for name, files in keyed.found.files.items()
+        },
         versions=setup.versions,
         previews=[
             preview_line(preview, sample.addresses)
@@ -264,19 +275,22 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
             )
         ],
     )
-    lines = plan_lines(setup, samples, input_sets, cache)
-    cache.write_plan(plan_identity(setup), info.to_json(), lines)
+    lines = plan_lines(setup, keyed, samples, input_sets, cache)
+    cache.write_plan(plan_identity(setup, input_sets), info.to_json(), lines)
 
 
 def plan_lines(
     setup: Setup,
+    keyed: KeyedSamples,
     samples: Sequence[KeyedSample],
     input_sets: Sequence[frozenset[str]],
     cache: FeatureCache,
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of the plan file, one per sample; `inputs` and `group` number the
-    set of inputs and the signature.
+    set of inputs and the signature. A file is recorded in the first line that uses it.
     """
+    folders = dataset_folders(setup.config)
+    seen: set[str] = set()
     for sample, group in zip(samples, setup.dataset.groups, strict=True):
         row, chunk = sample.sample_id
         values = {
@@ -286,13 +300,29 @@ def plan_lines(
         }
         for name, address in sample.addresses.items():
             values[name] = {"at": address, "shapes": shapes(cache.header(address))}
+        files = []
+        for name in sorted(sample.plan.used_inputs):
+            for file in sample.cells[name].files:
+                if file not in seen:
+                    seen.add(file)
+                    files.append((_name_in(folders, file), keyed.digests.record(file)))
         yield {
             "row": row,
             "chunk": chunk,
             "inputs": input_sets.index(sample.plan.inputs),
             "group": group,
             "values": values,
+            "files": files,
         }
+
+
+def _name_in(folders: Sequence[str], path: str) -> str:
+    """Return a file's name in one of the folders, under which it is found when they moved."""
+    for folder in folders:
+        start = os.path.join(folder, "")
+        if path.startswith(start):
+            return path.removeprefix(start)
+    return path
 
 
 def shapes(header: Any) -> Any:

@@ -109,15 +109,20 @@ class Digests(FileMemory):
 
         Of a folder, every file below it counts with its relative path.
         """
-        files = [[place, self.of(file)] for place, file in _files(paths)]
+        files = [[place, self.of(file)] for place, file in files_in(paths)]
         return hash_json("files", sorted(files))
+
+    def record(self, path: str | Path) -> list[Any]:
+        """Return a file's mark and its sha256, which `recorded_files` compares."""
+        self.of(path)
+        return self.known[str(path)]
 
     def check_unchanged(self, paths: Iterable[Path]) -> None:
         """Raise StateError for a file that changed since its digest was computed.
 
         Values computed from such a file would be stored under the wrong key.
         """
-        for _, file in _files(paths):
+        for _, file in files_in(paths):
             if self.known[str(file)][:-1] != file_mark(file):
                 raise StateError(
                     file, "changed while it was in use", "run the same command again"
@@ -133,7 +138,7 @@ def file_mark(path: str | Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-def _files(paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+def files_in(paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
     """Yield each file with its path relative to its folder ('' for a file itself).
 
     Hidden files in folders are left out.
