@@ -19,16 +19,6 @@ def write(folder, variant="base", seed=0, sizes=None):
     same(folder, variant, time.time_ns(), sizes)
 
 """
-TWO_VARIANTS = ("__init__.py", 'variants=("base",)', 'variants=("base", "other")')
-ANOTHER_ENCODE_IMAGE = """
-def encode_image(input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype) -> Latents:
-    return globals()["_first"](input_image, vae=vae, device=device, dtype=dtype)
-"""
-WITH_THE_FIRST = """
-PIPELINES["other"] = dataclasses.replace(
-    PIPELINES["base"], units=(units.encode_prompt, units._first)
-)
-"""
 COUNTS_ITS_CALLS = (
     (
         "networks.py",
@@ -79,16 +69,6 @@ BREACHES: Mapping[str, tuple[Change, ...]] = MappingProxyType(
         ),
         "the_family_names_what_the_variants_have": (
             ("__init__.py", '"text_encoder": ("layer",)', '"encoder": ("layer",)'),
-        ),
-        "units_of_one_name_and_version_are_one_function": (
-            TWO_VARIANTS,
-            (
-                "units.py",
-                "def decode(",
-                f"_first = encode_image\n\n{ANOTHER_ENCODE_IMAGE}\n\ndef decode(",
-            ),
-            ("pipeline.py", "from dstrain", "import dataclasses\nfrom dstrain"),
-            ("pipeline.py", "}\n", f"}}\n{WITH_THE_FIRST}"),
         ),
         "equal_arguments_write_equal_toys": (
             ("toy.py", "write = toy_writer(", f"{WITH_ANOTHER_SEED}same = toy_writer("),

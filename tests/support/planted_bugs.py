@@ -204,8 +204,8 @@ BUGS = (
         "a_changed_caption_finds_old_values",
         "R6: nothing stale is used",
         f"{CORE}/cache/keys.py",
-        "*identity, dict(inputs), ",
-        "*identity, sorted(inputs), ",
+        "unit.identity, dict(inputs), ",
+        "unit.identity, sorted(inputs), ",
         ("tests/unit/cache/test_keys.py",),
     ),
     Bug(

@@ -1,8 +1,9 @@
 """Compute the keys of cached values before anything is decoded or encoded.
 
-A key is a hash of the family, the unit's name and declared version, the keys of its
-inputs, the digests of its components, the compute dtype and, if the unit asks for it, the
-branch. Library versions and the device are not part of it.
+A key is a hash of the family, the unit's identity (its module, name, version, outputs and
+the digest of its code), the keys of its inputs, the digests of its components, the compute
+dtype and, if the unit asks for it, the branch. Library versions and the device are not part
+of it.
 """
 
 from collections.abc import Mapping
@@ -34,8 +35,7 @@ def step_key(
     branch = ""
     if "branch" in unit.components:
         branch = step.branch or POSITIVE
-    identity = unit.identity.values()
-    content = [family, unit.name, *identity, dict(inputs), digests, dtype, branch]
+    content = [family, unit.identity, dict(inputs), digests, dtype, branch]
     return hash_json("unit", content)
 
 

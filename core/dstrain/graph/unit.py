@@ -8,9 +8,11 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dstrain.errors import UsageError
+from dstrain.graph.code_digest import code_of, module_of
 from dstrain.graph.values import copy_if_shared, kind_of, storage_ids
 
 CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
@@ -80,21 +82,22 @@ class Unit(FunctionSpec):
     outputs: Mapping[str, str] = field(init=False)
     """Value name -> kind, in the order of the TypedDict that the function returns."""
     version: int = field(init=False)
-    """Raise it when the function computes something else: cached results of older
-    versions are then not used.
+    """Raise it when the function computes something else and its code does not show it,
+    such as with a file that it reads: cached results of older versions are then not used.
+    0 stands for none; where code has no source, there must be one.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        version: int = 1,
+        version: int = 0,
         given: tuple[str, ...] = (),
     ) -> None:
         """Build a unit from a function that returns a TypedDict.
 
         Args:
             function: Its parameters are as `FunctionSpec.of` wants them.
-            version: The version of what it computes.
+            version: The version of what it computes, from 1.
             given: Parameters that the caller itself supplies.
 
         Raises UsageError when the declaration is incomplete.
@@ -111,10 +114,30 @@ class Unit(FunctionSpec):
         object.__setattr__(self, "outputs", outputs)
         object.__setattr__(self, "version", version)
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Return what identifies the function in keys and in plans, by its name there."""
-        return {"version": self.version}
+    @cached_property
+    def identity(self) -> Mapping[str, Any]:
+        """Return what the function is, as JSON data: module, name, version, outputs and
+        the digest of its code.
+
+        Raises UsageError for code that no digest can cover, unless the unit has a
+        version.
+        """
+        code = code_of(self.function)
+        if code.unknown and not self.version:
+            more = len(code.unknown) - 1
+            raise UsageError(
+                f"unit {self.where}",
+                f"needs a version: {code.unknown[0]}"
+                + (f", and {more} more" if more else ""),
+                "declare it with Unit(function, version=1), and raise it when the unit computes something else",
+            )
+        return {
+            "module": module_of(self.function),
+            "name": getattr(self.function, "__qualname__", self.name),
+            "version": self.version,
+            "outputs": dict(self.outputs),
+            "code": code.digest,
+        }
 
     def run(
         self,

@@ -1,7 +1,6 @@
 """Write the plans and fingerprints that a family's tests in FOLDER compare.
 
-`python -m dstrain.testing FAMILY FOLDER`. Look at what changed before you keep it. A
-unit that returns other values under an unchanged version is refused.
+`python -m dstrain.testing FAMILY FOLDER`. Look at what changed before you keep it.
 """
 
 import sys
@@ -27,13 +26,8 @@ def write(family_name: str, folder: Path) -> None:
             tested.variant: unit_fingerprints(tested.values)
             for tested in tested_variants
         }
-    versions = {
-        unit.name: unit.version
-        for tested in tested_variants
-        for unit in tested.spec.units
-    }
     folder.mkdir(parents=True, exist_ok=True)
-    write_fingerprints(folder, made, versions)
+    write_fingerprints(folder, made)
     texts: dict[str, str] = {}
     for tested in tested_variants:
         texts.update(plan_texts(family, tested.spec))

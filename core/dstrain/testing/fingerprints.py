@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
 from dstrain.graph.values import serialize
 from dstrain.pipeline.pipeline import Pipeline
@@ -96,9 +95,7 @@ def unit_fingerprints(
 
 
 def read_fingerprints(folder: Path) -> dict[str, Any]:
-    """Read the recorded fingerprints: 'unit version' -> variant -> output ->
-    fingerprint.
-    """
+    """Read the recorded fingerprints: unit -> variant -> output -> fingerprint."""
     path = folder / FILE
     recorded: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return recorded
@@ -107,7 +104,6 @@ def read_fingerprints(folder: Path) -> dict[str, Any]:
 def changed(
     recorded: Mapping[str, Any],
     made: Mapping[str, Any],
-    versions: Mapping[str, int],
     variant: str,
 ) -> list[str]:
     """Return a line for each unit of a variant whose outputs differ from the recorded
@@ -115,10 +111,9 @@ def changed(
     """
     faults = []
     for unit, fingerprints in made.items():
-        mark = f"{unit} {versions[unit]}"
-        known = recorded.get(mark, {}).get(variant)
+        known = recorded.get(unit, {}).get(variant)
         if known is None:
-            faults.append(f"{mark}: no fingerprint is recorded for {variant}")
+            faults.append(f"{unit}: no fingerprint is recorded for {variant}")
         elif known.keys() != fingerprints.keys() or any(
             not matches(known[name], one) for name, one in fingerprints.items()
         ):
@@ -128,39 +123,23 @@ def changed(
                 if name not in known or not matches(known[name], one)
             ]
             faults.append(
-                f"{mark}: makes another {', '.join(differing)} for {variant} than recorded; raise its version"
+                f"{unit}: makes another {', '.join(differing)} for {variant} than recorded"
             )
     return faults
 
 
-def write_fingerprints(
-    folder: Path, made: Mapping[str, Mapping[str, Any]], versions: Mapping[str, int]
-) -> None:
-    """Record the fingerprints of every variant; raise UsageError for one that changed
-    under an unchanged version.
-    """
+def write_fingerprints(folder: Path, made: Mapping[str, Mapping[str, Any]]) -> None:
+    """Record the fingerprints of every variant."""
     recorded = read_fingerprints(folder)
-    faults = [
-        fault
-        for variant, units in made.items()
-        for fault in changed(recorded, units, versions, variant)
-    ]
-    refused = [fault for fault in faults if "another" in fault]
-    if refused:
-        raise UsageError(
-            str(folder / FILE),
-            "; ".join(refused),
-            "raise the units' versions (`Unit(function, version=2)`)",
-            "or, if only the toy changed, delete this file",
-        )
     fresh: dict[str, Any] = {}
     for variant, units in made.items():
         for unit, fingerprints in units.items():
-            mark = f"{unit} {versions[unit]}"
+            known = recorded.get(unit, {}).get(variant)
             # Numbers within the tolerance stay as they are recorded.
-            fresh.setdefault(mark, {})[variant] = recorded.get(mark, {}).get(
-                variant, fingerprints
+            same = known is not None and not changed(
+                recorded, {unit: fingerprints}, variant
             )
+            fresh.setdefault(unit, {})[variant] = known if same else fingerprints
     (folder / FILE).write_text(json.dumps(fresh, indent=1, sort_keys=True) + "\n")
 
 

@@ -149,7 +149,7 @@ def test_the_data_is_json_with_the_standard_names_in_a_stable_order(
     assert data["inputs"] == sorted(INPUTS)
     assert data["train"][1] == {
         "unit": "encode_prompt",
-        "version": 1,
+        "version": 0,
         "branch": "negative",
         "inputs": {"prompt": "negative_prompt"},
         "outputs": {"prompt_emb": "negative.prompt_emb"},
