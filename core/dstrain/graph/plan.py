@@ -107,13 +107,14 @@ class Plan:
     @cached_property
     def cached_steps(self) -> tuple[Step, ...]:
         """Return the steps of stage 1 (data_process)."""
-        cached = [unit for unit in self.units if unit not in self._units_in_training]
-        return tuple(self._steps_of(cached))
+        live = self._units_in_training
+        return tuple(step for step in self._steps if step.unit not in live)
 
     @cached_property
     def train_steps(self) -> tuple[Step, ...]:
         """Return the steps of stage 2 (train) before model_fn and the loss."""
-        return tuple(self._steps_of(self._units_in_training))
+        live = self._units_in_training
+        return tuple(step for step in self._steps if step.unit in live)
 
     @cached_property
     def loss_inputs(self) -> tuple[str, ...]:
@@ -207,6 +208,20 @@ class Plan:
             stage: {name for one in functions for name in self._components(one)}
             for stage, functions in stages.items()
         }
+
+    @cached_property
+    def _steps(self) -> list[Step]:
+        """Return the steps whose outputs the training step uses, directly or not.
+
+        A unit that is needed for one branch is not run for the other as well.
+        """
+        wanted = set(self.loss_inputs)
+        steps: list[Step] = []
+        for step in reversed(list(self._steps_of(self.units))):
+            if wanted & set(step.outputs.values()):
+                steps.insert(0, step)
+                wanted |= set(step.inputs.values())
+        return steps
 
     def _steps_of(self, units: Iterable[Unit]) -> Iterator[Step]:
         """Yield each unit once, or once per branch if its outputs differ by branch."""

@@ -344,6 +344,28 @@ def test_a_unit_that_uses_the_branch_runs_once_per_branch() -> None:
     assert {"ids", "negative.ids"} <= set(made.cached_values)
 
 
+def test_a_unit_runs_for_no_branch_that_nothing_reads() -> None:
+    def label_loss(predict: Any, input_latents: Tensor, hint_emb: Tensor) -> Tensor: ...
+    def encode_branch(hint: Image, *, branch: str, hint_encoder: Any) -> Hint: ...
+
+    others = tuple(unit for unit in WIRING.units if unit.name != "encode_hint")
+    spec = replace(
+        WIRING,
+        units=(encode_branch, *(one for one in others if one.name != "join_prompt")),
+        model_fn=lambda noisy_latents, timestep, text_emb: noisy_latents,
+    )
+    task = Task.of("labelled", label_loss, ("positive", "negative"))
+    made = plan(
+        "hint_encoder",
+        inputs=INPUTS | {"negative_prompt", "hint"},
+        task=task,
+        spec=spec,
+    )
+    branches = [(step.unit.name, step.branch) for step in made.train_steps]
+    assert branches == [("encode_branch", "positive")]
+    assert names(made.cached_steps).count("encode_text") == 2
+
+
 def test_an_absent_negative_input_is_refused_when_the_task_needs_that_branch() -> None:
     with pytest.raises(UsageError, match="negative_prompt"):
         plan("dit", task=GUIDED)

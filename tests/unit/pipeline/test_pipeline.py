@@ -115,7 +115,12 @@ def ready(pipe: Pipeline, task: Task = GUIDED) -> dict[str, Any]:
 
 
 def test_units_add_what_they_make_to_the_table_per_branch() -> None:
-    values = ready(pipeline())
+    def predict(
+        noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, label: str
+    ) -> Tensor:
+        return noisy_latents
+
+    values = ready(pipeline(replace(WIRING, model_fn=predict)))
     assert values["prompt_emb"].tolist() == [[4.0] * 4]
     assert values["negative.prompt_emb"].tolist() == [[0.0] * 4]
     assert values["input_latents"].tolist() == [[30.0] * 4]
