@@ -48,6 +48,10 @@ class StateError(DstrainError):
     exit_code = 3
 
 
+class MissingFiles(StateError):
+    """Files that are not on this machine."""
+
+
 class SystemFault(DstrainError):
     """The system failed: disk full, read-only, download failed."""
 

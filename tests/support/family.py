@@ -215,6 +215,7 @@ BASE = PipelineSpec(
         "width": Measured("input_image", "width"),
     },
     schedule=FlowMatchSchedule(shift=3.0, latents_per_token=1),
+    denoiser_config={"depth": 2},
     latent_shape=latent_shape,
     apply_guidance=apply_guidance,
     cfg_inputs={"prompt": "negative_prompt"},
@@ -232,6 +233,7 @@ PIPELINES = {
     # A column more, which training does not read.
     "other": replace(
         BASE,
+        denoiser_config={"depth": 1},
         inputs={**BASE.inputs, "mood": Column("mood")},
         latent_shape=latent_shape_of_mood,
     ),
@@ -243,11 +245,6 @@ def build(variant: str) -> PipelineSpec:
     return MODEL.spec(variant)
 
 
-def variants_for(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """A denoiser of one block is that of `other`."""
-    return ("other",) if content["depth"] == 1 else ("base",)
-
-
 def write(
     folder: Path, variant: str = "base", seed: int = 0, dropout: float = 0.0
 ) -> None:
@@ -256,6 +253,8 @@ def write(
         place = folder / FOLDERS[name]
         place.mkdir(parents=True)
         entries = {**sizes, "dropout": dropout} if name == "dit" else dict(sizes)
+        if name == "dit":
+            entries["depth"] = build(variant).denoiser_config["depth"]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             weights = NETWORKS[name](**entries).state_dict()
@@ -344,7 +343,6 @@ MODEL = ModelFamily(
     components=f"{__name__}:COMPONENTS",
     toy=f"{__name__}:write",
     variants=("base", "other"),
-    variants_for=f"{__name__}:variants_for",
     model_ids=MappingProxyType({"other": ("Tiny/Other*",)}),
     default_trainable="dit",
     lora_targets=MappingProxyType(

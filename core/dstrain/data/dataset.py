@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from dstrain.data.cells import (
     read_literal,
 )
 from dstrain.data.clips import FrameSampling
-from dstrain.data.files import FileInfos, inspect_files
+from dstrain.data.files import DataRoots, FileInfos, inspect_files
 from dstrain.data.images import ImageInfo, Resolution
 from dstrain.data.metadata import SUFFIXES, Fault, RawValue, Table, read_metadata
 from dstrain.data.videos import Video
@@ -148,6 +149,40 @@ def open_dataset(
     """
     table = read_metadata(config.metadata_path or find_metadata(config.base_path))
     return check_rows(table, config, inputs, check_inputs)
+
+
+def without_absent(
+    table: Table, config: DataConfig, inputs: Mapping[str, Input]
+) -> tuple[Table, list[str]]:
+    """Return the table without the rows that name files which are not on this machine,
+    and these files.
+    """
+    roots = DataRoots.of(config.base_path, config.roots, config.url_cache)
+    columns = input_columns(table, config, inputs).values()
+    absent: dict[str, None] = {}
+    kept = []
+    unreadable = {fault.row for fault in table.faults}
+    for row, values in enumerate(table.rows):
+        if row in unreadable:
+            kept.append(row)
+            continue
+        names: list[str] = []
+        for column in columns:
+            if column.is_file:
+                with suppress(ValueError):  # reported when the row is checked
+                    names += file_names(values[column.name], column)
+        lacking = [name for name in names if name in absent or roots.lacks(name)]
+        absent |= dict.fromkeys(lacking)
+        if not lacking:
+            kept.append(row)
+    numbers = {row: number for number, row in enumerate(kept)}
+    present = replace(
+        table,
+        rows=[table.rows[row] for row in kept],
+        lines=[table.lines[row] for row in kept],
+        faults=[replace(fault, row=numbers[fault.row]) for fault in table.faults],
+    )
+    return present, list(absent)
 
 
 def check_rows(

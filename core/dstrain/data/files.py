@@ -88,6 +88,13 @@ class DataRoots:
             raise UsageError(name, f"exists more than once: {' and '.join(found)}")
         return found[0]
 
+    def lacks(self, name: str) -> bool:
+        """Return whether a file is in none of the folders, or is still to be fetched."""
+        if is_url(name):
+            return self.urls is not None
+        places = (os.path.join(folder, name) for folder in self.folders)
+        return not any(map(os.path.exists, places))
+
     def contains(self, path: str) -> bool:
         """Return whether a real path is one of the folders or lies below one."""
         return any(

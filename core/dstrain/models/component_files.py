@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dstrain.config.fields import parse_model_paths, parse_origins
 from dstrain.config.options import Hub, ModelChoice
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import MissingFiles, StateError, UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import Config
@@ -63,7 +63,7 @@ class ModelConfig:
             paths = [self.path] if isinstance(self.path, str) else self.path or ()
             for path in paths:
                 if not Path(path).exists():
-                    raise StateError(path, "does not exist")
+                    raise MissingFiles(path, "does not exist")
             return Files(tuple(map(Path, paths)))
         names = fetch(source, self.pattern)
         if self.pattern.endswith("/"):
@@ -136,7 +136,7 @@ def find_folder(
             with suppress(StateError):
                 return get(one)
     places = ", ".join(dict.fromkeys(map(str, [*local, *published_places])))
-    raise StateError(
+    raise MissingFiles(
         component.name, f"not found in {places}", f"give --{component.name}_path FOLDER"
     )
 
@@ -145,16 +145,18 @@ def assign(
     configs: Iterable[ModelConfig],
     components: Sequence[Component],
     wanted: Collection[str],
+    absent: list[MissingFiles] | None = None,
 ) -> dict[str, Files]:
     """Find which component each set of files is, from the names in the files.
 
     One set may hold several components. Files of a published model in the folder of a
     component that is not wanted are not fetched; those whose folder tells nothing are
     fetched one after the other until every wanted component is found. A missing file
-    is an error only if a wanted component remains unfound.
+    is an error only if a wanted component remains unfound; with `absent`, the error is
+    added there instead.
     """
     assigned = _Assignment(components, wanted)
-    missing: list[StateError] = []
+    missing: list[MissingFiles] = []
     unplaced: list[ModelConfig] = []
     for config in configs:
         place = component_at(config, components) if config.model_id else ""
@@ -162,7 +164,7 @@ def assign(
             continue
         try:
             files = config.fetch() if place else config.files()
-        except StateError as error:
+        except MissingFiles as error:
             if config.model_id and not place:
                 unplaced.append(config)
             else:
@@ -171,10 +173,19 @@ def assign(
         assigned.add(config, files)
     for config in unplaced:
         if not assigned.is_complete:
-            assigned.add(config, config.fetch())
+            try:
+                files = config.fetch()
+            except MissingFiles as error:
+                if absent is None:
+                    raise
+                missing.append(error)
+                continue
+            assigned.add(config, files)
     assigned.settle_ambiguous()
     if missing and not assigned.is_complete:
-        raise missing[0]
+        if absent is None:
+            raise missing[0]
+        absent.extend(missing)
     return assigned.found
 
 
@@ -313,6 +324,7 @@ def find(
     components: Iterable[str],
     config_only: Iterable[str] = (),
     among: Collection[str] = (),
+    absent: list[MissingFiles] | None = None,
 ) -> Found:
     """Find the files and the configurations of components.
 
@@ -325,11 +337,12 @@ def find(
         config_only: The components of which the configuration alone is needed.
         among: The components of the variant; another component with the same keys as
             one of these gets no file.
+        absent: If given, missing files are added here and are no error.
     """
     by_name = components_of(family)
     known = list(by_name.values())
     wanted = tuple(components)
-    files = assign(configs, _usable(known, among), wanted)
+    files = assign(configs, _usable(known, among), wanted, absent)
     published = [config for config in configs if config.model_id]
     roots: list[Path] = []
     for part in files.values():
@@ -338,6 +351,8 @@ def find(
         if name in files:
             continue
         if not by_name[name].is_folder:
+            if absent:
+                continue  # they may be its files
             raise StateError(
                 name,
                 "no model files for it on the command line",
@@ -346,14 +361,26 @@ def find(
         source = published[0] if published else None
         hub = configs[0].hub if configs else None
         default = family.default_ids.get(name, "")
-        files[name] = find_folder(by_name[name], roots, source, default, hub)
+        try:
+            files[name] = find_folder(by_name[name], roots, source, default, hub)
+        except MissingFiles as error:
+            if absent is None:
+                raise
+            absent.append(error)
     found_configs = {}
     for name in (*wanted, *config_only):
-        if not by_name[name].is_folder:
+        if by_name[name].is_folder:
+            continue
+        try:
             found_configs[name] = _config(
                 by_name[name], files.get(name), configs, known
             )
-    return Found({name: files[name] for name in wanted}, found_configs)
+        except StateError:
+            # Absent files may have it.
+            if not absent or name in files:
+                raise
+    here = {name: files[name] for name in wanted if name in files}
+    return Found(here, found_configs)
 
 
 def find_given(

@@ -12,7 +12,14 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from dstrain.config.options import Hub
 from dstrain.console import get_logger
-from dstrain.errors import DstrainError, StateError, SystemFault, UsageError, nearest
+from dstrain.errors import (
+    DstrainError,
+    MissingFiles,
+    StateError,
+    SystemFault,
+    UsageError,
+    nearest,
+)
 from dstrain.models.hub_clients import CLIENTS, first_line, is_absent
 from dstrain.models.hub_record import Record, local_files, missing_shards, select
 from dstrain.storage.files import folder_lock
@@ -87,7 +94,7 @@ def find_local(source: ModelSource, pattern: str) -> list[str]:
     return [] if source.revision or missing_shards(names) else names
 
 
-def _missing_error(source: ModelSource, pattern: str) -> StateError:
+def _missing_error(source: ModelSource, pattern: str) -> MissingFiles:
     """Return the error that says which files are missing, and why they are not
     downloaded.
     """
@@ -100,7 +107,7 @@ def _missing_error(source: ModelSource, pattern: str) -> StateError:
     advice = [f"models are searched for in {MODEL_BASE_VARIABLES[0]}={model_base()}"]
     if offline():
         advice.append(f"nothing is downloaded because {offline()} is set; unset it")
-    return StateError(source.folder / pattern, what, *advice)
+    return MissingFiles(source.folder / pattern, what, *advice)
 
 
 def fetch(source: ModelSource, pattern: str) -> list[str]:

@@ -180,6 +180,19 @@ def load_network(
         dtype: The dtype of all floating-point weights.
     """
     network = empty_network(build)
+    weights = check_files(network, files)
+    wanted = shapes_of(network.state_dict())
+    network.load_state_dict(weights.read(wanted, dtype), strict=True, assign=True)
+    if getattr(network, "all_tied_weights_keys", {}):
+        network.tie_weights(missing_keys=set())  # type: ignore[operator]  # of transformers: those whose values are equal
+    return network.eval()
+
+
+def check_files(network: nn.Module, files: Files) -> Weights:
+    """Return a network's weights in its files, not read yet, each of tied ones present.
+
+    Raises StateError when keys or shapes of files and network differ.
+    """
     tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
     weights = Weights.of(files)
     parts = dict(weights.parts)
@@ -191,10 +204,7 @@ def load_network(
     weights = replace(weights, parts=parts)
     wanted = shapes_of(network.state_dict())
     _check_fit(wanted, weights, files, type(network).__name__)
-    network.load_state_dict(weights.read(wanted, dtype), strict=True, assign=True)
-    if tied:
-        network.tie_weights(missing_keys=set())  # type: ignore[operator]  # of transformers: those whose values are equal
-    return network.eval()
+    return weights
 
 
 def _check_fit(

@@ -25,6 +25,7 @@ from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import Found, ModelConfig
 from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
+from dstrain.models.networks import check_files, empty_component
 from dstrain.pipeline.sampling import (
     SamplerOptions,
     find_for_inference,
@@ -93,6 +94,7 @@ class Pipeline:
         device: torch.device,
         dtype: torch.dtype,
         full_precision: Collection[str] = (),
+        empty: bool = False,
     ) -> "Pipeline":
         """Load what was found, frozen and in eval mode, with preset LoRAs merged.
 
@@ -103,6 +105,9 @@ class Pipeline:
             device: The device to put modules on.
             dtype: The dtype of weights.
             full_precision: Names of components that are loaded in fp32 instead.
+            empty: Read no weights: networks are built without memory, also of
+                components whose configuration alone was found, and files are compared
+                with them.
         """
         known = components_of(family)
         configs = {
@@ -110,17 +115,29 @@ class Pipeline:
             for name, content in found.configs.items()
         }
         components = {}
-        for name, files in found.files.items():
-            own_dtype = torch.float32 if name in full_precision else dtype
-            module = known[name].network.load(files, configs.get(name), own_dtype)
+        for name in dict.fromkeys((*found.files, *(found.configs if empty else ()))):
+            files = found.files.get(name)
+            component = known[name]
+            if empty and not component.is_folder:
+                module: Any = empty_component(component, found.configs[name])
+                if module is None:
+                    continue
+                if files is not None:
+                    check_files(module, files)
+                device = torch.device("meta")
+            else:
+                own_dtype = torch.float32 if name in full_precision else dtype
+                network = component.network
+                module = network.load(found.files[name], configs.get(name), own_dtype)
             if isinstance(module, nn.Module):
                 module = module.requires_grad_(False).eval().to(device)
-                if files.preset is not None:
+                if files is not None and files.preset is not None:
                     shapes = {name: base_shapes(module)}
                     unused = spec.unused_parameters
                     for lora in read_lora(files.preset, family, shapes, name, unused):
                         merge_layers(module, lora.layers)
-                    logger.info(f"preset {files.preset} merged into {name}")
+                    if not empty:
+                        logger.info(f"preset {files.preset} merged into {name}")
             components[name] = module
         return cls(
             spec=spec,

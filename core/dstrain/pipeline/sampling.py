@@ -23,6 +23,7 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import NEGATIVE, POSITIVE, Task
 from dstrain.graph.unit import FunctionSpec
 from dstrain.models.component_files import Found, ModelConfig, find
+from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.family import ModelFamily
 
 NOISE_DEVICE = "cpu"
@@ -78,7 +79,9 @@ def find_for_inference(
     plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
     components = plan.components[""]
     configs = plan.configs[""]
-    return find(family, models, components, configs, spec.components)
+    found = find(family, models, components, configs, spec.components)
+    check_denoiser(family, spec, found)
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,17 @@ from typing import Any
 
 from dstrain.config.options import ModelChoice
 from dstrain.data.cells import read_literal
-from dstrain.errors import DstrainError, UsageError
+from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.graph.spec import PipelineSpec
-from dstrain.models.component_files import ModelConfig, component_at, denoiser_config
+from dstrain.models.component_files import (
+    Found,
+    ModelConfig,
+    component_at,
+    denoiser_config,
+)
 from dstrain.models.components import components_of
+from dstrain.models.formats import Config
 from dstrain.registry.discovery import variant_of
 from dstrain.registry.family import ModelFamily
 
@@ -163,15 +169,84 @@ def _by_id(family: ModelFamily, models: Iterable[ModelConfig]) -> list[str]:
 
 def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection[str]:
     """Return the variants that fit the denoiser's configuration."""
-    if not family.variants_for:
-        return ()
     try:
         config = denoiser_config(family, models)
     except DstrainError:
         # Missing and unfit files are reported later, with what needs them.
         return ()
-    fitting: Collection[str] = family.load("variants_for")(config)
-    return fitting
+    return fitting_variants(family, config)
+
+
+def fitting_variants(family: ModelFamily, config: Config) -> list[str]:
+    """Return the variants whose denoiser has this configuration, if they say."""
+    found = []
+    for variant in family.variants:
+        wanted = family.spec(variant).denoiser_config
+        if wanted and not _differing(wanted, config):
+            found.append(variant)
+    return found
+
+
+def _differing(wanted: Config, config: Config) -> list[str]:
+    """Return the entries that a configuration does not have as wanted."""
+    found = []
+    for name, value in wanted.items():
+        have = config.get(name)
+        if isinstance(value, bool):
+            have = have is not None and have is not False
+        elif name not in config:
+            continue  # left to the network's default
+        if have != value:
+            found.append(name)
+    return found
+
+
+def check_denoiser(family: ModelFamily, spec: PipelineSpec, found: Found) -> None:
+    """Refuse a denoiser that is another model than the variant is for, by its
+    configuration: before its weights are read, and where units read the configuration
+    alone.
+
+    Raises StateError that says what the denoiser is.
+    """
+    # A flag may say what the configuration does not.
+    flags = {option.field for option in family.options}
+    experts = spec.experts.components if spec.experts else (family.default_trainable,)
+    wanted = spec.denoiser_config
+    for name in experts:
+        config = found.configs.get(name)
+        if config is None:
+            continue
+        differing = [one for one in _differing(wanted, config) if one not in flags]
+        others = [
+            model
+            for model, entries in family.other_models.items()
+            if entries.keys() <= config.keys() and not _differing(entries, config)
+        ]
+        if not differing and not others:
+            continue
+        what = ""
+        if differing:
+            entry = differing[0]
+            has = _has(entry, config.get(entry))
+            takes = wanted[entry]
+            if isinstance(takes, bool):
+                takes = "one" if takes else "none"
+            what = f"has {has}; variant {spec.variant} takes {takes}"
+        if others:
+            kind = f"is {others[0]}, which no variant of {family.name} is for"
+            what = f"{kind}: it {what}" if what else kind
+        variants = [] if others else fitting_variants(family, config)
+        advice = [f"give --variant {' or '.join(variants)}"] if variants else []
+        files = found.files.get(name)
+        raise StateError(files.paths[0] if files else name, what, *advice)
+
+
+def _has(name: str, value: Any) -> str:
+    """Return an entry of a configuration in words."""
+    words = {"in_channels": "input channels", "out_channels": "output channels"}
+    if value is None or isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{value} {words[name]}" if name in words else f"{name} {value}"
 
 
 def _parse_constant(

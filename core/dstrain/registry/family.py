@@ -66,9 +66,9 @@ class ModelFamily:
     """Another name of a target -> patterns."""
     model_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Variant -> patterns of the model ids of its published models."""
-    variants_for: str = ""
-    """Place of function(configuration of the denoiser), which returns the variants that
-    it fits.
+    other_models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Name of a published denoiser that no variant is for -> entries of its config.json
+    that tell it, as in `PipelineSpec.denoiser_config`.
     """
     default_ids: Mapping[str, str] = field(default_factory=dict)
     """Component -> "model id:pattern" of a tokenizer that nothing else locates."""
@@ -123,7 +123,7 @@ class ModelFamily:
         """Yield what the record names and cannot be found; only the packages above a
         module are imported.
         """
-        for part in ("pipelines", "components", "toy", "variants_for"):
+        for part in ("pipelines", "components", "toy"):
             target = getattr(self, part)
             module, _, name = target.partition(":")
             try:

@@ -64,7 +64,7 @@ def prepare(
     found = setup.find(plans)
     if data.cache_info is not None:
         check_configs(data.cache_info, found)
-    module = _load_module(setup, plans, found, module_class)
+    module = load_module(setup, plans, found, module_class)
     order = Order(
         data.groups,
         config.dataset_repeat,
@@ -96,13 +96,17 @@ def prepare(
     )
 
 
-def _load_module(
+def load_module(
     setup: Setup,
     plans: Sequence[Plan],
     found: Found,
     module_class: type[TrainingModule],
+    empty: bool = False,
 ) -> TrainingModule:
-    """Load the pipeline, and put what is trained into training mode."""
+    """Load the pipeline, and put what is trained into training mode.
+
+    `empty` is as in `Pipeline.from_found`: everything is checked, and no weights are read.
+    """
     config = setup.config
     found, loras = initial_weights(setup, found)
     if config.lora_checkpoint is not None:
@@ -115,6 +119,7 @@ def _load_module(
         setup.device,
         setup.dtype,
         _full_precision(setup, plans),
+        empty,
     )
     module = module_class(
         pipeline, setup.task, setup.build_timestep_sampler(), setup.stage

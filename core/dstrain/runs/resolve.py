@@ -71,7 +71,8 @@ def resolve(config: TrainConfig) -> Setup:
         extensions=extensions,
     )
     check_saved_names(setup)
-    if not config.dry_run:
+    path = config.preset_lora_path
+    if not config.dry_run or (path is not None and path.exists()):
         check_preset(setup)
     # Built once here, so that boundaries that leave nothing are refused before anything
     # is loaded.

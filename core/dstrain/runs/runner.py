@@ -59,8 +59,9 @@ def start(
     check_launcher(config)
     setup = resolve(config)
     if config.dry_run:
-        plan = setup.plan(dataset_inputs(setup))
-        print(as_text(plan) + as_summary(setup), end="")
+        with toy_models(setup) as ready:
+            summary = as_summary(ready)
+        print(as_text(setup.plan(dataset_inputs(setup))) + summary, end="")
         return
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1

@@ -14,7 +14,7 @@ from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_dataset
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.images import Resolution
-from dstrain.errors import UsageError
+from dstrain.errors import MissingFiles, UsageError
 from dstrain.graph.inputs import Column, InferenceOnly
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
 from dstrain.graph.plan import Plan, make_plan
@@ -24,6 +24,7 @@ from dstrain.lora.layers import Trainables
 from dstrain.lora.reader import check_lora_file, groups_in
 from dstrain.models.component_files import Found, ModelConfig, find
 from dstrain.models.device import DTYPES, precision
+from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
 from dstrain.storage.hashing import sha256
@@ -73,17 +74,19 @@ class Setup:
         Raises UsageError for blank cells that the run needs. With --on_bad_sample skip,
         every file that the run reads was decoded, and bad rows are skipped.
         """
-        components = self.trainables.components
-
-        def check_inputs(inputs: frozenset[str], columns: tuple[str, ...]) -> Plan:
-            return make_plan(self.spec, inputs, self.task, components, columns)
-
-        found = open_dataset(self.data_config, self.spec.inputs, check_inputs)
+        found = open_dataset(self.data_config, self.spec.inputs, self.check_inputs)
         if self.config.on_bad_sample == "error":
             return found
         return skip_undecodable(
             found, lambda inputs: self.plan(inputs).used_inputs, self.list_folder
         )
+
+    def check_inputs(self, inputs: frozenset[str], columns: tuple[str, ...]) -> Plan:
+        """Plan a row with these inputs; raises UsageError for one that the run cannot do
+        with.
+        """
+        components = self.trainables.components
+        return make_plan(self.spec, inputs, self.task, components, columns)
 
     @cached_property
     def plan(self) -> Callable[[frozenset[str]], Plan]:
@@ -119,18 +122,22 @@ class Setup:
             raise UsageError("--preset_lora_model", what)
         return Preset(path, fitting[0])
 
-    def find(self, plans: Iterable[Plan]) -> Found:
+    def find(
+        self, plans: Iterable[Plan], absent: list[MissingFiles] | None = None
+    ) -> Found:
         """Find the files and configurations that the run's stage loads for these plans,
         a preset LoRA beside those of its component.
+
+        Missing files are added to `absent`; they are an error where that is None.
         """
         components: dict[str, None] = {}
         configs: dict[str, None] = {}
         for plan in plans:
             components |= dict.fromkeys(plan.components[self.stage])
             configs |= dict.fromkeys(plan.configs[self.stage])
-        found = find(
-            self.family, self.models, components, configs, self.spec.components
-        )
+        among = self.spec.components
+        found = find(self.family, self.models, components, configs, among, absent)
+        check_denoiser(self.family, self.spec, found)
         if self.preset is None or self.preset.component not in found.files:
             return found
         merged = replace(found.files[self.preset.component], preset=self.preset.path)

@@ -68,6 +68,11 @@ MODEL = ModelFamily(
         "dev": ("*/FLUX.1-dev", "*/FLUX.1-Krea-dev", "*/FLUX.1-schnell"),
         "kontext": ("*/FLUX.1-Kontext-dev",),
     },
+    other_models={
+        "FLUX.1-Fill-dev": {"in_channels": 384},
+        "FLUX.1-Canny-dev or FLUX.1-Depth-dev": {"in_channels": 128},
+        "Flex.2-preview": {"in_channels": 196},
+    },
     default_ids={
         "tokenizer_1": "black-forest-labs/FLUX.1-dev:tokenizer/",
         "tokenizer_2": "black-forest-labs/FLUX.1-dev:tokenizer_2/",

@@ -52,6 +52,7 @@ DEV = PipelineSpec(
         "embedded_guidance": InferenceOnly("number"),
     },
     schedule=SCHEDULE,
+    denoiser_config={"in_channels": 64},
     latent_shape=model_fn.latent_shape,
     apply_guidance=apply_guidance,
     cfg_inputs={"prompt": "negative_prompt"},

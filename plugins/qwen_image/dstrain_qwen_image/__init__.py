@@ -31,7 +31,7 @@ MODEL = ModelFamily(
         "edit-2509": ("Qwen/Qwen-Image-Edit-2509",),
         "edit-2511": ("Qwen/Qwen-Image-Edit-2511",),
     },
-    variants_for="dstrain_qwen_image.pipeline:variants_for",
+    other_models={"Qwen-Image-Layered": {"use_layer3d_rope": True}},
     default_trainable="dit",
     lora_targets={
         "dit": DIT_LORA_TARGETS,

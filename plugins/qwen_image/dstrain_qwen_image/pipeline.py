@@ -1,8 +1,6 @@
 """Qwen-Image's variants: which units each has, and where its inputs come from."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from dstrain.plugin import (
     Column,
@@ -53,6 +51,11 @@ BASE = PipelineSpec(
         "width": Measured("input_image", "width"),
     },
     schedule=SCHEDULE,
+    denoiser_config={
+        "in_channels": 64,
+        "zero_cond_t": False,
+        "use_layer3d_rope": False,
+    },
     latent_shape=model_fn.latent_shape,
     apply_guidance=model_fn.apply_guidance,
     cfg_inputs={"prompt": "negative_prompt"},
@@ -104,14 +107,13 @@ EDIT_SEVERAL = replace(
     },
 )
 
+EDIT_2511 = replace(
+    EDIT_SEVERAL, denoiser_config={**BASE.denoiser_config, "zero_cond_t": True}
+)
+
 PIPELINES = {
     "base": BASE,
     "edit": EDIT,
     "edit-2509": EDIT_SEVERAL,
-    "edit-2511": EDIT_SEVERAL,
+    "edit-2511": EDIT_2511,
 }
-
-
-def variants_for(dit: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the variants that a denoiser with this config.json can be."""
-    return ("edit-2511",) if dit.get("zero_cond_t") else ("base", "edit", "edit-2509")

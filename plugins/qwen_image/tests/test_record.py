@@ -34,4 +34,3 @@ def test_the_entry_point_is_the_record_and_every_part_of_it_loads() -> None:
         family.default_trainable,
     } <= names
     assert callable(family.load("toy"))
-    assert callable(family.load("variants_for"))

@@ -12,13 +12,19 @@ MODEL = ModelFamily(
     components="dstrain_wan.components:COMPONENTS",
     toy="dstrain_wan.toy:write",
     variants=("t2v", "i2v", "t2v-a14b", "i2v-a14b", "ti2v-5b"),
-    variants_for="dstrain_wan.pipeline:variants_for",
     model_ids={
         "t2v": ("Wan-AI/Wan2.1-T2V-*",),
         "i2v": ("Wan-AI/Wan2.1-I2V-*",),
         "t2v-a14b": ("Wan-AI/Wan2.2-T2V-A14B*",),
         "i2v-a14b": ("Wan-AI/Wan2.2-I2V-A14B*",),
         "ti2v-5b": ("Wan-AI/Wan2.2-TI2V-5B*",),
+    },
+    other_models={
+        "LongCat-Video": {"num_attention_heads": 32, "num_layers": 48},
+        "Wan2.1-FLF2V": {"in_channels": 36, "pos_embed_seq_len": True},
+        "Wan2.1-Fun-Control-Camera": {"in_channels": 32},
+        "Wan2.1-Fun-Control": {"in_channels": 48, "out_channels": 16},
+        "Wan2.2-Fun-A14B-Control": {"in_channels": 52},
     },
     default_trainable="dit",
     lora_targets={

@@ -68,6 +68,7 @@ TEXT_TO_VIDEO = PipelineSpec(
         "fps": Constant(16.0, check=at_least(1)),
     },
     schedule=SCHEDULE,
+    denoiser_config={"in_channels": 16, "out_channels": 16, "image_dim": False},
     latent_shape=model_fn.latent_shape,
     apply_guidance=apply_guidance,
     cfg_inputs={"prompt": "negative_prompt"},
@@ -87,6 +88,12 @@ IMAGE_TO_VIDEO = replace(
     units=(*TEXT_TO_VIDEO.units, units.encode_clip, units.encode_first),
     model_fn=model_fn.predict_from_first_frame_and_clip,
     inputs={**TEXT_TO_VIDEO.inputs, "input_image": first_frame()},
+    denoiser_config={
+        "in_channels": 36,
+        "out_channels": 16,
+        "image_dim": True,
+        "pos_embed_seq_len": False,
+    },
     # The last hidden states but one are read.
     unused_parameters={
         "image_encoder": ("encoder.layers.{last}.*", "post_layernorm.*")
@@ -108,6 +115,7 @@ IMAGE_TO_VIDEO_A14B = replace(
     units=(*TEXT_TO_VIDEO.units, units.encode_first),
     model_fn=model_fn.predict_from_first_frame,
     inputs=IMAGE_TO_VIDEO.inputs,
+    denoiser_config={**TEXT_TO_VIDEO.denoiser_config, "in_channels": 36},
     experts=experts(900.0),
     defaults={**TEXT_TO_VIDEO_A14B.defaults, "guidance_scale": 3.5},
 )
@@ -115,6 +123,7 @@ TEXT_AND_IMAGE_TO_VIDEO = replace(
     TEXT_TO_VIDEO,
     units=(*TEXT_TO_VIDEO.units, units.encode_first_frame),
     constrain_latents=model_fn.keep_first_frame,
+    denoiser_config={"in_channels": 48, "out_channels": 48, "image_dim": False},
     inputs={
         **TEXT_TO_VIDEO.inputs,
         "input_video": Column("video", "video", **video(32, 24.0)),
@@ -138,15 +147,3 @@ PIPELINES = {
     "i2v-a14b": IMAGE_TO_VIDEO_A14B,
     "ti2v-5b": TEXT_AND_IMAGE_TO_VIDEO,
 }
-
-
-def variants_for(configuration: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the variants that a transformer of this configuration can be, told by its
-    channels and its image embedding.
-    """
-    channels = configuration.get("in_channels", 16)
-    if channels == 16:
-        return ("t2v", "t2v-a14b")
-    if channels == 36:
-        return ("i2v",) if configuration.get("image_dim") else ("i2v-a14b",)
-    return ("ti2v-5b",) if channels == 48 else ()

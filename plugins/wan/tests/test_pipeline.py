@@ -20,13 +20,14 @@ from dstrain.graph.noise_schedule import TimestepSampler
 from dstrain.graph.plan import make_plan
 from dstrain.graph.values import Frames
 from dstrain.pipeline.pipeline import Pipeline
+from dstrain.pipeline.variant_choice import fitting_variants
 from dstrain.randomness import Rng, SampleKey
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 from dstrain.training.losses import SFT
 from dstrain_wan import MODEL
 from dstrain_wan.components import COMPONENTS
-from dstrain_wan.pipeline import PIPELINES, SCHEDULE, variants_for
+from dstrain_wan.pipeline import PIPELINES, SCHEDULE
 
 ROW = frozenset({"prompt", "input_video", "height", "width", "num_frames"})
 
@@ -128,7 +129,7 @@ def test_videos_are_cut_to_what_the_vae_can_encode(variant: str) -> None:
 
 def test_a_configuration_tells_the_variants_it_can_be() -> None:
     meant = {
-        model_id: variants_for(content)
+        model_id: fitting_variants(MODEL, content)
         for model_id, content in COMPONENTS[0].published.items()
     }
     for model_id, variants in meant.items():
@@ -139,8 +140,8 @@ def test_a_configuration_tells_the_variants_it_can_be() -> None:
         ]
         assert len(named) == 1
         assert named[0] in variants
-    assert variants_for({"in_channels": 16}) == ("t2v", "t2v-a14b")
-    assert variants_for({"in_channels": 33}) == ()
+    assert fitting_variants(MODEL, {"in_channels": 16}) == ["t2v", "t2v-a14b"]
+    assert fitting_variants(MODEL, {"in_channels": 33}) == []
 
 
 def test_the_record_names_the_variants_that_are_wired() -> None:

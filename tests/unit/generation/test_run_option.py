@@ -181,7 +181,8 @@ def two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     (dit,) = (component for component in family.COMPONENTS if component.name == "dit")
     expert = replace(dit, name="dit2", folder="transformer_2")
     monkeypatch.setattr(family, "COMPONENTS", (dit, expert, *family.COMPONENTS[1:]))
-    monkeypatch.setattr(family, "PIPELINES", {"base": spec, "other": spec})
+    other = replace(spec, denoiser_config={"depth": 1})
+    monkeypatch.setattr(family, "PIPELINES", {"base": spec, "other": other})
 
 
 def denoiser(model: Path, place: Path) -> list[str]:

@@ -168,7 +168,9 @@ def test_a_lora_of_another_family_is_named_as_one(model: Path, tmp_path: Path) -
         opened(model).load_lora(tmp_path / "other.safetensors", 1.0)
 
 
-def test_a_pipeline_is_opened_in_the_dtype_asked_for(model: Path) -> None:
+def test_a_pipeline_is_opened_in_the_dtype_and_as_the_variant_asked_for(
+    model: Path, tmp_path: Path
+) -> None:
     pipeline = Pipeline.from_pretrained(
         "tiny", configs(model), torch_dtype=torch.bfloat16
     )
@@ -176,10 +178,11 @@ def test_a_pipeline_is_opened_in_the_dtype_asked_for(model: Path) -> None:
         parameter.dtype for parameter in pipeline.components["dit"].parameters()
     } == {torch.bfloat16}
     assert pipeline.dtype == torch.bfloat16
-    assert (
-        Pipeline.from_pretrained("tiny", configs(model), "other").spec.variant
-        == "other"
-    )
+    write(tmp_path / "other", "other")
+    other = Pipeline.from_pretrained("tiny", configs(tmp_path / "other"), "other")
+    assert other.spec.variant == "other"
+    with pytest.raises(StateError, match="has depth 2; variant other takes 1"):
+        Pipeline.from_pretrained("tiny", configs(model), "other")
     with pytest.raises(
         UsageError, match=r"tiny has no variant 'othr'.*did you mean 'other'"
     ):

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 from dstrain.config.options import TrainConfig
-from dstrain.errors import UsageError
+from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column, Constant, at_least
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.lora.layers import Trainables
-from dstrain.models.component_files import ModelConfig
+from dstrain.models.component_files import Found, ModelConfig
 from dstrain.models.components import Component
 from dstrain.pipeline.variant_choice import (
+    check_denoiser,
     choose_variant,
     score_columns,
     score_inputs,
@@ -30,9 +31,14 @@ from dstrain.runs.resolve import resolve, resolve_experts
 from dstrain.runs.runner import run
 from dstrain.training.losses import SFT
 
-from tests.support.family import MODEL, build, weights_of
+from tests.support.family import MODEL, PIPELINES, build, weights_of
 from tests.support.runs import project
 
+SILENT = replace(MODEL, pipelines=f"{__name__}:SILENT_PIPELINES")
+"""A family whose variants say nothing of their denoisers."""
+SILENT_PIPELINES = MappingProxyType(
+    {name: replace(spec, denoiser_config={}) for name, spec in PIPELINES.items()}
+)
 COLUMNS = MappingProxyType(
     {"base": ("image", "prompt"), "other": ("image", "prompt", "mood")}
 )
@@ -98,6 +104,69 @@ def test_a_variant_that_lacks_what_its_denoiser_needs_does_not_fit() -> None:
     assert score_inputs(("prompt", "mood"))(build("other")) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    ("config", "variant", "said"),
+    [
+        ({"depth": 2, "width": 8}, "base", ""),
+        ({"width": 8}, "base", ""),  # the network's default
+        (
+            {"depth": 1},
+            "base",
+            "has depth 1; variant base takes 2; give --variant other",
+        ),
+        ({"depth": 7}, "other", "has depth 7; variant other takes 1"),
+        (
+            {"depth": 9},
+            "base",
+            "is Giant, which no variant of tiny is for: it has depth 9; variant base takes 2",
+        ),
+        ({"depth": 2, "width": 9}, "base", "is Wide, which no variant of tiny is for"),
+    ],
+)
+def test_a_denoiser_of_another_model_is_named(
+    config: dict[str, Any], variant: str, said: str
+) -> None:
+    known = {"Giant": {"depth": 9}, "Wide": {"width": 9}, "Flat": {"flat": True}}
+    model = replace(MODEL, other_models=known)
+    found = Found({}, {"dit": config})
+    if not said:
+        check_denoiser(model, build(variant), found)
+        return
+    with pytest.raises(StateError) as caught:
+        check_denoiser(model, build(variant), found)
+    error = caught.value
+    assert (error.where, "; ".join([error.what, *error.help_lines])) == ("dit", said)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "config", "said"),
+    [
+        ({"image": False}, {"image": 1280}, "has image 1280; variant base takes none"),
+        ({"image": False}, {"image": True}, "has image; variant base takes none"),
+        ({"image": True}, {"image": None}, "has no image; variant base takes one"),
+        ({"image": True}, {}, "has no image; variant base takes one"),
+        (
+            {"in_channels": 64},
+            {"in_channels": 384},
+            "has 384 input channels; variant base takes 64",
+        ),
+    ],
+)
+def test_an_entry_is_present_absent_or_equal(
+    wanted: dict[str, Any], config: dict[str, Any], said: str
+) -> None:
+    spec = replace(build("base"), denoiser_config=wanted)
+    with pytest.raises(StateError) as caught:
+        check_denoiser(MODEL, spec, Found({}, {"dit": config}))
+    assert caught.value.what == said
+
+
+def test_what_a_flag_can_say_is_not_refused() -> None:
+    spec = replace(build("base"), denoiser_config={"zero": True})
+    model = replace(MODEL, options=(Option("zero", "Zero.", "dit", "zero"),))
+    check_denoiser(model, spec, Found({}, {"dit": {}}))
+
+
 def test_the_denoisers_configuration_decides_where_nothing_else_does(
     here: Path, tmp_path: Path
 ) -> None:
@@ -125,9 +194,8 @@ def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
     """One of an original repository has no folder: it may be the denoiser's, or a VAE
     that several variants share.
     """
-    family = replace(
+    by_id = replace(
         MODEL,
-        variants_for="",
         model_ids={"base": ("Tiny/Base",), "other": ("Tiny/Other",)},
     )
     shared = ModelConfig(None, "Tiny/Base", "vae.pth")
@@ -135,14 +203,12 @@ def test_files_in_a_folder_of_the_denoiser_count_before_those_in_none() -> None:
         files = [shared, ModelConfig(None, "Tiny/Other", own)]
         for models in (files, files[::-1]):
             if own.startswith("transformer"):
-                assert choose_variant(family, None, models) == "other"
+                assert choose_variant(by_id, None, models) == "other"
                 continue
             with pytest.raises(UsageError, match="--variant: could be base, other"):
-                choose_variant(family, None, models)
+                choose_variant(by_id, None, models)
             assert (
-                choose_variant(
-                    family, None, models, score_columns(COLUMNS["other"], ())
-                )
+                choose_variant(by_id, None, models, score_columns(COLUMNS["other"], ()))
                 == "other"
             )
 
@@ -187,21 +253,19 @@ def test_flags_for_videos_are_refused_where_there_are_none(
 
 
 def test_an_encoders_id_decides_only_between_what_everything_else_leaves() -> None:
-    silent = replace(MODEL, variants_for="")
     encoder = (ModelConfig(None, "Tiny/Other-1", "vae/*.safetensors"),)
-    assert choose_variant(silent, None, encoder) == "other"
+    assert choose_variant(SILENT, None, encoder) == "other"
     assert (
-        choose_variant(silent, None, encoder, score_columns(COLUMNS["base"], ()))
+        choose_variant(SILENT, None, encoder, score_columns(COLUMNS["base"], ()))
         == "base"
     )
 
 
 def test_several_that_are_left_are_named_unless_either_will_do(here: Path) -> None:
-    silent = replace(MODEL, variants_for="")
     shards = (ModelConfig(path=weights_of(here / "model")["dit"]),)
     with pytest.raises(UsageError, match="--variant: could be base, other; choose one"):
-        choose_variant(silent, None, shards)
-    assert choose_variant(silent, None, shards, take_first=True) == "base"
+        choose_variant(SILENT, None, shards)
+    assert choose_variant(SILENT, None, shards, take_first=True) == "base"
 
 
 @pytest.mark.usefixtures("tiny")

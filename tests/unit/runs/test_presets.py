@@ -239,7 +239,8 @@ def test_a_preset_of_what_no_stage_loads_is_refused_unless_a_preview_does(
             "denoiser", {"dit": (500.0, 1000.0), "dit2": (0.0, 500.0)}
         ),
     )
-    monkeypatch.setattr(family, "PIPELINES", {"base": spec, "other": spec})
+    other = replace(spec, denoiser_config={"depth": 1})
+    monkeypatch.setattr(family, "PIPELINES", {"base": spec, "other": other})
     with pytest.raises(
         UsageError,
         match=r"--preset_lora_path: has no effect: .* is for dit, .*\n  it loads .*dit2",

@@ -1,48 +1,58 @@
-"""Describe what a run would do and what it would refuse, for `--dry_run`."""
+"""Describe what a run would do, and check what it would check, for `--dry_run`."""
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.fields import split_commas
 from dstrain.config.options import options_affecting
 from dstrain.console import redacted
+from dstrain.data.dataset import Dataset, check_rows, without_absent
 from dstrain.data.metadata import read_metadata
-from dstrain.errors import StateError
-from dstrain.runs.build import total_steps
+from dstrain.errors import MissingFiles
+from dstrain.graph.plan import Plan
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.runs.build import load_module, total_steps
 from dstrain.runs.checkpoints.directory import refuse_unlisted
 from dstrain.runs.checkpoints.resume import check_start
+from dstrain.runs.feature_plan import check_configs, open_plan
+from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.setup import Setup, metadata_path
+from dstrain.training.module import TrainingModule
 
 
 def as_summary(setup: Setup) -> str:
-    """Describe the run on a page of text; needs the metadata, but no images or model
-    files.
+    """Describe the run on a page of text, with the files that are not on this machine.
 
-    Raises UsageError for rows of the metadata that a run would refuse, and for a preset
-    LoRA that does not fit.
+    Checks what the run checks before it computes anything, in the same order, and
+    raises what the run raises; only files that are absent are no error. Reads no
+    weights, decodes no image and asks no hub.
     """
+    absent: list[str] = []
+    setup = _without_absent_weights(setup, absent)
+    _check_output(setup, absent)
+    dataset = _dataset(setup, absent)
+    plans = _plans(setup, dataset, absent)
+    _check_models(setup, plans, absent)
     lines = ["", "this run", *_length(setup)]
-    refused = list(_refused(setup))
-    if refused:
-        lines += ["", "not ready on this machine", *refused]
+    if absent:
+        lines += ["", "to fetch", *(f"    {line}" for line in dict.fromkeys(absent))]
     return redacted("\n".join(lines) + "\n")
 
 
 def _length(setup: Setup) -> Iterator[str]:
-    """Yield rows and steps; files are not opened, so that their sizes are not known."""
+    """Yield rows and steps; rows with videos may give several samples."""
     config = setup.config
     rows = 0
     path = metadata_path(config)
     if path is not None:
         table = read_metadata(path)
-        if config.on_bad_sample == "error":
-            table.refuse(table.faults)
         rows = len(table.rows) - len({fault.row for fault in table.faults})
-        repeat = config.dataset_repeat
-        yield f"    {rows} rows in {path} x {repeat}; their files are not opened"
+        yield f"    {rows} rows in {path} x {config.dataset_repeat}"
     if setup.stage == "data_process":
         return
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -53,27 +63,85 @@ def _length(setup: Setup) -> Iterator[str]:
         yield f"    {steps} steps, if each row is one sample and all have the same size"
 
 
-def _refused(setup: Setup) -> Iterator[str]:
-    """Yield files that flags name and are not here, and what is wrong with the output
-    folder.
-    """
+def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:
+    """Return the setup without the weights that flags name and that are not here."""
     config = setup.config
     for name in options_affecting("weights"):
-        for path in split_commas(str(getattr(config, name) or "")):
-            if not Path(path).exists():
-                yield f"    --{name}: {path} does not exist"
-    checks: list[Callable[[], object]] = [
-        model.files for model in setup.models if model.path is not None
-    ]
-    if config.preset_lora_path is not None and config.preset_lora_path.exists():
-        checks.append(lambda: setup.preset)
-    output = config.output_path
-    if output is not None and setup.stage != "data_process":
-        checks.append(partial(refuse_unlisted, output))
-        checks.append(partial(check_start, config, output))
-    for check in checks:
-        try:
-            check()
-        except StateError as error:
-            yield f"    {error.where}: {error.what}"
-            yield from (f"      {line}" for line in error.help_lines)
+        value = str(getattr(config, name) or "")
+        missing = [path for path in split_commas(value) if not Path(path).exists()]
+        absent += [f"--{name}: {path} does not exist" for path in missing]
+        if missing:
+            gone: dict[str, Any] = {name: None}
+            config = replace(config, **gone)
+    return replace(setup, config=config)
+
+
+def _check_output(setup: Setup, absent: list[str]) -> None:
+    """Refuse an output folder that the run refuses."""
+    config = setup.config
+    folder = config.output_path
+    if folder is None or setup.stage == "data_process":
+        return
+    refuse_unlisted(folder)
+    if config.resume not in (None, "auto") and not Path(str(config.resume)).exists():
+        absent.append(f"--resume: {config.resume} does not exist")
+        return
+    check_start(config, folder)
+
+
+def _dataset(setup: Setup, absent: list[str]) -> Dataset | None:
+    """Check the rows of the dataset whose files are here; None without any."""
+    path = metadata_path(setup.config)
+    if path is None:
+        return None
+    table, missing = without_absent(
+        read_metadata(path), setup.data_config, setup.spec.inputs
+    )
+    if missing:
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        absent.append(f"{path}: {missing[0]}{others}")
+        if len(table.rows) == len({fault.row for fault in table.faults}):
+            if setup.config.on_bad_sample == "error":
+                table.refuse(table.faults)
+            return None
+    return check_rows(table, setup.data_config, setup.spec.inputs, setup.check_inputs)
+
+
+def _plans(setup: Setup, dataset: Dataset | None, absent: list[str]) -> list[Plan]:
+    """Return the plans of the rows and of previews; of stage 2, from the feature cache."""
+    if setup.stage == "train":
+        if setup.config.feature_cache is None and not setup.config.dataset_base_path:
+            return [setup.plan(setup.all_inputs())]
+        folder = setup.cache_path
+        if not (folder / MARKER).exists():
+            absent.append(f"{folder} is not a feature cache yet: stage 1 fills it")
+            return [setup.plan(setup.all_inputs())]
+        _, info = open_plan(setup, FeatureCache.open(folder))
+        input_sets = {frozenset(names) for names in info.inputs}
+        plans = [setup.plan(inputs) for inputs in sorted(input_sets, key=sorted)]
+        check_configs(info, setup.find(plans, []))
+        return plans
+    if dataset is None:
+        return [setup.plan(setup.all_inputs())]
+    plans = [setup.plan(one) for one in dict.fromkeys(map(frozenset, dataset.rows))]
+    # The dataset is checked already, and by no file's content.
+    vars(setup)["dataset"] = dataset
+    previews = plan_previews(setup)
+    return [*plans, *(preview.plan for preview in previews)]
+
+
+def _check_models(setup: Setup, plans: Iterable[Plan], absent: list[str]) -> None:
+    """Compare model files with their networks, and what is trained with these."""
+    if not setup.models:
+        return
+    missing: list[MissingFiles] = []
+    plans = list(plans)
+    found = setup.find(plans, missing)
+    absent += [f"{error.where}: {error.what}" for error in missing]
+    trained = {name.partition(".")[0] for name in setup.trainables.components}
+    if setup.stage == "data_process" or not trained <= found.configs.keys():
+        Pipeline.from_found(
+            setup.family, setup.spec, found, setup.device, setup.dtype, empty=True
+        )
+        return
+    load_module(setup, plans, found, TrainingModule, empty=True)

@@ -1,5 +1,5 @@
-"""A dry run needs neither model files, nor a hub, nor images, and says what the run
-would be.
+"""A dry run needs neither model files, nor a hub, nor images: what is absent is listed,
+what is here is checked as the run checks it.
 """
 
 import socket
@@ -16,6 +16,13 @@ pytestmark = pytest.mark.usefixtures("tiny")
 IDS = "Tiny/Tiny:transformer/model*.safetensors,Tiny/Tiny:vae/*.safetensors,Tiny/Tiny:text_encoder/*.safetensors"
 
 
+TO_FETCH = {
+    "": "metadata.csv transformer vae text_encoder tokenizer",
+    ":data_process": "metadata.csv vae text_encoder tokenizer",
+    ":train": ". transformer",
+}
+
+
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with metadata, and nothing else: no images, no models, no network."""
@@ -27,12 +34,12 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "models"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "metadata.csv").write_text("image,prompt\n")
+    (tmp_path / "metadata.csv").write_text("image,prompt\n0.png,a\n")
     return tmp_path
 
 
 @pytest.mark.parametrize("stage", ["", ":data_process", ":train"])
-def test_it_needs_only_the_header_row_of_the_metadata(
+def test_it_needs_only_the_metadata(
     bare: Path, stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -48,8 +55,11 @@ def test_it_needs_only_the_header_row_of_the_metadata(
     printed = capsys.readouterr().out
     assert "stage 1  sft:data_process   loads text_encoder, vae, tokenizer" in printed
     assert "stage 2  sft:train   loads dit" in printed
-    assert ("    0 rows in metadata.csv x 1" in printed) is (stage != ":train")
-    assert "0 steps" not in printed and "not ready" not in printed
+    assert ("    1 rows in metadata.csv x 1" in printed) is (stage != ":train")
+    files = printed.partition("\nto fetch\n")[2].splitlines()
+    assert len(files) == len(TO_FETCH[stage].split())
+    for line, place in zip(files, TO_FETCH[stage].split(), strict=True):
+        assert place in line.split(" ")[4]
     assert [path.name for path in bare.iterdir()] == ["metadata.csv"]
 
 
@@ -83,7 +93,29 @@ def test_the_summary_says_rows_and_steps(
     assert [words for words in said if words not in printed] == []
 
 
-def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_reported(
+def test_files_that_are_not_here_are_listed(
+    bare: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = {
+        "model_paths": '["no.safetensors"]', "lora_checkpoint": "lora", "preset_lora_path": "preset",
+        "resume_from_checkpoint": "a,metadata.csv,b", "output_path": "out",
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    assert main(["--model", "tiny", "--variant", "base", "--dry_run", *words]) == 0
+    printed = capsys.readouterr().out.partition("\nto fetch\n")[2]
+    assert printed.splitlines()[:-1] == [
+        "    --lora_checkpoint: lora does not exist",
+        "    --preset_lora_path: preset does not exist",
+        "    --resume_from_checkpoint: a does not exist",
+        "    --resume_from_checkpoint: b does not exist",
+        "    no.safetensors: does not exist",
+    ]
+    words = ["--model", "tiny", "--dry_run", "--output_path", "new"]
+    assert main([*words, "--resume", "nowhere"]) == 0
+    assert "    --resume: nowhere does not exist\n" in capsys.readouterr().out
+
+
+def test_a_folder_that_holds_a_run_is_refused_as_by_the_run(
     bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (bare / "out/states/step-4").mkdir(parents=True)
@@ -91,42 +123,17 @@ def test_files_that_are_not_here_and_a_folder_that_holds_a_run_are_reported(
     (bare / "out/run.json").write_text(
         '{"files": [["run.json", 0], ["states/step-4/record.json", 4]]}'
     )
-    flags = {
-        "model_paths": '["no.safetensors", "metadata.csv"]', "lora_checkpoint": "lora", "preset_lora_path": "preset",
-        "resume_from_checkpoint": "a,metadata.csv,b", "output_path": "out",
-    }  # fmt: skip
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    assert main(["--model", "tiny", "--variant", "base", "--dry_run", *words]) == 0
-    printed = (
-        capsys.readouterr()
-        .out.partition("not ready on this machine\n")[2]
-        .partition("\n\n")[0]
-    )
-    assert printed.splitlines() == [
-        "    --lora_checkpoint: lora does not exist",
-        "    --preset_lora_path: preset does not exist",
-        "    --resume_from_checkpoint: a does not exist",
-        "    --resume_from_checkpoint: b does not exist",
-        "    no.safetensors: does not exist",
-        "    out: already contains a run: states/step-4",
-        "      resume it with --resume, start over with --overwrite, or give another --output_path",
-    ]
+    words = ["--model", "tiny", "--dry_run", "--output_path", "out"]
+    assert main(words) == 3
+    said = "out: already contains a run: states/step-4\n  resume it with --resume"
+    assert said in capsys.readouterr().err
     for more in (["--overwrite"], ["--resume"], ["--task", "sft:data_process"]):
-        assert (
-            main(["--model", "tiny", "--dry_run", "--output_path", "out", *more]) == 0
-        )
-        assert "not ready" not in capsys.readouterr().out
+        assert main([*words, *more]) == 0
     (bare / "out/logs").mkdir()
     (bare / "out/logs/config.json").write_text("mine")
-    assert (
-        main(["--model", "tiny", "--dry_run", "--output_path", "out", "--overwrite"])
-        == 0
-    )
+    assert main([*words, "--overwrite"]) == 3
     what = "contains logs/config.json, which no run wrote: run.json does not list it"
-    assert f"    out: {what}\n" in capsys.readouterr().out
-    words = ["--model", "tiny", "--dry_run", "--output_path", "new"]
-    assert main([*words, "--resume", "nowhere"]) == 0
-    assert "    nowhere: is not a state folder\n" in capsys.readouterr().out
+    assert f"out: {what}\n" in capsys.readouterr().err
 
 
 def test_rows_that_are_no_rows_are_refused_or_skipped(
