@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache.store import MARKER, FeatureCache
+from dstrain.cache.store import MARKER
 from dstrain.config.fields import split_commas
 from dstrain.config.options import options_affecting
 from dstrain.console import redacted
@@ -16,10 +16,10 @@ from dstrain.data.metadata import read_metadata
 from dstrain.errors import MissingFiles
 from dstrain.graph.plan import Plan
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs.build import load_module, total_steps
+from dstrain.runs.build import load_module, open_training_data, total_steps
 from dstrain.runs.checkpoints.directory import refuse_unlisted
 from dstrain.runs.checkpoints.resume import check_start
-from dstrain.runs.feature_plan import check_configs, open_plan
+from dstrain.runs.feature_plan import check_configs
 from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.setup import Setup, metadata_path
 from dstrain.training.module import TrainingModule
@@ -116,10 +116,10 @@ def _plans(setup: Setup, dataset: Dataset | None, absent: list[str]) -> list[Pla
         if not (folder / MARKER).exists():
             absent.append(f"{folder} is not a feature cache yet: stage 1 fills it")
             return [setup.plan(setup.all_inputs())]
-        _, info = open_plan(setup, FeatureCache.open(folder))
-        input_sets = {frozenset(names) for names in info.inputs}
-        plans = [setup.plan(inputs) for inputs in sorted(input_sets, key=sorted)]
-        check_configs(info, setup.find(plans, []))
+        data = open_training_data(setup)
+        plans = [setup.plan(inputs) for inputs in sorted(data.input_sets, key=sorted)]
+        if data.cache_info is not None:
+            check_configs(data.cache_info, setup.find(plans, []))
         return plans
     if dataset is None:
         return [setup.plan(setup.all_inputs())]
