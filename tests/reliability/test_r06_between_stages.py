@@ -3,15 +3,17 @@ used that a single run would not compute.
 """
 
 import importlib.util
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -24,13 +26,14 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.lora.layers import Trainables
+from dstrain.runs import feature_plan
 from dstrain.runs.precompute import data_process
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.reliability.test_r10_split_equivalence import equal, run, write_program
 from tests.support import family
-from tests.support.family import write, write_data
+from tests.support.family import weights_of, write, write_data
 from tests.support.programs import (
     INPUTS,
     NETS,
@@ -40,7 +43,7 @@ from tests.support.programs import (
     predict_body,
     unit_body,
 )
-from tests.support.runs import CAPTIONS, outcome, same, train
+from tests.support.runs import CAPTIONS, outcome, project_by_id, same, train
 from tests.support.units import declared
 
 # Every presence: rows that lack an input, and a unit that reads what is not always there.
@@ -173,6 +176,7 @@ def encode_image(
     pixels = pixels / 127.5 - 1
     return {"input_latents": brightness * vae.encoder(pixels.to(dtype)).float()}
 '''
+COLUMN = MappingProxyType({"name": "image", "kind": "image", "multiple": 8})
 modules = count()
 
 
@@ -197,7 +201,11 @@ class Project:
         return self.folder / "model/vae/model-1-of-1.safetensors"
 
     def install(
-        self, source: str = UNITS, multiple: int = 8, brightness: float = 1.0
+        self,
+        source: str = UNITS,
+        brightness: float = 1.0,
+        version: int = 1,
+        column: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Install the variant with units of this source."""
         path = self.folder / f"units_{next(modules)}" / "shading.py"
@@ -211,10 +219,10 @@ class Project:
         found.loader.exec_module(module)
         inputs = {
             **family.BASE.inputs,
-            "input_image": Column("image", "image", multiple=multiple),
+            "input_image": Column(**{**COLUMN, **column}),
             "brightness": Constant(brightness),
         }
-        units = (family.encode_prompt, module.encode_image)
+        units = (family.encode_prompt, Unit(module.encode_image, version))
         spec = replace(family.BASE, units=units, inputs=inputs)
         self.patch.setitem(family.PIPELINES, "base", spec)
 
@@ -289,7 +297,7 @@ def image_times(project: Project) -> None:
 
 
 def column(project: Project) -> None:
-    project.install(multiple=16)
+    project.install(column={"multiple": 16})
 
 
 def setting(project: Project) -> None:
@@ -387,3 +395,373 @@ def test_the_table_of_the_docs_is_that_of_the_tests() -> None:
         (fact.name, fact.unsplit, "refused" if fact.refused else "accepted")
         for fact in FACTS
     ]
+
+
+# Data sets: which plan a folder asks for.
+
+
+def both(project: Project, first: str = "data", second: str = "other") -> None:
+    """Fill the cache from two folders of other images, with one metadata file."""
+    shutil.copytree(project.data, project.folder / "other")
+    another_image(project.folder / "other/1.png")
+    metadata = project.folder / "metadata.json"
+    (project.data / "metadata.json").rename(metadata)
+    (project.folder / "other/metadata.json").unlink()
+    project.flags["dataset_metadata_path"] = metadata
+    for name in (first, second):
+        project.fill(dataset_base_path=project.folder / name)
+
+
+def names_the_first(project: Project) -> str:
+    both(project)
+    return "data"
+
+
+def names_the_second(project: Project) -> str:
+    both(project)
+    return "other"
+
+
+def fills_in_the_other_order(project: Project) -> str:
+    both(project, "other", "data")
+    return "other"
+
+
+def moves_the_first(project: Project) -> str:
+    both(project)
+    project.data.rename(project.folder / "moved")
+    return "moved"
+
+
+def moves_the_second(project: Project) -> str:
+    both(project)
+    (project.folder / "other").rename(project.folder / "moved")
+    return "moved"
+
+
+def moves_the_second_to_the_first(project: Project) -> str:
+    both(project)
+    project.data.rename(project.folder / "moved")
+    (project.folder / "other").rename(project.data)
+    return "data"
+
+
+def touches_a_copy(project: Project) -> str:
+    both(project)
+    shutil.copytree(project.data, project.folder / "copy", copy_function=shutil.copy)
+    return "copy"
+
+
+def has_a_third_folder_of_some_images(project: Project) -> str:
+    both(project)
+    (project.folder / "part").mkdir()
+    shutil.copy(project.folder / "other/1.png", project.folder / "part/1.png")
+    return "part"
+
+
+def has_more_rows_than_are_looked_at(project: Project) -> str:
+    both(project)
+    project.patch.setattr(feature_plan, "MOST_ROWS", 2)
+    return "other"
+
+
+SAME_METADATA: tuple[tuple[Callable[[Project], str], str], ...] = (
+    (names_the_first, "data"),
+    (names_the_second, "other"),
+    (fills_in_the_other_order, "other"),
+    (moves_the_first, "moved"),
+    (moves_the_second, "moved"),
+    (moves_the_second_to_the_first, "data"),
+    (touches_a_copy, "copy"),
+    (has_a_third_folder_of_some_images, "other"),
+    (has_more_rows_than_are_looked_at, "other"),
+)
+"""A place of two data sets with equal metadata, and the folder that a single run reads to
+the same result.
+"""
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize("case", SAME_METADATA, ids=lambda case: case[0].__name__)
+def test_of_two_datasets_with_equal_metadata_the_named_one_is_used(
+    case: tuple[Callable[[Project], str], str], made: Project
+) -> None:
+    arrange, same_as = case
+    named = arrange(made)
+    stored = made.stage_2(dataset_base_path=made.folder / named)
+    assert same(stored, made.unsplit(dataset_base_path=made.folder / same_as))
+
+
+def third_dataset(project: Project) -> tuple[dict[str, Any], str]:
+    both(project)
+    shutil.copytree(project.data, project.folder / "third")
+    another_image(project.folder / "third/0.png")
+    return {"dataset_base_path": project.folder / "third"}, "third/0.png: is not what"
+
+
+def neither(project: Project) -> tuple[dict[str, Any], str]:
+    both(project)
+    return {"dataset_base_path": None}, "contains this plan for 2 datasets"
+
+
+def cache_as_the_base_path(project: Project) -> tuple[dict[str, Any], str]:
+    both(project)
+    flags = {"dataset_base_path": project.folder / "cache", "feature_cache": None}
+    return flags, "contains this plan for 2 datasets"
+
+
+def unknown_folder_of_too_many_rows(project: Project) -> tuple[dict[str, Any], str]:
+    both(project)
+    project.patch.setattr(feature_plan, "MOST_ROWS", 2)
+    (project.folder / "unknown").mkdir()
+    flags = {"dataset_base_path": project.folder / "unknown"}
+    return flags, "contains this plan for 2 datasets"
+
+
+def other_root(project: Project) -> tuple[dict[str, Any], str]:
+    for name in ("first", "second"):
+        (project.folder / name).mkdir()
+        for path in project.data.glob("*.png"):
+            shutil.copy(path, project.folder / name)
+    another_image(project.folder / "second/2.png")
+    for path in project.data.glob("*.png"):
+        path.unlink()
+    project.fill(dataset_root=(project.folder / "first",))
+    assert project.stage_2(dataset_root=(project.folder / "first",))
+    flags = {"dataset_root": (project.folder / "second",)}
+    return flags, "second/2.png: is not what"
+
+
+REFUSED_DATASETS = (
+    third_dataset,
+    neither,
+    cache_as_the_base_path,
+    unknown_folder_of_too_many_rows,
+    other_root,
+)
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize("arrange", REFUSED_DATASETS)
+def test_a_dataset_that_is_in_no_plan_or_in_two_is_refused(
+    arrange: Callable[[Project], tuple[dict[str, Any], str]], made: Project
+) -> None:
+    flags, words = arrange(made)
+    assert words in made.refusal(**flags)
+
+
+def test_more_rows_than_are_looked_at_are_said(
+    made: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.patch.setattr(feature_plan, "MOST_ROWS", 2)
+    another_image(made.data / "1.png")
+    made.stage_2()
+    (line,) = [
+        one for one in capsys.readouterr().err.splitlines() if "not compared" in one
+    ]
+    assert (
+        "files of more than 2 rows are not compared with those that stage 1 read"
+        in line
+    )
+
+
+# Files: what is there is compared, what is gone is passed over.
+
+
+def rewrite(path: Path) -> None:
+    """Change one byte of a file, and keep its size and time."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replaced(path: Path) -> None:
+    """Put another file of equal size in the place of a file."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+    os.utime(path, (1, 1))
+
+
+def longer(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b" ")
+
+
+def touched(path: Path) -> None:
+    os.utime(path, (1, 1))
+
+
+def copied(path: Path) -> None:
+    path.rename(path.with_suffix(".old"))
+    shutil.copy(path.with_suffix(".old"), path)
+    path.with_suffix(".old").unlink()
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+FILES = (
+    "data/0.png",
+    "model/vae/model-1-of-1.safetensors",
+    "model/text_encoder/model-1-of-1.safetensors",
+    "model/tokenizer/vocabulary.json",
+)
+CHANGES = (
+    (rewrite, True),
+    (replaced, True),
+    (longer, True),
+    (touched, False),
+    (copied, False),
+    (gone, False),
+)
+"""What is done to a file, and whether stage 2 refuses it."""
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize("names_encoders", [True, False], ids=("named", "recorded"))
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("case", CHANGES, ids=lambda case: case[0].__name__)
+def test_a_file_that_is_there_is_compared(
+    case: tuple[Callable[[Path], None], bool],
+    file: str,
+    names_encoders: bool,
+    made: Project,
+) -> None:
+    want = made.stage_2()
+    change, refuses = case
+    weights = weights_of(made.folder / "model")
+    named = list(weights.values()) if names_encoders else [weights["dit"]]
+    flags = {"model_paths": json.dumps(named)}
+    change(made.folder / file)
+    if refuses:
+        words = made.refusal(**flags)
+        assert f"{made.folder / file}: is not what the feature cache" in words
+        assert "run --task sft:data_process again" in words
+    else:
+        assert same(made.stage_2(**flags), want)
+
+
+# The plan: what no file tells.
+
+
+def unit_that_reads_more(project: Project) -> None:
+    project.install(
+        UNITS.replace("brightness: float,", "brightness: float, prompt: str = '',")
+    )
+
+
+def unit_of_another_version(project: Project) -> None:
+    project.install(version=7)
+
+
+def mode_of_a_column(project: Project) -> None:
+    project.install(column={"mode": "L"})
+
+
+def frame_rate_of_a_column(project: Project) -> None:
+    project.install(column={"fps": 15.0})
+
+
+def frame_multiple_of_a_column(project: Project) -> None:
+    project.install(column={"frame_multiple": 4})
+
+
+def frame_of_a_column(project: Project) -> None:
+    project.install(column={"frame": "first"})
+
+
+def another_column(project: Project) -> None:
+    project.install(column={"name": "picture"})
+
+
+def samples_of_one_batch(project: Project) -> None:
+    project.install(column={"same_in_batch": True})
+
+
+def configuration_of_an_encoder(project: Project) -> None:
+    path = project.folder / "model/vae/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eps": 0.5}))
+
+
+def another_set_of_files(project: Project) -> None:
+    """A second encoder in two files, where the first had one."""
+    shutil.copytree(project.folder / "model", project.folder / "second")
+    path = project.folder / "second/vae/model-1-of-1.safetensors"
+    weights = load_file(path)
+    path.unlink()
+    for i, part in enumerate((list(weights)[:2], list(weights)[2:]), 1):
+        save_file(
+            {name: weights[name] for name in part},
+            path.with_name(f"model-{i}-of-2.safetensors"),
+        )
+    project.flags["model_paths"] = json.dumps(
+        list(weights_of(project.folder / "second").values())
+    )
+
+
+PLANS = (
+    (unit_that_reads_more, "unit encode_image reads: cache {'brightness': 'brightness', 'input_image'"),
+    (unit_of_another_version, "unit encode_image version: cache"),
+    (mode_of_a_column, "input input_image mode: cache RGB, this run L"),
+    (frame_rate_of_a_column, "input input_image fps: cache 0.0, this run 15.0"),
+    (frame_multiple_of_a_column, "input input_image frame_multiple: cache 0, this run 4"),
+    (frame_of_a_column, "input input_image frame: cache , this run first"),
+    (another_column, "input input_image name: cache image, this run picture"),
+    (samples_of_one_batch, "input input_image same_in_batch: cache False, this run True"),
+    (configuration_of_an_encoder, "vae: has another configuration than when the feature cache was filled: eps"),
+    (another_set_of_files, "model-1-of-2.safetensors: is not what the feature cache"),
+)  # fmt: skip
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize("case", PLANS, ids=lambda case: case[0].__name__)
+def test_what_stage_2_can_know_of_the_plan_is_compared(
+    case: tuple[Callable[[Project], None], str], made: Project
+) -> None:
+    change, words = case
+    assert made.stage_2()
+    change(made)
+    assert words in made.refusal()
+
+
+IDS = (
+    ("Tiny/Other:vae/*.safetensors", "was filled with vae of Tiny/Tiny, and this run names Tiny/Other"),
+    ("Tiny/Tiny@v2:vae/*.safetensors", "was filled with text_encoder of Tiny/Tiny, and this run names Tiny/Tiny@v2"),
+    ("Tiny/Tiny:vae/*.safetensors", ""),
+    ("", ""),
+)  # fmt: skip
+"""How stage 2 names the encoder of images, and why it is refused. A revision holds for
+all files of a model.
+"""
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize(("named", "words"), IDS)
+def test_model_ids_and_revisions_are_compared(
+    named: str, words: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = Project(project_by_id(tmp_path, monkeypatch), monkeypatch)
+    project.install()
+    rest = "Tiny/Tiny:transformer/*.safetensors,Tiny/Tiny:text_encoder/*.safetensors"
+    flag = "model_id_with_origin_paths"
+    project.fill(model_paths=None, **{flag: f"{rest},Tiny/Tiny:vae/*.safetensors"})
+    given = {"model_paths": None, flag: f"{rest},{named}".strip(",")}
+    if words:
+        assert words in project.refusal(**given)
+    else:
+        assert project.stage_2(**given)

@@ -136,7 +136,7 @@ def check_components(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None
             if len(named) == len(here) and not named.keys() & here.keys():
                 # All have other names, which do not count.
                 named = dict(zip(here, named.values(), strict=True))
-            for new in named.keys() - here.keys():
+            for new in sorted(named.keys() - here.keys()):
                 raise _changed(setup, cache, named[new])
             here = named
         entries = {place or Path(path).name: entry for path, place, entry in files}
