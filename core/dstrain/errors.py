@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 class DstrainError(Exception):
-    """An error a user can act on: where it is, what is wrong, and up to three lines of
-    what to do next.
+    """An error a user can act on: where it is, what is wrong, and a few lines of what to
+    do next.
     """
 
     exit_code = 1
@@ -50,6 +50,10 @@ class StateError(DstrainError):
 
 class MissingFiles(StateError):
     """Files that are not on this machine."""
+
+
+class CacheError(StateError):
+    """A feature cache is absent, damaged or incomplete: stage 1 has to fill it again."""
 
 
 class SystemFault(DstrainError):

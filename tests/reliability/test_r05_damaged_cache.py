@@ -143,7 +143,7 @@ def test_deleting_a_damaged_file_as_advised_repairs_the_cache(filled: Place) -> 
         path.write_bytes(content)
         with pytest.raises(StateError) as caught:
             filled.values()
-        assert "delete it, then run --task TASK:data_process again" in "".join(
+        assert "delete it, then fill the cache again" in "".join(
             caught.value.help_lines
         )
         Path(caught.value.where).unlink()

@@ -23,7 +23,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dstrain.errors import StateError
+from dstrain.errors import CacheError, StateError
 from dstrain.graph.values import deserialize, serialize, tensor_names
 from dstrain.storage.files import (
     refuse_link,
@@ -45,7 +45,7 @@ OPEN_SHARDS = 256
 """Most shards open at once: each one has an open file and mapped memory."""
 Values = Mapping[str, Any]
 """Address -> {'form': the value's header, 'sha256': the digest of its tensors}."""
-AGAIN = "delete it, then run --task TASK:data_process again: only the values it contained are computed again"
+AGAIN = "delete it, then fill the cache again: only the values it contained are computed again"
 
 
 @dataclass
@@ -65,11 +65,9 @@ class FeatureCache:
         Raises StateError if this is not a cache, has another version, or is damaged.
         """
         if not (folder / MARKER).is_file():
-            raise StateError(
-                folder,
-                f"is not a feature cache: {MARKER} not found",
-                "fill it first by running the same command with --task TASK:data_process",
-                "and name it in both commands with --feature_cache FOLDER",
+            what = f"is not a feature cache: {MARKER} not found"
+            raise CacheError(
+                folder, what, "name the folder that stage 1 filled with --feature_cache"
             )
         check_parts(folder)
         cache = cls(folder)
@@ -112,13 +110,13 @@ class FeatureCache:
                 # A tensor of an open file is mapped memory, which ends with the file.
                 tensors[name] = file.get_tensor(name).clone()
         except SafetensorError as error:
-            raise StateError(path, f"is damaged: {error}", AGAIN) from error
+            raise CacheError(path, f"is damaged: {error}", AGAIN) from error
         if address not in self._verified:
             if tensors_digest(tensors.values()) != record["sha256"]:
                 what = (
                     f"is damaged: the sha256 of value {address} is not the recorded one"
                 )
-                raise StateError(path, what, AGAIN)
+                raise CacheError(path, what, AGAIN)
             self._verified.add(address)
         return deserialize(header, tensors)
 
@@ -129,7 +127,7 @@ class FeatureCache:
         """Return the open shard of a value, and its entry in the shard's header."""
         if address not in self.where:
             what = f"lacks value {address}"
-            raise StateError(self.folder, what, "run --task TASK:data_process again")
+            raise CacheError(self.folder, what)
         name = self.where[address]
         if name not in self._open:
             if len(self._open) >= OPEN_SHARDS:
@@ -181,7 +179,7 @@ class FeatureCache:
         head, _, lines = path.read_bytes().partition(b"\n")
         if hashlib.sha256(lines).hexdigest() != _record(path, head)["sha256"]:
             what = "is damaged: the sha256 of its rows is not the recorded one"
-            raise StateError(path, what, AGAIN)
+            raise CacheError(path, what, AGAIN)
         return Lines(lines)
 
 
@@ -199,7 +197,7 @@ def check_parts(folder: Path) -> None:
     try:
         found = json.loads(marker.read_bytes())
     except (OSError, ValueError) as error:
-        raise StateError(marker, f"cannot be read: {error}", AGAIN) from error
+        raise CacheError(marker, f"cannot be read: {error}", AGAIN) from error
     if found != FORMAT:
         what = f"expected {dict(FORMAT)}, found {found}"
         advice = "another version or program wrote it: give another --feature_cache"
@@ -292,10 +290,10 @@ def open_shard(path: Path) -> tuple[Any, Values]:
         file: Any = safe_open(path, "pt")
         text: str = (file.metadata() or {})["dstrain"]
     except (SafetensorError, OSError, KeyError) as error:
-        raise StateError(path, f"cannot be read: {error}", _again(path)) from error
+        raise CacheError(path, f"cannot be read: {error}", _again(path)) from error
     if _text_digest(text) != path.stem:
         what = "is damaged: its name is not the hash of its header"
-        raise StateError(path, what, _again(path))
+        raise CacheError(path, what, _again(path))
     return file, json.loads(text)["values"]
 
 
@@ -323,5 +321,5 @@ def _record(path: Path, line: bytes) -> dict[str, Any]:
             raise ValueError("its hash is not the recorded one")
     except (ValueError, KeyError, TypeError) as error:
         what = f"is damaged: its record: {error}"
-        raise StateError(path, what, _again(path)) from error
+        raise CacheError(path, what, _again(path)) from error
     return record

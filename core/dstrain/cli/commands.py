@@ -90,7 +90,7 @@ def toy(
 def export(
     source: Path,
     output: Path,
-    program: str,
+    program: str | None,
     model: str | None,
     overwrite: bool,
     alpha: float | Literal["rank"] | None,
@@ -175,8 +175,7 @@ def commands() -> tuple[click.Command, ...]:
             ["--format", "program"],
             type=click.Choice((*PROGRAMS, "reference")),
             metavar=f"[{'|'.join(PROGRAMS)}]",
-            required=True,
-            help="Program whose key names to use.",
+            help="Program whose key names to use. With --alpha, defaults to those of INPUT.",
         ),
         click.Option(
             ["--model"], help="Model family. Defaults to the one in INPUT's header."

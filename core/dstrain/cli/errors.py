@@ -1,6 +1,7 @@
 """Turn every exception into one line WHERE: WHAT with an exit code."""
 
 import traceback
+from difflib import get_close_matches
 
 import click
 
@@ -29,7 +30,7 @@ def explain(error: BaseException) -> DstrainError:
     if isinstance(error, click.ClickException):
         return _usage(error)
     if isinstance(error, KeyboardInterrupt):
-        advice = "run the same command again, with --resume if a checkpoint was saved"
+        advice = "run the same command again"
         return Interrupted("command line", "interrupted", advice)
     if isinstance(error, OSError):
         return SystemFault(
@@ -88,11 +89,13 @@ def _as_clause(sentence: str) -> str:
 
 
 def _no_such_option(error: click.NoSuchOption) -> UsageError:
-    known: list[str] = []
-    lines: list[str] = []
+    known = ["--help"]
     if error.ctx is not None:
         for param in error.ctx.command.get_params(error.ctx):
             known += param.opts
-        if "--model" in known and not error.ctx.meta:
-            lines.append("a family's own flags need --model")
-    return UsageError(error.option_name, *no_such(error.option_name, known), *lines)
+    what, *lines = no_such(error.option_name, known)
+    is_misspelt = get_close_matches(error.option_name, known, cutoff=0.8)
+    may_be_a_familys = "--model" in known and error.ctx and not error.ctx.meta
+    if may_be_a_familys and not lines and not is_misspelt:
+        lines = ["a family's own flags need --model"]
+    return UsageError(error.option_name, what, *lines)

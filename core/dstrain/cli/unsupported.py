@@ -1,11 +1,15 @@
 """Give advice on flags that other trainers have and dstrain does not."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dstrain.errors import nearest
 
+FLAG = re.compile(r"--(\w+)")
+ELSEWHERE = frozenset({"config_file"})
+"""Flags in the advice that are another program's."""
 TABLE = Path(__file__).with_suffix(".json")
 
 
@@ -16,11 +20,13 @@ def advice() -> Mapping[str, Sequence[str]]:
 
 
 def no_such(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Return the lines of an error about an unknown option: advice, or the nearest
-    name.
+    """Return the lines of an error about an unknown option: advice, if what it names is
+    known here, or the nearest name.
     """
+    known = list(known)
+    flags_here = {one.lstrip("-") for one in known} | ELSEWHERE
     flag = name.lstrip("-").replace("-", "_")
     for line, flags in advice().items():
-        if flag in flags:
+        if flag in flags and flags_here.issuperset(FLAG.findall(line)):
             return "no such option", line
     return (f"no such option{nearest(name, known)}",)

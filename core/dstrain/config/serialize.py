@@ -1,9 +1,12 @@
 """Write a configuration to a file that `--config` reads, without its secrets."""
 
 import json
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.fields import flags
@@ -17,6 +20,10 @@ from dstrain.console import redacted
 from dstrain.errors import StateError, UsageError
 from dstrain.storage.files import write_file
 
+NEW_START = MappingProxyType(
+    {"resume": None, "overwrite": False, "resume_from_checkpoint": None}
+)
+"""The ways to start, none of which is chosen."""
 CONFIG = "logs/config.json"
 """Where a run writes its configuration, below its output folder."""
 
@@ -29,6 +36,44 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
     values |= config.family_options
     values["p"] = tuple(f"no:{name}" for name in config.disabled_plugins)
     return {name: _plain(value) for name, value in values.items()}
+
+
+def command_line(config: TrainConfig, **changes: Any) -> str:
+    """Return the command that runs a configuration with these options changed, as it is
+    typed; with a launcher, if one started this process.
+    """
+    config = replace(config, **changes)
+    words = ["dstrain", "--model", config.model]
+    size = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if size != "1" and config.stage != "data_process":
+        words[:1] = ["torchrun", "--nproc_per_node", size, "-m", "dstrain"]
+    for flag in flags(TrainConfig):
+        value = getattr(config, flag.name)
+        if flag.required or value == flag.default or value is False:
+            continue
+        for one in value if flag.many else (value,):
+            words += _words(flag.name, one in (True, flag.bare), str(one))
+    for name, text in config.family_options.items():
+        words += _words(name, text == str(True), text)
+    for name in config.disabled_plugins:
+        words += ["-p", f"no:{name}"]
+    return shlex.join(words)
+
+
+def refill_advice(config: TrainConfig) -> str:
+    """Return the command of stage 1 that fills the feature cache of a run, in words."""
+    stage_1 = f"{config.task_name}:data_process"
+    has_dataset = config.stage != "train" or config.feature_cache is not None
+    if config.dataset_base_path is None or not has_dataset:
+        return f"to fill it, run the command that filled it, with --task {stage_1}"
+    return "to fill it, run: " + command_line(config, task=stage_1, **NEW_START)
+
+
+def _words(name: str, stands_alone: bool, text: str) -> list[str]:
+    if stands_alone:
+        return [f"--{name}"]
+    # As one word, where it would be taken for an option.
+    return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 
 
 def write_resolved(

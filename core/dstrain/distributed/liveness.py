@@ -40,7 +40,7 @@ def peer_failed(what: str = ENDED) -> SystemFault:
         "processes",
         what,
         "if that process could report why, its own message says so",
-        "everything saved so far is complete: run the same command again, with --resume once there is a checkpoint",
+        "everything saved so far is complete",
     )
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.key_names import Rows, base_shapes, key_formats, key_table
-from dstrain.lora.key_parser import ADAPTER_HEADER, KEY
+from dstrain.lora.key_parser import ADAPTER_HEADER, KEY, parse_keys
 from dstrain.lora.layers import LoraConfig, LoraLayer, lora_header, lora_layers
 from dstrain.lora.reader import Alpha, Lora, read_lora
 from dstrain.models.components import Component, Files, components_of
@@ -46,7 +46,7 @@ from dstrain.storage.safetensors import (
 def export(
     source: Path,
     output: Path,
-    program: str,
+    program: str | None,
     family_name: str | None = None,
     overwrite: bool = False,
     disabled_plugins: Collection[str] = (),
@@ -61,17 +61,29 @@ def export(
     Args:
         source: The file to convert.
         output: The file to write.
-        program: The program as `dstrain export --format` names it.
+        program: The program as `dstrain export --format` names it; None keeps the names
+            of a LoRA file, to which `alpha` is added.
         family_name: The family, needed only if the header of `source` names none.
         overwrite: Whether to replace `output`.
         disabled_plugins: Plugins to ignore.
         alpha: Alpha of a LoRA file that does not state it.
     """
+    if source.is_dir():
+        inside = first_few(path.name for path in sorted(source.glob("*.safetensors")))
+        what = "is a folder; give a file" + (f" in it: {inside}" if inside else "")
+        raise UsageError("INPUT", f"{source} {what}")
     tensors, header = read_tensors(source)
     header.pop(CHECKSUM, None)
     if output.exists() and not overwrite:
         what = f"{output} already exists and was not modified"
         raise UsageError("OUTPUT", what, "give --overwrite to replace it")
+    if program is None:
+        if ADAPTER_HEADER in header:
+            what = f"has no effect: {source} states its own alpha"
+            raise UsageError("--alpha", what)
+        converted = _with_alpha(source, tensors, alpha)
+        _write(output, converted, header or {"format": "pt"})
+        return f"{len(converted) - len(tensors)} layers, now with alpha"
     name = family_name or header.get("family")
     if name is None:
         what = f"is required: the header of {source} names no family"
@@ -85,9 +97,32 @@ def export(
         converted, summary = _convert_lora(source, header, family, program, alpha)
     else:
         converted, summary = _convert_weights(source, tensors, family, program)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(output, converted, with_checksum(converted, header))
+    _write(output, converted, header)
     return f"{summary}, {len(converted)} keys; the first is {min(converted)}"
+
+
+def _write(output: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_tensors(output, tensors, with_checksum(tensors, header))
+
+
+def _with_alpha(
+    source: Path, tensors: Mapping[str, Tensor], alpha: Alpha | None
+) -> dict[str, Tensor]:
+    """Return the tensors of a LoRA file with an alpha for each layer, names unchanged.
+
+    It needs no network: every program's names of a layer may end in `.alpha`.
+    """
+    if alpha is None:
+        raise UsageError("--format", "is required: program whose key names to use")
+    found = dict(tensors)
+    for name, layer in parse_keys(source, tensors).items():
+        if layer.alpha is not None:
+            what = f"has no effect: {source} states its own alpha"
+            raise UsageError("--alpha", what)
+        number = float(len(layer.down)) if alpha == "rank" else alpha
+        found[f"{name}.alpha"] = torch.tensor(number)
+    return found
 
 
 def layers_in(

@@ -5,6 +5,7 @@ nothing is guessed: what is ambiguous is refused by name.
 """
 
 import math
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from dstrain.lora.layers import LoraLayer
 from dstrain.models.components import components_of
 from dstrain.models.formats import Shapes
 from dstrain.registry.family import ModelFamily
+from dstrain.storage.files import unused_name
 from dstrain.storage.safetensors import read_tensors
 
 logger = get_logger(__name__)
@@ -292,6 +294,8 @@ class _Reader:
         if self.alpha is not None:
             return dict.fromkeys(layers, self.alpha)
         if group.peft or not all(weights.named for weights in layers.values()):
+            with_alpha = self.path.with_stem(f"{self.path.stem}-alpha")
+            paths = (self.path, unused_name(with_alpha))
             raise StateError(
                 self.path,
                 "has neither `.alpha` keys nor adapter_config.json beside it "
@@ -299,7 +303,7 @@ class _Reader:
                 "a wrong alpha makes its effect many times too strong or too weak, without any error",
                 "ai-toolkit, diffusion-pipe and older diffusers leave alpha out if it equals the rank; convert such "
                 "a file to one that states it:",
-                f"dstrain export --alpha rank --format diffusers {self.path} OUTPUT",
+                shlex.join(["dstrain", "export", "--alpha", "rank", *map(str, paths)]),
             )
         # In files of dstrain's own that have these names, alpha / rank is part of B.
         if not {"family", "alpha"} <= self.header.keys():

@@ -14,7 +14,7 @@ from dstrain.cache.store import FeatureCache
 from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.dataset import find_metadata
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import CacheError, StateError, UsageError
 from dstrain.models.component_files import Found, find_given, named_models
 from dstrain.models.configs import differing_entries
 from dstrain.runs.plan_identity import plan_identity
@@ -83,14 +83,10 @@ def open_plan(
         if plan["identity"] == identity
     ]
     if not fitting:
-        instead = "use the flags it was filled with, or " if plans else ""
-        stored = [plan["identity"] for _, plan in plans]
-        raise StateError(
-            cache.folder,
-            "contains no plan for this run",
-            _differences(identities, stored),
-            f"{instead}fill it by running the same command with --task {setup.task.name}:data_process",
-        )
+        lines = [_differences(identities, [plan["identity"] for _, plan in plans])]
+        if plans:
+            lines.append("use the flags it was filled with, or fill it again")
+        raise CacheError(cache.folder, "contains no plan for this run", *lines)
     plan, rows = _choose(setup, cache, fitting)
     lacking = []
     for row in rows:
@@ -100,7 +96,7 @@ def open_plan(
     if lacking:
         # Shards may have been deleted, or not copied.
         what = f"lacks values of {len(lacking)} of {len(rows)} rows; the first is row {lacking[0]}"
-        raise StateError(cache.folder, what, _refill(setup))
+        raise CacheError(cache.folder, what)
     info = CacheInfo.from_json(plan["about"])
     check_components(setup, cache, info)
     return rows, info
@@ -126,7 +122,7 @@ def check_components(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None
         recorded = info.models.get(name, model)
         if name in info.files and model != recorded:
             what = f"was filled with {name} of {recorded}, and this run names {model}"
-            raise StateError(cache.folder, what, _refill(setup))
+            raise CacheError(cache.folder, what)
     given = find_given(setup.family, setup.models, info.files, setup.spec.components)
     for name, files in info.files.items():
         here = {place or Path(path).name: path for path, place, _ in files}
@@ -137,12 +133,12 @@ def check_components(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None
                 # All have other names, which do not count.
                 named = dict(zip(here, named.values(), strict=True))
             for new in sorted(named.keys() - here.keys()):
-                raise _changed(setup, cache, named[new])
+                raise _changed(cache, named[new])
             here = named
         entries = {place or Path(path).name: entry for path, place, entry in files}
         changed = first_changed((here.get(key, ""), entries[key]) for key in entries)
         if changed is not None:
-            raise _changed(setup, cache, changed)
+            raise _changed(cache, changed)
     check_configs(info, given)
 
 
@@ -176,7 +172,7 @@ def _choose(
             named = f"{dataset['path']} with files in {', '.join(dataset['folders'])}"
             newest[named] = (path, plan)
     if metadata is not None and not newest:
-        raise _changed(setup, cache, metadata)
+        raise _changed(cache, metadata)
 
     def is_named(plan: StoredPlan) -> tuple[bool, bool]:
         dataset = plan[1]["about"]["data set"]
@@ -203,7 +199,7 @@ def _choose(
                 f"contains this plan for {len(datasets)} datasets: {'; '.join(datasets)}",
                 "name one with --dataset_base_path and --dataset_metadata_path",
             )
-    raise _changed(setup, cache, changed)
+    raise _changed(cache, changed)
 
 
 def dataset_folders(config: TrainConfig) -> list[str]:
@@ -245,15 +241,11 @@ def _metadata(config: TrainConfig) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def _changed(setup: Setup, cache: FeatureCache, path: str | Path) -> StateError:
+def _changed(cache: FeatureCache, path: str | Path) -> StateError:
     what = (
         f"is not what the feature cache {cache.folder} was filled from, or has changed"
     )
-    return StateError(path, what, _refill(setup))
-
-
-def _refill(setup: Setup) -> str:
-    return f"run --task {setup.task.name}:data_process again"
+    return CacheError(path, what)
 
 
 def _differences(

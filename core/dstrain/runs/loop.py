@@ -4,10 +4,14 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from dstrain.config.serialize import NEW_START, command_line
 from dstrain.console import get_logger, progress_bar
 from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
@@ -22,6 +26,7 @@ from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
 from dstrain.runs.training_run import TrainingRun, name_row
+from dstrain.storage.files import unused_name
 from dstrain.storage.run_files import RunFiles
 from dstrain.training.batching import MicroBatch, split_across_ranks
 from dstrain.training.loader import Batch, load_batches
@@ -52,7 +57,7 @@ def train(
     with directory.opened():
         samples = open_training_data(setup)
         previews = open_previews(setup, samples)
-        with oom_as_error("loading", *LOAD_ADVICE):
+        with oom_as_error("loading", *LOAD_ADVICE, *_in_two_stages(setup)):
             run = prepare(setup, processes, samples, module_class)
             previews.load(run)
         directory.load_state(run)
@@ -60,6 +65,20 @@ def train(
         directory.start(run)
         run_steps(run, directory, previews)
         log_end(run, directory.weights)
+
+
+def _in_two_stages(setup: Setup) -> list[str]:
+    """Return what to do with less memory about a run that is not split."""
+    if setup.stage:
+        return []
+    config = replace(
+        setup.config, feature_cache=setup.config.feature_cache or Path("cache")
+    )
+    return [
+        "or train in two stages, the second without the encoders; first run: "
+        + command_line(config, task=f"{config.task}:data_process", **NEW_START),
+        f"then run: {command_line(config, task=f'{config.task}:train')}",
+    ]
 
 
 def run_steps(
@@ -188,17 +207,22 @@ def diverged(
     more = f" and those of {others} other processes" if others else ""
     whole = (state for state in states(run.setup.output) if not damage(state))
     weights = RunFiles.read(run.setup.output).newest_weights()
-    start = "start again with"
-    if weights:
-        files = ",".join(map(str, weights))
+    config = run.setup.config
+    changes: dict[str, Any] = {**NEW_START, "learning_rate": config.learning_rate / 10}
+    if weights or config.resume_from_checkpoint:
         # Another folder, since --overwrite excludes --resume_from_checkpoint.
-        start += f" --resume_from_checkpoint {files}, another --output_path and"
+        changes["output_path"] = unused_name(run.setup.output)
+        start = ",".join(map(str, weights)) or config.resume_from_checkpoint
+        changes["resume_from_checkpoint"] = start
+    else:
+        changes["overwrite"] = True
     return Diverged(
         f"step {run.step + 1}",
         f"loss {loss}, gradient norm {norm}; the weights are unchanged",
         f"last good checkpoint: {next(whole, 'none')}",
         f"check the samples of this step: {named}{more}",
-        f"or {start} a lower --learning_rate or --max_grad_norm",
+        "or start again with a lower --learning_rate or --max_grad_norm; for example, run: "
+        + command_line(config, **changes),
     )
 
 

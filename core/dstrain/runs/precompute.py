@@ -20,6 +20,7 @@ from dstrain.cache.store import (
     ShardWriter,
     check_parts,
 )
+from dstrain.config.serialize import command_line
 from dstrain.console import get_logger, logging_to_file, progress_bar
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
@@ -117,7 +118,22 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         processes.wait()
         if processes.is_main:
             write_plan(setup, keyed)
+            logger.info(f"to train on it, run: {_stage_2(setup)}")
         processes.wait()
+
+
+def _stage_2(setup: Setup) -> str:
+    config = setup.config
+    output = config.output_path
+    if output is None or config.feature_cache is None:
+        # DiffSynth-Studio's commands fill the output folder.
+        output = setup.cache_path.with_name(f"{setup.cache_path.name}-trained")
+    return command_line(
+        config,
+        task=f"{config.task_name}:train",
+        feature_cache=setup.cache_path,
+        output_path=output,
+    )
 
 
 def refuse_files(folder: Path) -> None:

@@ -12,9 +12,10 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
 from dstrain.config.options import Precision, TrainConfig
+from dstrain.config.serialize import refill_advice
 from dstrain.config.validation import validate
 from dstrain.distributed.world import distributed_run
-from dstrain.errors import UsageError
+from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.graph.render import as_text
 from dstrain.models.toy import write_toy
 from dstrain.runs.loop import train
@@ -69,11 +70,20 @@ def start(
     accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp])
     setup = replace(setup, device=accelerator.device)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
-        if ready.stage == "data_process":
-            with oom_as_error("stage 1", *STAGE_1_ADVICE):
-                data_process(ready, processes)
-        else:
-            train(ready, processes, module_class)
+        try:
+            if ready.stage == "data_process":
+                with oom_as_error("stage 1", *STAGE_1_ADVICE):
+                    data_process(ready, processes)
+            else:
+                train(ready, processes, module_class)
+        except CacheError as error:
+            error.help_lines += (refill_advice(config),)
+            raise
+        except SystemFault as error:
+            if ready.stage == "data_process":
+                advice = "once that is mended, run the same command again"
+                error.help_lines += (f"computed values are kept: {advice}",)
+            raise
 
 
 def check_launcher(config: TrainConfig) -> None:

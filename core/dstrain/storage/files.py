@@ -14,6 +14,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def temporary(path: Path) -> Path:
 def set_aside(folder: Path) -> Path:
     """Return the name beside a folder that it has until another one is in its place."""
     return _named(folder, ".replaced-")
+
+
+def unused_name(path: Path) -> Path:
+    """Return this path, or one beside it with a number behind its name, where nothing is."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(one for one in chain([path], numbered) if not os.path.lexists(one))
 
 
 def final(path: Path) -> Path:

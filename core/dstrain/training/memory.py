@@ -16,10 +16,7 @@ torch.OutOfMemoryError.
 """
 RSS_UNITS_PER_GIB = 2**30 if sys.platform == "darwin" else 2**20
 """ru_maxrss is in KiB, on macOS in bytes (getrusage(2))."""
-LOAD_ADVICE = (
-    "train in two stages: --task TASK:data_process, then TASK:train, which does not load the encoders",
-    "or use --mixed_precision bf16; other programs may be using memory, too",
-)
+LOAD_ADVICE = ("use --mixed_precision bf16; other programs may be using memory, too",)
 STAGE_1_ADVICE = (
     "lower --max_pixels (or --height and --width), or --num_frames; or use --mixed_precision bf16",
     "computed values are kept: the same command resumes from there",

@@ -51,7 +51,10 @@ def test_no_advice_is_for_a_flag_that_exists_or_names_one_that_does_not() -> Non
 
 def test_advice_is_for_the_flag_itself_however_it_is_written() -> None:
     for written in ("rank", "network_dim", "--network-dim"):
-        assert no_such(written, []) == ("no such option", "use --lora_rank")
+        advice = ("no such option", "use --lora_rank")
+        assert no_such(written, ["--lora_rank"]) == advice
+        # `dstrain generate` has no such option.
+        assert no_such(written, ["--lora"]) == ("no such option",)
     assert no_such("ran", []) == ("no such option",)
     assert no_such("--lora_rnak", ["--lora_rank"]) == (
         "no such option; did you mean '--lora_rank'?",

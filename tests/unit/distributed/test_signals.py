@@ -267,7 +267,7 @@ PLACES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "dstrain.pipeline.pipeline.Pipeline.from_found",
         {},
         "loading: out of memory",
-        "--task TASK:data_process",
+        "--task sft:data_process",
     ),
     "training": (
         "dstrain.runs.loop.update",

@@ -118,13 +118,20 @@ def test_an_alpha_that_a_file_does_not_state_can_be_given(
     lost = written(tmp_path / "lost.safetensors", load_file(path))
     with pytest.raises(
         StateError,
-        match=r"rank and alpha are unknown(.|\n)*dstrain export --alpha rank --format",
+        match=rf"rank and alpha are unknown(.|\n)*dstrain export --alpha rank {lost} ",
     ):
         export(lost, tmp_path / "x.safetensors", "diffusers", "fused")
     export(lost, tmp_path / "x.safetensors", "diffusers", "fused", alpha=override)
     made = read(tmp_path / "x.safetensors").layers
     assert {layer.alpha / layer.rank for layer in made.values()} == {ratio}
     assert made.keys() == read(path).layers.keys()
+    export(lost, tmp_path / "named.safetensors", None, alpha=override)
+    kept = read(tmp_path / "named.safetensors").layers
+    assert same(kept, made)
+    with pytest.raises(
+        UsageError, match=r"--alpha: has no effect: .* states its own alpha"
+    ):
+        export(tmp_path / "named.safetensors", tmp_path / "y", None, alpha=override)
     with pytest.raises(
         UsageError, match=r"--alpha: has no effect: .* states its own alpha"
     ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dstrain.cache.store import FeatureCache
-from dstrain.errors import StateError
+from dstrain.errors import CacheError, StateError
 from dstrain.graph.task import Task
 from dstrain.models.component_files import Found
 from dstrain.runs.feature_plan import CacheInfo, check_configs
@@ -36,7 +36,8 @@ def place(tmp_path: Path) -> Place:
 def refusal(
     place: Place, task: Task = SFT, variant: str = "base", **config: Any
 ) -> str:
-    with pytest.raises(StateError) as caught:
+    # A run adds the command of stage 1 to errors of this kind.
+    with pytest.raises(CacheError) as caught:
         place.stored(task, variant, **config)
     assert caught.value.exit_code == 3
     return str(caught.value)
@@ -51,7 +52,7 @@ def test_a_folder_that_is_no_cache_is_refused_with_the_command_that_fills_it(
 ) -> None:
     words = refusal(place)
     assert f"{place.cache}: is not a feature cache" in words
-    assert "--task TASK:data_process" in words
+    assert "with --feature_cache" in words
 
 
 def test_a_cache_that_was_never_finished_is_refused(
@@ -68,7 +69,6 @@ def test_a_cache_that_was_never_finished_is_refused(
     words = refusal(place)
     assert "contains no plan for this run" in words
     assert "no finished plan" in words
-    assert "--task sft:data_process" in words
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,6 @@ def test_values_that_are_gone_are_counted_before_training(place: Place) -> None:
         path.unlink()
     words = refusal(place)
     assert "lacks values of 4 of 4 rows; the first is row 0" in words
-    assert "run --task sft:data_process again" in words
 
 
 def test_inputs_that_are_no_files_are_stored_in_the_row(place: Place) -> None:

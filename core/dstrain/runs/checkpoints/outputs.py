@@ -14,7 +14,7 @@ from dstrain.config.serialize import CONFIG, write_resolved
 from dstrain.console import get_logger, logging_to_file
 from dstrain.distributed.signals import is_interrupt
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import Interrupted, StateError, UsageError
+from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
 from dstrain.lora.export import save_lora_for
 from dstrain.lora.header import base_weights
 from dstrain.lora.layers import save_lora
@@ -94,6 +94,8 @@ class RunDirectory:
             try:
                 yield
             except BaseException as error:
+                if isinstance(error, SystemFault) and self.has_written:
+                    error.help_lines += (f"once that is mended, {self._again()}",)
                 if not is_interrupt(error):
                     raise
                 raise self._interrupted("interrupted") from error
@@ -196,24 +198,29 @@ class RunDirectory:
 
     def _interrupted(self, what: str) -> Interrupted:
         """Return the error of an interrupted run, with the way to resume it."""
-        config = self.setup.config
-        advice = "run the same command with --resume"
-        # These exclude --resume.
-        for name in ("overwrite", "resume_from_checkpoint"):
-            if getattr(config, name):
-                advice += f" instead of --{name}"
         if not self.has_written:
             what += " before the first step; nothing there was changed"
-            advice = "run the same command again"
         elif not states(self.folder):
             what += " before the first save"
-            advice = "run the same command again"
-            if config.resume is None and run_in(self.folder):
-                flag = "--overwrite"
-                if config.resume_from_checkpoint:  # which excludes --overwrite
-                    flag = "another --output_path"
-                advice += f" with {flag}"
-        return Interrupted(self.folder, what, advice)
+        return Interrupted(self.folder, what, self._again())
+
+    def _again(self) -> str:
+        """Say how to run again what ended early."""
+        config = self.setup.config
+        if self.has_written and states(self.folder):
+            advice = "run the same command with --resume"
+            # These exclude --resume.
+            for name in ("overwrite", "resume_from_checkpoint"):
+                if getattr(config, name):
+                    advice += f" instead of --{name}"
+            return advice
+        advice = "run the same command again"
+        if self.has_written and config.resume is None and run_in(self.folder):
+            flag = "--overwrite"
+            if config.resume_from_checkpoint:  # which excludes --overwrite
+                flag = "another --output_path"
+            advice += f" with {flag}"
+        return advice
 
     def save(self, run: TrainingRun, name: str) -> None:
         """Save weights and a state to resume from, then remove older ones.

@@ -10,11 +10,12 @@ import torch
 
 from dstrain.config.fields import split_commas
 from dstrain.config.options import ENDING_AT_LAST_STEP, TrainConfig, options_affecting
-from dstrain.config.serialize import read_resolved
+from dstrain.config.serialize import NEW_START, command_line, read_resolved
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
 from dstrain.runs.training_run import TrainingRun
+from dstrain.storage.files import unused_name
 from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.run_files import RUN, RunFiles
 from dstrain.training.loader import CachedSamples
@@ -69,7 +70,7 @@ def check_start(config: TrainConfig, folder: Path) -> None:
         raise StateError(
             folder,
             f"contains no checkpoint, although {RUN} records that one was saved",
-            f"put its folder {STATES} back, or start over with --overwrite",
+            f"put its folder {STATES} back, or start over with --overwrite in place of --resume",
         )
 
 
@@ -143,7 +144,7 @@ def load_training_state(
             "--resume",
             f"the dataset has changed since the saved run read it: its {' and its '.join(changed)}",
             "restore it",
-            "or start a new run from the saved weights: --resume_from_checkpoint FILE",
+            *_new_run(run),
         )
     parameters = run.module.trained.parameters
     saved = {name: list(tensor.shape) for name, tensor in state.trainable.items()}
@@ -161,6 +162,21 @@ def load_training_state(
     run.optimizer.load_state_dict(state.optimizer)
     run.lr_scheduler.load_state_dict(state.scheduler)
     run.step = state.step
+
+
+def _new_run(run: TrainingRun) -> list[str]:
+    """Return the command of a new run that starts from the weights saved last."""
+    output = run.setup.output
+    weights = RunFiles.read(output).newest_weights()
+    if not weights:
+        return []
+    changes = {
+        **NEW_START,
+        "resume_from_checkpoint": ",".join(map(str, weights)),
+        "output_path": unused_name(output),
+    }
+    command = command_line(run.setup.config, **changes)
+    return [f"or start a new run from the saved weights; run: {command}"]
 
 
 def _differing(run: TrainingRun) -> list[str]:

@@ -154,7 +154,11 @@ def newest_state(output: Path) -> Path:
         if not reason:
             return folder
         logger.warning(f"skipped: {folder}: {reason}")
-    raise StateError(output, "contains no intact state to resume from")
+    raise StateError(
+        output,
+        "contains no intact state to resume from",
+        "put back an intact one, or start over with --overwrite in place of --resume",
+    )
 
 
 def prune_states(

@@ -80,10 +80,7 @@ class MetricsLogger:
                 file.write(line.encode())
             except OSError as error:
                 what = f"row {row['step']} cannot be written: {error.strerror}"
-                advice = (
-                    "free some space, then resume from the newest checkpoint: --resume"
-                )
-                raise SystemFault(file.name, what, advice) from error
+                raise SystemFault(file.name, what, "free some space") from error
 
 
 def _csv(texts: Sequence[str]) -> str:

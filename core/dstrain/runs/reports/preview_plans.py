@@ -13,7 +13,7 @@ from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell
 from dstrain.data.dataset import check_rows
 from dstrain.data.images import Resolution, fit
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import CacheError, UsageError
 from dstrain.graph.inputs import Column, Measured, as_column
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.task import NEGATIVE
@@ -110,11 +110,8 @@ def stored_previews(
         else:
             previews.append(preview)
     if missing:
-        raise StateError(
-            cache.folder,
-            f"contains no values for previews of {', '.join(missing)}",
-            f"run --task {setup.task.name}:data_process with the same --preview_prompt",
-        )
+        what = f"contains no values for previews of {', '.join(missing)}"
+        raise CacheError(cache.folder, what)
     return previews
 
 
