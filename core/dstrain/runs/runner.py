@@ -58,6 +58,19 @@ def start(
 ) -> None:
     """Run a configuration that is valid; see `run`."""
     check_launcher(config)
+    try:
+        _start(config, module_class)
+    except CacheError as error:
+        error.help_lines += (refill_advice(config),)
+        raise
+    except SystemFault as error:
+        if config.stage == "data_process":
+            advice = "once that is mended, run the same command again"
+            error.help_lines += (f"computed values are kept: {advice}",)
+        raise
+
+
+def _start(config: TrainConfig, module_class: type[TrainingModule]) -> None:
     setup = resolve(config)
     if config.dry_run:
         with toy_models(setup) as ready:
@@ -70,20 +83,11 @@ def start(
     accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp])
     setup = replace(setup, device=accelerator.device)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
-        try:
-            if ready.stage == "data_process":
-                with oom_as_error("stage 1", *STAGE_1_ADVICE):
-                    data_process(ready, processes)
-            else:
-                train(ready, processes, module_class)
-        except CacheError as error:
-            error.help_lines += (refill_advice(config),)
-            raise
-        except SystemFault as error:
-            if ready.stage == "data_process":
-                advice = "once that is mended, run the same command again"
-                error.help_lines += (f"computed values are kept: {advice}",)
-            raise
+        if ready.stage == "data_process":
+            with oom_as_error("stage 1", *STAGE_1_ADVICE):
+                data_process(ready, processes)
+        else:
+            train(ready, processes, module_class)
 
 
 def check_launcher(config: TrainConfig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dstrain.cache.store import FeatureCache
-from dstrain.errors import CacheError, StateError
+from dstrain.errors import StateError
 from dstrain.graph.task import Task
 from dstrain.models.component_files import Found
 from dstrain.runs.feature_plan import CacheInfo, check_configs
@@ -36,8 +36,7 @@ def place(tmp_path: Path) -> Place:
 def refusal(
     place: Place, task: Task = SFT, variant: str = "base", **config: Any
 ) -> str:
-    # A run adds the command of stage 1 to errors of this kind.
-    with pytest.raises(CacheError) as caught:
+    with pytest.raises(StateError) as caught:
         place.stored(task, variant, **config)
     assert caught.value.exit_code == 3
     return str(caught.value)
