@@ -1,6 +1,7 @@
 """Errors that a user can act on, each kind with an exit code of its own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class DstrainError(Exception):
         self.where = str(where)
         self.what = what
         self.help_lines = help_lines
+        self.rows: tuple[int, ...] = ()
+        """Rows of the dataset that it is about, from 0."""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -37,9 +40,24 @@ class UsageError(DstrainError):
 
     exit_code = 2
 
+    def at(self, places: Iterable[str]) -> "UsageError":
+        """Return the error with the places of its rows before its own."""
+        what = f"{self.where}: {self.what}"
+        return UsageError(", ".join(places), what, *self.help_lines)
+
 
 class InputError(UsageError):
     """A value that a unit or another function of a family cannot use."""
+
+
+@contextmanager
+def about_rows(rows: Iterable[int]) -> Iterator[None]:
+    """Note in a UsageError of the block which rows it is about."""
+    try:
+        yield
+    except UsageError as error:
+        error.rows = error.rows or tuple(rows)
+        raise
 
 
 class StateError(DstrainError):

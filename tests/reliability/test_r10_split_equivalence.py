@@ -56,10 +56,11 @@ class InOrder(TrainingModule):
             (*plan.cached_steps, *plan.train_steps),
             key=lambda step: names.index(step.unit.name),
         )
-        seed_global(keys[0], "step")
         tables = [dict(sample.values) for sample in samples]
         for table, key in zip(tables, keys, strict=True):
+            seed_global(key, "units")
             self.pipeline.run(steps, table, Rng([key]))
+        seed_global(keys[0], "step")
         in_step = [{name: table[name] for name in plan.loss_inputs} for table in tables]
         return self._task_losses(collate(in_step, spec.padded), keys)
 

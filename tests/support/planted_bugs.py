@@ -84,7 +84,7 @@ BUGS = (
         "whole_storages_are_stored",
         "P12: a view is stored without what lies around it",
         f"{CORE}/graph/unit.py",
-        "{name: copy_if_shared(value, shared) for name, value in outputs.items()}",
+        "{name: copy_value(outputs[name], where, name) for name in outputs}",
         "dict(outputs)",
         ("tests/unit/graph/test_unit.py", "tests/unit/graph/test_values.py"),
     ),

@@ -23,7 +23,7 @@ from dstrain.data.images import (
     fit,
     load_image,
 )
-from dstrain.data.metadata import RawValue
+from dstrain.data.metadata import RawValue, text_fault
 from dstrain.data.videos import (
     LOADER_VERSION as VIDEO_LOADER_VERSION,
     Video,
@@ -233,6 +233,10 @@ def texts(value: RawValue) -> list[str]:
         raise ValueError(what) from error
     if not all(isinstance(text, str) for text in found):
         raise ValueError("has an entry that is not text")
+    for entry in found:
+        # An escape in JSON can spell what the file itself cannot contain.
+        if fault := text_fault(entry):
+            raise ValueError(fault)
     return found
 
 

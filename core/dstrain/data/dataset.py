@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -112,6 +112,16 @@ class Dataset:
         fault = self.fault(row, name, error)
         place = self.table.where(row, fault.column)
         return UsageError(place, fault.reason, *error.help_lines)
+
+    @contextmanager
+    def errors_at(self, row: int) -> Iterator[None]:
+        """Name the row in a UsageError of the block."""
+        try:
+            yield
+        except UsageError as error:
+            if row >= len(self.table.rows):  # of a preview
+                raise
+            raise error.at([self.table.where(row)]) from error
 
     def without(self, faults: Iterable[Fault]) -> "Dataset":
         """Return the dataset without the rows that have faults.

@@ -13,7 +13,7 @@ from typing import Any
 
 from dstrain.errors import UsageError
 from dstrain.graph.code_digest import code_of, module_of
-from dstrain.graph.values import copy_if_shared, kind_of, storage_ids
+from dstrain.graph.values import copy_value, kind_of, read_only
 
 CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
 """Keyword-only parameters of any function that do not name a component.
@@ -145,20 +145,25 @@ class Unit(FunctionSpec):
         components: Mapping[str, Any],
         **given: Any,
     ) -> dict[str, Any]:
-        """Call the function and return its outputs.
+        """Call the function and return copies of its outputs.
 
         An optional input that is absent takes the function's default. Raises UsageError
-        if the function returns other keys than it declares.
+        if the function returns other keys than it declares or a value that cannot be
+        stored, or changes an input in place.
         """
+        where = f"unit {self.name}"
         inputs = {name: values[name] for name in self.inputs if name in values}
         used = {name: components[name] for name in self.components}
-        outputs = self.function(**given, **inputs, **used)
+        with read_only(where, {**inputs, **given}):
+            outputs = self.function(**given, **inputs, **used)
+        if not isinstance(outputs, Mapping):
+            what = f"returned {type(outputs).__name__}; declared outputs: {list(self.outputs)}"
+            raise UsageError(where, what)
         if set(outputs) != set(self.outputs):
-            what = f"returned keys {sorted(outputs)}; declared outputs: {list(self.outputs)}"
-            raise UsageError(f"unit {self.name}", what)
-        # An output that is an input, or a view of one, would keep its memory alive.
-        shared = storage_ids(inputs.values())
-        return {name: copy_if_shared(value, shared) for name, value in outputs.items()}
+            returned = sorted(map(str, outputs))
+            what = f"returned keys {returned}; declared outputs: {list(self.outputs)}"
+            raise UsageError(where, what)
+        return {name: copy_value(outputs[name], where, name) for name in outputs}
 
 
 def component_of(name: str) -> str:

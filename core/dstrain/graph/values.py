@@ -1,20 +1,37 @@
 """Name the kinds of values that units exchange, and convert values to a storable form."""
 
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Union
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import STORED_KINDS
 
 IMAGE_MODES = ("L", "RGB", "RGBA")
+DTYPES = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
+        *(torch.float8_e5m2, torch.float8_e5m2fnuz, torch.complex64),
+    }
+)
+"""The dtypes that safetensors has."""
+MAX_BITS = 4096
+"""Python refuses to write much longer integers as decimals."""
+MAX_DEPTH = 64
+STORABLE = f"""what can be: Tensor of a dtype of safetensors, str, int, float, bool, None, \
+image ({", ".join(IMAGE_MODES)}), Frames; lists and records of these"""
 # Words for these kinds in headers:
 IMAGE = STORED_KINDS["image"]
 VIDEO = STORED_KINDS["video"]
@@ -69,36 +86,145 @@ def kind_of(annotation: Any, where: str) -> str:
     )
 
 
-def copy_if_shared(value: Any, shared: set[int]) -> Any:
-    """Copy tensors that are views or share memory; return the other values as they are.
+def copy_value(value: Any, where: str, name: str, depth: int = 0) -> Any:
+    """Return a copy of a unit's output that shares nothing with anything else: exactly
+    the value that stage 2 would read from the feature cache.
 
-    So caching one value stores no more than that value, and keeps no other one alive.
+    A unit may return a view, the same buffer at every call, or a weight; a copy stays
+    as it is. It is also what does not depend on whether the value was stored: it is
+    contiguous, and an image has no `info`.
+
+    Raises UsageError for a value that cannot be stored exactly.
 
     Args:
-        value: Any storable value; tensors inside records and lists count, too.
-        shared: Ids of storages that other values use; those of the result are added.
+        value: The output, or a part of it.
+        where: What returned it, for errors.
+        name: The name of the output, then the way to this part: 'facts/layers/0'.
+        depth: In how many lists and records the part lies.
     """
+    if fault := _fault(value, depth):
+        what = f"output {name!r} cannot be stored exactly: {fault}"
+        raise UsageError(where, what, STORABLE)
     if isinstance(value, Tensor):
-        storage = value.untyped_storage()
-        size = value.numel() * value.element_size()
-        is_view = not value.is_contiguous() or storage.nbytes() != size
-        if is_view or storage.data_ptr() in shared:
-            value = value.clone(memory_format=torch.contiguous_format)
-        shared |= storage_ids([value])
-        return value
+        # A clone of a view that is conjugated or negated lazily would be one as well.
+        plain = value.resolve_conj().resolve_neg()
+        return plain.clone(memory_format=torch.contiguous_format)
+    if isinstance(value, Image.Image):
+        image = value.copy()
+        image.info = {}
+        return image
     if isinstance(value, Frames):
-        return Frames(copy_if_shared(value.pixels, shared), value.fps)
+        pixels = copy_value(value.pixels, where, f"{name}/pixels", depth + 1).cpu()
+        return Frames(pixels, copy_value(value.fps, where, f"{name}/fps", depth + 1))
     if isinstance(value, list):
-        return [copy_if_shared(item, shared) for item in value]
+        return [
+            copy_value(item, where, f"{name}/{i}", depth + 1)
+            for i, item in enumerate(value)
+        ]
     if isinstance(value, dict):
-        return {name: copy_if_shared(item, shared) for name, item in value.items()}
+        return {
+            key: copy_value(item, where, f"{name}/{key}", depth + 1)
+            for key, item in value.items()
+        }
     return value
 
 
-def storage_ids(values: Iterable[Any]) -> set[int]:
-    """Return the addresses of the storages of the tensors among the values."""
-    tensors = (value for value in values if isinstance(value, Tensor))
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+def _fault(value: Any, depth: int = 0) -> str:
+    """Say why a value, its parts aside, cannot be stored exactly; '' if it can."""
+    if isinstance(value, Tensor):
+        return _tensor_fault(value)
+    if isinstance(value, Image.Image):
+        if value.mode in IMAGE_MODES:
+            return ""
+        return f"an image of mode {value.mode}"
+    # Exactly these types: a numpy float is a float too, and would come back as another.
+    if type(value) not in (str, bool, int, float, type(None), list, dict, Frames):
+        return f"a value of type {type(value).__name__}"
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        return f"an integer of more than {MAX_BITS} bits"
+    if depth > MAX_DEPTH:
+        return f"lists and records nested more than {MAX_DEPTH} deep"
+    texts = [value] if isinstance(value, str) else []
+    if isinstance(value, dict):
+        texts = list(value)
+        for key in texts:
+            if not isinstance(key, str) or "/" in key:
+                return f"a record with the key {key!r}"
+    if any(has_lone_surrogate(text) for text in texts):
+        return "a text with half of a surrogate pair"
+    return ""
+
+
+def _tensor_fault(tensor: Tensor) -> str:
+    # A subclass may keep more than its numbers.
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return f"a tensor of class {type(tensor).__name__}"
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return f"a tensor that is nested or sparse ({tensor.layout})"
+    if tensor.is_meta:
+        return "a tensor without data, on the device 'meta'"
+    if tensor.dtype not in DTYPES:
+        return f"a tensor of dtype {tensor.dtype}"
+    return ""
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """Return whether a text has half of a surrogate pair, which UTF-8 cannot encode."""
+    return re.search("[\ud800-\udfff]", text) is not None
+
+
+@contextmanager
+def read_only(where: str, values: Mapping[str, Any]) -> Iterator[None]:
+    """Raise UsageError if the block changes one of the values in place, by its name.
+
+    What torch does not count is not seen: writes through `.data` or `.numpy()`.
+    """
+    before = {name: _parts(value) for name, value in values.items()}
+    yield
+    for name, value in values.items():
+        if _differ(before[name], _parts(value)):
+            raise UsageError(
+                where,
+                f"changes its input {name!r} in place; others read the same value",
+                "change a copy: tensor.clone(), list(values), dict(record), image.copy()",
+            )
+
+
+Parts = list[tuple[Any, Any]]
+"""Each part of a value, with what an in-place change of it alters."""
+
+
+def _parts(value: Any) -> Parts:
+    if isinstance(value, Tensor):
+        # Inference tensors count no versions.
+        version = (
+            0 if value.is_inference() else value._version
+        )  # torch has no public name for it
+        layout = (value.data_ptr(), value.shape, value.stride(), value.requires_grad)
+        return [(value, (version, layout))]
+    if isinstance(value, Image.Image):
+        return [(value, (value.mode, value.size, value.tobytes()))]
+    children: Iterable[Any] = ()
+    keys = None
+    if isinstance(value, Frames):
+        children = [value.pixels]
+    elif isinstance(value, list):
+        children = value
+    elif isinstance(value, dict):
+        children = value.values()
+        keys = list(value)
+    return [(value, keys), *(part for child in children for part in _parts(child))]
+
+
+def _differ(before: Parts, after: Parts) -> bool:
+    """Return whether a part is another object or was changed.
+
+    `before` keeps its objects alive, so that no new one has the id of an old one.
+    """
+    return len(before) != len(after) or any(
+        old is not new or was != now
+        for (old, was), (new, now) in zip(before, after, strict=True)
+    )
 
 
 def serialize(
@@ -108,23 +234,21 @@ def serialize(
 ) -> Any:
     """Put the value's tensors into `tensors`; return the rest, its header, as JSON data.
 
-    Raises UsageError for a value of another type.
+    Raises UsageError for a value that cannot be stored exactly.
 
     Args:
         value: The value.
         tensors: Gets the tensors, on the CPU.
         name: What the names of the tensors begin with.
     """
+    if fault := _fault(value):
+        raise UsageError(name, f"cannot be stored exactly: {fault}", STORABLE)
     if value is None or isinstance(value, str | bool | int | float):
         return {"value": value}
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu()
         return {"tensor": name, "shape": list(value.shape)}
     if isinstance(value, Image.Image):
-        if value.mode not in IMAGE_MODES:
-            modes = ", ".join(IMAGE_MODES)
-            what = f"an image of mode {value.mode} cannot be stored; modes: {modes}"
-            raise UsageError(name, what)
         tensors[name] = torch.from_numpy(np.array(value))
         return {IMAGE: name, "shape": list(tensors[name].shape)}
     if isinstance(value, Frames):
@@ -135,12 +259,10 @@ def serialize(
         for i, item in enumerate(value):
             items.append(serialize(item, tensors, f"{name}/{i}"))
         return {"list": items}
-    if isinstance(value, dict):
-        record = {}
-        for key, item in value.items():
-            record[key] = serialize(item, tensors, f"{name}/{key}")
-        return {"record": record}
-    raise UsageError(name, f"a value of type {type(value).__name__} cannot be stored")
+    record = {}
+    for key, item in value.items():
+        record[key] = serialize(item, tensors, f"{name}/{key}")
+    return {"record": record}
 
 
 def deserialize(header: Any, tensors: Mapping[str, Tensor]) -> Any:

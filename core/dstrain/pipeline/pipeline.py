@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import ConstrainLatents
+from dstrain.graph.noise_schedule import ConstrainLatents, LatentConstraint
 from dstrain.graph.plan import Plan, Step, value_key
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.graph.task import NEGATIVE, POSITIVE
 from dstrain.graph.unit import FunctionSpec, component_of
+from dstrain.graph.values import read_only
 from dstrain.lora.header import training_differences
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.layers import add_layers, merge_layers
@@ -246,7 +246,20 @@ class Pipeline:
         filled in.
         """
         function = self.spec.constrain_latents
-        return partial(function.function, **self._arguments(function, values))
+        inputs = self._inputs(function, values)
+        components = self.bind_components(function)
+
+        def constrain(
+            latents: Tensor, timestep: Tensor, noise: Tensor
+        ) -> LatentConstraint:
+            given = {"latents": latents, "timestep": timestep, "noise": noise}
+            with read_only(function.where, inputs | given):
+                constrained: LatentConstraint = function.function(
+                    latents, timestep, noise, **inputs, **components
+                )
+            return constrained
+
+        return constrain
 
     @torch.no_grad()
     def __call__(self, **arguments: Any) -> Any:
@@ -338,11 +351,16 @@ class Pipeline:
         model_fn = self.spec.model_fn
         components = self.bind_components(model_fn, expert, branch=branch)
         is_mixed = self.dtype != torch.float32
-        with torch.autocast(self.device.type, self.dtype, enabled=is_mixed):
+        given = {"noisy_latents": noisy_latents, "timestep": timestep}
+        with (
+            read_only(model_fn.where, {**given, **conditions}),
+            torch.autocast(self.device.type, self.dtype, enabled=is_mixed),
+        ):
             prediction: Tensor = model_fn.function(
                 noisy_latents, timestep, **conditions, **components
             )
-        return prediction
+        # The next call, for the other branch, may fill the same buffer.
+        return prediction.clone()
 
     def _loaded(self, experts: ExpertSchedule) -> list[str]:
         return [name for name in experts.components if name in self.components]

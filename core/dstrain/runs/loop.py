@@ -15,7 +15,7 @@ from dstrain.config.serialize import NEW_START, command_line
 from dstrain.console import get_logger, progress_bar
 from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import Diverged, OutOfMemory, first_few
+from dstrain.errors import Diverged, OutOfMemory, UsageError, first_few
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checkpoints.state import damage, states
@@ -125,6 +125,10 @@ def steps(run: TrainingRun) -> Iterator[dict[str, float]]:
             if not is_out_of_memory(error):
                 raise
             raise out_of_memory(run, batches) from error
+        except UsageError as error:
+            if not error.rows:
+                raise
+            raise error.at(name_row(run, row) for row in error.rows) from error
         run.step += 1
         end = time.perf_counter()
         yield {

@@ -243,17 +243,20 @@ def compute(
     micro_batches = (MicroBatch((key,), (1.0,), 1, ends_step=True) for key in keys)
     batches = load_batches(source, micro_batches, setup.config.dataset_num_workers)
     with progress_bar("data_process", len(part)) as progress:
-        for work, batch in zip(part, batches, strict=True):
-            for name in work.inputs:
-                files = map(Path, work.sample.cells[name].files)
-                keyed.digests.check_unchanged(files)
-            values = dict(batch.samples[0].values)
-            with torch.no_grad():
-                pipeline.run(work.steps, values)
-            for name in work.values:
-                writer.add(work.sample.addresses[name], values[name])
-            progress.update()
-        writer.flush()
+        try:
+            for work, batch in zip(part, batches, strict=True):
+                for name in work.inputs:
+                    files = map(Path, work.sample.cells[name].files)
+                    keyed.digests.check_unchanged(files)
+                values = dict(batch.samples[0].values)
+                with torch.no_grad(), setup.dataset.errors_at(work.sample.sample_id[0]):
+                    pipeline.run(work.steps, values)
+                for name in work.values:
+                    writer.add(work.sample.addresses[name], values[name])
+                progress.update()
+        finally:
+            # What is computed is kept, whatever ended the loop.
+            writer.flush()
 
 
 def write_plan(setup: Setup, keyed: KeyedSamples) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dstrain.errors import UsageError
+from dstrain.graph.values import Frames
 
 
 def collate(
@@ -39,21 +40,68 @@ def _join(
     padded: Mapping[str, int],
 ) -> Any:
     first = values[0]
+    others = values[1:]
+    if any(type(value) is not type(first) for value in others):
+        raise _different(name, values)
     if isinstance(first, Tensor):
         # Values of the negative branch are named 'negative.NAME'.
         axis = padded.get(name.rpartition(".")[2])
-        if axis is None:
-            return torch.cat(values)
-        # pad_sequence pads the first axis, and adds that of the batch itself.
-        sequences = [value[0].movedim(axis - 1, 0) for value in values]
-        padded_values = pad_sequence(sequences, batch_first=True)
-        return padded_values.movedim(1, axis)
+        return _join_tensors(name, values, axis)
     if isinstance(first, dict):
+        if any(value.keys() != first.keys() for value in others):
+            raise _different(name, values)
         return collate(values, padded)
-    if isinstance(first, list) and all(len(value) == len(first) for value in values):
+    if isinstance(first, list):
+        if any(len(value) != len(first) for value in others):
+            raise _different(name, values)
         items = zip(*values, strict=True)
         return [_join(name, list(item), padded) for item in items]
-    if any(value != first for value in values[1:]):
-        what = "samples of one batch differ in it, or in its length"
-        raise UsageError(f"batch, value {name}", what, "use --batch_size 1")
+    if not all(_equal(first, value) for value in others):
+        raise _different(name, values)
     return first
+
+
+def _join_tensors(name: str, values: list[Tensor], axis: int | None) -> Tensor:
+    first = values[0]
+    if len(values) == 1 and not first.ndim:
+        return first
+    for value in values if len(values) > 1 else []:
+        shape = list(value.shape)
+        expected = list(first.shape)
+        if axis is not None and axis < min(len(shape), len(expected)):
+            shape[axis] = expected[axis]
+        if value.dtype != first.dtype or shape != expected or shape[:1] != [1]:
+            raise _different(name, values)
+    if axis is None or axis >= first.ndim:
+        return torch.cat(values)
+    # pad_sequence pads the first axis, and adds that of the batch itself.
+    sequences = [value[0].movedim(axis - 1, 0) for value in values]
+    return pad_sequence(sequences, batch_first=True).movedim(1, axis)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Frames):
+        return one.fps == other.fps and torch.equal(one.pixels, other.pixels)
+    return bool(one == other)
+
+
+def _different(name: str, values: list[Any]) -> UsageError:
+    """Return the error of values that cannot be joined; it shows what each sample has."""
+    return UsageError(
+        f"batch, value {name}",
+        f"samples of one batch differ in it: {'; '.join(map(_shown, values))}",
+        "use --batch_size 1",
+        "or let its unit return one form for all: tensors of one dtype whose first axis is 1 per sample",
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, list):
+        return f"list of {len(value)}"
+    if isinstance(value, dict):
+        return f"record of {', '.join(value)}"
+    if value is None or isinstance(value, str | bool | int | float):
+        return repr(value)[:40]
+    return type(value).__name__

@@ -8,9 +8,11 @@ import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from dstrain.errors import about_rows
 from dstrain.graph.noise_schedule import TimestepSampler
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.task import Task
+from dstrain.graph.values import read_only
 from dstrain.lora.layers import Trainables
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import integrate
@@ -92,19 +94,29 @@ class TrainingModule(nn.Module):
     def losses(self, samples: Sequence[Sample], keys: Sequence[SampleKey]) -> Tensor:
         """Return one loss per sample, (batch,) fp32; all samples have the same inputs."""
         plan = self.plan(samples[0].inputs)
-        tables = [sample.values for sample in samples]
-        if not self.stage:
-            tables = [self.preprocess(sample, plan) for sample in samples]
-        # Dropout in libraries draws from the global generator.
-        seed_global(keys[0], "step")
-        device = self.pipeline.device
         loss_inputs: list[dict[str, Any]] = []
-        for table, key in zip(tables, keys, strict=True):
-            values = send_to_device(dict(table), device, non_blocking=True)
-            self.pipeline.run(plan.train_steps, values, Rng([key]))
+        for sample, key in zip(samples, keys, strict=True):
+            with about_rows([key.row]):
+                values = self._run_units(sample, key, plan)
             loss_inputs.append({name: values[name] for name in plan.loss_inputs})
-        batch = collate(loss_inputs, self.pipeline.spec.padded, self.task.listed)
+        # Dropout in model_fn's networks is drawn for the batch as a whole.
+        seed_global(keys[0], "step")
+        with about_rows([key.row for key in keys]):
+            batch = collate(loss_inputs, self.pipeline.spec.padded, self.task.listed)
         return self._task_losses(batch, keys)
+
+    def _run_units(self, sample: Sample, key: SampleKey, plan: Plan) -> dict[str, Any]:
+        """Run the units of one sample; return the values."""
+        table = sample.values if self.stage else self.preprocess(sample, plan)
+        values: dict[str, Any] = send_to_device(
+            dict(table), self.pipeline.device, non_blocking=True
+        )
+        if plan.train_steps:
+            # Dropout in libraries draws from the global generator. Keyed by the sample,
+            # it does not depend on which others are in its batch.
+            seed_global(key, "units")
+            self.pipeline.run(plan.train_steps, values, Rng([key]))
+        return values
 
     @torch.no_grad()
     def preprocess(self, sample: Sample, plan: Plan) -> dict[str, Any]:
@@ -129,5 +141,6 @@ class TrainingModule(nn.Module):
         )
         inputs = {name: values[name] for name in loss.inputs if name in values}
         predict = partial(self.pipeline.predict, values)
-        losses: Tensor = loss.function(predict, **inputs, **context)
+        with read_only(loss.where, inputs):
+            losses: Tensor = loss.function(predict, **inputs, **context)
         return losses

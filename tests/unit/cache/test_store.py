@@ -227,5 +227,7 @@ def test_an_image_of_a_mode_that_would_lose_something_is_refused(
 ) -> None:
     from dstrain.errors import UsageError
 
-    with pytest.raises(UsageError, match="mode CMYK cannot be stored"):
+    with pytest.raises(
+        UsageError, match="cannot be stored exactly: an image of mode CMYK"
+    ):
         fill(cache, {"image": Image.new("CMYK", (1, 1))})

@@ -449,13 +449,14 @@ def test_a_unit_that_uses_the_denoiser_runs_in_training_whichever_expert_is_trai
     )
 
 
-# The law, on random graphs: bodies are tuples of what was read, so equal results mean
+# The law, on random graphs: bodies are lists of what was read, so equal results mean
 # equal programs.
 
 
 def node(name: str, reads: Mapping[str, bool], borrows: tuple[str, ...]) -> Unit:
     def body(**arguments: Any) -> dict[str, Any]:
-        return {name: (name, *sorted(arguments.items()))}
+        read = [[key, list(value)] for key, value in sorted(arguments.items())]
+        return {name: [name, *read]}
 
     return declared(f"unit_{name}", body, reads, borrows, {name: "str"})
 
