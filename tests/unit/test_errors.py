@@ -6,7 +6,7 @@ import pytest
 from dstrain import errors
 from dstrain.config.fields import flags
 from dstrain.config.options import TrainConfig
-from dstrain.errors import DstrainError, UsageError, nearest
+from dstrain.errors import DstrainError, StateError, UsageError, nearest
 
 FLAGS = tuple(flag.name for flag in flags(TrainConfig))
 TYPOS: tuple[tuple[str, str], ...] = (
@@ -121,3 +121,25 @@ def test_an_error_reads_as_where_and_what_then_its_help() -> None:
         str(UsageError("--seed", "is blank", "give one"))
         == "dstrain: error: --seed: is blank\n  give one"
     )
+
+
+def test_a_unit_error_gets_the_rows_it_is_about_and_then_their_places() -> None:
+    with pytest.raises(UsageError) as caught, errors.about_rows([3, 1]):
+        raise UsageError("unit f", "cannot", "do this")
+    assert caught.value.rows == (3, 1)
+    placed = caught.value.at(["a.csv:5", "a.csv:3"])
+    assert placed.where == "a.csv:5, a.csv:3"
+    assert (placed.what, placed.help_lines) == ("unit f: cannot", ("do this",))
+    with pytest.raises(StateError) as other, errors.about_rows([3]):
+        raise StateError("a", "b")
+    assert other.value.rows == ()
+
+
+def test_the_first_who_knows_the_rows_is_right() -> None:
+    with (
+        pytest.raises(UsageError) as caught,
+        errors.about_rows([3, 4]),
+        errors.about_rows([4]),
+    ):
+        raise UsageError("unit f", "cannot")
+    assert caught.value.rows == (4,)

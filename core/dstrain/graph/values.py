@@ -1,5 +1,6 @@
 """Name the kinds of values that units exchange, and convert values to a storable form."""
 
+import math
 import re
 import types
 import typing
@@ -126,6 +127,8 @@ def copy_value(value: Any, where: str, name: str, depth: int = 0) -> Any:
             key: copy_value(item, where, f"{name}/{key}", depth + 1)
             for key, item in value.items()
         }
+    if value != value:  # only NaN is not itself
+        return math.nan  # JSON has only one: that of either sign
     return value
 
 

@@ -1,5 +1,6 @@
 """Join the values of samples to those of a batch."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -44,13 +45,17 @@ def _join(
     if any(type(value) is not type(first) for value in others):
         raise _different(name, values)
     if isinstance(first, Tensor):
-        # Values of the negative branch are named 'negative.NAME'.
-        axis = padded.get(name.rpartition(".")[2])
+        # Values of the negative branch are named 'negative.NAME', those of a record
+        # 'RECORD/NAME'.
+        axis = padded.get(re.split("[./]", name)[-1])
         return _join_tensors(name, values, axis)
     if isinstance(first, dict):
         if any(value.keys() != first.keys() for value in others):
             raise _different(name, values)
-        return collate(values, padded)
+        return {
+            key: _join(f"{name}/{key}", [value[key] for value in values], padded)
+            for key in first
+        }
     if isinstance(first, list):
         if any(len(value) != len(first) for value in others):
             raise _different(name, values)

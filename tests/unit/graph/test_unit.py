@@ -211,5 +211,53 @@ def test_a_clone_keeps_the_gradient() -> None:
     assert weight.grad.tolist() == [2, 2, 0, 0]
 
 
+def test_a_buffer_that_is_returned_again_leaves_earlier_outputs_as_they_are() -> None:
+    class Filled(TypedDict):
+        filled: Tensor
+
+    buffer = torch.zeros(2)
+
+    def fill(number: int) -> Filled:
+        return {"filled": buffer.fill_(number)}
+
+    first, second = (Unit(fill).run({"number": i}, {})["filled"] for i in (1, 2))
+    assert (first.tolist(), second.tolist()) == ([1, 1], [2, 2])
+
+
+def test_a_unit_that_changes_what_it_is_given_is_named() -> None:
+    class Pixels(TypedDict):
+        pixels: Tensor
+
+    def scale(image: Tensor, noise: Tensor) -> Pixels:
+        return {"pixels": noise.mul_(2) + image}
+
+    def decode(latents: Tensor, image: Tensor) -> Pixels:
+        return {"pixels": latents.mul_(2) + image}
+
+    values = {"image": torch.ones(1), "noise": torch.ones(1)}
+    with pytest.raises(UsageError, match="unit scale: changes its input 'noise'"):
+        Unit(scale).run(values, {})
+    with pytest.raises(UsageError, match="unit decode: changes its input 'latents'"):
+        Unit(decode, given=("latents",)).run(values, {}, latents=torch.ones(1))
+
+
+@pytest.mark.parametrize("made", [None, (1, 2), "emb", 3])
+def test_what_is_no_record_is_refused(made: Any) -> None:
+    def drifts() -> Prompt:
+        return made
+
+    kind = type(made).__name__
+    with pytest.raises(UsageError, match=f"unit drifts: returned {kind}; declared"):
+        Unit(drifts).run({}, {})
+
+
+def test_an_output_that_cannot_be_stored_is_refused() -> None:
+    def lossy() -> Prompt:
+        return {"emb": torch.ones(1), "mask": (1, 2)}  # type: ignore[typeddict-item]  # what is tested
+
+    with pytest.raises(UsageError, match="unit lossy: output 'mask' cannot be stored"):
+        Unit(lossy).run({}, {})
+
+
 def test_configuration_belongs_to_its_component() -> None:
     assert (component_of("dit_config"), component_of("vae")) == ("dit", "vae")

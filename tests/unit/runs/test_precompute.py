@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dstrain.cache.store import ShardWriter
-from dstrain.errors import StateError
+from dstrain.errors import StateError, UsageError
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs import precompute as stage_1
@@ -317,3 +318,29 @@ def test_the_log_in_the_feature_cache_has_every_fill_and_the_error_that_ended_on
     log = (place.cache / "dstrain.log").read_text()
     assert log.count("INFO dstrain.runs.precompute: precomputing 4 of 4 samples") == 2
     assert log.count("ERROR dstrain.console: dstrain: error: shard: is damaged") == 1
+
+
+def test_what_was_computed_before_a_refusal_is_kept_and_the_row_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = place.rows[2]["prompt"]
+
+    def lossy(prompt: str, *, dit_config: Any) -> caching_family.Description:
+        made = caching_family.describe(prompt, dit_config=dit_config)
+        if prompt == bad:
+            made["title"] = np.str_("a")
+        return made
+
+    lossy.__name__ = "describe"
+    others = [one for one in caching_family.UNITS if one is not caching_family.describe]
+    with monkeypatch.context() as patch:
+        patch.setattr(caching_family, "UNITS", (lossy, *others))
+        with pytest.raises(UsageError) as caught:
+            place.fill()
+    line = place.setup("").dataset.table.where(2)
+    assert caught.value.where == line
+    assert caught.value.what.startswith("unit describe: output 'title'")
+    runs()
+    again = place.fill()
+    assert sum(again.values()) < sum(ALL.values())
+    assert again["encode_image"] == 2

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
+from dstrain.graph.values import Frames
 from dstrain.training.collate import collate
 
 
@@ -81,13 +82,53 @@ def test_gradients_go_through_joining_and_padding() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("a", "b"), (1, 2), (None, 1), ([ramp(1, 1)], [ramp(1, 1), ramp(1, 1)])],
+    [
+        ("a", "b"),
+        (1, 2),
+        (1, True),
+        (None, 1),
+        (ramp(1, 1), None),
+        (None, ramp(1, 1)),
+        (ramp(1, 1), ramp(1, 2)),
+        (ramp(1, 1), ramp(1, 1, 1)),
+        (ramp(1, 1), ramp(1, 1).double()),
+        (ramp(2, 1), ramp(2, 1)),
+        (ramp(), ramp()),
+        ([ramp(1, 1)], [ramp(1, 1), ramp(1, 1)]),
+        ({"a": 1}, {"b": 1}),
+        (Frames(ramp(1, 1), 8.0), Frames(ramp(1, 1, start=2), 8.0)),
+    ],
 )
 def test_samples_that_differ_in_what_cannot_be_joined_are_refused_by_name(
     one: Any, other: Any
 ) -> None:
     with pytest.raises(UsageError, match=r"value style(.|\n)*--batch_size 1"):
         collate([{"style": one}, {"style": other}], {})
+
+
+def test_the_error_shows_what_each_sample_has() -> None:
+    samples = [{"value": {"mask": ramp(1, 3)}}, {"value": {"mask": None}}]
+    with pytest.raises(UsageError) as caught:
+        collate(samples, {})
+    assert caught.value.where == "batch, value value/mask"
+    assert caught.value.what.endswith("differ in it: float32 [1, 3]; None")
+    collate(samples[:1], {})
+
+
+def test_padding_hides_no_other_difference() -> None:
+    one, other = {"emb": ramp(1, 2, 3)}, {"emb": ramp(1, 4, 2)}
+    with pytest.raises(UsageError, match="value emb"):
+        collate([one, other], {"emb": 1})
+
+
+def test_equal_frames_are_one_value() -> None:
+    frames = Frames(ramp(1, 1), 8.0)
+    samples = [{"clip": frames}, {"clip": Frames(ramp(1, 1), 8.0)}]
+    assert collate(samples, {})["clip"] is frames
+
+
+def test_one_number_alone_needs_no_axis() -> None:
+    assert collate([{"scale": torch.tensor(2.0)}], {})["scale"].shape == ()
 
 
 def test_a_listed_value_is_what_each_sample_has_and_others_must_agree() -> None:

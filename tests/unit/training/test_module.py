@@ -2,12 +2,14 @@
 and it holds what a step uses.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dstrain.errors import UsageError
+from dstrain.graph.unit import Unit
 from dstrain.randomness import SampleKey
 from dstrain.runs.loop import steps
 from dstrain.runs.runner import run
@@ -76,6 +78,39 @@ def test_a_batch_has_the_losses_and_gradients_of_its_samples(
     many = gradients(module, [batch(ready, (row,), total=3) for row in rows])
     assert one.keys() == many.keys() == set(module.trained.parameters)
     assert max((one[name] - many[name]).abs().max().item() for name in one) <= 1e-6
+
+
+def test_dropout_of_a_train_step_does_not_depend_on_the_batch(here: Path) -> None:
+    """The text encoder has dropout, and is in training mode."""
+    ready = training_run(config(here, trainable_models="text_encoder"))
+    module = ready.module
+    assert module.pipeline.components["text_encoder"].training
+    rows = (0, 2, 4)
+    one = gradients(module, [batch(ready, rows)])
+    many = gradients(module, [batch(ready, (row,), total=3) for row in rows])
+    assert max((one[name] - many[name]).abs().max().item() for name in one) <= 1e-6
+    samples = batch(ready, (0, 0)).samples
+    keys = [SampleKey(0, 0, repeat, 0) for repeat in (0, 1)]
+    first, second = module.losses(samples, [keys[0]] * 2).tolist()
+    assert first == second
+    assert module.losses(samples, keys)[1].item() != second
+
+
+def test_an_error_knows_the_rows_it_is_about(here: Path) -> None:
+    ready = training_run(config(here, trainable_models="dit"))
+    one = batch(ready, (3, 5))
+    samples = [replace(sample, values={"prompt": 1}) for sample in one.samples]
+    unit = ready.module.plan(samples[0].inputs).cached_steps[0].unit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Unit, "run", refusing)
+        with pytest.raises(UsageError) as caught:
+            ready.module.losses(samples[1:], one.micro_batch.keys[1:])
+    assert caught.value.rows == (5,)
+    assert unit.name in caught.value.where
+
+
+def refusing(unit: Unit, *arguments: Any, **named: Any) -> None:
+    raise UsageError(f"unit {unit.name}", "refused")
 
 
 def test_the_loss_is_the_weighted_share_of_the_global_batch(here: Path) -> None:
