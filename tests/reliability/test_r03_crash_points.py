@@ -89,7 +89,7 @@ def filled(folder: Path, *numbers: int) -> None:
         {"row": number, "at": address}
         for number, address in enumerate(sorted(cache.where))
     ]
-    cache.write_plan({"a": 1}, {"data set": "d"}, rows)
+    cache.write_plan({"a": 1}, {"dataset": "d"}, rows)
 
 
 def check_filled(folder: Path) -> str:

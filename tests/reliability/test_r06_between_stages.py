@@ -149,7 +149,7 @@ def test_rows_that_lack_an_input_train_as_in_a_single_run(
         return
     with pytest.raises(StateError, match="contains no plan for this run") as caught:
         run(replace(second, stage="train"))
-    assert "values stored" in str(caught.value)
+    assert "cached values" in str(caught.value)
 
 
 # Facts: one thing changes between the stages, and in a single run.

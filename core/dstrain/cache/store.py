@@ -40,11 +40,11 @@ LOG = "dstrain.log"
 PARTS = (MARKER, "shards", "plans", DIGESTS, LOG)
 HASH = re.compile(r"[0-9a-f]{40}")
 """Names of shards and plans, without what follows the dot."""
-FORMAT = MappingProxyType({"format": "dstrain-features", "version": 1})
+FORMAT = MappingProxyType({"format": "dstrain-features", "version": 2})
 OPEN_SHARDS = 256
 """Most shards open at once: each one has an open file and mapped memory."""
 Values = Mapping[str, Any]
-"""Address -> {'form': the value's header, 'sha256': the digest of its tensors}."""
+"""Address -> {'header': the value's header, 'sha256': the digest of its tensors}."""
 AGAIN = "delete it, then fill the cache again: only the values it contained are computed again"
 
 
@@ -93,7 +93,7 @@ class FeatureCache:
     def header(self, address: str) -> Any:
         """Return the header of a value, which has the shapes of its tensors."""
         _, record = self._stored(address)
-        return record["form"]
+        return record["header"]
 
     def read(self, address: str) -> Any:
         """Return a value, its tensors copies of their own.
@@ -103,7 +103,7 @@ class FeatureCache:
         """
         file, record = self._stored(address)
         path = self._path(self.where[address])
-        header = record["form"]
+        header = record["header"]
         tensors = {}
         try:
             for name in tensor_names(header):
@@ -150,7 +150,7 @@ class FeatureCache:
 
         Args:
             identity: What the plan's values depend on.
-            about: Recorded with it; its entry 'data set' identifies the dataset.
+            about: Recorded with it; its entry 'dataset' identifies the dataset.
             rows: JSON data, one per sample.
         """
         lines = b"".join(_line(row) for row in rows)
@@ -162,7 +162,7 @@ class FeatureCache:
             "sha256": hashlib.sha256(lines).hexdigest(),
         }
         head = {"record": record, "digest": hash_json("record", record)}
-        name = hash_json("plan", [identity, about["data set"]])
+        name = hash_json("plan", [identity, about["dataset"]])
         write_file(self.folder / "plans" / f"{name}.jsonl", _line(head) + lines)
 
     def plans(self) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -198,10 +198,24 @@ def check_parts(folder: Path) -> None:
         found = json.loads(marker.read_bytes())
     except (OSError, ValueError) as error:
         raise CacheError(marker, f"cannot be read: {error}", AGAIN) from error
-    if found != FORMAT:
+    if found == FORMAT:
+        return
+    if not isinstance(found, dict) or found.get("format") != FORMAT["format"]:
         what = f"expected {dict(FORMAT)}, found {found}"
-        advice = "another version or program wrote it: give another --feature_cache"
-        raise StateError(marker, what, advice)
+        raise StateError(
+            marker, what, "another program wrote it: give another --feature_cache"
+        )
+    what = (
+        f"is a feature cache of format {found.get('version')}, "
+        f"and this version of dstrain has format {FORMAT['version']}"
+    )
+    raise StateError(
+        folder,
+        what,
+        "it is left as it is; fill a new one by running the same command with"
+        " --task TASK:data_process --feature_cache NEW_FOLDER",
+        "and train with --feature_cache NEW_FOLDER",
+    )
 
 
 def _named(folder: Path, suffix: str) -> list[Path]:
@@ -257,7 +271,7 @@ class ShardWriter:
         header = serialize(value, tensors, address)
         digest = tensors_digest(tensors.values())
         self._tensors |= tensors
-        self._values[address] = {"form": header, "sha256": digest}
+        self._values[address] = {"header": header, "sha256": digest}
         self._bytes += sum(tensor.nbytes for tensor in tensors.values())
         age = time.monotonic() - self._since
         if self._bytes >= self.max_bytes or age >= self.max_seconds:

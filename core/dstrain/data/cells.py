@@ -29,7 +29,7 @@ from dstrain.data.videos import (
     Video,
     read_frames,
 )
-from dstrain.graph.inputs import STORED_KINDS, Column
+from dstrain.graph.inputs import Column
 from dstrain.storage.hashing import Digests, hash_json
 
 
@@ -91,7 +91,7 @@ def _load_files(cell: Cell, check: bool) -> Any:
 
 def _load_clip(cell: Cell, parameters: dict[str, Any], check: bool) -> Any:
     (size,) = parameters["sizes"]
-    if parameters["source"] == "pictures":
+    if parameters["source"] == "images":
         images = (
             load_image(Path(file), "RGB", size, check=check) for file in cell.files
         )
@@ -189,7 +189,7 @@ class ResampledVideo:
             files = tuple(self.video.files[frame] for frame in frames)
             marks = tuple(self.video.marks[frame] for frame in frames)
             frames = tuple(range(len(frames)))
-            source = "pictures"  # the word that stored keys have
+            source = "images"
         parameters: list[tuple[str, Any]] = [
             ("loader", VIDEO_LOADER_VERSION),
             ("mode", column.mode),
@@ -261,8 +261,7 @@ def input_key(cell: Cell, digests: Digests) -> str:
     """Return the key of an input: the hash of its value, or of its files' bytes and of
     how they are loaded.
     """
-    kind = STORED_KINDS.get(cell.kind, cell.kind)
     if not cell.files:
-        return hash_json("literal", [kind, cell.literal])
+        return hash_json("literal", [cell.kind, cell.literal])
     contents = [digests.of(file) for file in cell.files]
-    return hash_json("files", [kind, contents, cell.parameters])
+    return hash_json("files", [cell.kind, contents, cell.parameters])

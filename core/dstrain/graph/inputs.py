@@ -2,16 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 Kind = Literal["text", "texts", "integer", "number", "image", "images", "video"]
-STORED_KINDS = MappingProxyType(
-    {"image": "picture", "images": "pictures", "video": "frames"}
-)
-"""Kind -> the word for it in cache keys and shard headers. Keys change once, with the
-next format; until then the stored words stay.
-"""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dstrain.errors import UsageError
-from dstrain.graph.inputs import STORED_KINDS
 
 IMAGE_MODES = ("L", "RGB", "RGBA")
 DTYPES = frozenset(
@@ -33,9 +32,6 @@ MAX_BITS = 4096
 MAX_DEPTH = 64
 STORABLE = f"""what can be: Tensor of a dtype of safetensors, str, int, float, bool, None, \
 image ({", ".join(IMAGE_MODES)}), Frames; lists and records of these"""
-# Words for these kinds in headers:
-IMAGE = STORED_KINDS["image"]
-VIDEO = STORED_KINDS["video"]
 
 
 @dataclass(frozen=True)
@@ -253,10 +249,10 @@ def serialize(
         return {"tensor": name, "shape": list(value.shape)}
     if isinstance(value, Image.Image):
         tensors[name] = torch.from_numpy(np.array(value))
-        return {IMAGE: name, "shape": list(tensors[name].shape)}
+        return {"image": name, "shape": list(tensors[name].shape)}
     if isinstance(value, Frames):
         tensors[name] = value.pixels
-        return {VIDEO: name, "fps": value.fps, "shape": list(value.pixels.shape)}
+        return {"video": name, "fps": value.fps, "shape": list(value.pixels.shape)}
     if isinstance(value, list):
         items = []
         for i, item in enumerate(value):
@@ -274,10 +270,10 @@ def deserialize(header: Any, tensors: Mapping[str, Tensor]) -> Any:
         return header["value"]
     if "tensor" in header:
         return tensors[header["tensor"]]
-    if IMAGE in header:
-        return Image.fromarray(tensors[header[IMAGE]].numpy())
-    if VIDEO in header:
-        return Frames(tensors[header[VIDEO]], header["fps"])
+    if "image" in header:
+        return Image.fromarray(tensors[header["image"]].numpy())
+    if "video" in header:
+        return Frames(tensors[header["video"]], header["fps"])
     if "list" in header:
         return [deserialize(item, tensors) for item in header["list"]]
     return {key: deserialize(item, tensors) for key, item in header["record"].items()}
@@ -285,7 +281,7 @@ def deserialize(header: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def tensor_names(header: Any) -> list[str]:
     """Return the names of the tensors of a value, in the order they were stored."""
-    for kind in ("tensor", IMAGE, VIDEO):
+    for kind in ("tensor", "image", "video"):
         if kind in header:
             return [header[kind]]
     children = header.get("list") or list(header.get("record", {}).values())

@@ -59,13 +59,11 @@ class CacheInfo:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CacheInfo":
         """Read what `to_json` returned."""
-        fields = dict(record)
-        return cls(fields.pop("data set"), **fields)
+        return cls(**record)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as it is stored; its words are part of the format."""
-        record = asdict(self)
-        return {"data set": record.pop("dataset"), **record}
+        return asdict(self)
 
 
 def open_plan(
@@ -167,7 +165,7 @@ def _choose(
     digest = None if metadata is None else sha256(metadata)
     newest: dict[str, StoredPlan] = {}
     for path, plan in sorted(fitting, key=lambda one: int(one[1]["sequence"])):
-        dataset = plan["about"]["data set"]
+        dataset = plan["about"]["dataset"]
         if digest is None or dataset["sha256"] == digest:
             named = f"{dataset['path']} with files in {', '.join(dataset['folders'])}"
             newest[named] = (path, plan)
@@ -175,7 +173,7 @@ def _choose(
         raise _changed(cache, metadata)
 
     def is_named(plan: StoredPlan) -> tuple[bool, bool]:
-        dataset = plan[1]["about"]["data set"]
+        dataset = plan[1]["about"]["dataset"]
         return dataset["folders"] == folders, dataset["path"] == resolved
 
     # First those that were filled from the very folders and metadata that are named.
@@ -217,7 +215,7 @@ def _first_changed(
     here = [folder for folder in folders if os.path.isdir(folder)]
     if not here:
         return None
-    if plan["about"]["data set"]["rows"] > MOST_ROWS:
+    if plan["about"]["dataset"]["rows"] > MOST_ROWS:
         logger.info(
             f"files of more than {MOST_ROWS} rows are not compared with those that stage 1 read"
         )

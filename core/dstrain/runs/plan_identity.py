@@ -33,7 +33,7 @@ def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[st
         "family": spec.family,
         "variant": spec.variant,
         "task": setup.task.name,
-        "sides": list(setup.task.branches),
+        "branches": list(setup.task.branches),
     }
     plans = []
     present = frozenset[str]().union(*input_sets)
@@ -44,7 +44,7 @@ def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[st
             facts[f"plan{_lacking(setup, present - inputs)}"] = f"none: {error.what}"
             continue
         plans.append(plan)
-        stored = f"values stored{_lacking(setup, present - inputs)}"
+        stored = f"cached values{_lacking(setup, present - inputs)}"
         facts[stored] = list(plan.cached_values)
         for fact, value in _unit_facts(plan):
             # Most sets of inputs share most units: only what differs is repeated.

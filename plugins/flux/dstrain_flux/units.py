@@ -62,7 +62,7 @@ class Latents(TypedDict):
 class KontextImages(TypedDict):
     """The images to edit, RGB, at sizes that the denoiser knows."""
 
-    kontext_pictures: list[Image.Image]
+    resized_kontext_images: list[Image.Image]
 
 
 class KontextLatents(TypedDict):
@@ -112,11 +112,11 @@ def resize_kontext(
         size = kontext_size(*image.size, kontext_pixels)
         rgb = convert_image(image, "RGB")
         resized.append(rgb.resize(size, Image.Resampling.LANCZOS))
-    return {"kontext_pictures": resized}
+    return {"resized_kontext_images": resized}
 
 
 def encode_kontext(
-    kontext_pictures: list[Image.Image],
+    resized_kontext_images: list[Image.Image],
     *,
     vae: Any,
     device: torch.device,
@@ -125,7 +125,7 @@ def encode_kontext(
     """Encode RGB images to edit, each as `encode_image` does."""
     return {
         "kontext_latents": [
-            _encode(image, vae, device, dtype) for image in kontext_pictures
+            _encode(image, vae, device, dtype) for image in resized_kontext_images
         ]
     }
 

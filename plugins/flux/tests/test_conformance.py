@@ -55,7 +55,7 @@ class TestConformance(Conformance):
         if kontext:  # that both resize an image alike is tested with the units
             (resized,) = resize_kontext(
                 given.pop("kontext_images"), given.pop("kontext_pixels")
-            )["kontext_pictures"]
+            )["resized_kontext_images"]
             given |= {
                 "image": resized,
                 "_auto_resize": False,

@@ -144,7 +144,7 @@ def test_images_to_edit_become_latents_each_of_its_own_size(
     made = Unit(units.resize_kontext).run(
         {"kontext_images": given, "kontext_pixels": 64 * 64}, loaded
     )
-    images = made["kontext_pictures"]
+    images = made["resized_kontext_images"]
     assert [(one.mode, one.size) for one in images] == [
         ("RGB", (96, 48)),
         ("RGB", (64, 64)),

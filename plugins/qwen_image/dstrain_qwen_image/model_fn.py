@@ -97,14 +97,14 @@ def latent_shape(height: int, width: int) -> tuple[int, ...]:
 
 
 def latent_shape_edit(
-    edit_pictures: list[Image.Image],
+    resized_edit_images: list[Image.Image],
     height: int | None = None,
     width: int | None = None,
 ) -> tuple[int, ...]:
     """Return the shape for a side that is given, else for that of the last image to
     edit, as diffusers does.
     """
-    last = edit_pictures[-1]
+    last = resized_edit_images[-1]
     return latent_shape(height or last.height, width or last.width)
 
 

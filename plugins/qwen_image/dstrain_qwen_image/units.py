@@ -61,14 +61,14 @@ class Latents(TypedDict):
 class EditImages(TypedDict):
     """Images to edit, as both the text encoder and the VAE get them."""
 
-    edit_pictures: list[Image.Image]
+    resized_edit_images: list[Image.Image]
     """About `edit_pixels` pixels each."""
 
 
 class EditImagesInTwoSizes(EditImages):
     """Images to edit, as the VAE and as the text encoder gets them."""
 
-    edit_text_pictures: list[Image.Image]
+    resized_text_images: list[Image.Image]
     """About `edit_text_pixels` pixels each."""
 
 
@@ -101,7 +101,7 @@ def encode_prompt(
 
 def resize_edit_image(edit_image: Image.Image, edit_pixels: int) -> EditImages:
     """Resize the image to edit to about `edit_pixels` pixels."""
-    return {"edit_pictures": [resize(edit_image, edit_pixels)]}
+    return {"resized_edit_images": [resize(edit_image, edit_pixels)]}
 
 
 def resize_edit_images(
@@ -109,8 +109,10 @@ def resize_edit_images(
 ) -> EditImagesInTwoSizes:
     """Resize each image to edit to both areas."""
     return {
-        "edit_pictures": [resize(image, edit_pixels) for image in edit_image],
-        "edit_text_pictures": [resize(image, edit_text_pixels) for image in edit_image],
+        "resized_edit_images": [resize(image, edit_pixels) for image in edit_image],
+        "resized_text_images": [
+            resize(image, edit_text_pixels) for image in edit_image
+        ],
     }
 
 
@@ -135,7 +137,7 @@ def resize(image: Image.Image, pixels: int) -> Image.Image:
 
 def encode_edit_prompt(
     prompt: str,
-    edit_pictures: list[Image.Image],
+    resized_edit_images: list[Image.Image],
     *,
     text_encoder: Any,
     processor: Any,
@@ -143,22 +145,24 @@ def encode_edit_prompt(
 ) -> Prompt:
     """Encode a prompt and the image that it is about."""
     text = IMAGE + prompt
-    return _encode_with_images(text, edit_pictures, text_encoder, processor, device)
+    return _encode_with_images(
+        text, resized_edit_images, text_encoder, processor, device
+    )
 
 
 def encode_numbered_prompt(
     prompt: str,
-    edit_text_pictures: list[Image.Image],
+    resized_text_images: list[Image.Image],
     *,
     text_encoder: Any,
     processor: Any,
     device: torch.device,
 ) -> Prompt:
     """Encode a prompt about 'Picture 1', 'Picture 2' ..., and these images."""
-    numbers = range(1, len(edit_text_pictures) + 1)
+    numbers = range(1, len(resized_text_images) + 1)
     text = "".join(NUMBERED_IMAGE.format(number) for number in numbers) + prompt
     return _encode_with_images(
-        text, edit_text_pictures, text_encoder, processor, device
+        text, resized_text_images, text_encoder, processor, device
     )
 
 
@@ -172,7 +176,7 @@ def encode_image(
 
 
 def encode_edit_images(
-    edit_pictures: list[Image.Image],
+    resized_edit_images: list[Image.Image],
     *,
     vae: Any,
     device: torch.device,
@@ -181,7 +185,7 @@ def encode_edit_images(
     """Encode RGB images to edit, each as `encode_image` does."""
     return {
         "edit_latents": [
-            _encode_image(image, vae, device, dtype) for image in edit_pictures
+            _encode_image(image, vae, device, dtype) for image in resized_edit_images
         ]
     }
 

@@ -172,7 +172,7 @@ def test_ids_patches_and_token_types_are_those_of_the_published_processor(
 def test_a_prompt_that_speaks_of_more_images_than_there_are_is_refused(
     parts: dict[str, Any],
 ) -> None:
-    given = {"prompt": "a <|image_pad|>", "edit_pictures": [noise_image(64, 64)]}
+    given = {"prompt": "a <|image_pad|>", "resized_edit_images": [noise_image(64, 64)]}
     with pytest.raises(
         UsageError, match=r"prompt: the text has 2 <.image_pad.> for 1 images"
     ):
@@ -201,7 +201,7 @@ def test_a_processor_of_another_model_is_refused_by_name(parts: dict[str, Any]) 
         UsageError, match=r"processor some/folder: .* expected 64"
     ) as error:
         MODEL.spec("edit").units[1].run(
-            {"prompt": "x", "edit_pictures": [noise_image(64, 64)]}, loaded
+            {"prompt": "x", "resized_edit_images": [noise_image(64, 64)]}, loaded
         )
     assert "--processor_path" in str(error.value)
 
@@ -300,7 +300,7 @@ def test_diffusers_alone_gives_images_the_positions_of_a_text_and_so_other_embed
     made = (
         MODEL.spec("edit")
         .units[1]
-        .run({"prompt": PROMPT, "edit_pictures": [seen]}, parts)["prompt_emb"]
+        .run({"prompt": PROMPT, "resized_edit_images": [seen]}, parts)["prompt_emb"]
     )
     encode = published("edit", parts, toy_of("edit")).encode_prompt
     alone, _ = encode([PROMPT], seen)

@@ -144,7 +144,10 @@ def test_only_temporaries_are_removed_when_a_cache_is_created_again(
     [
         (None, "is not a feature cache"),
         ("{", "cannot be read"),
-        ('{"format": "dstrain-features", "version": 2}', "expected "),
+        ('{"format": "dstrain-features", "version": 1}', "of format 1, and this .* 2"),
+        ('{"format": "dstrain-features", "version": 3}', "of format 3, and this .* 2"),
+        ('{"format": "other", "version": 2}', "another program wrote it"),
+        ("[]", "another program wrote it"),
     ],
 )
 def test_what_is_no_cache_of_this_version_is_refused(
@@ -206,9 +209,9 @@ def test_a_shard_of_another_name_is_refused(cache: FeatureCache) -> None:
 
 def test_every_plan_that_is_written_is_the_newest(cache: FeatureCache) -> None:
     for data in ("a", "b", "c", "a", "b"):
-        cache.write_plan({}, {"data set": data}, [{"row": 0}])
+        cache.write_plan({}, {"dataset": data}, [{"row": 0}])
         newest = max(cache.plans(), key=lambda plan: int(plan[1]["sequence"]))
-        assert newest[1]["about"]["data set"] == data
+        assert newest[1]["about"]["dataset"] == data
         assert list(cache.plan_rows(newest[0])) == [{"row": 0}]
     assert len({record["sequence"] for _, record in cache.plans()}) == 3
 

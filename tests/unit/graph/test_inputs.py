@@ -1,10 +1,7 @@
 """An input is declared once, as a column, a size, a constant or a value of inference."""
 
-from typing import get_args
-
 import pytest
 from dstrain.graph.inputs import (
-    STORED_KINDS,
     Column,
     Constant,
     InferenceOnly,
@@ -38,16 +35,6 @@ def test_a_file_is_a_video_if_frames_or_one_frame_of_it_are_loaded(
 ) -> None:
     assert column.is_file
     assert column.from_video == from_video
-
-
-def test_stored_words_of_kinds_stay_until_the_next_format() -> None:
-    assert dict(STORED_KINDS) == {
-        "image": "picture",
-        "images": "pictures",
-        "video": "frames",
-    }
-    files = {kind for kind in get_args(Kind) if Column("x", kind).is_file}
-    assert set(STORED_KINDS) == files
 
 
 @pytest.mark.parametrize(

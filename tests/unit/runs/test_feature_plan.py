@@ -99,9 +99,9 @@ def test_other_values_stored_are_named(
     assert len(place.stored().rows) == 4  # a unit nobody needs makes no difference
     setup = place.setup()
     input_sets = [frozenset(setup.dataset.rows[0])]
-    cached_values = set(plan_identity(setup, input_sets)["values stored"])
+    cached_values = set(plan_identity(setup, input_sets)["cached values"])
     task = Task.of("sft", needs_less)
-    assert "values stored: cache ['facts'," in refusal(place, task)
+    assert "cached values: cache ['facts'," in refusal(place, task)
     assert "input_latents" in cached_values
 
 
@@ -309,7 +309,7 @@ def test_what_is_recorded_comes_back_and_keeps_the_words_of_the_format(
     (stored,) = FeatureCache.open(place.cache).plans()
     about = stored[1]["about"]
     assert list(about) == [
-        *("data set", "columns", "inputs", "components", "configs", "models"),
+        *("dataset", "columns", "inputs", "components", "configs", "models"),
         *("files", "versions", "previews"),
     ]
     info = CacheInfo.from_json(about)

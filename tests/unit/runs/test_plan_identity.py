@@ -74,8 +74,8 @@ def test_every_set_of_inputs_has_its_values(place: Place) -> None:
     place.rows[1]["reference"] = "0.png"
     write_rows(place.data, place.rows)
     found = facts(place)
-    without = found["values stored for rows without reference"]
-    assert "reference" in found["values stored"]
+    without = found["cached values for rows without reference"]
+    assert "reference" in found["cached values"]
     assert "reference" not in without
     assert found["input reference mode"] == "RGBA"
 

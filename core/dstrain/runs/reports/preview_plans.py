@@ -85,7 +85,7 @@ def preview_line(preview: PreviewPlan, addresses: Mapping[str, str]) -> dict[str
     return {
         "prompt": preview.prompt,
         "inputs": sorted(preview.plan.inputs),
-        "sides": list(preview.plan.task.branches),
+        "branches": list(preview.plan.task.branches),
         "sampling": {name: getattr(preview.sampling, name) for name in RECORDED},
         "values": values,
     }
@@ -121,7 +121,7 @@ def _stored(
     line: Mapping[str, Any],
 ) -> PreviewPlan | None:
     """Return one preview with its values; None if what is trained now needs others."""
-    plan = _plan(setup, line["inputs"], NEGATIVE in line["sides"])
+    plan = _plan(setup, line["inputs"], NEGATIVE in line["branches"])
     forms = line["values"]
     addresses = {form["at"] for form in forms.values() if "at" in form}
     if not forms.keys() >= set(plan.cached_values):
