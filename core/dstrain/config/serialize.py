@@ -52,7 +52,8 @@ def command_line(config: TrainConfig, **changes: Any) -> str:
         if flag.required or value == flag.default or value is False:
             continue
         for one in value if flag.many else (value,):
-            words += _words(flag.name, one in (True, flag.bare), str(one))
+            stands_alone = one is True or (flag.bare is not None and one == flag.bare)
+            words += _words(flag.name, stands_alone, str(one))
     for name, text in config.family_options.items():
         words += _words(name, text == str(True), text)
     for name in config.disabled_plugins:

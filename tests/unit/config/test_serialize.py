@@ -1,11 +1,20 @@
 """A configuration is written as data, without secrets and without options of one start."""
 
 import json
+import shlex
 from pathlib import Path
 
+import pytest
 from dstrain.config.fields import LoraFile, NamedInput, flags
 from dstrain.config.options import GenerateConfig, TrainConfig, options_affecting
-from dstrain.config.serialize import as_flags, write_resolved
+from dstrain.config.serialize import (
+    as_flags,
+    command_line,
+    refill_advice,
+    write_resolved,
+)
+
+from tests.support.command_lines import toy_config
 
 CONFIG = TrainConfig(
     model="faky",
@@ -60,3 +69,42 @@ def test_a_path_that_is_not_utf_8_is_written(tmp_path: Path) -> None:
     config = TrainConfig(model="faky", output_path=Path("d\udcff"))
     write_resolved(tmp_path / "a.json", config, {})
     assert json.loads((tmp_path / "a.json").read_bytes())["output_path"] == "d\udcff"
+
+
+def test_a_command_line_gives_the_configuration_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = toy_config(
+        max_steps=1,
+        resume="auto",
+        overwrite=False,
+        use_gradient_checkpointing=True,
+        preview_prompt=("-a 'dog'", "two words"),
+        learning_rate=1e-5,
+        task="sft:train",
+    )
+    typed = command_line(given, task="sft:data_process", resume=None)
+    words = shlex.split(typed)
+    assert words[:3] == ["dstrain", "--model", "faky"]
+    assert words[words.index("--max_steps") + 1] == "1"
+    assert "--preview_prompt=-a 'dog'" in words
+    assert "two words" in words
+    assert "--resume" not in words
+    assert words[words.index("--task") + 1] == "sft:data_process"
+    assert "--use_gradient_checkpointing" in words and "True" not in words
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    launched = shlex.split(command_line(given))
+    assert launched[:5] == ["torchrun", "--nproc_per_node", "2", "-m", "dstrain"]
+    assert launched[launched.index("--resume") + 1 :][:1] != ["auto"]
+
+
+def test_a_cache_is_filled_by_the_command_of_stage_1_where_the_dataset_is_known() -> (
+    None
+):
+    known = toy_config(task="sft:train", feature_cache=Path("cache"), overwrite=True)
+    advice = refill_advice(known)
+    assert advice.startswith("to fill it, run: dstrain --model faky")
+    assert "--task sft:data_process" in advice
+    assert "--overwrite" not in advice
+    unknown = toy_config(task="sft:train", feature_cache=None)
+    assert "run the command that filled it" in refill_advice(unknown)

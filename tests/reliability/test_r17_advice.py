@@ -1,0 +1,317 @@
+"""R17: every advice that a message gives works when it is typed."""
+
+import importlib
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from dstrain.cli.main import main
+from dstrain.cli.unsupported import advice
+from dstrain.errors import SystemFault
+from safetensors.torch import load_file, save_file
+
+from tests.support.runs import project
+
+pytestmark = [
+    pytest.mark.promise("R17", "every advice works when typed"),
+    pytest.mark.usefixtures("tiny"),
+]
+
+TOY = ("--model", "tiny", "--toy", "--dataset_base_path", "data")
+LORA = (*TOY, "--lora_rank", "2", "--output_path", "out")
+SHORT = (*LORA, "--max_steps", "2", "--save_steps", "1")
+CACHE = (*LORA, "--feature_cache", "cache", "--max_steps", "1")
+STAGE_1 = (*CACHE, "--task", "sft:data_process")
+STAGE_2 = (*CACHE, "--task", "sft:train")
+Words = tuple[str, ...]
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def nothing(*_: Any) -> None:
+    """Change nothing."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A message and what it advises.
+
+    words: the command that ends with the message, and `code` as its exit code.
+    first: commands that run before it.
+    prepare: what happens to the files in between.
+    patch: what goes wrong while the command runs.
+    advice: a pattern that finds the advice in what is printed. Its group is either a
+        whole command or the flag to add to the one that was typed.
+    instead: the flag that the advice replaces, with its value.
+    value: the value of the flag to add.
+    mend: what else the message asks for, done before the advice is typed.
+    """
+
+    name: str
+    words: Words
+    advice: str
+    code: int = 3
+    first: tuple[Words, ...] = ()
+    prepare: Callable[[], Any] = nothing
+    patch: Patch = nothing
+    instead: Words = ()
+    value: Words = ()
+    mend: Callable[[], Any] = nothing
+
+
+def remove(pattern: str) -> Callable[[], None]:
+    """Remove files or folders."""
+
+    def act() -> None:
+        found = list(Path().glob(pattern))
+        assert found
+        for path in found:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return act
+
+
+def damage(pattern: str, at: int = -2) -> Callable[[], None]:
+    """Change a byte of each file."""
+
+    def act() -> None:
+        found = list(Path().glob(pattern))
+        assert found
+        for path in found:
+            content = bytearray(path.read_bytes())
+            content[at] ^= 1
+            path.write_bytes(content)
+
+    return act
+
+
+def caption() -> None:
+    """Change a caption of the dataset."""
+    rows = json.loads(Path("data/metadata.json").read_text())
+    rows[0]["prompt"] = "another"
+    Path("data/metadata.json").write_text(json.dumps(rows))
+
+
+def raising(place: str, error: BaseException, after: int = 0) -> Patch:
+    """Raise an error in a function, after so many calls."""
+
+    def act(patch: pytest.MonkeyPatch) -> None:
+        module, _, name = place.rpartition(".")
+        real = getattr(importlib.import_module(module), name)
+        calls = iter(range(1000))
+        fails = Mock(
+            side_effect=lambda *a, **k: (
+                real(*a, **k) if next(calls) < after else (_ for _ in ()).throw(error)
+            )
+        )
+        patch.setattr(place, fails)
+
+    return act
+
+
+def full(place: str, after: int = 0) -> Patch:
+    """Fill the disk in a function, after so many calls."""
+    what = "cannot be written: No space left on device"
+    return raising(place, SystemFault("file", what), after)
+
+
+def diverging(after: int) -> Patch:
+    """Make the gradient infinite after so many steps."""
+
+    def act(patch: pytest.MonkeyPatch) -> None:
+        norms = [torch.tensor(1.0)] * after + [torch.tensor(float("inf"))]
+        patch.setattr("torch.nn.utils.clip_grad_norm_", Mock(side_effect=norms))
+
+    return act
+
+
+def without_alpha(width: int = 0) -> Callable[[], None]:
+    """Write the run's LoRA without its alpha, of another width if one is given."""
+
+    def act() -> None:
+        tensors = load_file("out/step-1.safetensors")
+        if width:
+            tensors = {
+                key: torch.ones(2, width) if "lora_A" in key else torch.ones(width, 2)
+                for key in tensors
+            }
+        save_file(tensors, "lost file.safetensors")
+
+    return act
+
+
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+RUN = r"run: (.+)"
+EXPORT = ("export", "--format", "comfyui", "--model", "tiny")
+STEP = "dstrain.runs.loop.update"
+GENERATE = (
+    "generate",
+    *TOY[:3],
+    "--num_inference_steps",
+    "1",
+    "--prompt",
+    "a",
+    "--output",
+    "x.png",
+)
+
+CASES = (
+    Case("the end of stage 1", STAGE_1, RUN, 0),
+    Case("the end of stage 1, as DiffSynth-Studio spells it", (*LORA, "--task", "sft:data_process"), RUN, 0),
+    Case("the end of a run", SHORT, "try them: (.+)", 0),
+    Case("no cache", STAGE_2, RUN),
+    Case("no marker", STAGE_2, RUN, first=(STAGE_1,), prepare=remove("cache/store.json")),
+    Case("a damaged marker", STAGE_2, RUN, first=(STAGE_1,),
+         prepare=lambda: Path("cache/store.json").write_text("{"), mend=remove("cache/store.json")),
+    Case("a damaged shard", STAGE_2, RUN, first=(STAGE_1,), prepare=damage("cache/shards/*", 20),
+         mend=remove("cache/shards/*")),
+    Case("a damaged plan", STAGE_2, RUN, first=(STAGE_1,), prepare=damage("cache/plans/*"),
+         mend=remove("cache/plans/*")),
+    Case("shards that are gone", STAGE_2, RUN, first=(STAGE_1,), prepare=remove("cache/shards/*")),
+    Case("another plan", (*STAGE_2, "--max_pixels", "99999"), RUN, first=(STAGE_1,)),
+    Case("another plan, checked", (*STAGE_2, "--max_pixels", "99999", "--dry_run"), RUN, first=(STAGE_1,)),
+    Case("a changed caption", STAGE_2, RUN, first=(STAGE_1,), prepare=caption),
+    Case("a preview that stage 1 did not see", (*STAGE_2, "--preview_prompt", "-a 'dog'"), RUN, first=(STAGE_1,)),
+    Case("a run that is there", SHORT, "resume it with (--resume)", first=(SHORT,)),
+    Case("a run to start over", SHORT, "start over with (--overwrite)", first=(SHORT,)),
+    Case("a run elsewhere", SHORT, "give another (--output_path)", first=(SHORT,), value=("else",)),
+    Case("a file that no run wrote", SHORT, "give another (--output_path)", value=("else",),
+         prepare=lambda: (Path("out").mkdir(), Path("out/step-1.safetensors").touch())),
+    Case("states that are gone", (*SHORT, "--resume"), "with (--overwrite) in place of --resume",
+         first=(SHORT,), prepare=remove("out/states"), instead=("--resume",)),
+    Case("states that are damaged", (*SHORT, "--resume"), "with (--overwrite) in place of --resume",
+         first=(SHORT,), prepare=damage("out/states/*/*"), instead=("--resume",)),
+    Case("a data set that changed", (*SHORT, "--resume", "--max_steps", "3"), RUN, first=(SHORT,), prepare=caption),
+    Case("a full disk while saving", SHORT, "same command with (--resume)", 4,
+         patch=full("dstrain.runs.checkpoints.outputs.save_state", 1)),
+    Case("a full disk at the first save", SHORT, "same command again with (--overwrite)", 4,
+         patch=full("dstrain.runs.checkpoints.outputs.save_lora")),
+    Case("a full disk in stage 1", STAGE_1, "run the same command (again)", 4,
+         patch=full("dstrain.cache.store.write_tensors")),
+    Case("Ctrl-C before the first step", SHORT, "run the same command (again)", 75,
+         patch=raising("dstrain.runs.loop.prepare", KeyboardInterrupt())),
+    Case("Ctrl-C before the first save", LORA, "same command again with (--overwrite)", 75,
+         patch=raising(STEP, KeyboardInterrupt(), 2)),
+    Case("Ctrl-C after a save", SHORT, "same command with (--resume)", 75,
+         patch=raising(STEP, KeyboardInterrupt(), 1)),
+    Case("Ctrl-C after a save while overwriting", (*SHORT, "--overwrite"),
+         "same command with (--resume) instead of --overwrite", 75, instead=("--overwrite",),
+         patch=raising(STEP, KeyboardInterrupt(), 1)),
+    Case("Ctrl-C in stage 1", STAGE_1, "run the same command (again)", 75,
+         patch=raising("dstrain.runs.precompute.compute", KeyboardInterrupt())),
+    Case("Ctrl-C while generating", GENERATE, "run the same command (again)", 75,
+         patch=raising("dstrain.generation.run.open_source", KeyboardInterrupt())),
+    Case("no memory to load: stage 1", LORA, "first run: (.+)", 6,
+         patch=raising("dstrain.runs.loop.prepare", NO_MEMORY)),
+    Case("no memory to load: stage 2", LORA, "then run: (.+)", 6, patch=raising("dstrain.runs.loop.prepare", NO_MEMORY),
+         mend=lambda: main([*LORA, "--task", "sft:data_process", "--feature_cache", "cache"])),
+    Case("a loss that diverged at once", SHORT, RUN, 5, patch=diverging(0)),
+    Case("a loss that diverged after a save", SHORT, RUN, 5, patch=diverging(1)),
+    Case("a LoRA without alpha", (*EXPORT, "lost file.safetensors", "x.safetensors"), r"\n +(dstrain .+)",
+         first=(SHORT,), prepare=without_alpha()),
+    Case("a LoRA without alpha of a width that nobody published",
+         (*EXPORT, "lost file.safetensors", "x.safetensors"), r"\n +(dstrain .+)",
+         first=(SHORT,), prepare=without_alpha(24)),
+    Case("a LoRA without alpha to generate with", (*GENERATE, "--lora", "lost file.safetensors"), r"\n +(dstrain .+)",
+         first=(SHORT,), prepare=without_alpha()),
+    Case("a folder to export", (*EXPORT, "out", "x.safetensors"), "give a file in it: (step-1.safetensors)", 2,
+         first=(SHORT,), instead=("out",), value=()),
+    Case("a warm-up that has no effect", (*SHORT, "--lr_warmup_steps", "2"),
+         "use (--lr_scheduler constant_with_warmup)", 2),
+    Case("a misspelt flag", ("--hlep",), "did you mean '(--help)'", 2, instead=("--hlep",)),
+)  # fmt: skip
+
+
+def follow(case: Case, said: str) -> Words:
+    """The command that a message advises."""
+    found = re.search(case.advice, said)
+    assert found, said
+    words = tuple(shlex.split(found[1]))
+    if words[0] == "dstrain":
+        return words[1:]
+    typed = tuple(word for word in case.words if word not in case.instead)
+    if words == ("again",):
+        return typed
+    if case.name == "a folder to export":
+        return (*typed[:-1], f"out/{words[0]}", typed[-1])
+    return (*typed, *words, *case.value)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_what_a_message_advises_works(
+    case: Case,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for words in case.first:
+        assert main(words) == 0
+    case.prepare()
+    capfd.readouterr()
+    with monkeypatch.context() as patch:
+        case.patch(patch)
+        code = main(case.words)
+    said = capfd.readouterr().err
+    assert code == case.code, said
+    case.mend()
+    advised = follow(case, said)
+    code = main(advised)
+    assert code == 0, (said, advised, capfd.readouterr().err)
+
+
+HINTS = [
+    (line, flag)
+    for line, flags in advice().items()
+    for flag in flags
+    if "--" in line and "accelerate" not in line
+]
+VALUES = {
+    "lora_checkpoint": ("out/step-1.safetensors",),
+    "resume": (),
+    "preview_prompt": ("a dog",),
+    "dataset_base_path": ("data",),
+    "output_path": ("elsewhere",),
+    "use_gradient_checkpointing": (),
+    "learning_rate": ("1e-3",),
+    "weight_decay": ("0.1",),
+    "task": ("sft",),
+    "max_grad_norm": ("0.5",),
+    "max_pixels": ("1024",),
+    "height": ("16",),
+    "width": ("16",),
+}
+
+
+@pytest.mark.parametrize("line, flag", HINTS, ids=[flag for _, flag in HINTS])
+def test_hints_for_flags_of_other_trainers_name_flags_that_work(
+    line: str,
+    flag: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(SHORT) == 0
+    run = (*TOY, "--output_path", "next", "--max_steps", "1")
+    if "lora_rank" not in line:
+        run = (*run, "--lora_rank", "2")
+    assert main([*run, f"--{flag}", "1"]) == 2
+    assert line in capfd.readouterr().err
+    words: list[str] = []
+    for name in re.findall(r"--(\w+)", line):
+        if name in ("model_paths", "model_id_with_origin_paths"):
+            continue  # in place of --toy
+        if name == "max_pixels" and "--height" in words:
+            continue  # "or"
+        words += [f"--{name}", *VALUES.get(name, ("2",))]
+    assert main([*run, *words]) == 0, capfd.readouterr().err
