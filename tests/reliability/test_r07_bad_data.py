@@ -212,6 +212,8 @@ CASES = (
     video("an empty folder", frames(), "is a folder without frames", file="bad"),
     video("frames of two sizes", frames(32, 32, 48), "2.png is 32 x 48", file="bad"),
     video("a folder in a folder", frames(32, more=lambda path: (path / "deep").mkdir()), "is not a file", file="bad"),
+    video("Matroska cut by a hundredth", part(film(form="matroska"), 0.99), "it is shorter than its header",
+          file="bad.mkv"),
     video("a frame cut off", frames(32, more=lambda path: (path / "9.png").write_bytes(cut("PNG"))),
           "9.png is truncated", file="bad"),
     video("a small video", film(size=4), "is too small for sides that are multiples of 8"),

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
+from stat import S_ISDIR, S_ISREG
 
 from dstrain.console import shown
 from dstrain.data.cells import file_names
@@ -77,10 +78,10 @@ class DataRoots:
         found: list[str] = []
         for folder in self.folders:
             joined = os.path.join(folder, name)
-            path = os.path.realpath(joined)
+            path = _real_path(joined)
             if not self.contains(path):
                 raise self._outside(name, path)
-            if path not in found and os.path.exists(joined):
+            if path not in found and _exists(joined):
                 found.append(path)
         if not found:
             raise FileNotFoundError(name)
@@ -124,13 +125,34 @@ class DataRoots:
         Call it before a frame is opened.
         """
         for frame in sorted(folder.iterdir()):
-            path = os.path.realpath(frame)
+            path = _real_path(frame)
             if not frame.name.startswith(".") and not self.contains(path):
                 raise self._outside(str(frame), path)
 
     def _outside(self, name: str, path: str) -> UsageError:
         folders = "folder" if len(self.folders) == 1 else "folders"
         return UsageError(name, f"points outside the dataset's {folders}, to {path}")
+
+
+def _real_path(path: str | Path) -> str:
+    """Return a path without links; raises SystemFault where the machine cannot say."""
+    try:
+        return os.path.realpath(path, strict=True)
+    except OSError as error:
+        raise_system_fault(path, error)
+        return os.path.realpath(path)
+
+
+def _exists(path: str) -> bool:
+    """Return whether there is a file; unlike `os.path.exists`, raise SystemFault where
+    the machine cannot say.
+    """
+    try:
+        os.stat(path)
+    except OSError as error:
+        raise_system_fault(path, error)
+        return False
+    return True
 
 
 def _folded(name: str) -> str:
@@ -183,9 +205,10 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
     path: Path | None = None
     try:
         path = Path(roots.find(name))
-        if is_video and path.is_dir():
+        mode = path.stat().st_mode
+        if is_video and S_ISDIR(mode):
             roots.check_frames(path)
-        elif not path.is_file():
+        elif not S_ISREG(mode):
             return f"{shown(name)!r} is not a regular file"
         if is_video:
             return probe(path)

@@ -2,6 +2,7 @@
 without decoding.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from dstrain.data.faults import check_readable, raise_system_fault
 from dstrain.errors import UsageError
@@ -28,7 +29,10 @@ MAX_FRAME_PIXELS = 2**26
 CACHED_FILES = 64
 """Files whose packets a process remembers, since it reads several clips of one."""
 MIN_DURATION_SHARE = 0.95
-"""A Matroska file that ends before this share of the duration in its header is truncated."""
+"""A Matroska file that ends before this share of the duration in its header is truncated,
+even if it does not say how long it is.
+"""
+MATROSKA_SEGMENT = 0x18538067
 DAMAGED = "is truncated or damaged"
 
 
@@ -133,6 +137,9 @@ def _packets(
         rate = float(stream.average_rate or 25)
         if "matroska" in container.format.name:  # whose header does not count frames
             wanted = (container.duration or 0) / 1_000_000
+            if _matroska_ends_early(path):
+                what = "it is shorter than its header says"
+                raise UsageError(path, f"{DAMAGED}: {what}")
             if seconds < MIN_DURATION_SHARE * wanted:
                 what = f"it ends after {seconds:.2f} of the {wanted:.2f} seconds in its header"
                 raise UsageError(path, f"{DAMAGED}: {what}")
@@ -146,6 +153,41 @@ def _packets(
     if not shown:
         raise UsageError(path, "has no frames")
     return _in_order(shown, time_base, rate)
+
+
+def _matroska_ends_early(path: Path) -> bool:
+    """Return whether an element of a Matroska file ends beyond the file (RFC 8794).
+
+    A recording that was not finished has elements of unknown size: the segment, whose
+    clusters follow, and often the clusters.
+    """
+    length = path.stat().st_size
+    with path.open("rb") as file:
+        while file.tell() < length:
+            name = _ebml_number(file, with_marker=True)
+            size = _ebml_number(file, with_marker=False)
+            if size is None:
+                if name == MATROSKA_SEGMENT:
+                    continue
+                return False
+            if file.seek(size, os.SEEK_CUR) > length:
+                return True
+    return False
+
+
+def _ebml_number(file: IO[bytes], with_marker: bool) -> int | None:
+    """Read a number whose first byte tells its length by its leading zeros; None if all
+    its bits are set, or if it is none.
+    """
+    first = file.read(1)
+    width = 9 - first[0].bit_length() if first else 9
+    if width > 8:
+        return None
+    value = int.from_bytes(first + file.read(width - 1), "big")
+    if with_marker:
+        return value
+    value -= 1 << 7 * width
+    return None if value == (1 << 7 * width) - 1 else value
 
 
 def _read_all(

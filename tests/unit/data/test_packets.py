@@ -48,6 +48,33 @@ def test_a_half_written_file_is_named_as_such(
     assert f"half{suffix}: is truncated or damaged" in refused(path)
 
 
+@pytest.mark.parametrize("missing", [0.05, 0.02, 0.001])
+@pytest.mark.parametrize("suffix", [".mkv", ".webm"])
+def test_a_matroska_file_without_its_last_bytes_is_no_shorter_video(
+    suffix: str, missing: float, tmp_path: Path
+) -> None:
+    path = tmp_path / f"short{suffix}"
+    content = whole(path)
+    path.write_bytes(content[: int(len(content) * (1 - missing))])
+    assert "is truncated or damaged: it is shorter than its header" in refused(path)
+
+
+def test_a_recording_that_does_not_say_how_long_it_is_is_accepted(
+    tmp_path: Path,
+) -> None:
+    path = film(tmp_path / "a.mkv", steady(60, 30), 30, container={"live": "1"})
+    assert probe(path).frames == 60
+    content = path.read_bytes()
+    path.write_bytes(content[:-200])  # in the middle of its last cluster
+    assert "is truncated or damaged" in refused(path)
+
+
+def test_what_follows_a_matroska_file_does_not_matter(tmp_path: Path) -> None:
+    path = film(tmp_path / "a.mkv", steady(60, 30), 30)
+    path.write_bytes(path.read_bytes() + b"\xff" * 20)
+    assert probe(path).frames == 60
+
+
 def test_a_half_written_gif_is_named_as_such(tmp_path: Path) -> None:
     path = gif(tmp_path / "half.gif", [40] * 20)
     content = path.read_bytes()
