@@ -152,7 +152,7 @@ class Pipelines(Mapping[str, PipelineSpec]):
     def __getitem__(self, variant: str) -> PipelineSpec:
         return PipelineSpec(
             components=("dit", "text_encoder", "vae", "tokenizer"),
-            units=[Unit(unit, VERSIONS.get(unit.__name__, 1)) for unit in UNITS],
+            units=[Unit(unit, VERSIONS.get(unit.__name__, 0)) for unit in UNITS],
             model_fn=predict,
             decoders=(),
             inputs={

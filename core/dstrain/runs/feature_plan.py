@@ -97,7 +97,22 @@ def open_plan(
         raise CacheError(cache.folder, what)
     info = CacheInfo.from_json(plan["about"])
     check_components(setup, cache, info)
+    warn_of_versions(setup, cache, info)
     return rows, info
+
+
+def warn_of_versions(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None:
+    """Name the libraries that stage 1 had in other versions; that is accepted."""
+    others = [
+        f"{name} {info.versions.get(name, 'absent')} (here {here})"
+        for name, here in setup.versions.items()
+        if name != "device" and info.versions.get(name) != here
+    ]
+    if others:
+        logger.warning(
+            f"feature cache {cache.folder} was filled with other versions:"
+            f" {', '.join(others)}; its values are used"
+        )
 
 
 def _identity(setup: Setup, plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """The resolved run: a configuration with its family, variant, task and trainables."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -25,10 +26,17 @@ from dstrain.lora.reader import check_lora_file, groups_in
 from dstrain.models.component_files import Found, ModelConfig, find
 from dstrain.models.device import DTYPES, precision
 from dstrain.pipeline.variant_choice import check_denoiser
+from dstrain.registry.discovery import installed
 from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors
+
+LIBRARIES = (
+    *("core", "torch", "transformers", "diffusers", "accelerate", "safetensors"),
+    *("pillow", "av", "numpy"),
+)
+"""Distributions whose versions a run records, where they are installed."""
 
 
 def metadata_path(config: TrainConfig) -> Path | None:
@@ -233,14 +241,21 @@ class Setup:
                 return option
         return None
 
-    @property
+    @cached_property
     def versions(self) -> dict[str, str]:
-        """Return the versions of libraries that compute, and the device.
+        """Return the versions of the family and of libraries that compute, and the device.
 
         They are recorded, and part of no key.
         """
-        names = ("core", "torch", "transformers", "accelerate", "safetensors", "pillow")
-        return {name: version(name) for name in names} | {"device": self.device.type}
+        versions = {
+            plugin.distribution: plugin.version
+            for plugin in installed()
+            if plugin.name == self.family.name
+        }
+        for name in LIBRARIES:
+            with suppress(PackageNotFoundError):
+                versions[name] = version(name)
+        return versions | {"device": self.device.type}
 
     @property
     def output(self) -> Path:

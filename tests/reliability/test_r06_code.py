@@ -1,0 +1,460 @@
+"""A change of code is seen without anybody raising a version: exactly the values that it
+affects are computed again.
+
+The units are those of a package `own`, whose modules are written, changed and imported
+anew.
+"""
+
+import importlib
+import py_compile
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from dstrain.errors import StateError, UsageError
+from dstrain.models import functional
+from dstrain.runs.setup import Setup
+
+from tests.support import caching_family
+from tests.support.caching_project import Place, write_place
+
+OWN = MappingProxyType(
+    {
+        "units": '''
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from dstrain.models.functional import to_minus_one_one
+from PIL import Image
+from torch import Tensor
+
+from own import pixels
+from own.texts import offset
+from tests.support.caching_family import Facts, Prompt, ran
+
+
+class Latents(TypedDict):
+    """An image in latent space."""
+
+    input_latents: Tensor
+    thumbnail: Tensor
+
+
+class Description(TypedDict):
+    facts: Facts
+    layers: list[Tensor]
+    title: str
+
+
+def make_encoder(weight: float):
+    """Return a unit that is a closure."""
+
+    def encode_prompt(
+        prompt: str, *, text_encoder: Any, tokenizer: Any, dtype: torch.dtype
+    ) -> Prompt:
+        """Return the text encoder's states."""
+        ran("encode_prompt")
+        ids = torch.tensor([[0, *((ord(one) + tokenizer) % 64 for one in prompt)]])
+        return {"prompt_emb": weight * text_encoder(ids).to(dtype)}
+
+    return encode_prompt
+
+
+encode_prompt = make_encoder(1.0)
+
+
+def describe(prompt: str, label: str = "x", *, dit_config: Any) -> Description:
+    ran("describe")
+    words = len(prompt.split()) + offset(prompt)
+    first = torch.tensor([words])
+    facts: Facts = {"words": words, "ratio": float(len(label)), "short": False, "nothing": None, "first": first}
+    return {"facts": facts, "layers": [torch.ones(1, 2)], "title": prompt}
+
+
+@pixels.counted("encode_image")
+def encode_image(input_image: Image.Image, *, vae: Any, dtype: torch.dtype) -> Latents:
+    # A comment.
+    frames = to_minus_one_one(torch.from_numpy(np.array(input_image))[None])
+    whitener = pixels.Whitener(pixels.MEAN)
+    latents = vae(whitener(frames).to(dtype)).float()
+    return {"input_latents": latents, "thumbnail": latents[:, :, ::8, ::8]}
+''',
+        "pixels": '''
+from functools import wraps
+
+from own import tables
+from tests.support.caching_family import ran
+
+MEAN = 0.5
+UNUSED = 1
+
+
+def counted(name):
+    """Note each call."""
+
+    def decorate(function):
+        @wraps(function)
+        def counts(*args, **named):
+            ran(name)
+            return function(*args, **named)
+
+        return counts
+
+    return decorate
+
+
+class Base:
+    def scaled(self, frames):
+        return frames * 1
+
+
+class Whitener(Base):
+    def __init__(self, mean):
+        self.mean = mean
+
+    def __call__(self, frames):
+        return self.scaled(frames - self.mean) / tables.STD["rgb"][0]
+
+    def unused(self):
+        return UNUSED
+''',
+        "tables": """
+STD = {"rgb": (2.0, 3.0)}
+""",
+        "texts": """
+from own import words
+
+
+def offset(text):
+    return words.count(text)
+""",
+        "words": """
+def count(text):
+    return len(text) % 2
+""",
+    }
+)
+PROMPT, DESCRIPTION, IMAGE = (
+    Counter({"encode_prompt": 3}),
+    Counter({"describe": 3}),
+    Counter({"encode_image": 4}),
+)
+ALL = PROMPT + DESCRIPTION + IMAGE
+
+
+ANOTHER = """
+def encode_prompt(prompt: str, *, text_encoder: Any, dtype: torch.dtype) -> Prompt:
+    ran("encode_prompt")
+    return {"prompt_emb": text_encoder(torch.tensor([[1]])).to(dtype)}
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """An edit of one module: what stands there, what instead, and how often each unit
+    runs then.
+    """
+
+    name: str
+    module: str
+    old: str
+    new: str
+    computed: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CHANGES = (
+    Change("a constant in another module", "tables", "2.0", "4.0", IMAGE),
+    Change("a constant used by name", "pixels", "MEAN = 0.5", "MEAN = 0.25", IMAGE),
+    Change("a helper two calls away", "words", "% 2", "% 3", DESCRIPTION),
+    Change("a helper", "texts", "count(text)", "count(text) + 1", DESCRIPTION),
+    Change("a method", "pixels", "- self.mean", "+ self.mean", IMAGE),
+    Change("a method of a base class", "pixels", "* 1", "* 2", IMAGE),
+    Change(
+        "a default argument",
+        "units",
+        'label: str = "x"',
+        'label: str = "xy"',
+        DESCRIPTION,
+    ),
+    Change(
+        "a decorator", "pixels", "ran(name)\n", "ran(name)\n            0 + 0\n", IMAGE
+    ),
+    Change(
+        "an argument of a decorator",
+        "units",
+        'counted("encode_image")',
+        'counted(name="encode_image")',
+        IMAGE,
+    ),
+    Change(
+        "a closure's value", "units", "make_encoder(1.0)", "make_encoder(2.0)", PROMPT
+    ),
+    Change("body of a closure", "units", "% 64", "% 63", PROMPT),
+    Change(
+        "a renamed variable",
+        "units",
+        "(ord(one) + tokenizer) % 64 for one in",
+        "(ord(i) + tokenizer) % 64 for i in",
+        PROMPT,
+    ),
+    Change(
+        "kind of an output",
+        "units",
+        "    thumbnail: Tensor",
+        "    thumbnail: Tensor | None",
+        IMAGE,
+    ),
+    Change(
+        "name of a module's function",
+        "words",
+        "def count",
+        "def count(x): return 5\n\n\ndef other",
+        DESCRIPTION,
+    ),
+    Change(
+        "a function that another replaces",
+        "units",
+        "encode_prompt = make_encoder(1.0)",
+        ANOTHER,
+        PROMPT,
+    ),
+    Change("a comment", "units", "# A comment.", "# Another one."),
+    Change(
+        "a docstring",
+        "units",
+        '"""Return the text encoder\'s states."""',
+        "'''Return states.'''",
+    ),
+    Change(
+        "a docstring of a record",
+        "units",
+        '"""An image in latent space."""',
+        '"""Latents."""',
+    ),
+    Change(
+        "annotations",
+        "units",
+        "prompt: str, label: str =",
+        "prompt: 'str', label: Any =",
+    ),
+    Change(
+        "formatting",
+        "units",
+        "np.array(input_image)",
+        "np.array(\n        (input_image),\n    )",
+    ),
+    Change(
+        "lines above",
+        "units",
+        "def describe(",
+        "OTHER = 1\n\n\ndef other():\n    return OTHER\n\n\ndef describe(",
+    ),
+    Change(
+        "what no unit uses",
+        "words",
+        "def count",
+        "def unused():\n    return 1\n\n\ndef count",
+    ),
+)
+
+
+class Units:
+    """The package, as files and as the units of the family."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder = folder / "own"
+        self.folder.mkdir()
+        (self.folder / "__init__.py").touch()
+        self.patch = patch
+        self.load(OWN)
+
+    def load(self, modules: Mapping[str, str], module: str = "own.units") -> None:
+        """Write modules, import them anew, and take the units of one of them."""
+        for name, text in modules.items():
+            (self.folder / f"{name}.py").write_text(text)
+        forget()
+        importlib.invalidate_caches()
+        found = importlib.import_module(module)
+        names = ("encode_prompt", "describe", "encode_image")
+        self.take(*(getattr(found, name) for name in names))
+
+    def take(self, *functions: Callable[..., Any]) -> None:
+        """Replace the family's units."""
+        self.patch.setattr(caching_family, "UNITS", functions)
+
+
+def forget() -> None:
+    """Forget the package's modules."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "own"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(caching_family, "LOG", tmp_path / "log")
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path / "nothing"))
+    caching_family.LOG.touch()
+    return write_place(tmp_path / "place")
+
+
+@pytest.fixture
+def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Units]:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Units(tmp_path, monkeypatch)
+    forget()
+
+
+@pytest.mark.promise(
+    "R6", "a change of code: exactly what it affects is computed again"
+)
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_change_of_code_is_seen(change: Change, place: Place, units: Units) -> None:
+    assert place.fill() == ALL
+    text = OWN[change.module]
+    assert text.count(change.old) == 1
+    units.load({**OWN, change.module: text.replace(change.old, change.new)})
+    if change.computed:
+        # Stage 2 alone does not use what the old code has computed.
+        with pytest.raises(StateError, match=r"unit \w+ (code|outputs)"):
+            place.stored()
+    assert place.fill() == change.computed
+    fresh = place.folder / "fresh"
+    place.fill(feature_cache=fresh)
+    assert place.values() == place.values(feature_cache=fresh)
+    assert place.fill() == {}
+    # And what was computed before is there again.
+    units.load(OWN)
+    assert place.fill() == {}
+
+
+@pytest.mark.promise(
+    "R6", "a change of code: exactly what it affects is computed again"
+)
+def test_a_unit_of_another_module_is_another_one(place: Place, units: Units) -> None:
+    """Moved, or replaced by a plugin: even where its code is equal."""
+    assert place.fill() == ALL
+    units.load({**OWN, "moved": OWN["units"]}, "own.moved")
+    assert place.fill() == ALL
+    units.load(OWN)
+    assert place.fill() == {}
+
+
+@pytest.mark.promise(
+    "R6", "a change of code: exactly what it affects is computed again"
+)
+def test_functions_of_one_name_in_two_variants_never_meet(
+    place: Place, units: Units
+) -> None:
+    assert place.fill(variant="base") == ALL
+    kept = place.values(variant="base")
+    lighter = OWN["units"].replace("latents[:, :, ::8, ::8]", "latents[:, :, ::4, ::4]")
+    prompt, describe, image = caching_family.UNITS
+    units.load({**OWN, "lighter": lighter}, "own.lighter")
+    units.take(prompt, describe, caching_family.UNITS[2])
+    assert place.fill(variant="other") == IMAGE
+    other = place.values(variant="other")
+    assert [one["thumbnail"] for one in other] != [one["thumbnail"] for one in kept]
+    units.take(prompt, describe, image)
+    assert place.values(variant="base") == kept
+
+
+@pytest.mark.promise(
+    "R6", "a change of code: exactly what it affects is computed again"
+)
+def test_a_function_of_dstrain_counts(
+    place: Place, units: Units, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert place.fill() == ALL
+    monkeypatch.setattr(functional, "to_minus_one_one", functional.as_uint8)
+    monkeypatch.setattr(
+        functional, "to_minus_one_one", lambda pixels: pixels.permute(0, 3, 1, 2) / 255
+    )
+    units.load(OWN)
+    assert place.fill() == IMAGE
+
+
+@pytest.mark.promise(
+    "R6", "a change of code: exactly what it affects is computed again"
+)
+def test_code_without_source_needs_a_version(
+    place: Place, units: Units, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, _, image = caching_family.UNITS
+    source = units.folder.parent / "compiled.py"
+    source.write_text(OWN["units"])
+    py_compile.compile(str(source), str(units.folder / "compiled.pyc"))
+    source.unlink()
+    units.load({}, "own.compiled")
+    units.take(prompt, caching_family.UNITS[1], image)
+    with pytest.raises(UsageError, match="has no Python source") as caught:
+        place.fill()
+    assert "Unit(function, version=1)" in str(caught.value)
+    assert str(caught.value.where) == "unit own.compiled.describe"
+    monkeypatch.setattr(caching_family, "VERSIONS", {"describe": 1})
+    assert place.fill() == ALL
+    assert place.fill() == {}
+    monkeypatch.setattr(caching_family, "VERSIONS", {"describe": 2})
+    assert place.fill() == DESCRIPTION
+
+
+@pytest.mark.promise(
+    "R6", "a change of code: exactly what it affects is computed again"
+)
+def test_other_versions_of_libraries_are_named_once_and_accepted(
+    place: Place,
+    units: Units,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert place.fill() == ALL
+    here = place.setup().versions
+    place.stored()
+    assert "versions" not in caplog.text
+    others = {**here, "torch": "0.1", "pillow": "0.2"}
+    monkeypatch.setattr(Setup, "versions", others)
+    place.stored()
+    (record,) = [one for one in caplog.records if "versions" in one.message]
+    assert record.message.endswith(
+        f"was filled with other versions: torch {here['torch']} (here 0.1),"
+        f" pillow {here['pillow']} (here 0.2); its values are used"
+    )
+    assert place.fill() == {}
+
+
+@pytest.mark.promise(
+    "R6", "a change of code: exactly what it affects is computed again"
+)
+def test_a_cache_of_an_older_format_is_refused_and_left_as_it_is(
+    place: Place, units: Units
+) -> None:
+    assert place.fill() == ALL
+    (place.cache / "store.json").write_text(
+        '{"format": "dstrain-features", "version": 1}'
+    )
+    before = contents(place.cache)
+    for use in (place.fill, place.stored):
+        with pytest.raises(StateError, match="is a feature cache of format 1") as error:
+            use()
+        assert "--feature_cache NEW_FOLDER" in str(error.value)
+        assert contents(place.cache) == before
+    assert place.fill(feature_cache=place.folder / "new") == ALL
+    assert place.values(feature_cache=place.folder / "new")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {
+        str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
