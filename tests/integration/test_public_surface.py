@@ -42,7 +42,8 @@ FLAGS = {
         extra_inputs
         family_options feature_cache find_unused_parameters frame_samples frame_sampling
         gradient_accumulation_steps height hub keep_checkpoints learning_rate
-        lora_alpha lora_base_model lora_checkpoint lora_rank lora_target_modules
+        lora_alpha lora_base_model lora_checkpoint lora_format lora_rank
+        lora_target_modules
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
         model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample

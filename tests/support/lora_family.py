@@ -198,6 +198,14 @@ def ours(
     return path, module
 
 
+def as_trained(lora_config: LoraConfig = SPEC) -> Tensors:
+    """The matrices of `ours` without alpha / rank in them, as other programs and earlier
+    versions write them.
+    """
+    state = lora_state(trained(lora_config))
+    return {f"transformer.{name}": value for name, value in state.items()}
+
+
 def written(
     path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None
 ) -> Path:

@@ -14,7 +14,7 @@ from dstrain.cli.click_options import (
     model_options,
     shared_options,
 )
-from dstrain.config.fields import parse_alpha
+from dstrain.config.fields import parse_alpha, program_named
 from dstrain.config.options import GenerateConfig, TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
@@ -99,7 +99,7 @@ def export(
     """Convert a LoRA file or weights for another program."""
     from dstrain.lora.export import export as run
 
-    program = "diffsynth" if program == "reference" else program  # an alias
+    program = program_named(program) if program else None
     done = run(source, output, program, model, overwrite, disabled_plugins, alpha)
     click.echo(f"wrote {output}: {done}")
 

@@ -258,6 +258,13 @@ def parse_input(text: str) -> NamedInput:
     return NamedInput(name.strip().replace("-", "_"), value)
 
 
+def program_named(name: str) -> str:
+    """Return the program that a name of a format stands for; 'reference' is another one
+    for diffsynth.
+    """
+    return "diffsynth" if name == "reference" else name
+
+
 def parse_alpha(text: str) -> float | Literal["rank"]:
     """Parse the alpha of a LoRA: a number above 0, or 'rank'; raises UsageError for
     anything else.

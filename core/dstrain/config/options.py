@@ -18,6 +18,7 @@ from dstrain.config.fields import (
 SamplingMode = Literal["head", "chunk", "uniform"]
 Precision = Literal["no", "bf16"]
 Hub = Literal["modelscope", "huggingface"]
+SavedFormat = Literal["diffusers", "comfyui", "diffsynth", "reference"]
 ENDING_AT_LAST_STEP = ("linear", "cosine")
 """Learning rate schedules whose every value depends on how many steps the run has."""
 
@@ -326,7 +327,12 @@ class TrainConfig(ModelChoice):
     )
     remove_prefix_in_ckpt: str | None = option(
         "output",
-        "Accepted for compatibility with DiffSynth-Studio (pipe.COMPONENT.); saved names never have this prefix.",
+        "Save with DiffSynth-Studio's key names. They have no prefix, whatever the value (pipe.COMPONENT.).",
+    )
+    lora_format: SavedFormat | None = option(
+        "output",
+        "Program whose key names saved LoRA, or full weights, have; reference is diffsynth. "
+        "Defaults to diffsynth with --remove_prefix_in_ckpt, else to diffusers.",
     )
     preview_prompt: tuple[str, ...] = option(
         "output",

@@ -8,7 +8,6 @@ that fits.
 import json
 from collections import UserDict
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,20 @@ from torch.nn import Module
 
 from dstrain.errors import StateError, UsageError, first_few
 from dstrain.lora.key_names import Rows, base_shapes, key_formats, key_table
-from dstrain.lora.key_parser import ADAPTER_HEADER, KEY, parse_keys
-from dstrain.lora.layers import LoraConfig, LoraLayer, lora_header, lora_layers
+from dstrain.lora.key_parser import (
+    ADAPTER_HEADER,
+    FOLDED,
+    KEY,
+    is_folded,
+    parse_keys,
+)
+from dstrain.lora.layers import (
+    LoraConfig,
+    LoraLayer,
+    lora_header,
+    lora_layers,
+    rescaled,
+)
 from dstrain.lora.reader import Alpha, Lora, read_lora
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import recorded_config
@@ -78,11 +89,14 @@ def export(
         what = f"{output} already exists and was not modified"
         raise UsageError("OUTPUT", what, "give --overwrite to replace it")
     if program is None:
-        if ADAPTER_HEADER in header:
+        if ADAPTER_HEADER in header or is_folded(header):
             what = f"has no effect: {source} states its own alpha"
             raise UsageError("--alpha", what)
         converted = _with_alpha(source, tensors, alpha)
-        _write(output, converted, header or {"format": "pt"})
+        header = {"format": "pt", **header, **FOLDED}
+        if alpha != "rank":
+            header["alpha"] = str(alpha)
+        _write(output, converted, header)
         return f"{len(converted) - len(tensors)} layers, now with alpha"
     name = family_name or header.get("family")
     if name is None:
@@ -109,7 +123,8 @@ def _write(output: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> 
 def _with_alpha(
     source: Path, tensors: Mapping[str, Tensor], alpha: Alpha | None
 ) -> dict[str, Tensor]:
-    """Return the tensors of a LoRA file with an alpha for each layer, names unchanged.
+    """Return the tensors of a LoRA file with an alpha for each layer that equals its
+    rank, and the one given as part of `up`; names are unchanged.
 
     It needs no network: every program's names of a layer may end in `.alpha`.
     """
@@ -120,8 +135,12 @@ def _with_alpha(
         if layer.alpha is not None:
             what = f"has no effect: {source} states its own alpha"
             raise UsageError("--alpha", what)
-        number = float(len(layer.down)) if alpha == "rank" else alpha
-        found[f"{name}.alpha"] = torch.tensor(number)
+        rank = float(len(layer.down))
+        found[f"{name}.alpha"] = torch.tensor(rank)
+        if alpha == "rank":
+            continue
+        (key,) = [key for key, tensor in tensors.items() if tensor is layer.up]
+        found[key] = rescaled(layer.up, alpha, rank)
     return found
 
 
@@ -132,9 +151,8 @@ def layers_in(
 ) -> dict[str, Tensor]:
     """Return the tensors of a LoRA by their keys in a program's file.
 
-    ComfyUI and kohya have lora_down, lora_up and alpha. DiffSynth-Studio has no alpha,
-    so alpha / rank becomes part of lora_B. Diffusers has it in the header
-    (`adapter_fields`).
+    alpha / rank becomes part of lora_B, as in every file that dstrain writes. ComfyUI
+    and kohya have lora_down, lora_up and an alpha that equals the rank.
 
     Args:
         lora: The LoRA of one component.
@@ -154,18 +172,17 @@ def layers_in(
 
 
 def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
-    """Return the one layer of a file that stands for several of the network, exactly:
-    block by block.
+    """Return the one layer of a file that stands for one or several of the network,
+    with alpha / rank as part of `up`.
 
-    Of n layers of rank r and alpha a it has rank n r and alpha n a, so that alpha /
-    rank is the same. Where these ratios differ they become part of `up`. A layer
-    without LoRA has no block.
+    Several are joined exactly, block by block: of n layers of rank r it has rank n r. A
+    layer without LoRA has no block.
     """
-    parts = {one.layer: layers[one.layer] for one in rows if one.layer in layers}
+    parts = {
+        one.layer: layers[one.layer].folded() for one in rows if one.layer in layers
+    }
     if len(rows) == 1:
         return parts[rows[0].layer]
-    if len({layer.alpha / layer.rank for layer in parts.values()}) > 1:
-        parts = {name: _with_alpha_in_up(layer) for name, layer in parts.items()}
     height = max(one.stop for one in rows)
     blocks = []
     for name, layer in parts.items():
@@ -176,8 +193,7 @@ def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
                 block[one.start : one.stop] = part
         blocks.append(block)
     down = torch.cat([layer.down for layer in parts.values()])
-    alpha = sum(layer.alpha for layer in parts.values())
-    return LoraLayer(down, torch.cat(blocks, 1), alpha)
+    return LoraLayer(down, torch.cat(blocks, 1), float(len(down)))
 
 
 def save_lora_for(
@@ -188,8 +204,8 @@ def save_lora_for(
     family: ModelFamily,
     metadata: Mapping[str, Any],
 ) -> None:
-    """Write the trained LoRA weights as `save_lora` does, with the names of a program
-    that has alpha in its keys.
+    """Write the trained LoRA weights as `save_lora` does, with the names of another
+    program than diffusers.
     """
     key_format = _key_format(path, lora_config.component, family, program)
     layers = lora_layers(network, lora_config)
@@ -201,41 +217,29 @@ def save_lora_for(
 
 def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
     """Return the fields of `lora_adapter_metadata`, where diffusers finds rank and
-    alpha.
+    alpha; in files that dstrain writes they are equal.
     """
     ranks = {name: layer.rank for name, layer in lora.layers.items()}
-    alphas = {name: layer.alpha for name, layer in lora.layers.items()}
     rank = max(ranks.values())
-    alpha = max(alphas.values())
+    others = {name: one for name, one in ranks.items() if one != rank}
     targets = sorted(lora.layers)
     if "targets" in lora.header:
         targets = lora.header["targets"].split(",")
     fields = {
         "r": rank,
-        "lora_alpha": alpha,
+        "lora_alpha": rank,
         "target_modules": targets,
-        "rank_pattern": {name: one for name, one in ranks.items() if one != rank},
-        "alpha_pattern": {name: one for name, one in alphas.items() if one != alpha},
+        "rank_pattern": others,
+        "alpha_pattern": others,
     }
     return {prefix + name: value for name, value in fields.items() if value != {}}
 
 
-def _with_alpha_in_up(layer: LoraLayer) -> LoraLayer:
-    """Return an equal layer whose alpha is its rank."""
-    up = layer.up.float() * (layer.alpha / layer.rank)
-    return replace(layer, up=up, alpha=float(layer.rank))
-
-
 def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
-    if program == "diffusers":
+    # DiffSynth-Studio's trainer writes `lora_A.default.weight`, which its loader for
+    # FLUX does not find; all of its loaders find these.
+    if program in ("diffusers", "diffsynth"):
         return {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
-    if program == "diffsynth":
-        if layer.alpha != layer.rank:
-            layer = _with_alpha_in_up(layer)
-        return {
-            "lora_A.default.weight": layer.down,
-            "lora_B.default.weight": layer.up,
-        }
     alpha = torch.tensor(layer.alpha)
     return {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": alpha}
 
@@ -247,7 +251,9 @@ def _convert_lora(
     program: str,
     alpha: Alpha | None,
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a file of `program` and a summary; adapts the header."""
+    """Return the tensors of a file of `program` and a summary; adapts the header, which
+    keeps the alpha of the training.
+    """
     loras, networks = _read(source, header, family, alpha)
     tensors: dict[str, Tensor] = {}
     fields: dict[str, Any] = {}
@@ -258,8 +264,12 @@ def _convert_lora(
     header.pop(ADAPTER_HEADER, None)
     if program == "diffusers":
         header[ADAPTER_HEADER] = json.dumps(fields, sort_keys=True)
-    if program == "diffsynth" and "rank" in header:
-        header["alpha"] = str(float(header["rank"]))
+    if not is_folded(header):
+        header |= FOLDED
+        header.pop("alpha", None)
+        alphas = {layer.alpha for lora in loras for layer in lora.layers.values()}
+        if len(alphas) == 1:
+            header["alpha"] = str(alphas.pop())
     summary = ", ".join(
         f"{len(lora.layers)} layers of {lora.component}" for lora in loras
     )

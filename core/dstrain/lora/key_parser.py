@@ -17,6 +17,8 @@ from dstrain.errors import StateError, first_few
 
 ADAPTER_HEADER = "lora_adapter_metadata"
 """The header's entry with rank, alpha and targets, as diffusers reads them."""
+FOLDED = MappingProxyType({"scale": "in lora_B"})
+"""The header's entry in files that dstrain writes: alpha / rank is part of B."""
 KEY = re.compile(
     r"(?P<layer>.+)\.(?:"
     r"lora_(?P<ab>[AB])(?:\.(?P<adapter>[^.]+))?\.weight|lora[_.](?P<way>down|up)\.weight"
@@ -75,6 +77,11 @@ class AdapterConfig:
         """Return a layer's rank and alpha."""
         rank = _of_pattern(self.ranks, layer, self.rank)
         return rank, _of_pattern(self.alphas, layer, self.alpha)
+
+
+def is_folded(header: Mapping[str, str]) -> bool:
+    """Return whether alpha / rank is part of B, by the header of a file."""
+    return header.items() >= FOLDED.items()
 
 
 def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, LoraWeights]:

@@ -2,8 +2,8 @@
 
 LoRA (Hu et al. 2021, "LoRA: low-rank adaptation of large language models"):
 y = W x + (alpha / rank) B A x. Files use the keys that diffusers loads,
-`<prefix>.<layer>.lora_A.weight`, and the header `lora_adapter_metadata`, because the
-keys alone do not carry alpha.
+`<prefix>.<layer>.lora_A.weight`. They contain (alpha / rank) B in place of B, because
+many programs do not find alpha and use B A as it is.
 """
 
 import json
@@ -11,7 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,17 @@ from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError, first_few, nearest
 from dstrain.lora.key_names import base_shapes, layers_of
-from dstrain.lora.key_parser import ADAPTER_HEADER, LoraWeights, parse_keys
+from dstrain.lora.key_parser import (
+    ADAPTER_HEADER,
+    FOLDED,
+    LoraWeights,
+    parse_keys,
+)
 from dstrain.storage.safetensors import with_checksum, write_tensors
 
 ADAPTER = "default"
+UP = re.compile(r"\.lora_(embedding_)?B(\.|$)")
+"""What is in peft's name of an `up`."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,19 @@ class LoraLayer:
     def rank(self) -> int:
         """Return the number of rows of `down`."""
         return len(self.down)
+
+    @property
+    def scale(self) -> float:
+        """Return what up down is multiplied by."""
+        return self.alpha / self.rank
+
+    def with_alpha(self, alpha: float) -> "LoraLayer":
+        """Return a layer with the same effect that has this alpha."""
+        return replace(self, up=rescaled(self.up, self.alpha, alpha), alpha=alpha)
+
+    def folded(self) -> "LoraLayer":
+        """Return a layer with the same effect whose scale is 1: what files contain."""
+        return self.with_alpha(float(self.rank))
 
 
 def inject(
@@ -128,6 +148,16 @@ def inject(
     return counts
 
 
+def rescaled(up: Tensor, alpha: float, new_alpha: float) -> Tensor:
+    """Return `up` such that the effect with `new_alpha` is that of `up` with `alpha`,
+    exactly if their ratio is a power of 2, else rounded to fp32.
+    """
+    # Files store alpha in fp32.
+    if math.isclose(alpha, new_alpha, rel_tol=1e-6):
+        return up
+    return up.float() * alpha / new_alpha
+
+
 def lora_state(module: nn.Module, adapter_name: str = ADAPTER) -> dict[str, Tensor]:
     """Return the weights of an adapter, by default the trained one, by peft's names
     (`<layer>.lora_A.weight`), sharing memory with the module.
@@ -147,8 +177,7 @@ def save_lora(
     prefix: str,
     metadata: Mapping[str, Any],
 ) -> None:
-    """Write the trained LoRA weights in fp32, so that diffusers loads them exactly for
-    any alpha.
+    """Write the trained LoRA weights in fp32, with alpha / rank as part of B.
 
     Raises SystemFault.
 
@@ -160,11 +189,16 @@ def save_lora(
         metadata: Family, base, step, versions and the like; values that are not strings
             are stored as JSON.
     """
-    tensors = {f"{prefix}.{name}": value for name, value in lora_state(module).items()}
+    rank = lora_config.rank
+    tensors = {}
+    for name, value in lora_state(module).items():
+        if UP.search(name):
+            value = rescaled(value, lora_config.alpha, rank)
+        tensors[f"{prefix}.{name}"] = value
     header = lora_header(module, lora_config, metadata)
     adapter = {
-        f"{prefix}.r": lora_config.rank,
-        f"{prefix}.lora_alpha": lora_config.alpha,
+        f"{prefix}.r": rank,
+        f"{prefix}.lora_alpha": rank,
         f"{prefix}.target_modules": header["targets"].split(","),
     }
     header[ADAPTER_HEADER] = json.dumps(adapter, sort_keys=True)
@@ -177,7 +211,7 @@ def lora_header(
     metadata: Mapping[str, Any],
 ) -> dict[str, str]:
     """Return the header of a file of the trained layers, whichever program it is for;
-    metadata as in `save_lora`.
+    metadata as in `save_lora`. Its alpha is that of the training.
     """
     adapters: Any = module.peft_config
     fields = {
@@ -186,6 +220,7 @@ def lora_header(
         "rank": lora_config.rank,
         "alpha": lora_config.alpha,
         "targets": ",".join(sorted(adapters[ADAPTER].target_modules)),
+        **FOLDED,
     }
     header = {"format": "pt"}
     for name, value in fields.items():
@@ -314,8 +349,9 @@ def merge_layers(module: nn.Module, layers: Mapping[str, LoraLayer]) -> None:
     """
     for name, layer in layers.items():
         weight = module.get_parameter(f"{name}.weight")
-        ratio = layer.alpha / layer.rank
-        change = ratio * (layer.up.float().flatten(1) @ layer.down.float().flatten(1))
+        change = layer.scale * (
+            layer.up.float().flatten(1) @ layer.down.float().flatten(1)
+        )
         if isinstance(module.get_submodule(name), nn.Embedding):
             change = change.T  # its weight is (vocabulary, channels)
         weight.copy_(weight.float() + change.reshape(weight.shape).to(weight.device))

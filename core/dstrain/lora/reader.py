@@ -31,6 +31,7 @@ from dstrain.lora.key_parser import (
     ADAPTER_HEADER,
     AdapterConfig,
     LoraWeights,
+    is_folded,
     parse_keys,
     read_adapter_config,
 )
@@ -56,6 +57,24 @@ class Lora:
     layers: Mapping[str, LoraLayer]
     """The layers by the network's own names."""
     header: Mapping[str, str]
+
+    def trained_layers(self, path: Path) -> Mapping[str, LoraLayer]:
+        """Return the layers with the alpha that they were trained with, which the header
+        records where it is part of B; raises StateError if the header has no valid one.
+
+        Args:
+            path: The file.
+        """
+        text = self.header.get("alpha")
+        if text is None or not is_folded(self.header):
+            return self.layers
+        try:
+            alpha = float(text)
+        except ValueError:
+            alpha = math.nan
+        if not 0 < alpha < math.inf:
+            raise StateError(path, f"its header has no valid alpha: {text!r}")
+        return {name: layer.with_alpha(alpha) for name, layer in self.layers.items()}
 
 
 @dataclass(frozen=True)
@@ -284,6 +303,8 @@ class _Reader:
                     what = f"its header says rank {header_rank} and alpha {header_alpha:g} of {rest}, "
                     what += f"which has rank {rank:g} and alpha {alpha:g}"
                     raise StateError(self.path, what)
+        if is_folded(self.header):
+            stated = stated or ranks
         if stated:
             if self.alpha is not None:
                 what = f"has no effect: {self.path} states its own alpha"
@@ -305,7 +326,7 @@ class _Reader:
                 "a file to one that states it:",
                 shlex.join(["dstrain", "export", "--alpha", "rank", *map(str, paths)]),
             )
-        # In files of dstrain's own that have these names, alpha / rank is part of B.
+        # dstrain's own files with these names always had alpha / rank as part of B.
         if not {"family", "alpha"} <= self.header.keys():
             logger.warning(f"{self.path}: {NO_ALPHA}")
         return ranks

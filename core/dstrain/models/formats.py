@@ -146,6 +146,8 @@ class LoraKeyFormat:
     """The format whose keys follow."""
     underscored: bool = False
     """Whether '_' stands for '.' in them."""
+    also_reads: tuple[str, ...] = ()
+    """Other programs whose keys this one reads, too."""
 
 
 def read_key_maps(

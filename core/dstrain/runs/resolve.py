@@ -16,9 +16,12 @@ from dstrain.graph.inputs import Column, with_measured
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
+from dstrain.lora.key_names import key_formats
 from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.models.component_files import ModelConfig, component_at, model_configs
+from dstrain.models.components import components_of
 from dstrain.models.device import default_device
+from dstrain.models.formats import NATIVE
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.variant_choice import (
     Scorer,
@@ -171,12 +174,40 @@ def resolve_experts(
 
 
 def check_saved_names(setup: Setup) -> None:
-    """Refuse the flag of another program's names for a LoRA if none is trained."""
-    component = setup.family.default_trainable
-    lora = [layers.component for layers in setup.trainables.lora]
-    if setup.saving is not None and component not in lora:
-        what = f"has no effect: no LoRA on {component} is trained"
-        raise UsageError(f"--{setup.saving.name}", what)
+    """Refuse a program that has no key names for what is trained, and the family's flag
+    of one if it would have no effect.
+    """
+    family = setup.family
+    chosen = setup.config.lora_format
+    if setup.saving is not None:
+        flag = f"--{setup.saving.name}"
+        lora = [layers.component for layers in setup.trainables.lora]
+        if family.default_trainable not in lora:
+            what = f"has no effect: no LoRA on {family.default_trainable} is trained"
+            raise UsageError(flag, what)
+        if chosen is not None:
+            raise UsageError(flag, f"has no effect with --lora_format {chosen}")
+    known = components_of(family)
+    with_lora = {layers.component for layers in setup.trainables.lora}
+    for name in setup.trainables.components:
+        if name not in known:
+            continue  # what is no component is refused where it is looked up
+        component = known[name]
+        formats = key_formats(component, family)
+        if name not in with_lora:
+            # The others have names for the layers of a LoRA alone.
+            whole = (NATIVE, *component.formats)
+            formats = {
+                program: one
+                for program, one in formats.items()
+                if one.checkpoint_format in whole and not one.underscored
+            }
+        program = setup.saved_names(name)
+        if program not in formats:
+            flag = "--lora_format" if chosen else "--remove_prefix_in_ckpt"
+            kind = "LoRA on" if name in with_lora else "all of"
+            what = f"{program} has no key names for {kind} {name}"
+            raise UsageError(flag, what, f"programs that have: {', '.join(formats)}")
 
 
 def check_preset(setup: Setup) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dstrain.config.fields import split_commas
+from dstrain.config.fields import program_named, split_commas
 from dstrain.config.options import TrainConfig
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_dataset
@@ -240,6 +240,17 @@ class Setup:
             if option.saves and option.name in self.config.family_options:
                 return option
         return None
+
+    def saved_names(self, component: str) -> str:
+        """Return the program in whose key names a trained component is saved."""
+        config = self.config
+        if config.lora_format is not None:
+            return program_named(config.lora_format)
+        has_lora = any(one.component == component for one in self.trainables.lora)
+        is_default = component == self.family.default_trainable
+        if self.saving is not None and has_lora and is_default:
+            return self.saving.saves
+        return "diffsynth" if config.remove_prefix_in_ckpt else "diffusers"
 
     @cached_property
     def versions(self) -> dict[str, str]:

@@ -250,8 +250,8 @@ class LoraFiles(ToyFixtures):
     def test_an_exported_file_comes_back_and_acts_alike_where_it_goes(
         self, case: LoraCase, fresh: Callable[[str, str], Any], tmp_path: Path
     ) -> None:
-        """It comes back bit for bit, except from DiffSynth-Studio's format, which folds
-        alpha / rank into the matrices.
+        """It comes back bit for bit. To what was trained it is equal but for one rounding
+        of alpha / rank.
         """
         plain = fresh(case.variant, case.component)
         file = tmp_path / "lora.safetensors"
@@ -259,17 +259,13 @@ class LoraFiles(ToyFixtures):
         wanted = self.predicted(case, ours)
         exact = self.predicted(case, ours.double())
         assert _differ(self.predicted(case, plain), wanted) > 1e-3
+        written = self.predicted(case, self.loaded(case, deepcopy(plain), file))
+        assert _differ(written, wanted) <= FOLDED
         for program in case.programs:
             output = tmp_path / f"{program}.safetensors"
             export(file, output, program)
-            most = FOLDED if program == "diffsynth" else 0.0
-            assert (
-                _differ(
-                    self.predicted(case, self.loaded(case, deepcopy(plain), output)),
-                    wanted,
-                )
-                <= most
-            )
+            again = self.loaded(case, deepcopy(plain), output)
+            assert torch.equal(self.predicted(case, again), written)
             tensors = load_file(output)
             if case.targets == "default":
                 assert self.names[case.component][program] in {
@@ -280,7 +276,7 @@ class LoraFiles(ToyFixtures):
                 continue
             theirs, unused = self.readers[case.component][program].read(plain, tensors)
             assert unused == []
-            assert _differ(self.predicted(case, theirs), exact) <= max(most, EXACT)
+            assert _differ(self.predicted(case, theirs), exact) <= FOLDED
 
     def test_a_file_that_a_program_wrote_acts_here_as_it_does_there(
         self,

@@ -45,7 +45,8 @@ def start_from_lora(
         for lora in read_lora(
             path, pipeline.family, {component: shapes}, component, patterns
         ):
-            load_layers(network, lora.layers, lora_config, path, unused)
+            layers = lora.trained_layers(path)
+            load_layers(network, layers, lora_config, path, unused)
 
 
 def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableModules:

@@ -80,5 +80,7 @@ def test_a_file_acts_on_its_expert_alone_here_and_in_diffusers(
     for name in EXPERTS:
         if name in trained:
             wanted = prediction(trained[name])
-            assert torch.equal(prediction(ours[name]), wanted)
-            assert torch.equal(prediction(theirs[name]), wanted)
+            # alpha / rank is part of the saved B, rounded to fp32.
+            most = 1e-5 * wanted.abs().max() if name == part else 0.0
+            assert (prediction(ours[name]) - wanted).abs().max() <= most
+            assert (prediction(theirs[name]) - wanted).abs().max() <= most

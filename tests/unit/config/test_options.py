@@ -18,8 +18,8 @@ from tests.support.command_lines import toy_config
 PUBLIC_TRAIN_FLAGS = """
 batch_size data_file_keys dataset_base_path dataset_metadata_path dataset_num_workers dataset_repeat dataset_root
 dry_run extra_inputs feature_cache find_unused_parameters frame_samples frame_sampling gradient_accumulation_steps
-height hub keep_checkpoints learning_rate lora_alpha lora_base_model lora_checkpoint lora_rank lora_target_modules
-loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps max_timestep_boundary
+height hub keep_checkpoints learning_rate lora_alpha lora_base_model lora_checkpoint lora_format lora_rank
+lora_target_modules loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps max_timestep_boundary
 min_timestep_boundary mixed_precision model model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample
 output_path overwrite preset_lora_model preset_lora_path preview_prompt preview_steps remove_prefix_in_ckpt resume
 resume_from_checkpoint save_steps seed task timestep_sampling toy trainable_models url_cache
@@ -70,8 +70,8 @@ EFFECTS = {
 """Stored files are compared by these sets: resuming and the feature cache depend on them."""
 WITHOUT_EFFECT = """
 dataset_base_path dataset_metadata_path dataset_num_workers dataset_root feature_cache find_unused_parameters hub
-keep_checkpoints model_id_with_origin_paths model_paths on_bad_sample output_path preset_lora_model preview_prompt
-preview_steps remove_prefix_in_ckpt save_steps toy url_cache use_gradient_checkpointing
+keep_checkpoints lora_format model_id_with_origin_paths model_paths on_bad_sample output_path preset_lora_model
+preview_prompt preview_steps remove_prefix_in_ckpt save_steps toy url_cache use_gradient_checkpointing
 use_gradient_checkpointing_offload
 """
 """Options of training that decide neither its numbers nor what is stored."""

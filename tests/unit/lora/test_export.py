@@ -32,6 +32,8 @@ from tests.support.lora_family import (
     ORIGINAL,
     SHAPES,
     SPEC,
+    adapter,
+    as_trained,
     network,
     ours,
     output,
@@ -66,18 +68,31 @@ def test_from_any_program_to_any_other_and_back(
         path, before = tmp_path / f"{number}.safetensors", path
         export(before, path, program)
     original = read(tmp_path / "ours.safetensors")
-    if "diffsynth" not in (first, second):
-        assert same(read(path).layers, original.layers)
-        assert read_tensors(path)[1].keys() == original.header.keys()
-        assert json.loads(original.header["lora_adapter_metadata"]) == json.loads(
-            read_tensors(path)[1]["lora_adapter_metadata"]
-        )
-    for name, layer in read(path).layers.items():
-        wanted = original.layers[name]
-        effect = wanted.alpha / wanted.rank * wanted.up @ wanted.down
-        assert torch.allclose(
-            layer.alpha / layer.rank * layer.up @ layer.down, effect, atol=1e-6
-        )
+    assert same(read(path).layers, original.layers)
+    assert read_tensors(path)[1].keys() == original.header.keys()
+    assert json.loads(original.header["lora_adapter_metadata"]) == json.loads(
+        read_tensors(path)[1]["lora_adapter_metadata"]
+    )
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_alpha_of_another_file_becomes_part_of_b_and_is_kept_in_the_header(
+    program: str, tmp_path: Path
+) -> None:
+    older = written(
+        tmp_path / "older.safetensors",
+        as_trained(),
+        {"family": "fused", "alpha": "6.0", **CONFIG, **adapter()},
+    )
+    export(older, tmp_path / "x.safetensors", program)
+    made = read(tmp_path / "x.safetensors")
+    before = read(older).layers
+    assert {layer.scale for layer in made.layers.values()} == {1.0}
+    assert same(made.layers, read(ours(tmp_path)[0]).layers)
+    assert made.header["alpha"] == "6.0"
+    for name, layer in made.trained_layers(older).items():
+        assert layer.alpha == 6.0
+        assert torch.allclose(layer.up, before[name].up, rtol=1.2e-7, atol=0)
 
 
 def test_the_header_is_kept_and_checksummed_again(tmp_path: Path) -> None:
@@ -107,7 +122,8 @@ def test_a_file_without_a_header_needs_the_family_and_a_published_configuration(
     ):
         export(bare, tmp_path / "x.safetensors", "kohya")
     export(bare, tmp_path / "x.safetensors", "kohya", "fused")
-    assert same(read(tmp_path / "x.safetensors").layers, read(bare).layers)
+    wanted = {name: layer.folded() for name, layer in read(bare).layers.items()}
+    assert same(read(tmp_path / "x.safetensors").layers, wanted)
 
 
 @pytest.mark.parametrize(("override", "ratio"), [("rank", 1.0), (6.0, 1.5)])
@@ -122,12 +138,18 @@ def test_an_alpha_that_a_file_does_not_state_can_be_given(
     ):
         export(lost, tmp_path / "x.safetensors", "diffusers", "fused")
     export(lost, tmp_path / "x.safetensors", "diffusers", "fused", alpha=override)
-    made = read(tmp_path / "x.safetensors").layers
-    assert {layer.alpha / layer.rank for layer in made.values()} == {ratio}
-    assert made.keys() == read(path).layers.keys()
+    made = read(tmp_path / "x.safetensors")
+    before = read(path).layers
+    assert {layer.scale for layer in made.layers.values()} == {1.0}
+    assert float(made.header["alpha"]) == 4 * ratio
+    assert made.layers.keys() == before.keys()
+    assert all(
+        torch.equal(layer.up, before[name].up * ratio)
+        for name, layer in made.layers.items()
+    )
     export(lost, tmp_path / "named.safetensors", None, alpha=override)
     kept = read(tmp_path / "named.safetensors").layers
-    assert same(kept, made)
+    assert same(kept, made.layers)
     with pytest.raises(
         UsageError, match=r"--alpha: has no effect: .* states its own alpha"
     ):
@@ -196,7 +218,7 @@ def test_our_file_in_the_references_names_needs_no_guess(
     export(ours(tmp_path, **CONFIG)[0], tmp_path / "x.safetensors", "diffsynth")
     lora = read(tmp_path / "x.safetensors")
     assert capsys.readouterr().err == ""
-    assert lora.header["alpha"] == "4.0"
+    assert lora.header["alpha"] == "6.0"
 
 
 def test_an_expert_is_the_one_its_header_names(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.support.lora_family import (
     Encoder,
     Header,
     adapter,
+    as_trained,
     default_names,
     down_up,
     folded,
@@ -67,9 +68,7 @@ NAMINGS = (
         "lora_unet_double_0_proj",
         ("alpha", "lora_down.weight", "lora_up.weight"),
     ),
-    Naming(
-        "diffsynth", "layers.0.o", ("lora_A.default.weight", "lora_B.default.weight")
-    ),
+    Naming("diffsynth", "layers.0.o", ("lora_A.weight", "lora_B.weight")),
 )
 
 
@@ -84,17 +83,16 @@ def test_a_file_in_any_naming_acts_as_what_was_trained(
     assert sorted(key for key in tensors if key.startswith(f"{naming.layer}.")) == [
         f"{naming.layer}.{end}" for end in naming.ends
     ]
-    header = json.dumps({"transformer.r": rank, "transformer.lora_alpha": alpha})
-    again = read(written(tmp_path / "x.safetensors", tensors,
-                         {"lora_adapter_metadata": header} if naming.program == "diffusers" else None))  # fmt: skip
+    header = {
+        "diffusers": adapter(r=rank, lora_alpha=rank),
+        "diffsynth": {"scale": "in lora_B"},
+    }.get(naming.program)
+    again = read(written(tmp_path / "x.safetensors", tensors, header))
     plain = network()
     add_layers(plain, again.layers)
     assert torch.allclose(output(plain), output(module), atol=1e-5)
     assert not torch.allclose(output(plain), output(network()), atol=1e-2)
-    if alpha != 0.7 and naming.program != "diffsynth":
-        assert same(
-            again.layers, read(path).layers
-        )  # the reference has no alpha, so that lora_B is another there
+    assert same(again.layers, read(path).layers)
 
 
 def test_fused_layers_have_three_times_the_rank_and_come_back_bit_for_bit(
@@ -103,7 +101,7 @@ def test_fused_layers_have_three_times_the_rank_and_come_back_bit_for_bit(
     layers = read(ours(tmp_path)[0]).layers
     rows = key_table(ORIGINAL, SHAPES)["double.0.qkv"]
     one = fuse(layers, rows)
-    assert (one.rank, one.alpha, tuple(one.up.shape)) == (12, 18.0, (18, 12))
+    assert (one.rank, one.alpha, tuple(one.up.shape)) == (12, 12.0, (18, 12))
     assert same(
         split_fused(one, rows),
         {f"blocks.0.attn.to_{x}": layers[f"blocks.0.attn.to_{x}"] for x in "qkv"},
@@ -172,6 +170,7 @@ def older(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 ACCEPTED: tuple[tuple[str, Change, Header], ...] = (
+    ("diffusers' names, alpha in the header alone", dict, adapter()),
     ("alpha keys, no header", with_alpha, {}),
     ("alpha keys and the header", with_alpha, adapter()),
     ("alpha as whole numbers", lambda t: {k: v.long() if "alpha" in k else v for k, v in with_alpha(t).items()}, {}),
@@ -198,8 +197,11 @@ ACCEPTED: tuple[tuple[str, Change, Header], ...] = (
 def test_the_same_layers_in_other_words_act_the_same(
     change: Change, header: Header, tmp_path: Path
 ) -> None:
-    path, module = ours(tmp_path, LoraConfig("dit", ("to_q",), 4, 6.0))
-    changed = written(tmp_path / "x.safetensors", change(load_file(path)), header)
+    lora_config = LoraConfig("dit", ("to_q",), 4, 6.0)
+    module = trained(lora_config)
+    changed = written(
+        tmp_path / "x.safetensors", change(as_trained(lora_config)), header
+    )
     plain = network()
     add_layers(plain, read(changed).layers)
     assert torch.allclose(output(plain), output(module), atol=1e-5)
@@ -221,8 +223,9 @@ def test_files_of_half_precision_are_computed_in_fp32(
 
 
 def test_peft_keeps_rank_and_alpha_in_a_file_beside_it(tmp_path: Path) -> None:
-    path, module = ours(tmp_path, LoraConfig("dit", ("to_q",), 4, 6.0))
-    bare = prefixed(load_file(path), "base_model.model.")
+    lora_config = LoraConfig("dit", ("to_q",), 4, 6.0)
+    module = trained(lora_config)
+    bare = prefixed(as_trained(lora_config), "base_model.model.")
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({"r": 4, "lora_alpha": 6, "target_modules": ["to_q"]})
     )

@@ -17,7 +17,9 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
 from dstrain.lora.export import save_lora_for
 from dstrain.lora.header import base_weights
+from dstrain.lora.key_names import key_formats
 from dstrain.lora.layers import save_lora
+from dstrain.models.components import components_of
 from dstrain.runs.checkpoints.directory import (
     LOG,
     LOSS_CSV,
@@ -279,8 +281,10 @@ class RunDirectory:
         model_config = run.found.configs[component]
         lora_config = run.module.trained.lora.get(component)
         family = setup.family
+        program = setup.saved_names(component)
         if lora_config is None:
-            save_full(path, network, model_config, header)
+            named = key_formats(components_of(family)[component], family)[program]
+            save_full(path, network, model_config, header, named.checkpoint_format)
             return
         options = options_affecting("recipe", "training")
         recipe = {name: getattr(setup.config, name) for name in options}
@@ -289,9 +293,8 @@ class RunDirectory:
             recipe["preset_lora"] = setup.preset.digest
         header["base"] = base_weights(run.found.files[component])
         header |= {"config": model_config, "recipe": recipe}
-        if setup.saving is not None and component == family.default_trainable:
-            program = setup.saving.saves
-            save_lora_for(program, path, network, lora_config, family, header)
-        else:
+        if program == "diffusers":
             prefix = family.lora_prefixes.get(component, component)
             save_lora(path, network, lora_config, prefix, header)
+        else:
+            save_lora_for(program, path, network, lora_config, family, header)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dstrain.console import get_logger
 from dstrain.errors import StateError
+from dstrain.models.formats import NATIVE, CheckpointFormat, to_checkpoint
 from dstrain.storage.files import remove_folder, replacing_folder, write_json
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors, with_checksum, write_tensors
@@ -62,14 +63,15 @@ def save_full(
     module: nn.Module,
     config: Mapping[str, Any],
     metadata: Mapping[str, str],
+    checkpoint_format: CheckpointFormat = NATIVE,
 ) -> None:
-    """Write one component's weights, named as its own `save_pretrained` would; `config`
-    is kept as JSON in the header.
+    """Write one component's weights, by default named as its own `save_pretrained`
+    would; `config` is kept as JSON in the header.
 
     Raises SystemFault.
     """
     header = {"format": "pt", **metadata, "config": json.dumps(config, sort_keys=True)}
-    tensors = _published(module)
+    tensors = _published(module, checkpoint_format)
     write_tensors(path, tensors, with_checksum(tensors, header))
 
 
@@ -234,18 +236,22 @@ def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-def _published(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's weights by the names of its published files.
+def _published(
+    module: nn.Module, checkpoint_format: CheckpointFormat
+) -> dict[str, Tensor]:
+    """Return the module's weights by the names of a format, or of its published files.
 
     transformers names the layers of some models otherwise in memory, and leaves out
     weights tied to another.
     """
     state: dict[str, Tensor] = module.state_dict()
     tied = getattr(module, "all_tied_weights_keys", None)
+    untied = {name: value for name, value in state.items() if name not in (tied or ())}
+    if checkpoint_format is not NATIVE:
+        return to_checkpoint(checkpoint_format, untied)
     if tied is None:
         return state
     from transformers.core_model_loading import revert_weight_conversion
 
-    untied = {name: value for name, value in state.items() if name not in tied}
     published: dict[str, Tensor] = revert_weight_conversion(module, untied)
     return published

@@ -12,6 +12,7 @@ from dstrain.console import get_logger
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
+from dstrain.models.components import components_of
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.training_run import TrainingRun
 from dstrain.training.batching import SKIPPED
@@ -113,6 +114,27 @@ def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
         words += ["--input", f"{name}=FILE"]
     output = "video.mp4" if run.setup.spec.makes_video else "image.png"
     logger.info(f"try them: {shlex.join([*words, '--output', output])}")
+    for path in weights_to_convert(run, weights):
+        output = str(path.with_name(f"{path.stem}-comfyui.safetensors"))
+        words = ["dstrain", "export", "--format", "comfyui", str(path), output]
+        logger.info(f"for ComfyUI: {shlex.join(words)}")
+
+
+def weights_to_convert(run: TrainingRun, weights: Sequence[Path]) -> list[Path]:
+    """Return the LoRA files of components that ComfyUI knows, by what the family
+    declares, which it does not read as they are.
+    """
+    setup = run.setup
+    known = components_of(setup.family)
+    found = []
+    for name, path in zip(run.module.trained.components, weights, strict=True):
+        if name not in run.module.trained.lora:
+            continue
+        for names in known[name].lora:
+            readable = (names.program, *names.also_reads)
+            if names.program == "comfyui" and setup.saved_names(name) not in readable:
+                found.append(path)
+    return found
 
 
 def input_files(spec: PipelineSpec) -> list[str]:

@@ -3,13 +3,14 @@
 import json
 import os
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from dstrain.cli.main import main
 from dstrain.config.serialize import as_flags
-from dstrain.errors import DstrainError, StateError
+from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.reports.metrics import COLUMNS
 from dstrain.storage.files import lock
@@ -102,7 +103,7 @@ def test_each_of_several_trainables_has_a_file_of_its_own(
     assert list(printed.values()) == ["tiny", "base", "dit", "6", "sft", "2", "6.0"]
     assert header["version.torch"] == torch.__version__
     adapter = json.loads(header["lora_adapter_metadata"])
-    assert (adapter["transformer.r"], adapter["transformer.lora_alpha"]) == (2, 6.0)
+    assert (adapter["transformer.r"], adapter["transformer.lora_alpha"]) == (2, 2)
 
 
 def test_the_trackers_columns_are_there_for_every_step(
@@ -246,15 +247,49 @@ def test_a_log_that_is_gone_or_was_cut_off_at_its_start_begins_again(
         assert [row["step"] for row in log(tmp_path)] == [steps]
 
 
-def test_a_prefix_to_remove_changes_no_saved_name(here: Path, tmp_path: Path) -> None:
-    flags = {"max_steps": 1, "remove_prefix_in_ckpt": "pipe.dit."}
-    train(here, output_path=tmp_path / "lora", **flags)
-    assert all(
-        name.startswith("transformer.")
-        for name in files(tmp_path / "lora")["step-1.safetensors"]
+PREFIX = MappingProxyType({"remove_prefix_in_ckpt": "pipe.dit."})
+
+
+@pytest.mark.parametrize(
+    ("flags", "first"),
+    [
+        ({}, "transformer.blocks.0."),
+        (PREFIX, "blocks.0."),
+        ({"remove_prefix_in_ckpt": "anything"}, "blocks.0."),
+        ({"lora_format": "diffsynth"}, "blocks.0."),
+        ({"lora_format": "reference"}, "blocks.0."),
+        ({"lora_format": "comfyui"}, "diffusion_model.blocks.0."),
+        ({**PREFIX, "lora_format": "diffusers"}, "transformer.blocks.0."),
+        ({**PREFIX, "lora_format": "comfyui"}, "diffusion_model.blocks.0."),
+    ],
+)
+def test_a_prefix_to_remove_or_a_format_decides_the_saved_names(
+    flags: dict[str, Any], first: str, here: Path, tmp_path: Path
+) -> None:
+    """The names of the weights in full are the same in all of them for this family."""
+    train(here, output_path=tmp_path / "lora", max_steps=1, **flags)
+    assert min(files(tmp_path / "lora")["step-1.safetensors"]).startswith(first)
+    full = train(
+        here,
+        output_path=tmp_path / "full",
+        trainable_models="dit",
+        max_steps=1,
+        **flags,
     )
-    full = train(here, output_path=tmp_path / "full", trainable_models="dit", **flags)
     assert "blocks.0.to_q.weight" in files(full)["step-1.safetensors"]
+
+
+@pytest.mark.parametrize("trained", ["lora_base_model", "trainable_models"])
+def test_a_program_without_names_for_what_is_trained_is_refused(
+    trained: str, here: Path, tmp_path: Path
+) -> None:
+    flags: dict[str, Any] = {trained: "text_encoder", "lora_format": "comfyui"}
+    with pytest.raises(
+        UsageError,
+        match=r"--lora_format: comfyui has no key names for .* text_encoder\n  programs",
+    ):
+        train(here, output_path=tmp_path, max_steps=1, **flags)
+    assert names(tmp_path) == []
 
 
 def test_a_lora_of_another_component_does_not_start_a_run(
