@@ -214,15 +214,15 @@ def stopping(line: list[str], step: int) -> Callable[[int], int]:
 def test_a_run_resumes_with_other_numbers_of_processes(
     case: Moved, here: Path, tmp_path: Path
 ) -> None:
-    """Micro-batches of one sample: the text encoder has dropout, which is drawn for a
-    micro-batch as a whole.
+    """Micro-batches of four samples, then of one: the dropout of the text encoder, which
+    runs in the training step, is drawn for each sample.
     """
     common = {
         "num_epochs": 2,
         "lora_rank": None if "trainable_models" in case.flags else 2,
         **case.flags,
     }
-    whole = flags(here, tmp_path / "whole", 1, **common)
+    whole = flags(here, tmp_path / "whole", 1, micro=4, **common)
     assert in_processes(1, commands(words(whole)), tmp_path).codes == (0,)
     first = flags(here, tmp_path / "cut", case.first, **common)
     stopped = in_processes(case.first, stopping(words(first), 3), tmp_path)

@@ -4,7 +4,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Union
@@ -178,10 +178,15 @@ def read_only(where: str, values: Mapping[str, Any]) -> Iterator[None]:
 
     What torch does not count is not seen: writes through `.data` or `.numpy()`.
     """
-    before = {name: _parts(value) for name, value in values.items()}
+    before: dict[str, Parts] = {}
+    for name, value in values.items():
+        before[name] = []
+        _add_parts(value, before[name])
     yield
     for name, value in values.items():
-        if _differ(before[name], _parts(value)):
+        after: Parts = []
+        _add_parts(value, after)
+        if _differ(before[name], after):
             raise UsageError(
                 where,
                 f"changes its input {name!r} in place; others read the same value",
@@ -193,26 +198,28 @@ Parts = list[tuple[Any, Any]]
 """Each part of a value, with what an in-place change of it alters."""
 
 
-def _parts(value: Any) -> Parts:
+def _add_parts(value: Any, parts: Parts) -> None:
+    """Add the parts of a value; a few microseconds, since every step does it."""
     if isinstance(value, Tensor):
-        # Inference tensors count no versions.
-        version = (
-            0 if value.is_inference() else value._version
-        )  # torch has no public name for it
-        layout = (value.data_ptr(), value.shape, value.stride(), value.requires_grad)
-        return [(value, (version, layout))]
-    if isinstance(value, Image.Image):
-        return [(value, (value.mode, value.size, value.tobytes()))]
-    children: Iterable[Any] = ()
-    keys = None
-    if isinstance(value, Frames):
-        children = [value.pixels]
+        try:
+            version = value._version  # torch has no public name for it
+        except RuntimeError:
+            version = 0  # Inference tensors count no versions.
+        parts.append((value, (version, value.data_ptr(), value.requires_grad)))
+    elif isinstance(value, Image.Image):
+        parts.append((value, (value.mode, value.size, value.tobytes())))
+    elif isinstance(value, Frames):
+        _add_parts(value.pixels, parts)
     elif isinstance(value, list):
-        children = value
+        parts.append((value, None))
+        for item in value:
+            _add_parts(item, parts)
     elif isinstance(value, dict):
-        children = value.values()
-        keys = list(value)
-    return [(value, keys), *(part for child in children for part in _parts(child))]
+        parts.append((value, list(value)))
+        for item in value.values():
+            _add_parts(item, parts)
+    else:
+        parts.append((value, None))
 
 
 def _differ(before: Parts, after: Parts) -> bool:
@@ -220,10 +227,10 @@ def _differ(before: Parts, after: Parts) -> bool:
 
     `before` keeps its objects alive, so that no new one has the id of an old one.
     """
-    return len(before) != len(after) or any(
-        old is not new or was != now
-        for (old, was), (new, now) in zip(before, after, strict=True)
-    )
+    if len(before) != len(after):
+        return True
+    pairs = zip(before, after, strict=True)
+    return any(old is not new or was != now for (old, was), (new, now) in pairs)
 
 
 def serialize(

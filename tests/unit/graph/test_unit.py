@@ -197,6 +197,24 @@ def test_no_two_outputs_share_storage() -> None:
     assert len(pointers) == 3
 
 
+def test_an_output_that_is_a_weight_is_a_copy_of_it() -> None:
+    class Weights(TypedDict):
+        bias: Tensor
+        row: Tensor
+
+    def weights(*, vae: Any) -> Weights:
+        return {"bias": vae.bias, "row": vae.weight[:1]}
+
+    vae = torch.nn.Linear(4, 1)
+    made = Unit(weights).run({}, {"vae": vae})
+    with torch.no_grad():
+        before = [vae.bias.clone(), vae.weight.clone()]
+        vae.bias.add_(1)
+        vae.weight.add_(1)
+    assert torch.equal(made["bias"], before[0])
+    assert torch.equal(made["row"], before[1])
+
+
 def test_a_clone_keeps_the_gradient() -> None:
     weight = torch.ones(4, requires_grad=True)
 
