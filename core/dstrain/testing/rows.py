@@ -172,11 +172,20 @@ def data_inputs(spec: PipelineSpec) -> frozenset[str]:
 
 
 def _side_multiple(spec: PipelineSpec) -> int:
-    return lcm(*(column.multiple or 1 for column in _columns(spec).values()))
+    return lcm(*(column.multiple or 1 for column in _sized_columns(spec)))
 
 
 def _frame_multiple(spec: PipelineSpec) -> int:
-    return lcm(*(column.frame_multiple or 1 for column in _columns(spec).values()))
+    return lcm(*(column.frame_multiple or 1 for column in _sized_columns(spec)))
+
+
+def _sized_columns(spec: PipelineSpec) -> list[Column]:
+    """Return the columns that decide sizes: a frame of a loaded video has the video's."""
+    columns = _columns(spec).values()
+    videos = {column.name for column in columns if column.kind == "video"}
+    return [
+        column for column in columns if not (column.frame and column.name in videos)
+    ]
 
 
 def _columns(spec: PipelineSpec) -> dict[str, Column]:
