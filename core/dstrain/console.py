@@ -1,5 +1,6 @@
 """Log lines and progress bars on stderr, with secrets removed."""
 
+import json
 import logging
 import os
 import re
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 SECONDS_PER_LINE = 60.0
 LINE = "{desc} {n}/{total}, {rate_noinv:.2f}/s, {remaining} left{postfix}"
@@ -173,10 +175,12 @@ NAME = (
     r"|signature|authorization)[\w-]*"
 )
 """Pattern of a name whose value is a secret."""
+VARIABLE = re.compile(rf"{NAME}|.*_(?:key|pass)", re.IGNORECASE)
+"""Names of variables whose values are secrets."""
 SECRET = re.compile(
     rf"""
     # A URL's user and password, or the token in their place.
-    (\b(?i:[a-z][a-z0-9+.-]+):/{{1,2}}) [^\s/@'"]+ (?=@)
+    (\b(?i:[a-z][a-z0-9+.-]+):/{{1,2}}) [^\s/]+ (?=@)
     # name=value in a query, and the like.
     | ([?&;](?i:{NAME}|sig|key|auth)=) [^&;\#\s'"]+
     | (\bBearer\ ) [\w.~+/=-]{{8,}}
@@ -184,7 +188,7 @@ SECRET = re.compile(
     | \bhf_[A-Za-z0-9]{{16,}}
     | \bms-[0-9a-f]{{8}}-[0-9a-f-]{{20,}}
     | \bgh[pousr]_[A-Za-z0-9]{{20,}} | \bgithub_pat_\w{{20,}}
-    | \bsk-[A-Za-z0-9_-]{{20,}}
+    | \bsk-(?:[a-z0-9]+-){{0,2}}[A-Za-z0-9]{{20,}}[\w-]*
     | \b(?:AKIA|ASIA)[A-Z0-9]{{16}}\b
     # JSON web tokens.
     | \beyJ[\w-]{{8,}}\.[\w-]{{8,}}\.[\w-]{{8,}}
@@ -194,18 +198,27 @@ SECRET = re.compile(
 """Texts that are secrets by their form; a group is what stays before one."""
 
 
+def secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the values of variables named like a secret, with their names."""
+    return {
+        value: name
+        for name, value in environment.items()
+        if len(value) >= SHORTEST and VARIABLE.fullmatch(name)
+    }
+
+
 def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the text with '***' in place of every secret in it.
 
     Secrets are the values of variables named like one, and texts of known forms.
     """
-    values = {
-        value
-        for name, value in environment.items()
-        if len(value) >= SHORTEST and re.fullmatch(NAME, name, re.IGNORECASE)
-    }
+    written = set()
+    for value in secrets(environment):
+        # As it is, and as it stands in JSON, in Python and in a URL.
+        written |= {value, json.dumps(value)[1:-1], repr(value)[1:-1]}
+        written |= {json.dumps(value, ensure_ascii=False)[1:-1], quote(value, safe="")}
     # The longest first, so that none is left in part.
-    for value in sorted(values, key=len, reverse=True):
+    for value in sorted(written, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return SECRET.sub(rf"\1\2\3{HIDDEN}", text)
 

@@ -48,6 +48,19 @@ CASES: tuple[tuple[str, Planted], ...] = (
     ("MODELSCOPE_API_TOKEN", variable("MODELSCOPE_API_TOKEN", "ms-12345678-90ab-cdef-1234-567890abcdef")),
     ("WANDB_API_KEY", variable("WANDB_API_KEY", HEX)),
     ("AWS_SECRET_ACCESS_KEY", variable("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")),
+    ("A_SERVICE_KEY", variable("A_SERVICE_KEY", "k3y-of-a-service")),
+    ("SMTP_PASS", variable("SMTP_PASS", "pa55-of-mail")),
+    ("db_password", variable("db_password", "'quoted' \"pa55\" wörd")),
+    ("CLIENT_SECRET", variable("CLIENT_SECRET", "s3cret@client")),
+    ("key of the environment, in a folder's name",
+     Planted("k3y-of-a-service", (("A_SERVICE_KEY", "k3y-of-a-service"),), ("--dataset_root", "k3y-of-a-service"))),
+    ("pass of the environment, in the names of layers",
+     Planted("nothing-55-pass", (("SMTP_PASS", "nothing-55-pass"),), ("--lora_target_modules", "to_q,nothing-55-pass"),
+             code=2)),
+    ("password with a quote in a URL of a flag",
+     Planted("s3cr3t'w0rd", flags=("--dataset_metadata_path", "https://ann:s3cr3t'w0rd@example.com/a.csv"), code=2)),
+    ("password with an @ in a URL of a flag",
+     Planted("s3cr3t@w0rd", flags=("--dataset_metadata_path", "https://ann:s3cr3t@w0rd@example.com/a.csv"), code=2)),
     ("token of the environment, in a folder's name", Planted(HEX, (("WANDB_API_KEY", HEX),), ("--dataset_root", HEX))),
     ("token in a folder's name",
      Planted("hf_aBcDeFgHiJkLmNoPqRsTu", flags=("--dataset_root", "hf_aBcDeFgHiJkLmNoPqRsTu"))),
@@ -116,8 +129,12 @@ def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
     ]
     assert main(whole) == planted.code
     assert main(whole) in (2, 3)  # refused: the folder holds a run
-    assert main([*whole, "--resume", "--seed", "9"]) in (2, 3)
-    assert main([*train, *planted.flags, "--output_path", "out", "--dry_run"]) in (0, 2)
+    assert main([*whole, "--resume", "--seed", "9"]) in (0, 2, 3)
+    assert main([*train, *planted.flags, "--output_path", "out", "--dry_run"]) in (
+        0,
+        2,
+        3,
+    )
     if not planted.code:
         cache = ["--feature_cache", "cache", "--debug", *planted.flags]
         assert main([*train, *cache, "--task", "sft:data_process"]) == 0
@@ -221,6 +238,76 @@ def test_what_is_no_secret_is_left_as_it_is() -> None:
         assert redacted(text, environment) == text
 
 
+VARIABLES = (
+    "MY_KEY",
+    "MY_PASS",
+    "MY_PASSWORD",
+    "MY_SECRET",
+    "MY_TOKEN",
+    "my_key",
+    "My_Pass",
+)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize("place", ["prompt", "image"])
+def test_a_row_with_the_value_of_a_variable_is_refused_before_it_is_stored(
+    name: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    secret = "v4lue-of-it"
+    monkeypatch.setenv(name, secret)
+    rows = json.loads(Path("data/metadata.json").read_text())
+    image = Path("data") / rows[1]["image"]
+    image.rename(image.with_name(f"{secret}.png"))
+    rows[1]["image"] = f"{secret}.png"
+    if place == "prompt":
+        image.with_name(f"{secret}.png").rename(image)
+        rows[1] |= {"image": image.name, "prompt": f"a dog {secret}"}
+    Path("data/metadata.json").write_text(json.dumps(rows))
+    words = [
+        "--model",
+        "tiny",
+        "--toy",
+        "--dataset_base_path",
+        "data",
+        "--lora_rank",
+        "2",
+    ]
+    store = ["--task", "sft:data_process", "--feature_cache", "cache"]
+    inputs = set(Path().rglob("*"))
+    assert main([*words, *store]) == 2
+    said = capfd.readouterr().err
+    assert f"metadata.json:2:{place}" in said.replace("input_image", "image")
+    assert f"environment variable {name}" in said
+    # Training in a single run stores no row.
+    assert main([*words, "--output_path", "out", "--max_steps", "1"]) == 0
+    prompts = ["--preview_prompt", secret]
+    assert main([*words, "--output_path", "new", *prompts]) == 2
+    for path in set(Path().rglob("*")) - inputs:
+        assert not path.is_file() or secret.encode() not in path.read_bytes()
+    printed = capfd.readouterr()
+    assert secret not in said + printed.out + printed.err
+    monkeypatch.delenv(name)
+    assert main([*words, *store]) == 0
+
+
+def test_short_values_and_folders_that_look_like_keys_are_left_as_they_are() -> None:
+    environment = {"MY_KEY": "train", "MY_PASS": "1234567", "MONKEY": "monkey-business"}
+    for text in (
+        "train 1234567 monkey-business",
+        "/data/sk-experiments-of-last-summer/a.png",
+        "/data/sk-learn-models_of_the_long_winter",
+    ):
+        assert redacted(text, environment) == text
+
+
 def test_a_value_that_another_begins_with_is_taken_out_whole() -> None:
     environment = {"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh-and-more"}
     assert redacted("x abcdefgh-and-more y abcdefgh", environment) == "x *** y ***"
@@ -231,6 +318,8 @@ def test_a_value_that_another_begins_with_is_taken_out_whole() -> None:
     [
         ("https://u:p@h/x", "https://***@h/x"),
         ("s3://tok@h", "s3://***@h"),
+        ("https://u:p@w'x@h/y", "https://***@h/y"),
+        ("sk-proj-abcdefghij0123456789_x-y z", "*** z"),
         ("h?a=1&token=x&b=2", "h?a=1&token=***&b=2"),
         ("h?sig=x", "h?sig=***"),
         ("Authorization: Bearer abcdefgh12", "Authorization: Bearer ***"),

@@ -11,6 +11,7 @@ from dstrain.config.fields import (
     split_commas,
 )
 from dstrain.config.options import GenerateConfig, ModelChoice, TrainConfig
+from dstrain.console import secrets
 from dstrain.errors import UsageError, nearest
 
 
@@ -26,6 +27,7 @@ def validate(config: ModelChoice) -> None:
         _check_trainables(config)
         _check_pairs(config)
         _check_start(config)
+        _check_previews(config)
         if not config.dry_run:
             _check_places(config)
     if isinstance(config, GenerateConfig):
@@ -132,6 +134,14 @@ def _check_start(config: TrainConfig) -> None:
     if len(chosen) > 1:
         flag = chosen[0].split()[0]
         raise UsageError(flag, ", and ".join(chosen), "give one of them")
+
+
+def _check_previews(config: TrainConfig) -> None:
+    """Refuse a prompt with a secret: it is written down with the previews."""
+    for value, name in secrets().items():
+        if any(value in prompt for prompt in config.preview_prompt):
+            what = f"contains the value of the environment variable {name}"
+            raise UsageError("--preview_prompt", what, f"take it out, or unset {name}")
 
 
 def _check_places(config: TrainConfig) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.config.options import GenerateConfig
-from dstrain.console import get_logger, progress_bar
+from dstrain.console import get_logger, progress_bar, secrets
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
 from dstrain.data.dataset import check_rows
 from dstrain.data.metadata import Table, read_metadata
@@ -53,6 +53,12 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
     """
     table = read_metadata(metadata)
     folder = config.output
+    for value, variable in secrets().items():
+        for line, row in zip(table.lines, table.rows, strict=True):
+            if value in str(row):
+                what = f"contains the value of the environment variable {variable}"
+                advice = f"take it out of the table, or unset {variable}"
+                raise UsageError(f"{table.path.name}:{line}", what, advice)
     with open_source(config, table.columns) as source, lock(folder):
         column = "image"
         suffix = ".png"

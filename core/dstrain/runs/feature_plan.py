@@ -12,7 +12,7 @@ from typing import Any
 
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options import TrainConfig
-from dstrain.console import get_logger
+from dstrain.console import get_logger, redacted
 from dstrain.data.dataset import find_metadata
 from dstrain.errors import CacheError, StateError, UsageError
 from dstrain.models.component_files import Found, find_given, named_models
@@ -176,7 +176,9 @@ def _choose(
     """
     folders = dataset_folders(setup.config)
     metadata = _metadata(setup.config)
-    resolved = None if metadata is None else str(metadata.resolve())
+    # As they are recorded.
+    resolved = None if metadata is None else redacted(str(metadata.resolve()))
+    recorded = [redacted(folder) for folder in folders]
     digest = None if metadata is None else sha256(metadata)
     newest: dict[str, StoredPlan] = {}
     for path, plan in sorted(fitting, key=lambda one: int(one[1]["sequence"])):
@@ -189,7 +191,7 @@ def _choose(
 
     def is_named(plan: StoredPlan) -> tuple[bool, bool]:
         dataset = plan[1]["about"]["dataset"]
-        return dataset["folders"] == folders, dataset["path"] == resolved
+        return dataset["folders"] == recorded, dataset["path"] == resolved
 
     # First those that were filled from the very folders and metadata that are named.
     best = max(map(is_named, newest.values()))

@@ -21,10 +21,16 @@ from dstrain.cache.store import (
     check_parts,
 )
 from dstrain.config.serialize import command_line
-from dstrain.console import get_logger, logging_to_file, progress_bar
+from dstrain.console import (
+    get_logger,
+    logging_to_file,
+    progress_bar,
+    redacted,
+    secrets,
+)
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import StateError
+from dstrain.errors import StateError, UsageError, first_few
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import Found, component_digests, named_models
@@ -93,6 +99,7 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
             open_log = stack.enter_context(logging_to_file())
         read_samples(setup, processes)
         log_warnings(setup)
+        refuse_secrets(setup)
         if processes.is_main:
             stack.enter_context(lock(setup.cache_path))
             FeatureCache.create(setup.cache_path)
@@ -151,6 +158,29 @@ def refuse_files(folder: Path) -> None:
                 f"contains {name}, but is not a feature cache",
                 "move it away, or give another --feature_cache",
             )
+
+
+def refuse_secrets(setup: Setup) -> None:
+    """Raise UsageError for rows with the value of a variable that is a secret: the cache
+    would store it, and without it the row would be another.
+    """
+    dataset = setup.dataset
+    folders = dataset_folders(setup.config)
+    found: dict[str, list[str]] = {}
+    for value, variable in secrets().items():
+        for (row, _), cells in zip(dataset.sample_ids, dataset.rows, strict=True):
+            for name, cell in cells.items():
+                texts = [_name_in(folders, file) for file in cell.files]
+                texts.append(str(cell.literal))
+                if any(value in text for text in texts):
+                    place = (
+                        f"{dataset.table.path.name}:{dataset.table.lines[row]}:{name}"
+                    )
+                    found.setdefault(variable, []).append(place)
+    for variable, places in found.items():
+        what = f"contains the value of the environment variable {variable}"
+        advice = f"take it out of the dataset, or unset {variable}"
+        raise UsageError(first_few(places), what, advice)
 
 
 def key_rows(setup: Setup) -> KeyedSamples:
@@ -267,10 +297,10 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
     samples = keyed.samples[:count]
     input_sets = list(dict.fromkeys(sample.plan.inputs for sample in samples))
     dataset = {
-        "path": str(table.path.resolve()),
+        "path": redacted(str(table.path.resolve())),
         "sha256": sha256(table.path),
         "rows": len(table.rows),
-        "folders": dataset_folders(setup.config),
+        "folders": [redacted(folder) for folder in dataset_folders(setup.config)],
     }
     info = CacheInfo(
         dataset=dataset,
@@ -281,7 +311,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         models=named_models(setup.family, setup.models),
         files={
             name: [
-                (os.path.abspath(file), place, keyed.digests.record(file))
+                (redacted(os.path.abspath(file)), place, keyed.digests.record(file))
                 for place, file in files_in(files.paths)
             ]
             for name, files in keyed.found.files.items()

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import torch
 
-from dstrain.console import get_logger
+from dstrain.console import get_logger, redacted
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import SystemFault
 from dstrain.runs.setup import Setup
@@ -63,7 +63,7 @@ def write_list(setup: Setup) -> None:
             "file": table.path.name,
             "row": table.lines[fault.row],
             "column": fault.column,
-            "reason": fault.reason,
+            "reason": redacted(fault.reason),
         }
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     if lines:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dstrain.console import secrets
 from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import write_json
 
@@ -76,8 +77,13 @@ class FileMemory:
             self.path.is_symlink() or _stored(self.path) is None
         ):
             return
+        values = secrets()
         settled = {
-            key: entry for key, entry in self.known.items() if key not in self.unsettled
+            key: entry
+            for key, entry in self.known.items()
+            if key not in self.unsettled
+            # Keys are paths; what has a secret in it is not written.
+            and not any(value in key for value in values)
         }
         write_json(self.path, settled)
 

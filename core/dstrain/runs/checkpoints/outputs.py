@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from dstrain.config.options import options_affecting
 from dstrain.config.serialize import CONFIG, write_resolved
-from dstrain.console import get_logger, logging_to_file
+from dstrain.console import get_logger, logging_to_file, redacted
 from dstrain.distributed.signals import is_interrupt
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
@@ -287,7 +287,11 @@ class RunDirectory:
             save_full(path, network, model_config, header, named.checkpoint_format)
             return
         options = options_affecting("recipe", "training")
-        recipe = {name: getattr(setup.config, name) for name in options}
+        values = {name: getattr(setup.config, name) for name in options}
+        recipe = {
+            name: redacted(value) if isinstance(value, str) else value
+            for name, value in values.items()
+        }
         recipe["steps"] = run.step
         if setup.preset is not None:
             recipe["preset_lora"] = setup.preset.digest
