@@ -44,8 +44,12 @@ def open_training_data(setup: Setup) -> TrainingData:
 def _open_cached_rows(setup: Setup) -> TrainingData:
     cache = FeatureCache.open(setup.cache_path)
     rows, info = open_plan(setup, cache)
-    groups = [row["group"] for row in rows]
-    sample_ids = [(row["row"], row["chunk"]) for row in rows]
+    groups = []
+    sample_ids = []
+    # Once over the rows: each is parsed when it is used.
+    for row in rows:
+        groups.append(row["group"])
+        sample_ids.append((row["row"], row["chunk"]))
     input_sets = [frozenset(names) for names in info.inputs]
     source = CachedSamples(cache, rows, input_sets, sample_ids)
     all_groups, all_ids = with_skipped_rows(groups, sample_ids, info.dataset["rows"])

@@ -241,8 +241,8 @@ def _first_changed(
     def files() -> Iterator[RecordedFile]:
         for row in rows:
             for name, recorded in row["files"]:
-                paths = [os.path.join(folder, name) for folder in here]
-                yield next(filter(os.path.isfile, paths), paths[0]), recorded
+                *others, last = [os.path.join(folder, name) for folder in here]
+                yield next(filter(os.path.isfile, others), last), recorded
 
     return first_changed(files())
 

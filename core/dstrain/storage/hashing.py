@@ -119,8 +119,9 @@ class Digests(FileMemory):
         return hash_json("files", sorted(files))
 
     def record(self, path: str | Path) -> list[Any]:
-        """Return a file's mark and its sha256, which `recorded_files` compares."""
-        self.of(path)
+        """Return the mark and the sha256 of a file that `of` was asked for, as they were
+        then; `recorded_files` compares them.
+        """
         return self.known[str(path)]
 
     def check_unchanged(self, paths: Iterable[Path]) -> None:

@@ -17,6 +17,7 @@ def recorded(tmp_path: Path) -> list[RecordedFile]:
     for number in range(10):
         path = tmp_path / f"{number}.txt"
         path.write_text(f"content {number}")
+        digests.of(path)
         files.append((str(path), digests.record(path)))
     return files
 
@@ -40,6 +41,15 @@ def test_files_as_recorded_are_not_read(
 ) -> None:
     assert first_changed(recorded) is None
     assert not reads
+
+
+def test_a_record_is_of_the_content_whose_digest_was_used(tmp_path: Path) -> None:
+    digests = Digests(tmp_path / "digests.json")
+    path = tmp_path / "a.txt"
+    path.write_text("used")
+    digests.of(path)
+    path.write_text("seen")
+    assert first_changed([(str(path), digests.record(path))]) == str(path)
 
 
 def test_a_touched_file_is_read_and_passes(
