@@ -24,6 +24,8 @@ from dstrain.storage.recorded_files import RecordedFile, first_changed
 
 logger = get_logger(__name__)
 
+MOST_FACTS = 12
+"""Most differences between two plans that an error lists."""
 MOST_ROWS = 20_000
 """Most rows of a dataset whose files stage 2 looks at before it starts."""
 
@@ -267,16 +269,31 @@ def _differences(
     wanted: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> str:
     """Say in one line how the plan most like what this run wants of it differs."""
-    found = []
-    for own_facts, facts in zip(wanted, others, strict=True):
-        differing = []
-        for fact in {**own_facts, **facts}:
-            cached = facts.get(fact, "nothing")
-            own = own_facts.get(fact, "nothing")
-            if cached != own:
-                differing.append(f"{fact}: cache {cached}, this run {own}")
-        found.append(differing)
+    found = [
+        list(_differing(own, facts)) for own, facts in zip(wanted, others, strict=True)
+    ]
     if not found:
         return "it contains no finished plan"
     most_similar = min(found, key=len)
-    return "; ".join(most_similar)
+    more = len(most_similar) - MOST_FACTS
+    return "; ".join(
+        [*most_similar[:MOST_FACTS], *([f"and {more} more"] if more > 0 else [])]
+    )
+
+
+def _differing(wanted: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the facts in which two plans differ."""
+    for fact in {**wanted, **other}:
+        cached = other.get(fact, "nothing")
+        own = wanted.get(fact, "nothing")
+        if cached == own:
+            continue
+        if isinstance(cached, dict) and isinstance(own, dict):
+            for part in {**own, **cached}:
+                if cached.get(part) != own.get(part):
+                    values = f"cache {cached.get(part)}, this run {own.get(part)}"
+                    yield f"{fact} {part}: {values}"
+        elif isinstance(cached, dict) or isinstance(own, dict):
+            yield f"{fact}: in {'the cache' if own == 'nothing' else 'this run'} alone"
+        else:
+            yield f"{fact}: cache {cached}, this run {own}"

@@ -21,7 +21,8 @@ NO_CONTENT = ("optional", "check")
 
 
 def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[str, Any]:
-    """Return what must be equal in both stages, each fact by its name in errors.
+    """Return what must be equal in both stages: each fact by its name in errors, and
+    those of a unit or an input in a record of its own.
 
     Args:
         setup: The run.
@@ -36,23 +37,27 @@ def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[st
         "branches": list(setup.task.branches),
     }
     plans = []
+    units: dict[str, Any] = {}
     present = frozenset[str]().union(*input_sets)
     for inputs in input_sets:
+        rows = _lacking(setup, present - inputs)
         try:
             plan = setup.plan(inputs)
         except UsageError as error:
-            facts[f"plan{_lacking(setup, present - inputs)}"] = f"none: {error.what}"
+            facts[f"plan{rows}"] = f"none: {error.what}"
             continue
         plans.append(plan)
-        stored = f"cached values{_lacking(setup, present - inputs)}"
-        facts[stored] = list(plan.cached_values)
-        for fact, value in _unit_facts(plan):
+        facts[f"cached values{rows}"] = list(plan.cached_values)
+        for unit, record in _units(plan):
             # Most sets of inputs share most units: only what differs is repeated.
-            if facts.setdefault(fact, value) != value:
-                facts[fact + _lacking(setup, present - inputs)] = value
+            if units.setdefault(unit, record) != record:
+                units[unit + rows] = record
+    facts |= units
     used = frozenset[str]().union(*(plan.used_inputs for plan in plans))
     for name in sorted(used):
-        facts |= _input_facts(setup, name)
+        record = _input_record(setup, name)
+        if record:
+            facts[f"input {name}"] = record
     preset = setup.preset
     flags = _flags(setup)
     merged_in = {name for plan in plans for name in plan.components["data_process"]}
@@ -73,33 +78,34 @@ def _lacking(setup: Setup, absent: frozenset[str]) -> str:
     return f" for rows without {', '.join(names)}" if names else ""
 
 
-def _unit_facts(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """Yield what identifies the cached steps of a plan."""
+def _units(plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the cached steps of a plan by name, with what identifies them."""
     for step in plan.cached_steps:
         branch = ", negative branch," if step.branch == NEGATIVE else ""
-        where = f"unit {step.unit.name}{branch}"
-        for fact, value in step.unit.identity.items():
-            yield f"{where} {fact}", value
-        yield f"{where} reads", dict(sorted(step.inputs.items()))
-        yield f"{where} uses", sorted(step.unit.components)
+        record = {
+            **step.unit.identity,
+            "reads": dict(sorted(step.inputs.items())),
+            "uses": sorted(step.unit.components),
+        }
+        yield f"unit {step.unit.name}{branch}", record
 
 
-def _input_facts(setup: Setup, name: str) -> dict[str, Any]:
-    """Return where an input comes from, and how it is loaded."""
+def _input_record(setup: Setup, name: str) -> dict[str, Any]:
+    """Return where an input comes from, and how it is loaded; nothing of a constant."""
     source = setup.spec.inputs[name]
     if isinstance(source, Measured):
-        return {f"input {name} is": f"the {source.axis} of {source.of}"}
+        return {"is": f"the {source.axis} of {source.of}"}
     if not isinstance(source, Column):
         return {}
     column = as_cut_from_video(source, setup.spec.inputs.values())
-    facts = {
-        f"input {name} {field}": value
+    record = {
+        field: value
         for field, value in asdict(column).items()
         if field not in NO_CONTENT
     }
     if column.is_file:
-        facts[f"input {name} loader"] = loader_version(column)
-    return facts
+        record["loader"] = loader_version(column)
+    return record
 
 
 def _flags(setup: Setup) -> dict[str, Any]:

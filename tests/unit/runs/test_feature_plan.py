@@ -11,6 +11,7 @@ from dstrain.cache.store import FeatureCache
 from dstrain.errors import StateError
 from dstrain.graph.task import Task
 from dstrain.models.component_files import Found
+from dstrain.runs import feature_plan
 from dstrain.runs.feature_plan import CacheInfo, check_configs
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.training.losses import SFT
@@ -103,6 +104,33 @@ def test_other_values_stored_are_named(
     task = Task.of("sft", needs_less)
     assert "cached values: cache ['facts'," in refusal(place, task)
     assert "input_latents" in cached_values
+
+
+def describe_anew(prompt: str, *, dit_config: Any) -> caching_family.Description:
+    """A unit in the place of `describe`."""
+    return caching_family.describe(prompt, dit_config=dit_config)
+
+
+def test_a_unit_of_one_side_alone_is_named_without_its_record(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.fill()
+    first, _, *others = caching_family.UNITS
+    monkeypatch.setattr(caching_family, "UNITS", (first, describe_anew, *others))
+    words = refusal(place)
+    assert "unit describe: in the cache alone" in words
+    assert "unit describe_anew: in this run alone" in words
+    assert "reads" not in words
+
+
+def test_a_long_list_of_differences_is_cut(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.fill()
+    monkeypatch.setattr(feature_plan, "MOST_FACTS", 2)
+    words = refusal(place, variant="other", height=16, width=16, max_pixels=8)
+    assert "variant: cache base, this run other; " in words
+    assert "; and 2 more\n" in words
 
 
 def needs_less(predict: Any) -> Any:

@@ -60,12 +60,13 @@ def test_flags_count_in_one_of_the_ways_to_write_them(
 
 def test_units_and_inputs_are_facts_of_their_own(place: Place) -> None:
     found = facts(place)
-    assert found["unit encode_image version"] == 1
-    assert found["unit encode_image reads"] == {"input_image": "input_image"}
-    assert found["unit encode_image uses"] == ["dtype", "vae"]
-    assert found["input input_image multiple"] == 8
-    assert found["input input_image mode"] == "RGB"
-    assert found["input height is"] == "the height of input_image"
+    unit = found["unit encode_image"]
+    assert unit["version"] == 1
+    assert unit["reads"] == {"input_image": "input_image"}
+    assert unit["uses"] == ["dtype", "vae"]
+    assert found["input input_image"]["multiple"] == 8
+    assert found["input input_image"]["mode"] == "RGB"
+    assert found["input height"] == {"is": "the height of input_image"}
     # Nothing needs this unit, and no row has this column.
     assert not [name for name in found if "idle" in name or "reference" in name]
 
@@ -77,7 +78,7 @@ def test_every_set_of_inputs_has_its_values(place: Place) -> None:
     without = found["cached values for rows without reference"]
     assert "reference" in found["cached values"]
     assert "reference" not in without
-    assert found["input reference mode"] == "RGBA"
+    assert found["input reference"]["mode"] == "RGBA"
 
 
 def test_the_order_of_rows_does_not_count(place: Place) -> None:
@@ -108,6 +109,6 @@ def test_a_frame_of_a_video_has_the_frame_rate_of_the_video(place: Place) -> Non
     changed = replace(setup, spec=spec)
     object.__setattr__(spec, "inputs", MappingProxyType(inputs))
     found = plan_identity(changed, [frozenset(setup.dataset.rows[0])])
-    assert found["input input_image frame"] == "first"
-    assert found["input input_image fps"] == 15.0
-    assert found["input input_image frame_multiple"] == 4
+    assert found["input input_image"]["frame"] == "first"
+    assert found["input input_image"]["fps"] == 15.0
+    assert found["input input_image"]["frame_multiple"] == 4
