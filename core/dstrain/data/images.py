@@ -204,7 +204,10 @@ def load_image(
         converted = convert(image, mode)
     if orientation in TRANSPOSES:
         converted = converted.transpose(TRANSPOSES[orientation])
-    return cover(converted, size)
+    loaded = cover(converted, size)
+    # The feature cache stores pixels: a unit must find no more without it.
+    loaded.info = {}
+    return loaded
 
 
 def cover(image: Image.Image, size: Size | None) -> Image.Image:

@@ -68,6 +68,20 @@ class TrainingModule(nn.Module):
         """Return the parameters that an optimizer updates, in a fixed order."""
         return list(self.trained.parameters.values())
 
+    @property
+    def trained_buffers(self) -> dict[str, Tensor]:
+        """Return the buffers of trained components that are part of their weights, such
+        as the running statistics of a batch norm, by name.
+        """
+        buffers = {}
+        for component in self.trained.components:
+            network = self.pipeline.components[component]
+            saved = network.state_dict()
+            for name, buffer in network.named_buffers():
+                if name in saved:
+                    buffers[f"{component}.{name}"] = buffer
+        return buffers
+
     def plan(self, inputs: frozenset[str]) -> Plan:
         """Return the plan for samples with these inputs, and register the networks that
         a training step of it uses.

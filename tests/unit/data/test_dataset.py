@@ -457,3 +457,17 @@ def test_constants_of_the_variant_are_cells_of_every_row(base: Path) -> None:
             "mode": ("text", "plain"),
         }
     assert data.sample_ids == ((0, 0), (1, 0))
+
+
+def test_an_error_of_a_block_gets_the_row_that_it_is_about(base: Path) -> None:
+    data = opened(base, "image,prompt\nwide.png,a dog\n")
+    with pytest.raises(UsageError) as caught, data.errors_at(0):
+        raise UsageError("unit f", "cannot", "do this")
+    assert caught.value.where == data.table.where(0)
+    assert (caught.value.what, caught.value.help_lines) == (
+        "unit f: cannot",
+        ("do this",),
+    )
+    with pytest.raises(UsageError) as preview, data.errors_at(1):
+        raise UsageError("unit f", "cannot")
+    assert preview.value.where == "unit f"

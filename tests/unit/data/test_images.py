@@ -385,3 +385,12 @@ def test_an_image_that_leaves_nothing_is_refused(size: tuple[int, int]) -> None:
         ValueError, match="is too small for sides that are multiples of 16"
     ):
         fit(size, DYNAMIC, 16)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_an_image_is_its_pixels_alone(mode: str, suffix: str, tmp_path: Path) -> None:
+    """So a unit finds the same in an image of the feature cache."""
+    path = tmp_path / f"image{suffix}"
+    Image.new("RGB", (8, 8)).save(path, dpi=(72, 72))
+    assert load_image(path, mode, None).info == {}

@@ -106,7 +106,10 @@ def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingStat
     parameters = run.module.trained.parameters
     return TrainingState(
         step=run.step,
-        trainable={name: value.detach() for name, value in parameters.items()},
+        trainable={
+            name: value.detach()
+            for name, value in {**parameters, **run.module.trained_buffers}.items()
+        },
         optimizer=run.optimizer.state_dict(),
         scheduler=run.lr_scheduler.state_dict(),
         config_digest=config_digest(run),
@@ -147,7 +150,12 @@ def load_training_state(
             *_new_run(run),
         )
     parameters = run.module.trained.parameters
-    saved = {name: list(tensor.shape) for name, tensor in state.trainable.items()}
+    buffers = run.module.trained_buffers
+    saved = {
+        name: list(tensor.shape)
+        for name, tensor in state.trainable.items()
+        if name not in buffers
+    }
     own = {name: list(parameter.shape) for name, parameter in parameters.items()}
     differing = [
         f"{name}: saved {saved.get(name)}, this run {own.get(name)}"
@@ -159,6 +167,10 @@ def load_training_state(
         raise StateError("--resume", what, "; ".join(differing[:3]))
     for name, parameter in parameters.items():
         parameter.copy_(state.trainable[name])
+    for name, buffer in buffers.items():
+        # States of networks that had none lack it.
+        if name in state.trainable:
+            buffer.copy_(state.trainable[name])
     run.optimizer.load_state_dict(state.optimizer)
     run.lr_scheduler.load_state_dict(state.scheduler)
     run.step = state.step

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import pytest
 import torch
 from dstrain.config.options import options_affecting
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.resume import config_digest
+from dstrain.runs.checkpoints.resume import (
+    config_digest,
+    load_training_state,
+    training_state,
+)
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.runner import run
 from PIL import Image
@@ -375,3 +380,26 @@ def test_the_digest_of_a_configuration_does_not_change(
     )
     digest = config_digest(training_run(asked))
     assert digest == "f5bec383d329fda39defbea5391ce7dc4e3ee312"
+
+
+def test_statistics_that_a_trained_network_keeps_are_part_of_the_state(
+    here: Path,
+) -> None:
+    """As a batch norm does; a state from before they were saved still resumes."""
+    first, second, third = (
+        training_run(config(here, trainable_models="dit")) for _ in range(3)
+    )
+    for run_, start in ((first, 3.0), (second, 0.0), (third, 0.0)):
+        dit = run_.module.pipeline.components["dit"]
+        dit.register_buffer("mean", torch.full((2,), start))
+        dit.register_buffer("scratch", torch.full((1,), start), persistent=False)
+    state = training_state(first, {})
+    load_training_state(second, state, {})
+    kept = dict(second.module.pipeline.components["dit"].named_buffers())
+    assert (kept["mean"].tolist(), kept["scratch"].item()) == ([3.0, 3.0], 0.0)
+    trainable = {
+        name: tensor for name, tensor in state.trainable.items() if name != "dit.mean"
+    }
+    load_training_state(third, replace(state, trainable=trainable), {})
+    kept = dict(third.module.pipeline.components["dit"].named_buffers())
+    assert kept["mean"].tolist() == [0.0, 0.0]
