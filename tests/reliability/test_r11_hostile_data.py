@@ -389,3 +389,136 @@ def test_a_hard_link_is_a_file_like_any_other(tmp_path: Path) -> None:
         DataConfig(tmp_path / "data", None, None, Resolution(None, None, 2**20)),
         COLUMNS,
     ).rows
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def sparse(path: Path) -> None:
+    """2^40 bytes that take no room."""
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+def endless(path: Path) -> None:
+    """A file of the system that has no size and, read, no end of its own."""
+    path.symlink_to("/proc/self/mem")
+
+
+def sock(path: Path) -> None:
+    """A socket."""
+    here = Path.cwd()
+    os.chdir(path.parent)  # a socket's whole path has at most 107 bytes
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+    os.chdir(here)
+
+
+STRANGE: dict[str, Callable[[Path], None]] = {
+    "a pipe": pipe,
+    "a device": device,
+    "a sparse file": sparse,
+    "a file of the system": endless,
+    "a socket": sock,
+}
+NAMED = {
+    "--config": "run.yaml",
+    "--dataset_metadata_path": "table.csv",
+    "--model_paths": "model.safetensors",
+    "--lora_checkpoint": "lora.safetensors",
+    "--preset_lora_path": "preset.safetensors",
+    "--resume_from_checkpoint": "start.safetensors",
+}
+"""Flags that name a file, and the file's name."""
+
+
+def run_in_child(words: list[str], answers: Any) -> None:
+    """In a process of its own: the command's exit code, and its growth in MB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    code = main(words)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answers.send((code, (after - before) / 1024))
+
+
+@pytest.mark.parametrize("flag", NAMED)
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_named_file_that_is_no_file_is_refused_at_once(
+    kind: str,
+    flag: str,
+    project: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / NAMED[flag]
+    STRANGE[kind](path)
+    words = [
+        *command(project),
+        "--output_path",
+        str(tmp_path / "out"),
+        "--max_steps",
+        "1",
+    ]
+    if flag == "--model_paths":
+        words[words.index(flag) + 1] = json.dumps([str(path)])
+    else:
+        words += [flag, str(path)]
+    mine, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=run_in_child, args=(words, theirs))
+    child.start()
+    answered = mine.poll(30)
+    if not answered:
+        child.kill()
+    assert answered, "it waits"
+    code, megabytes = mine.recv()
+    child.join()
+    said = capfd.readouterr().err
+    assert code in (2, 3, 4), said
+    assert path.name in said
+    assert "Traceback" not in said
+    assert megabytes < 3 * MEGABYTES
+
+
+DEEP = {
+    "flow.yaml": "a: " + "[" * 100_000,
+    "block.yaml": "- " * 100_000,
+    "mapping.yaml": "a: " + "{b: " * 100_000,
+    "list.json": '{"a": ' + "[" * 100_000,
+    "objects.json": '{"a": ' * 100_000,
+    "list.toml": "a = " + "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_options_nested_100000_deep_are_refused_in_one_line(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(DEEP[name])
+    assert main(["--config", str(tmp_path / name)]) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert len(said) < 400
+    assert name in said
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_100000_columns_that_nothing_reads_are_one_line(
+    named: bool, project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the column that the run needs, and without it."""
+    many = ",".join(f"column {number}" for number in range(100_000))
+    first = "image,prompt" if named else "prompt,label"
+    table = tmp_path / "wide.csv"
+    table.write_text(f"{first},{many}\n0.png,a{',' * 100_000}\n")
+    words = [*command(project), "--dataset_metadata_path", str(table)]
+    code = main([*words, "--output_path", str(tmp_path / "out"), "--max_steps", "1"])
+    said = capfd.readouterr().err
+    assert code == (0 if named else 2), said[:1000]
+    lines = [line for line in said.splitlines() if "column 0" in line]
+    assert len(lines) == 1
+    assert len(said) < 4000

@@ -241,3 +241,36 @@ def test_a_hook_that_raises_is_disabled_and_the_run_completes(
         )
         == 1
     )
+
+
+CHANGES = ("numbers['loss'] = 0.0", "numbers.clear()", "del numbers['epoch']")
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_hook_cannot_change_what_others_see(
+    change: str, fake_plugin: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad = f"{HOOK}@hookimpl\ndef dstrain_step_end(numbers):\n    {change}\n"
+    good = f"{HOOK}@hookimpl\ndef dstrain_step_end(numbers):\n    print(numbers['loss'], numbers['epoch'])\n"
+    for name, source in (("a_bad", bad), ("b_good", good)):
+        fake_plugin(
+            f"extra-{name}",
+            {name: f"{name}_hooks"},
+            {f"{name}_hooks": source},
+            group="dstrain",
+        )
+    place = project(tmp_path / "project")
+    words = ["--model", "tiny", "--toy", "--dataset_base_path", str(place / "data")]
+    words += ["--lora_rank", "2", "--max_steps", "2"]
+    assert main([*words, "--output_path", str(place / "out")]) == 0
+    printed = capfd.readouterr()
+    assert (
+        printed.err.count("plugin extra-a_bad 1.0 disabled: its dstrain_step_end") == 1
+    )
+    rows = (place / "out/logs/loss.csv").read_text().splitlines()
+    columns = rows[0].split(",")
+    losses = [float(row.split(",")[columns.index("loss")]) for row in rows[1:]]
+    seen = [line.split() for line in printed.out.splitlines() if line.endswith(" 0")]
+    assert [float(loss) for loss, _ in seen] == pytest.approx(losses, rel=1e-5)
+    assert len(seen) == 2 and all(losses)

@@ -10,6 +10,7 @@ import click
 
 from dstrain.cli.unsupported import no_such
 from dstrain.errors import UsageError
+from dstrain.storage.files import read_limited
 
 YAML_NULLS = ("", "~", "null", "Null", "NULL")
 
@@ -22,11 +23,13 @@ def read_file(path: Path) -> dict[str, Any]:
     UsageError for a file that cannot be read, or has sections.
     """
     try:
-        found = _parse(path, path.read_bytes().decode("utf-8-sig"))
+        found = _parse(path, read_limited(path).decode("utf-8-sig"))
     except OSError as error:
         what = f"{path} cannot be read: {error.strerror}"
         raise UsageError("--config", what) from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise UsageError(path, "cannot be parsed: it is nested too deeply") from error
+    except ValueError as error:
         raise UsageError(path, f"cannot be parsed: {error}") from error
     if not isinstance(found, dict):
         raise UsageError(path, "is not a table of options")

@@ -23,6 +23,7 @@ from dstrain.data.videos import Video
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
 
+MAX_COLUMNS_SHOWN = 50
 CheckInputs = Callable[[frozenset[str], tuple[str, ...]], object]
 """Raises UsageError where a run cannot do with these inputs of a table with these columns."""
 
@@ -349,7 +350,9 @@ def _missing_inputs(
     if error is not None:
         # A column may be absent because only bad rows have it.
         table.refuse(table.faults)
-        names = ", ".join(map(repr, table.columns))
+        names = ", ".join(map(repr, table.columns[:MAX_COLUMNS_SHOWN]))
+        if len(table.columns) > MAX_COLUMNS_SHOWN:
+            names += f" and {len(table.columns) - MAX_COLUMNS_SHOWN} more"
         advice = (*error.help_lines, f"columns of {table.path.name}: {names}")
         raise UsageError(table.path, error.what, *advice) from error
 

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.errors import SystemFault, UsageError
+from dstrain.storage.files import read_limited
 
 SUFFIXES = (".csv", ".json", ".jsonl")
 MAX_FAULTS_SHOWN = 50
+MAX_BYTES = 2**30
+"""Bytes of the largest table: millions of rows, and still a part of a machine's memory."""
 MAX_CELL_LENGTH = 2**20
 """Characters: above any caption or list of files; a longer cell is a quote that was never
 closed.
@@ -105,11 +108,11 @@ def text_fault(text: str) -> str:
 
 
 def _read_text(path: Path) -> str:
-    if not path.is_file():
-        raise UsageError(path, "no such metadata file")
     try:
         # Without the byte order mark that some programs put first.
-        return path.read_bytes().decode("utf-8-sig")
+        return read_limited(path, MAX_BYTES).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise UsageError(path, "no such metadata file") from error
     except OSError as error:
         raise SystemFault(path, f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dstrain.errors import StateError, first_few
+from dstrain.storage.files import read_limited
 
 ADAPTER_HEADER = "lora_adapter_metadata"
 """The header's entry with rank, alpha and targets, as diffusers reads them."""
@@ -164,7 +165,7 @@ def read_adapter_config(
         if text is None:
             place = str(beside)
             prefix = ""
-            text = beside.read_text()
+            text = read_limited(beside).decode()
         fields = {
             key.removeprefix(prefix): value
             for key, value in dict(json.loads(text)).items()

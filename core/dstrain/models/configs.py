@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.console import get_logger
-from dstrain.errors import StateError, SystemFault
+from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
 from dstrain.models.hub import ModelSource, fetch
 from dstrain.models.hub_record import RECORD
 from dstrain.models.networks import empty_component
 from dstrain.models.weights import Weights, header
+from dstrain.storage.files import read_limited
 
 logger = get_logger(__name__)
 
@@ -202,7 +203,11 @@ def _in_own_terms(
 
 def _read_json(path: Path) -> Config:
     try:
-        config: Config = json.loads(path.read_bytes())
+        config: Config = json.loads(read_limited(path))
+    except UsageError as error:
+        raise StateError(path, error.what) from error
+    except RecursionError as error:
+        raise StateError(path, "cannot be read: nested too deeply") from error
     except (OSError, ValueError) as error:
         raise StateError(path, f"cannot be read: {error}") from error
     return config

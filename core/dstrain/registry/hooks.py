@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -102,9 +103,11 @@ class Extensions:
     def step_end(self, step: int, numbers: Mapping[str, float]) -> list[str]:
         """Show a step's numbers to the plugins that observe training.
 
-        A plugin that raises is not called again; the reasons are returned.
+        They cannot change them. A plugin that raises is not called again; the reasons
+        are returned.
         """
         reasons = []
+        numbers = MappingProxyType(dict(numbers))
         for plugin, manager in list(self.managers.items()):
             try:
                 manager.hook.dstrain_step_end(step=step, numbers=numbers)

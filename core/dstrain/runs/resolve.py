@@ -11,7 +11,7 @@ from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.dataset import input_columns
 from dstrain.data.metadata import read_metadata
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph.inputs import Column, with_measured
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
@@ -270,7 +270,10 @@ def log_warnings(setup: Setup) -> None:
             f"{len(short)} of {len(lengths)} clips have fewer than --num_frames {wanted} "
             f"frames; the shortest has {min(short)}"
         )
-    for name in setup.dataset.unused_columns:
+    unused = setup.dataset.unused_columns
+    if unused:
+        names = first_few(map(repr, unused))
+        which = f"{len(unused)} columns are" if len(unused) > 1 else "a column is"
         logger.warning(
-            f"{setup.dataset.table.path}: column {name!r} is not used by this variant"
+            f"{setup.dataset.table.path}: {which} not used by this variant: {names}"
         )

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from dstrain.errors import StateError, SystemFault
+from dstrain.errors import StateError, SystemFault, UsageError
 
 OWN = re.compile(r"(\.tmp-\d+-|\.replaced-)([0-9a-f]{8})-(.+)", re.DOTALL)
 """Names of temporaries, and of folders that others are about to replace: beginning,
@@ -33,6 +34,8 @@ platform lets others read a locked file; it is removed before the lock is releas
 """
 LONGEST_ID = 20
 """Most bytes that the file of the holder has."""
+CONFIG_BYTES = 2**24
+"""Bytes of the largest file of options, or configuration of a model."""
 ORPHANS = 10.0
 """Seconds for which the loader processes of a killed run may outlive it and keep its
 lock."""
@@ -239,6 +242,23 @@ def lock(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             (folder / HOLDER).unlink()
         file_lock.release()
+
+
+def read_limited(path: Path, most_bytes: int = CONFIG_BYTES) -> bytes:
+    """Return the bytes of a file that a user names; raises OSError.
+
+    Raises UsageError before reading what is not a regular file, such as a pipe, which
+    would never end, and for a file of more than `most_bytes`.
+    """
+    stat = path.stat()
+    if not S_ISREG(stat.st_mode):
+        raise UsageError(path, "is not a regular file")
+    with path.open("rb") as file:
+        # Some files of the system have no size and no end.
+        content = file.read(most_bytes + 1) if stat.st_size <= most_bytes else b""
+    if max(len(content), stat.st_size) > most_bytes:
+        raise UsageError(path, f"has more than the {most_bytes:,} bytes that are read")
+    return content
 
 
 def folder_lock(folder: Path) -> FileLock:

@@ -100,6 +100,9 @@ def opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file; what cannot be read in it becomes StateError."""
     from safetensors import SafetensorError, safe_open
 
+    # The library would wait for a pipe to be written.
+    if path.exists() and not path.is_file():
+        raise StateError(path, "is not a regular file")
     try:
         with safe_open(path, "pt") as file:
             yield file

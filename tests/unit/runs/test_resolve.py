@@ -71,14 +71,14 @@ def setup_with_videos(stage: str, **changes: Any) -> Any:
             [
                 "--feature_cache has no effect in a single run; it is used by --task sft:train",
                 "1 of 2 clips",
-                "column 'mood'",
+                "a column is not used by this variant: 'mood'",
             ],
         ),
         (
             "data_process",
             [
                 "1 of 2 clips have fewer than --num_frames 9 frames; the shortest has 5",
-                "column 'mood'",
+                "a column is not used by this variant: 'mood'",
             ],
         ),
     ],

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from dstrain.errors import StateError, SystemFault
+from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.storage import files
 
 
@@ -307,3 +307,20 @@ def test_a_process_exists_until_it_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         assert files.process_exists(os.getpid())
     assert not files.process_exists(process.pid)
+
+
+def test_only_regular_files_up_to_a_size_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"abcd")
+    assert files.read_limited(path, 4) == b"abcd"
+    with pytest.raises(UsageError, match="has more than the 3 bytes that are read"):
+        files.read_limited(path, 3)
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(UsageError, match="is not a regular file"):
+            files.read_limited(other)
+    # A file of the system without a size has a limit, too.
+    with pytest.raises(UsageError, match="has more than the 10 bytes"):
+        files.read_limited(Path("/proc/self/status"), 10)
+    with pytest.raises(FileNotFoundError):
+        files.read_limited(tmp_path / "gone")
