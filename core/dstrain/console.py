@@ -45,6 +45,8 @@ class RecordFilter(logging.Filter):
 
 
 RECORD_FILTER = RecordFilter()
+FILE_ONLY = {"file_only": True}
+"""`extra` of a line that goes to the log file alone."""
 
 
 class StderrHandler(logging.Handler):
@@ -52,6 +54,8 @@ class StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line; information as it is, warnings marked as such."""
+        if getattr(record, "file_only", False):
+            return
         from tqdm import tqdm  # late: it would be a sixth of the time of --help
 
         line = self.format(record)

@@ -29,9 +29,9 @@ PUBLIC = {
         same_config toy_writer
     """,
     "dstrain.plugin.functional": """
-        apply_guidance as_uint8 check_sides convert_image images_to_tensor
-        latents_mean_std override_positional_args pack tensor_to_image to_minus_one_one
-        unpack
+        LongPrompt apply_guidance as_uint8 check_length check_sides convert_image
+        images_to_tensor latents_mean_std override_positional_args pack
+        report_long_prompt tensor_to_image to_minus_one_one unpack
     """,
     "dstrain.testing": "Conformance LoraCase LoraFiles LoraReader Published PublishedLatents",
 }
@@ -46,7 +46,7 @@ FLAGS = {
         lora_target_modules
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
-        model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample
+        model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt
         output_path overwrite preset_lora_model preset_lora_path preview_prompt
         preview_steps remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
         seed task timestep_sampling toy trainable_models url_cache
@@ -56,7 +56,7 @@ FLAGS = {
     GenerateConfig: """
         dataset disabled_plugins family_options guidance_scale height hub input lora
         mixed_precision model model_id_with_origin_paths model_paths negative_prompt
-        num_frames num_inference_steps output prompt run seed toy variant width
+        num_frames num_inference_steps on_long_prompt output prompt run seed toy variant width
     """,
 }
 HOOKS = "dstrain_commands dstrain_step_end dstrain_tasks"

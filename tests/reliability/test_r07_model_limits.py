@@ -14,6 +14,7 @@ import torch
 from dstrain.cli.main import main
 from dstrain.models.toy import write_toy
 from dstrain.registry.discovery import load_family
+from imageio.v3 import imwrite
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -245,3 +246,129 @@ def test_a_dry_run_refuses_what_the_run_refuses_in_the_same_words(
         lines.append(first_line(capsys))
     assert codes == [case.exit, case.exit]
     assert lines[0] == lines[1] != ""
+
+
+@dataclass(frozen=True)
+class Long:
+    """A prompt that is longer than a model takes."""
+
+    family: str
+    variant: str
+    words: int
+    """Words of the prompt, each of one token of the toy's tokenizer."""
+    model: str
+    """What takes fewer tokens."""
+    limit: int
+    usual: bool = False
+
+
+LONG = (
+    Long("flux", "dev", 600, "T5", 511),
+    Long("flux", "dev", 200, "CLIP", 75, usual=True),
+    Long("flux", "kontext", 600, "T5", 511),
+    Long("wan", "t2v", 600, "umT5", 511),
+    Long("wan", "i2v", 600, "umT5", 511),
+    Long("qwen_image", "base", 4200, "Qwen-Image", 4094),
+    Long("qwen_image", "edit", 4200, "Qwen-Image", 4094),
+    Long("qwen_image", "edit-2509", 4200, "Qwen-Image", 4094),
+)
+WAYS = ("unsplit", "split")
+
+
+def film_data(folder: Path) -> None:
+    """Videos beside the images."""
+    noise = np.random.default_rng(0)
+    as_mp4 = {"plugin": "pyav", "codec": "libx264", "out_pixel_format": "yuv420p"}
+    for row in range(3):
+        pixels = noise.integers(0, 256, (5, 32, 32, 3), np.uint8)
+        imwrite(folder / f"{row}.mp4", pixels, fps=16, **as_mp4)
+
+
+def long_project(folder: Path, case: Long) -> list[str]:
+    """A dataset whose second and third row have the long prompt; returns a command."""
+    data = dataset(folder / "data", 3)
+    film_data(data)
+    prompt = " ".join(["a"] * case.words) + " tail"
+    lines = ["image,video,prompt,edit_image,kontext_images"]
+    for row, text in enumerate(("a dog", prompt, prompt)):
+        lines.append(f"{row}.png,{row}.mp4,{text},{row}.png,{row}.png")
+    (data / "metadata.csv").write_text("\n".join(lines))
+    return ["--model", case.family, "--variant", case.variant, "--toy", "--lora_rank", "2",
+            "--dataset_base_path", str(data), *(("--num_frames", "5") if case.family == "wan" else ())]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", LONG, ids=lambda case: f"{case.variant} {case.model}")
+def test_a_prompt_that_is_too_long_is_said_by_row_with_what_is_cut(
+    case: Long,
+    way: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = long_project(tmp_path, case)
+    stage = {"unsplit": [], "split": ["--task", "sft:data_process", "--feature_cache", "cache"]}[way]  # fmt: skip
+    output = [] if way == "split" else ["--output_path", "out", "--num_epochs", "1"]
+    assert main([*words, *stage, *output]) == 0
+    said = capsys.readouterr().err
+    long = [line for line in said.splitlines() if f"but {case.model} takes" in line]
+    assert f"but {case.model} takes {case.limit}; not seen: '" in said
+    warnings = [line for line in long if line.startswith("dstrain: warning: ")]
+    assert warnings == long
+    assert warnings[-1].startswith("dstrain: warning: 2 rows have prompts that are cut")
+    assert "metadata.csv:3: prompt has " in warnings[-1]
+    assert len(warnings) <= (2 if way == "unsplit" else 1)
+    log = (tmp_path / ("cache" if way == "split" else "out/logs") / "dstrain.log").read_text()  # fmt: skip
+    for row in ("metadata.csv:3", "metadata.csv:4"):
+        lines = [line for line in log.splitlines() if f": {row}: prompt has" in line]
+        assert any(line.endswith("tail'") for line in lines), row
+    again = [*words, *stage, "--on_long_prompt", "error"]
+    again += ["--output_path", "out2"] if way == "unsplit" else []
+    assert main(again) == (0 if case.usual else 2)
+    if not case.usual:
+        error = capsys.readouterr().err.splitlines()
+        starts = [f"dstrain: error: metadata.csv:{row}: prompt: has " for row in (3, 4)]
+        assert any(line.startswith(tuple(starts)) for line in error)  # fmt: skip
+
+
+def test_with_error_nothing_of_a_long_prompt_is_stored_and_stage_2_refuses_what_was_cut(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = long_project(tmp_path, LONG[0])
+    first = [*words, "--task", "sft:data_process", "--feature_cache", "cache"]
+    second = [*words, "--task", "sft:train", "--feature_cache", "cache"]
+    second += ["--output_path", "out", "--max_steps", "1"]
+    strict = ["--on_long_prompt", "error"]
+    assert main([*first, *strict]) == 2
+    record = (tmp_path / "cache/long_prompts-0.jsonl").read_text()
+    assert "CLIP" in record and "T5" not in record
+    assert main([*second, *strict]) == 3
+    assert main(first) == 0
+    capsys.readouterr()
+    assert main([*second, *strict]) == 2
+    assert "dstrain: error: metadata.csv:3: prompt: has 6" in capsys.readouterr().err
+    assert main(second) == 0
+
+
+@pytest.mark.parametrize(
+    "case", [LONG[0], LONG[3], LONG[5]], ids=lambda case: case.family
+)
+def test_generation_says_what_it_cuts_or_refuses(
+    case: Long, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = " ".join(["a"] * case.words) + " tail"
+    name = "a.mp4" if case.family == "wan" else "a.png"
+    words = ["generate", "--model", case.family, "--variant", case.variant, "--toy"]
+    words += ["--prompt", prompt, "--output", str(tmp_path / name), "--height", "32"]
+    words += ["--width", "32", "--num_inference_steps", "1", "--guidance_scale", "1"]
+    words += ["--num_frames", "5"] if case.family == "wan" else []
+    assert main([*words, "--on_long_prompt", "error"]) == 2
+    assert f"but {case.model} takes" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert "dstrain: warning: --prompt: prompt has " in said and "tail'" in said

@@ -120,6 +120,11 @@ class TrainConfig(ModelChoice):
         "What to do with unreadable rows: stop with an error, or skip them and write bad_samples.jsonl.",
         "error",
     )
+    on_long_prompt: Literal["error", "truncate"] = option(
+        "data",
+        "What to do with prompts longer than the model takes: stop with an error, or cut them and warn.",
+        "truncate",
+    )
     dataset_repeat: int = option(
         "data",
         "Number of times each row is used per epoch.",
@@ -413,6 +418,11 @@ class GenerateConfig(ModelChoice):
     dataset: Path | None = option(
         "generation",
         "Table (csv, json or jsonl) of prompts, seeds and other inputs; generates a dataset from it.",
+    )
+    on_long_prompt: Literal["error", "truncate"] = option(
+        "generation",
+        "What to do with prompts longer than the model takes: stop with an error, or cut them and warn.",
+        "truncate",
     )
     negative_prompt: str | None = option(
         "generation",

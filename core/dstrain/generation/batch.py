@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from dstrain.generation.inputs import (
     input_texts,
     parse_arguments,
 )
+from dstrain.generation.prompts import notice
 from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.graph.inputs import Column, Constant, as_column
+from dstrain.graph.long_prompts import noticing_long_prompts
 from dstrain.models.component_files import component_digests
 from dstrain.pipeline.sampling import plan_inference
 from dstrain.storage.files import lock, remove_leftovers, write_file, write_json
@@ -92,7 +95,9 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
             with progress_bar("generate", len(missing)) as progress:
                 for name, cells in missing.items():
                     inputs = {key: load_cell(cell) for key, cell in cells.items()}
-                    output = pipeline(**(shared | inputs))
+                    told = partial(notice, source.config.on_long_prompt, name)
+                    with noticing_long_prompts(told):
+                        output = pipeline(**(shared | inputs))
                     # Only now: a folder without files is bound to no settings.
                     write_json(folder / SETTINGS, settings)
                     save_image_or_video(output, folder / name)

@@ -1,5 +1,7 @@
 """Run `dstrain generate`."""
 
+from functools import partial
+
 from dstrain.config.options import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
@@ -7,7 +9,9 @@ from dstrain.console import progress_bar, redacted
 from dstrain.data.output import check_output, save_image_or_video
 from dstrain.generation.batch import generate_dataset
 from dstrain.generation.inputs import parse_arguments
+from dstrain.generation.prompts import notice
 from dstrain.generation.source import check_used, open_source
+from dstrain.graph.long_prompts import noticing_long_prompts
 from dstrain.pipeline.sampling import plan_inference
 from dstrain.storage.files import check_writable
 from dstrain.training.memory import GENERATE_ADVICE, oom_as_error
@@ -43,6 +47,9 @@ def generate_one(config: GenerateConfig) -> None:
         steps = call.sampling.num_inference_steps
         with progress_bar("generate", steps, brief=True) as progress:
             arguments["on_step"] = lambda number, latents: progress.update()
-            output = pipeline(**arguments)
+            with noticing_long_prompts(
+                partial(notice, config.on_long_prompt, "--prompt")
+            ):
+                output = pipeline(**arguments)
         save_image_or_video(output, config.output)
         print(redacted(f"wrote {config.output}"))

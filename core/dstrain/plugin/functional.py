@@ -3,6 +3,7 @@ patching, guidance.
 """
 
 from dstrain.data.images import convert as convert_image
+from dstrain.graph.long_prompts import LongPrompt, check_length, report_long_prompt
 from dstrain.models.functional import (
     apply_guidance,
     as_uint8,
@@ -17,14 +18,17 @@ from dstrain.models.functional import (
 )
 
 __all__ = (
+    "LongPrompt",
     "apply_guidance",
     "as_uint8",
+    "check_length",
     "check_sides",
     "convert_image",
     "images_to_tensor",
     "latents_mean_std",
     "override_positional_args",
     "pack",
+    "report_long_prompt",
     "tensor_to_image",
     "to_minus_one_one",
     "unpack",

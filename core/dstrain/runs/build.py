@@ -1,7 +1,9 @@
 """Build a training run: its samples, pipeline, trainable parameters and optimizer."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
@@ -17,6 +19,7 @@ from dstrain.models.gradient_checkpointing import enable_checkpointing
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import check_configs, open_plan
+from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.training.batching import Order, with_skipped_rows
@@ -44,6 +47,8 @@ def open_training_data(setup: Setup) -> TrainingData:
 def _open_cached_rows(setup: Setup) -> TrainingData:
     cache = FeatureCache.open(setup.cache_path)
     rows, info = open_plan(setup, cache)
+    if setup.config.on_long_prompt == "error":
+        refuse_long_prompts(cache, rows, Path(info.dataset["path"]).name)
     groups = []
     sample_ids = []
     # Once over the rows: each is parsed when it is used.
@@ -54,6 +59,19 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     source = CachedSamples(cache, rows, input_sets, sample_ids)
     all_groups, all_ids = with_skipped_rows(groups, sample_ids, info.dataset["rows"])
     return TrainingData(source, all_groups, all_ids, input_sets, info)
+
+
+def refuse_long_prompts(
+    cache: FeatureCache, rows: Sequence[Mapping[str, Any]], table: str
+) -> None:
+    """Raise UsageError for a row whose cached values are of a prompt that was cut."""
+    lines = {row["row"]: row.get("line", row["row"] + 1) for row in rows}
+    log = LongPromptLog("error", lambda row: f"{table}:{lines[row]}")
+    used = (
+        (row["row"], [form["at"] for form in row["values"].values() if "at" in form])
+        for row in rows
+    )
+    note_recorded(log, cache.folder, used)
 
 
 def prepare(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dstrain.errors import Diverged, OutOfMemory, UsageError, first_few
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checkpoints.state import damage, states
+from dstrain.runs.long_prompts import LongPromptLog
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
@@ -62,8 +64,13 @@ def train(
             previews.load(run)
         directory.load_state(run)
         log_start(run)
+        long_prompts = LongPromptLog(
+            setup.config.on_long_prompt, partial(name_row, run), warns_at_once=True
+        )
+        run.module.on_long_prompt = lambda key, one: long_prompts.note(key.row, one)
         directory.start(run)
         run_steps(run, directory, previews)
+        long_prompts.conclude()
         log_end(run, directory.weights)
 
 

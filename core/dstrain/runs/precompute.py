@@ -3,7 +3,7 @@ in the feature cache.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +31,14 @@ from dstrain.console import (
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import StateError, UsageError, first_few
+from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import Found, component_digests, named_models
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.feature_plan import CacheInfo, dataset_folders
+from dstrain.runs.long_prompts import LongPromptLog, note_recorded, record
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews, preview_line
 from dstrain.runs.resolve import log_warnings
@@ -112,6 +114,9 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         if not processes.is_main:
             keyed = key_rows(setup)
         cache = FeatureCache.open(setup.cache_path)
+        long_prompts = LongPromptLog(setup.config.on_long_prompt, setup.name_row)
+        if setup.config.on_long_prompt == "error":
+            note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
         work = list(missing_work(keyed.samples, cache))
         more = ", previews included," if keyed.previews else ""
         logger.info(
@@ -121,9 +126,13 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
         processes.wait()
         if work:
             part = work[processes.rank :: processes.size]
-            compute(setup, keyed, part, ShardWriter(cache, setup.versions))
+            writer = ShardWriter(cache, setup.versions)
+            compute(setup, keyed, part, writer, long_prompts, processes.rank)
         processes.wait()
         if processes.is_main:
+            # Also of rows that share a prompt, or whose values were there already.
+            note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
+            long_prompts.conclude()
             write_plan(setup, keyed)
             logger.info(f"to train on it, run: {_stage_2(setup)}")
         processes.wait()
@@ -253,6 +262,8 @@ def compute(
     keyed: KeyedSamples,
     part: Sequence[Work],
     writer: ShardWriter,
+    log: LongPromptLog,
+    rank: int,
 ) -> None:
     """Compute one process's part of the work, sample by sample, and commit it shard by
     shard.
@@ -279,14 +290,46 @@ def compute(
                     files = map(Path, work.sample.cells[name].files)
                     keyed.digests.check_unchanged(files)
                 values = dict(batch.samples[0].values)
-                with torch.no_grad(), setup.dataset.errors_at(work.sample.sample_id[0]):
-                    pipeline.run(work.steps, values)
+                with setup.dataset.errors_at(work.sample.sample_id[0]):
+                    for step in work.steps:
+                        compute_step(
+                            setup, pipeline, step, work.sample, values, log, rank
+                        )
                 for name in work.values:
                     writer.add(work.sample.addresses[name], values[name])
                 progress.update()
         finally:
             # What is computed is kept, whatever ended the loop.
             writer.flush()
+
+
+def compute_step(
+    setup: Setup,
+    pipeline: Pipeline,
+    step: Step,
+    sample: KeyedSample,
+    values: dict[str, Any],
+    log: LongPromptLog,
+    rank: int,
+) -> None:
+    """Run a unit for one sample; a prompt that it cuts is recorded with its outputs."""
+    row, _ = sample.sample_id
+
+    def notice(found: LongPrompt) -> None:
+        if log.mode == "error":
+            log.note(row, found)
+        for name in step.outputs.values():
+            if name in sample.addresses:
+                record(setup.cache_path, rank, sample.addresses[name], found)
+
+    with torch.no_grad(), noticing_long_prompts(notice):
+        pipeline.run([step], values)
+
+
+def addresses_of(keyed: KeyedSamples) -> Iterator[tuple[int, Collection[str]]]:
+    """Yield the row of each sample with the addresses of its values."""
+    for sample in keyed.samples:
+        yield sample.sample_id[0], sample.addresses.values()
 
 
 def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
@@ -357,6 +400,7 @@ def plan_lines(
                     files.append((_name_in(folders, file), keyed.digests.record(file)))
         yield {
             "row": row,
+            "line": setup.dataset.table.lines[row],
             "chunk": chunk,
             "inputs": input_sets.index(sample.plan.inputs),
             "group": group,

@@ -89,6 +89,11 @@ class Setup:
             found, lambda inputs: self.plan(inputs).used_inputs, self.list_folder
         )
 
+    def name_row(self, row: int) -> str:
+        """Name a row of the dataset in messages; rows beyond the last are previews."""
+        table = self.dataset.table
+        return table.where(row) if row < len(table.rows) else "--preview_prompt"
+
     def check_inputs(self, inputs: frozenset[str], columns: tuple[str, ...]) -> Plan:
         """Plan a row with these inputs; raises UsageError for one that the run cannot do
         with.

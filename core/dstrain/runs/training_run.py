@@ -1,7 +1,9 @@
 """The state of a training run."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,7 +14,7 @@ from dstrain.models.component_files import Found
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
 from dstrain.training.batching import Order
-from dstrain.training.loader import SampleSource
+from dstrain.training.loader import CachedSamples, SampleSource
 from dstrain.training.module import TrainingModule
 
 
@@ -57,7 +59,11 @@ class TrainingRun:
 
 
 def name_row(run: TrainingRun, row: int) -> str:
-    """Name a row of the dataset in messages; stage 2 has no table to name a line of."""
-    if run.setup.stage:
-        return f"row {row} (from 0)"
-    return run.setup.dataset.table.where(row)
+    """Name a row of the dataset in messages, as stage 1 recorded it."""
+    info = run.cache_info
+    if info is None or not isinstance(run.source, CachedSamples):
+        return run.setup.name_row(row)
+    rows = run.source.rows
+    index = bisect_left(run.source.sample_ids, (row, 0))
+    line = rows[index].get("line", row + 1)
+    return f"{Path(info.dataset['path']).name}:{line}"

@@ -1,6 +1,6 @@
 """Compute the loss of a task on batches, as one nn.Module."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from dstrain.errors import about_rows
+from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
 from dstrain.graph.noise_schedule import TimestepSampler
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.task import Task
@@ -53,6 +54,8 @@ class TrainingModule(nn.Module):
             pipeline.spec.schedule
         )
         self.stage = stage
+        self.on_long_prompt: Callable[[SampleKey, LongPrompt], object] = _ignore
+        """Called with each prompt that is longer than the model takes."""
         self.trained = TrainableModules()
         self.networks = nn.ModuleDict()
         self._plans: dict[frozenset[str], Plan] = {}
@@ -110,7 +113,8 @@ class TrainingModule(nn.Module):
         plan = self.plan(samples[0].inputs)
         loss_inputs: list[dict[str, Any]] = []
         for sample, key in zip(samples, keys, strict=True):
-            with about_rows([key.row]):
+            notice = partial(self.on_long_prompt, key)
+            with about_rows([key.row]), noticing_long_prompts(notice):
                 values = self._run_units(sample, key, plan)
             loss_inputs.append({name: values[name] for name in plan.loss_inputs})
         # Dropout in model_fn's networks is drawn for the batch as a whole.
@@ -158,3 +162,7 @@ class TrainingModule(nn.Module):
         with read_only(loss.where, inputs):
             losses: Tensor = loss.function(predict, **inputs, **context)
         return losses
+
+
+def _ignore(key: SampleKey, found: LongPrompt) -> None:
+    """Cut a prompt without a word, as where no run asks."""

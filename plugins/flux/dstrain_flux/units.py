@@ -4,7 +4,12 @@ import math
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin.functional import convert_image, images_to_tensor, tensor_to_image
+from dstrain.plugin.functional import (
+    check_length,
+    convert_image,
+    images_to_tensor,
+    tensor_to_image,
+)
 from PIL import Image
 from torch import Tensor
 
@@ -82,6 +87,8 @@ def encode_clip(
     prompt: str, *, text_encoder_1: Any, tokenizer_1: Any, device: torch.device
 ) -> Pooled:
     """Encode a prompt of 77 tokens at most as CLIP's state at its end."""
+    # The rest of the prompt reaches the denoiser through T5.
+    check_length(tokenizer_1, prompt, CLIP_TOKENS, "CLIP", usual=True)
     tokens = _tokens(prompt, tokenizer_1, CLIP_TOKENS).to(device)
     return {"pooled_emb": text_encoder_1(tokens).pooler_output}
 
@@ -90,6 +97,7 @@ def encode_prompt(
     prompt: str, *, text_encoder_2: Any, tokenizer_2: Any, device: torch.device
 ) -> Prompt:
     """Encode a prompt, padded to 512 tokens, as T5's last hidden states."""
+    check_length(tokenizer_2, prompt, T5_TOKENS, "T5")
     tokens = _tokens(prompt, tokenizer_2, T5_TOKENS).to(device)
     return {"prompt_emb": text_encoder_2(tokens).last_hidden_state}
 

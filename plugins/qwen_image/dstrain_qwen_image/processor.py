@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from dstrain.plugin import InputError
+from dstrain.plugin.functional import LongPrompt, report_long_prompt
 from PIL import Image
 from torch import Tensor
 
@@ -34,9 +35,14 @@ class Processor:
         )
 
     def __call__(
-        self, text: str, images: Sequence[Image.Image], max_tokens: int
+        self,
+        text: str,
+        images: Sequence[Image.Image],
+        max_tokens: int,
+        dropped: int = 0,
+        suffix: str = "",
     ) -> dict[str, Tensor]:
-        """Return the text encoder's arguments; at most `max_tokens` tokens are kept.
+        """Return the text encoder's arguments; tokens are kept as by `tokenize`.
 
         Each <|image_pad|> of the text stands for an image and becomes as many as the
         image has tokens: its patches of 14x14 pixels, merged 2x2. `mm_token_type_ids`,
@@ -53,9 +59,7 @@ class Processor:
         whole = before
         for count, rest in zip(counts, after, strict=True):
             whole += IMAGE_TOKEN * count + rest
-        tokens = self.tokenizer(
-            [whole], max_length=max_tokens, truncation=True, return_tensors="pt"
-        )
+        tokens = tokenize(self.tokenizer, whole, max_tokens, dropped, suffix)
         image_id = self.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
         is_image = tokens["input_ids"] == image_id
         if is_image.sum() != sum(counts):
@@ -70,3 +74,27 @@ class Processor:
             "pixel_values": patches["pixel_values"],
             "image_grid_thw": patches["image_grid_thw"],
         }
+
+
+def tokenize(
+    tokenizer: Any, text: str, max_tokens: int, dropped: int, suffix: str
+) -> dict[str, Tensor]:
+    """Return the first `max_tokens` tokens of a prompt in its chat template; text that is
+    cut is reported.
+
+    Args:
+        tokenizer: The tokenizer.
+        text: The prompt, with what precedes and follows it.
+        max_tokens: The number of tokens to keep.
+        dropped: How many at the beginning are the template's.
+        suffix: The template's end.
+    """
+    tokens = tokenizer([text], return_tensors="pt", verbose=False)
+    ids = tokens["input_ids"][0].tolist()
+    end = len(ids) - len(tokenizer(suffix).input_ids)
+    if end > max_tokens:
+        cut = tokenizer.decode(ids[max_tokens:end])
+        limit = max_tokens - dropped
+        report_long_prompt(LongPrompt("Qwen-Image", end - dropped, limit, cut))
+    names = ("input_ids", "attention_mask")
+    return {name: tokens[name][:, :max_tokens] for name in names}

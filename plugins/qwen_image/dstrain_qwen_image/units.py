@@ -1,6 +1,6 @@
 """Qwen-Image's units: prompt and images to conditions, and latents to an image."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any, TypedDict
 
@@ -15,7 +15,8 @@ from dstrain.plugin.functional import (
 from PIL import Image
 from torch import Tensor
 
-from dstrain_qwen_image.processor import IMAGE_TOKEN
+from dstrain_qwen_image.model_fn import DOWNSCALE, PATCH
+from dstrain_qwen_image.processor import IMAGE_TOKEN, tokenize
 
 PREFIX = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
@@ -25,7 +26,8 @@ SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
 PREFIX_TOKENS = 34
 """Tokens of PREFIX, whose embeddings are dropped (QwenImagePipeline of diffusers)."""
 MAX_TOKENS = 4096
-"""Tokens of a prompt and SUFFIX that are kept, those of images among them."""
+"""Tokens of a prompt and SUFFIX that are kept at most, those of images among them."""
+TOKEN_PIXELS = DOWNSCALE * PATCH
 
 EDIT_PREFIX = (
     "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
@@ -85,17 +87,37 @@ class DecodedImage(TypedDict):
     image: Image.Image
 
 
+def max_tokens(
+    height: int | None, width: int | None, pictures: Sequence[Image.Image] = ()
+) -> int:
+    """Return how many tokens of text the denoiser has positions for, beside images of
+    these sizes.
+
+    Its 4096 positions are shared: text begins where half of the longest side of an
+    image, in tokens, ends (QwenEmbedRope of diffusers).
+    """
+    sides = [height or 0, width or 0]
+    for picture in pictures:
+        sides += picture.size
+    return MAX_TOKENS - max(sides) // TOKEN_PIXELS // 2
+
+
 def encode_prompt(
-    prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
+    prompt: str,
+    height: int | None = None,
+    width: int | None = None,
+    *,
+    text_encoder: Any,
+    tokenizer: Any,
+    device: torch.device,
 ) -> Prompt:
-    """Encode a prompt as the text encoder's last hidden states."""
+    """Encode a prompt as the text encoder's last hidden states, as many as the denoiser
+    has positions for beside an image of this size.
+    """
     check_prefix(tokenizer, PREFIX, PREFIX_TOKENS, "tokenizer")
-    tokens = tokenizer(
-        [PREFIX + prompt + SUFFIX],
-        max_length=PREFIX_TOKENS + MAX_TOKENS,
-        truncation=True,
-        return_tensors="pt",
-    )
+    kept = PREFIX_TOKENS + max_tokens(height, width)
+    text = PREFIX + prompt + SUFFIX
+    tokens = tokenize(tokenizer, text, kept, PREFIX_TOKENS, SUFFIX)
     return _encode_tokens(tokens, PREFIX_TOKENS, text_encoder, device)
 
 
@@ -138,6 +160,8 @@ def resize(image: Image.Image, pixels: int) -> Image.Image:
 def encode_edit_prompt(
     prompt: str,
     resized_edit_images: list[Image.Image],
+    height: int | None = None,
+    width: int | None = None,
     *,
     text_encoder: Any,
     processor: Any,
@@ -145,14 +169,18 @@ def encode_edit_prompt(
 ) -> Prompt:
     """Encode a prompt and the image that it is about."""
     text = IMAGE + prompt
+    limit = max_tokens(height, width, resized_edit_images)
     return _encode_with_images(
-        text, resized_edit_images, text_encoder, processor, device
+        text, resized_edit_images, limit, text_encoder, processor, device
     )
 
 
 def encode_numbered_prompt(
     prompt: str,
     resized_text_images: list[Image.Image],
+    resized_edit_images: list[Image.Image] | None = None,
+    height: int | None = None,
+    width: int | None = None,
     *,
     text_encoder: Any,
     processor: Any,
@@ -161,8 +189,9 @@ def encode_numbered_prompt(
     """Encode a prompt about 'Picture 1', 'Picture 2' ..., and these images."""
     numbers = range(1, len(resized_text_images) + 1)
     text = "".join(NUMBERED_IMAGE.format(number) for number in numbers) + prompt
+    limit = max_tokens(height, width, resized_edit_images or ())
     return _encode_with_images(
-        text, resized_text_images, text_encoder, processor, device
+        text, resized_text_images, limit, text_encoder, processor, device
     )
 
 
@@ -216,13 +245,15 @@ def check_prefix(tokenizer: Any, prefix: str, wanted: int, component: str) -> No
 def _encode_with_images(
     text: str,
     images: list[Image.Image],
+    limit: int,
     text_encoder: Any,
     processor: Any,
     device: torch.device,
 ) -> Prompt:
     check_prefix(processor.tokenizer, EDIT_PREFIX, EDIT_PREFIX_TOKENS, "processor")
     text = EDIT_PREFIX + text + SUFFIX
-    tokens = processor(text, images, EDIT_PREFIX_TOKENS + MAX_TOKENS)
+    kept = EDIT_PREFIX_TOKENS + limit
+    tokens = processor(text, images, kept, EDIT_PREFIX_TOKENS, SUFFIX)
     return _encode_tokens(tokens, EDIT_PREFIX_TOKENS, text_encoder, device)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import QwenImagePipeline
 from diffusers.image_processor import VaeImageProcessor
+from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope
 from dstrain.errors import UsageError
 from dstrain.graph.unit import Unit
 from dstrain_qwen_image import units
@@ -117,3 +118,27 @@ def test_in_bf16_embeddings_are_bf16_and_latents_fp32(
     latents = IMAGE.run({"input_image": noise_image(32, 32)}, loaded)["input_latents"]
     assert latents.dtype == torch.float32
     assert units.decode(latents, vae=loaded["vae"])["image"].size == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("sides", "pictures", "limit"),
+    [
+        ((None, None), [], 4096),
+        ((1024, 1024), [], 4064),
+        ((1328, 752), [], 4096 - 41),
+        ((1024, 1024), [(2048, 512)], 4096 - 64),
+    ],
+)
+def test_text_has_the_positions_that_the_images_leave(
+    sides: tuple[int | None, int | None],
+    pictures: list[tuple[int, int]],
+    limit: int,
+) -> None:
+    images = [Image.new("RGB", size) for size in pictures]
+    assert units.max_tokens(*sides, images) == limit
+    rope = QwenEmbedRope(theta=10000, axes_dim=[16, 56, 56], scale_rope=True)
+    shown = [side or 16 for side in sides]
+    grids = [(1, height // 16, width // 16) for height, width in [shown]]
+    grids += [(1, height // 16, width // 16) for width, height in pictures]
+    _, text = rope([grids], max_txt_seq_len=4096, device=torch.device("cpu"))
+    assert len(text) == limit

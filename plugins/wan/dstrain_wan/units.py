@@ -9,6 +9,7 @@ import torch
 from dstrain.plugin import Frames
 from dstrain.plugin.functional import (
     as_uint8,
+    check_length,
     convert_image,
     images_to_tensor,
     latents_mean_std,
@@ -75,8 +76,10 @@ def encode_prompt(
     The text encoder sees 512 tokens, those after the text masked, as in the published
     code: only then the numbers are equal.
     """
+    text = clean(prompt)
+    check_length(tokenizer, text, MAX_TOKENS, "umT5")
     tokens = tokenizer(
-        [clean(prompt)],
+        [text],
         max_length=MAX_TOKENS,
         truncation=True,
         padding="max_length",

@@ -21,13 +21,14 @@ dry_run extra_inputs feature_cache find_unused_parameters frame_samples frame_sa
 height hub keep_checkpoints learning_rate lora_alpha lora_base_model lora_checkpoint lora_format lora_rank
 lora_target_modules loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps max_timestep_boundary
 min_timestep_boundary mixed_precision model model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample
+on_long_prompt
 output_path overwrite preset_lora_model preset_lora_path preview_prompt preview_steps remove_prefix_in_ckpt resume
 resume_from_checkpoint save_steps seed task timestep_sampling toy trainable_models url_cache
 use_gradient_checkpointing use_gradient_checkpointing_offload variant weight_decay width
 """
 PUBLIC_GENERATE_FLAGS = """
 dataset guidance_scale height hub input lora mixed_precision model model_id_with_origin_paths model_paths
-negative_prompt num_frames num_inference_steps output prompt run seed toy variant width
+negative_prompt num_frames num_inference_steps on_long_prompt output prompt run seed toy variant width
 """
 DEFAULTS = {
     "task": "sft",
@@ -47,6 +48,7 @@ DEFAULTS = {
     "frame_sampling": "head",
     "hub": "modelscope",
     "on_bad_sample": "error",
+    "on_long_prompt": "truncate",
     "timestep_sampling": "shifted",
     "loss_weighting": "bsmntw",
 }
@@ -70,7 +72,8 @@ EFFECTS = {
 """Stored files are compared by these sets: resuming and the feature cache depend on them."""
 WITHOUT_EFFECT = """
 dataset_base_path dataset_metadata_path dataset_num_workers dataset_root feature_cache find_unused_parameters hub
-keep_checkpoints lora_format model_id_with_origin_paths model_paths on_bad_sample output_path preset_lora_model
+keep_checkpoints lora_format model_id_with_origin_paths model_paths on_bad_sample on_long_prompt
+output_path preset_lora_model
 preview_prompt preview_steps remove_prefix_in_ckpt save_steps toy url_cache use_gradient_checkpointing
 use_gradient_checkpointing_offload
 """
