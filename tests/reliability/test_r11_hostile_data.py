@@ -1,5 +1,6 @@
 """R11: data cannot run code, reach outside its folders, or fill the memory."""
 
+import hashlib
 import io
 import json
 import multiprocessing
@@ -23,6 +24,7 @@ from dstrain.data.dataset import DataConfig, open_dataset
 from dstrain.data.images import Resolution
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
+from dstrain.storage.hashing import hash_json
 from PIL import Image
 
 from tests.support import broad_family
@@ -191,6 +193,81 @@ BOMBS: tuple[tuple[str, str, Callable[[], bytes]], ...] = (
 made.
 """
 
+
+def replaced_by_link(place: str, target: str) -> Callable[[Path], Any]:
+    """Move what is at a place of a cache out of it, and put a link in its place."""
+
+    def act(store: Path) -> None:
+        path = next(iter(sorted(store.glob(place))), store / place)
+        outside = store.parent / "secret" / target
+        if path.is_dir():
+            shutil.copytree(path, outside)
+            shutil.rmtree(path)
+        elif path.exists():
+            shutil.move(path, outside)
+        else:
+            outside.touch()
+        path.symlink_to(outside)
+
+    return act
+
+
+def rewritten(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], Any]:
+    """Change every row of the plans, with digests that fit."""
+
+    def act(store: Path) -> None:
+        for path in (store / "plans").glob("*.jsonl"):
+            head, *lines = map(json.loads, path.read_text().splitlines())
+            for row in lines:
+                change(row)
+            text = "".join(json.dumps(row) + "\n" for row in lines).encode()
+            record = {**head["record"], "sha256": hashlib.sha256(text).hexdigest()}
+            head = {"record": record, "digest": hash_json("record", record)}
+            path.write_bytes(json.dumps(head).encode() + b"\n" + text)
+
+    return act
+
+
+def elsewhere(row: dict[str, Any]) -> None:
+    """Let every value lie somewhere else."""
+    for value in row["values"].values():
+        if "at" in value:
+            value["at"] = "../../secret/secret.png"
+
+
+def named_outside(row: dict[str, Any]) -> None:
+    """Name files that lie outside of the dataset."""
+    for number, (_, recorded) in enumerate(row["files"]):
+        row["files"][number] = ["../secret/secret.png", recorded]
+
+
+def renamed_shard(store: Path) -> None:
+    """Let a shard's header name values of another folder."""
+    path = next((store / "shards").iterdir())
+    path.rename(path.with_name("..%2f..%2fsecret.safetensors"))
+
+
+LINKED = "is a symbolic link and is not followed"
+STORES: tuple[tuple[str, Callable[[Path], Any], str, str], ...] = (
+    ("a marker that is a link", replaced_by_link("store.json", "store.json"), "train", LINKED),
+    ("shards that are a link", replaced_by_link("shards", "shards"), "train", LINKED),
+    ("shards that are a link, to write to", replaced_by_link("shards", "shards"), "data_process", LINKED),
+    ("plans that are a link", replaced_by_link("plans", "plans"), "train", LINKED),
+    ("plans that are a link, to write to", replaced_by_link("plans", "plans"), "data_process", LINKED),
+    ("a shard that is a link", replaced_by_link("shards/*", "shard"), "train", LINKED),
+    ("a plan that is a link", replaced_by_link("plans/*", "plan"), "train", LINKED),
+    ("a plan that is a link, to write to", replaced_by_link("plans/*", "plan"), "data_process", LINKED),
+    ("a log that is a link", replaced_by_link("dstrain.log", "log"), "data_process", LINKED),
+    ("digests that are a link", replaced_by_link("digests.json", "digests"), "data_process", LINKED),
+    ("a lock that is a link", replaced_by_link(".dstrain.lock", "lock"), "data_process", LINKED),
+    ("the lock's holder that is a link", replaced_by_link(".dstrain.lock.pid", "7"), "data_process", LINKED),
+    ("values that lie elsewhere", rewritten(elsewhere), "train", "lacks values"),
+    ("files that lie elsewhere", rewritten(named_outside), "train", ""),
+    ("a shard with slashes in its name", renamed_shard, "train", "lacks values"),
+)  # fmt: skip
+"""What a stranger does to a cache: how, the stage that then uses it, and what it says."""
+
+
 MEGABYTES = 100
 """What a bomb may make the memory grow by; decoded, each would take 250 and more."""
 COLUMNS = {
@@ -303,6 +380,47 @@ def opened() -> list[str]:
 
     sys.addaudithook(note)
     return found
+
+
+@pytest.mark.parametrize("name, alter, stage, words", STORES, ids=named(STORES))
+def test_no_cache_leads_out_of_its_folder(
+    project: Path,
+    tmp_path: Path,
+    opened: list[str],
+    name: str,
+    alter: Callable[[Path], Any],
+    stage: str,
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree(project, folder)
+    secret = folder / "secret"
+    secret.mkdir()
+    # As large as what is recorded, so that its bytes would be compared.
+    shutil.copyfile(folder / "data/0.png", secret / "secret.png")
+    alter(folder / "store")
+    before = {path: path.read_bytes() for path in secret.rglob("*") if path.is_file()}
+    opened.clear()
+    task = ["--task", f"sft:{stage}", "--feature_cache", str(folder / "store")]
+    typed = [
+        *command(folder),
+        *task,
+        "--output_path",
+        str(folder / "new"),
+        "--seed",
+        "1",
+    ]
+    if stage == "train":
+        typed = typed[:-2]
+    code = main(typed)
+    said = capfd.readouterr().err
+    reached = [path for path in opened if path.startswith(str(secret))]
+    after = {path: path.read_bytes() for path in secret.rglob("*") if path.is_file()}
+    assert not reached
+    assert after == before
+    assert code == (3 if words else 0), said
+    assert words in said
 
 
 @pytest.mark.parametrize("trick", TRICKS, ids=named(TRICKS))

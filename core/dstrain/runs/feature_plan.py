@@ -243,6 +243,9 @@ def _first_changed(
     def files() -> Iterator[RecordedFile]:
         for row in rows:
             for name, recorded in row["files"]:
+                # A name leads out of the folders only if a stranger wrote it.
+                if os.path.isabs(name) or ".." in Path(name).parts:
+                    continue
                 *others, last = [os.path.join(folder, name) for folder in here]
                 yield next(filter(os.path.isfile, others), last), recorded
 
