@@ -357,12 +357,12 @@ def test_a_unit_of_another_module_is_another_one(place: Place, units: Units) -> 
 def test_functions_of_one_name_in_two_variants_never_meet(
     place: Place, units: Units
 ) -> None:
+    lighter = OWN["units"].replace("latents[:, :, ::8, ::8]", "latents[:, :, ::4, ::4]")
+    units.load({**OWN, "lighter": lighter})
+    prompt, describe, image = caching_family.UNITS
     assert place.fill(variant="base") == ALL
     kept = place.values(variant="base")
-    lighter = OWN["units"].replace("latents[:, :, ::8, ::8]", "latents[:, :, ::4, ::4]")
-    prompt, describe, image = caching_family.UNITS
-    units.load({**OWN, "lighter": lighter}, "own.lighter")
-    units.take(prompt, describe, caching_family.UNITS[2])
+    units.take(prompt, describe, importlib.import_module("own.lighter").encode_image)
     assert place.fill(variant="other") == IMAGE
     other = place.values(variant="other")
     assert [one["thumbnail"] for one in other] != [one["thumbnail"] for one in kept]
@@ -421,11 +421,11 @@ def test_other_versions_of_libraries_are_named_once_and_accepted(
     assert place.fill() == ALL
     here = place.setup().versions
     place.stored()
-    assert "versions" not in caplog.text
+    assert "other versions" not in caplog.text
     others = {**here, "torch": "0.1", "pillow": "0.2"}
     monkeypatch.setattr(Setup, "versions", others)
     place.stored()
-    (record,) = [one for one in caplog.records if "versions" in one.message]
+    (record,) = [one for one in caplog.records if "other versions" in one.message]
     assert record.message.endswith(
         f"was filled with other versions: torch {here['torch']} (here 0.1),"
         f" pillow {here['pillow']} (here 0.2); its values are used"
