@@ -10,14 +10,15 @@ import py_compile
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 from dstrain.errors import StateError, UsageError
 from dstrain.models import functional
+from dstrain.models.components import Files
 from dstrain.runs.setup import Setup
 
 from tests.support import caching_family
@@ -383,6 +384,32 @@ def test_a_function_of_dstrain_counts(
     )
     units.load(OWN)
     assert place.fill() == IMAGE
+
+
+@pytest.mark.promise(
+    "R6", "a change of code: exactly what it affects is computed again"
+)
+def test_the_code_of_a_component_counts(
+    place: Place, units: Units, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a family's own tokenizer does is a part of what its units do."""
+    assert place.fill() == ALL
+    others = [
+        replace(one, network=SimpleNamespace(load=load_another_tokenizer))
+        if one.name == "tokenizer"
+        else one
+        for one in caching_family.COMPONENTS
+    ]
+    monkeypatch.setattr(caching_family, "COMPONENTS", others)
+    with pytest.raises(StateError, match="component tokenizer code: cache"):
+        place.stored()
+    assert place.fill() == PROMPT
+    assert place.fill() == {}
+
+
+def load_another_tokenizer(files: Files, configuration: Any, dtype: Any) -> int:
+    """Return another number than the file's."""
+    return 1 + int((files.folder / "offset.txt").read_text())
 
 
 @pytest.mark.promise(

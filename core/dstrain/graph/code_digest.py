@@ -71,6 +71,15 @@ def code_of(function: Callable[..., Any]) -> Code:
     return Code(hash_json("code", walk.finish()), tuple(walk.unknown))
 
 
+def loading_code(package: str, *parts: Any) -> str:
+    """Return the digest of what loads a component: objects, and the code of a family's
+    package in them. That of dstrain counts by name: what it loads is as the files say.
+    """
+    walk = _Walk(frozenset({package}))
+    walk.add("how a component is loaded", list(parts))
+    return hash_json("code", walk.finish())
+
+
 def module_of(function: Callable[..., Any]) -> str:
     """Return the name of the module of a function, or of the one that a partial calls."""
     while isinstance(function, partial):
@@ -114,7 +123,7 @@ class _Walk:
         """Describe a value as JSON data; raise _Opaque if that is impossible."""
         kind = type(value)
         if kind is str:
-            return ["str", ascii(self._without_folder(value))]
+            return self._text(value)
         if kind in LITERALS:
             return _literal(value)
         if kind in (list, tuple):
@@ -148,6 +157,17 @@ class _Walk:
             digest = hashlib.sha256(value.tobytes())
             return ["array", value.dtype.str, list(value.shape), digest.hexdigest()]
         return self._object(value)
+
+    def _text(self, text: str) -> Any:
+        """Describe a text; one that names an object of an own package ("module:Name")
+        stands for that object.
+        """
+        module, _, attribute = text.partition(":")
+        if attribute.isidentifier() and self._is_own(module):
+            with suppress(ImportError, AttributeError):
+                found = getattr(importlib.import_module(module), attribute)
+                return ["named", ascii(text), self.value(found)]
+        return ["str", ascii(self._without_folder(text))]
 
     def _refer(self, value: Any, describe: Callable[[Any], Any]) -> Any:
         """Return a reference to what is described when its turn comes."""

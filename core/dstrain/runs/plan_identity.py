@@ -53,6 +53,10 @@ def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[st
             if units.setdefault(unit, record) != record:
                 units[unit + rows] = record
     facts |= units
+    for name in sorted(
+        {one for plan in plans for one in plan.components["data_process"]}
+    ):
+        facts[f"component {name} code"] = setup.component_code(name)
     used = frozenset[str]().union(*(plan.used_inputs for plan in plans))
     for name in sorted(used):
         record = _input_record(setup, name)

@@ -45,7 +45,7 @@ from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import LIST, read_samples, write_list
 from dstrain.storage.files import lock
-from dstrain.storage.hashing import Digests, files_in, sha256
+from dstrain.storage.hashing import Digests, files_in, hash_json, sha256
 from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import DecodedSamples, load_batches
 
@@ -73,7 +73,7 @@ class KeyedSamples:
 
     found: Found
     components: Mapping[str, str]
-    """Component -> digest of its files and configuration."""
+    """Component -> digest of its files, its configuration and the family's code for it."""
     digests: Digests
     samples: Sequence[KeyedSample]
     """Those of the dataset, then one for each preview."""
@@ -204,6 +204,9 @@ def key_rows(setup: Setup) -> KeyedSamples:
     found = setup.find([*plans, *(preview.plan for preview in previews)])
     digests = Digests(setup.cache_path / DIGESTS)
     components = component_digests(found, digests)
+    for name in found.files:
+        code = setup.component_code(name)
+        components[name] = hash_json("component", [components[name], code])
     experts = setup.spec.experts
     if experts is not None:
         # Units ask for the configuration by the name of the denoiser.

@@ -16,6 +16,7 @@ from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_datase
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.images import Resolution
 from dstrain.errors import MissingFiles, UsageError
+from dstrain.graph.code_digest import loading_code
 from dstrain.graph.inputs import Column, InferenceOnly
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, TimestepSampler
 from dstrain.graph.plan import Plan, make_plan
@@ -24,6 +25,7 @@ from dstrain.graph.task import Task
 from dstrain.lora.layers import Trainables
 from dstrain.lora.reader import check_lora_file, groups_in
 from dstrain.models.component_files import Found, ModelConfig, find
+from dstrain.models.components import components_of
 from dstrain.models.device import DTYPES, precision
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
@@ -256,6 +258,14 @@ class Setup:
         if self.saving is not None and has_lora and is_default:
             return self.saving.saves
         return "diffsynth" if config.remove_prefix_in_ckpt else "diffusers"
+
+    def component_code(self, name: str) -> str:
+        """Return the digest of the family's own code for a component: of the classes and
+        key tables by which it is loaded, not of what its files contain.
+        """
+        package = self.family.components.partition(":")[0].partition(".")[0]
+        component = components_of(self.family)[name]
+        return loading_code(package, component.network, component.formats)
 
     @cached_property
     def versions(self) -> dict[str, str]:
