@@ -1,11 +1,13 @@
 """A unit's signature is its declaration, and it returns what it declares."""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypedDict
 
 import pytest
 import torch
 from dstrain.errors import UsageError
+from dstrain.graph.code_digest import code_of
 from dstrain.graph.unit import FunctionSpec, Unit, component_of
 from dstrain.graph.values import Frames
 from PIL.Image import Image
@@ -279,3 +281,26 @@ def test_an_output_that_cannot_be_stored_is_refused() -> None:
 
 def test_configuration_belongs_to_its_component() -> None:
     assert (component_of("dit_config"), component_of("vae")) == ("dit", "vae")
+
+
+def test_a_unit_is_identified_by_its_module_name_version_outputs_and_code() -> None:
+    unit = Unit(encode, version=3)
+    assert dict(unit.identity) == {
+        "module": __name__,
+        "name": "encode",
+        "version": 3,
+        "outputs": dict(unit.outputs),
+        "code": code_of(encode).digest,
+    }
+
+
+def test_a_unit_without_source_needs_a_version() -> None:
+    without = FunctionType(
+        encode.__code__.replace(co_filename="<text>"), encode.__globals__, "encode"
+    )
+    without.__annotations__ = encode.__annotations__
+    without.__kwdefaults__ = encode.__kwdefaults__
+    what = rf"unit {__name__}.encode: needs a version: .* has no Python source"
+    with pytest.raises(UsageError, match=what):
+        assert Unit(without).identity
+    assert Unit(without, version=1).identity["version"] == 1

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from dstrain.graph.code_digest import code_of
 from dstrain.graph.inputs import Column
 from dstrain.runs.plan_identity import plan_identity
 
@@ -61,7 +62,8 @@ def test_flags_count_in_one_of_the_ways_to_write_them(
 def test_units_and_inputs_are_facts_of_their_own(place: Place) -> None:
     found = facts(place)
     unit = found["unit encode_image"]
-    assert unit["version"] == 1
+    assert unit["version"] == 0
+    assert unit["code"] == code_of(caching_family.encode_image).digest
     assert unit["reads"] == {"input_image": "input_image"}
     assert unit["uses"] == ["dtype", "vae"]
     assert found["input input_image"]["multiple"] == 8
