@@ -236,9 +236,11 @@ def diffsynth(family: str, weights: Tensors, tensors: Tensors) -> Applied:
         if name in modules:  # others are left out without a word
             add(applied.changes, up.double() @ down.double(), modules[name])
             applied.unused.difference_update(keys)
-        elif name in weights_by_layer(weights):
-            # FLUX in diffusers' names: its loader joins them into fused layers.
-            add(applied.changes, up.double() @ down.double(), {name: Part(name)})
+        elif family == "flux" and name.startswith("transformer."):
+            # diffusers' names: its loader joins them into fused layers.
+            layer = name.removeprefix("transformer.")
+            assert f"{layer}.weight" in weights
+            add(applied.changes, up.double() @ down.double(), {layer: Part(layer)})
             applied.unused.difference_update(keys)
     return applied
 
@@ -281,8 +283,7 @@ def diffsynth_flux_pairs(tensors: Tensors) -> Pairs:
         ):  # the name of an adapter would be an obstacle
             name = key.removesuffix(".lora_B.weight")
             down_key = f"{name}.lora_A.weight"
-            layer = name.removeprefix("transformer.") if is_diffusers else name
-            pairs[layer] = up, tensors[down_key], {key, down_key}
+            pairs[name] = up, tensors[down_key], {key, down_key}
     for layer in pairs if is_diffusers else ():
         q, k, v = ("to_q", "to_k", "to_v")
         if ".attn.add_" in layer:
@@ -329,10 +330,6 @@ def kohya_flux_pairs(tensors: Tensors) -> Pairs:
 def kohya_flux_names() -> dict[str, str]:
     parts = (*FLUX_BLOCKS.values(), *FLUX_SINGLE_BLOCKS.values())
     return {part.layer.replace(".", "_"): part.layer for part in parts}
-
-
-def weights_by_layer(weights: Tensors) -> dict[str, Tensor]:
-    return {name.removesuffix(".weight"): value for name, value in weights.items()}
 
 
 def add(changes: dict[str, Tensor], change: Tensor, parts: Mapping[str, Part]) -> None:

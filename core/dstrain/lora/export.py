@@ -236,8 +236,8 @@ def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
 
 
 def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
-    # DiffSynth-Studio's trainer writes `lora_A.default.weight`, which its loader for
-    # FLUX does not find; all of its loaders find these.
+    # DiffSynth-Studio's trainer writes `lora_A.default.weight`, which not all of its
+    # loaders find; all of them find these.
     if program in ("diffusers", "diffsynth"):
         return {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
     alpha = torch.tensor(layer.alpha)

@@ -132,6 +132,19 @@ class TestLoraFiles(LoraFiles):
         )
 
 
+def test_weights_in_full_that_a_program_has_no_names_for_are_refused(
+    subject: FamilyUnderTest,
+) -> None:
+    config = subject.config(
+        TrainedSet(("text_encoder_1",)), remove_prefix_in_ckpt="pipe."
+    )
+    with pytest.raises(
+        UsageError,
+        match="--remove_prefix_in_ckpt: diffsynth has no key names for all of text_enc",
+    ):
+        run(config)
+
+
 @pytest.fixture
 def subject(tmp_path: Path) -> FamilyUnderTest:
     return FamilyUnderTest(MODEL, "dev", tmp_path)
@@ -204,6 +217,14 @@ def test_align_to_opensource_format_is_refused_where_it_would_do_nothing(
     with pytest.raises(
         UsageError,
         match="--align_to_opensource_format: has no effect: no LoRA on dit is trained",
+    ):
+        run(config)
+    config = subject.config(
+        TrainedSet(lora="dit"), family_options=OPEN_SOURCE, lora_format="comfyui"
+    )
+    with pytest.raises(
+        UsageError,
+        match="--align_to_opensource_format: has no effect with --lora_format comfyui",
     ):
         run(config)
     assert (

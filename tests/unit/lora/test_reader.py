@@ -264,6 +264,31 @@ def test_diffsynth_has_no_alpha_and_that_is_reported(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("alpha", ["", "nan", "inf", "0", "-6.0", "six"])
+def test_an_alpha_in_the_header_that_is_none_is_refused_where_it_is_needed(
+    alpha: str, tmp_path: Path
+) -> None:
+    tensors = load_file(ours(tmp_path)[0])
+    path = written(
+        tmp_path / "x.safetensors", tensors, {"scale": "in lora_B", "alpha": alpha}
+    )
+    lora = read(path)
+    assert {layer.scale for layer in lora.layers.values()} == {1.0}
+    with pytest.raises(
+        StateError, match=r"x\.safetensors: its header has no valid alpha"
+    ):
+        lora.trained_layers(path)
+
+
+def test_an_alpha_in_the_header_of_another_program_says_nothing_about_b(
+    tmp_path: Path,
+) -> None:
+    tensors = with_alpha(as_trained())
+    path = written(tmp_path / "x.safetensors", tensors, {"alpha": "32"})
+    lora = read(path)
+    assert same(lora.trained_layers(path), lora.layers)
+
+
 def test_text_encoders_in_the_same_file_get_their_own(tmp_path: Path) -> None:
     encoder = LoraConfig("text_encoder", ("q_proj",), 2, 2.0)
     save_lora(
