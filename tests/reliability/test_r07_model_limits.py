@@ -372,3 +372,72 @@ def test_generation_says_what_it_cuts_or_refuses(
     assert main(words) == 0
     said = capsys.readouterr().err
     assert "dstrain: warning: --prompt: prompt has " in said and "tail'" in said
+
+
+STILLS = ("unsplit", "data_process", "dry_run")
+
+
+@pytest.mark.parametrize("way", STILLS)
+def test_a_row_of_which_every_frame_is_held_is_refused_before_loading(
+    way: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = dataset(tmp_path / "data", 3)
+    film_data(data)
+    lines = ["video,prompt", "0.mp4,a", "still.mp4,b", "1.mp4,c"]
+    pixels = np.zeros((1, 32, 32, 3), np.uint8)
+    imwrite(data / "still.mp4", pixels, fps=24, plugin="pyav", codec="libx264")
+    (data / "metadata.csv").write_text("\n".join(lines))
+    words = ["--model", "wan", "--variant", "ti2v-5b", "--toy", "--num_frames", "5"]
+    words += ["--extra_inputs", "input_image", "--dataset_base_path", "data"]
+    flags = {"unsplit": ["--output_path", "out"], "dry_run": ["--dry_run"],
+             "data_process": ["--task", "sft:data_process", "--feature_cache", "cache"]}  # fmt: skip
+    monkeypatch.setattr("dstrain.pipeline.pipeline.Pipeline.from_found", None)
+    assert main([*words, *flags[way]]) == 2
+    said = capsys.readouterr().err
+    assert "metadata.csv:3:video: gives 1 frame, which is input_image" in said
+
+
+def with_nan(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put a NaN into each matrix."""
+    for value in tensors.values():
+        if value.ndim > 1:
+            value.view(-1)[0] = float("nan")
+    return tensors
+
+
+@pytest.mark.parametrize("part", ["vae", "text_encoder", "transformer"])
+def test_nan_in_weights_is_named_and_not_stored(
+    part: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models = write_toy(load_family("qwen_image"), "base", tmp_path / "model")
+    dataset(tmp_path / "data")
+    for path in sorted((tmp_path / "model" / part).glob("*.safetensors")):
+        save_file(with_nan(load_file(path)), path)
+    words = [
+        "--model",
+        "qwen_image",
+        "--variant",
+        "base",
+        "--dataset_base_path",
+        "data",
+    ]
+    words += ["--model_paths", json.dumps([model.path for model in models])]
+    stage_1 = [*words, "--task", "sft:data_process", "--feature_cache", "cache"]
+    name = "dit" if part == "transformer" else part
+    if name != "dit":
+        assert main(stage_1) == 2
+        said = capsys.readouterr().err
+        assert "dstrain: error: metadata.csv:2: unit encode_" in said
+        assert "contains NaN or infinity; it is not stored" in said
+        assert f"the weights of {name} in " in said
+    assert main([*words, "--output_path", "out"]) == 3
+    said = capsys.readouterr().err
+    assert f"the weights of {name} in " in said and "contain NaN or infinity" in said

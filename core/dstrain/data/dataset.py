@@ -235,6 +235,11 @@ def check_rows(
         for name in missing(frozenset(blank)):
             faults.append(Fault(row, columns[name].name, "is blank"))
         for chunk, clips in enumerate(_clips(videos, config.sampling)):
+            frames = max((cell.shapes[0][0] for cell in clips.values()), default=0)
+            for name in clips:
+                if frames < columns[name].least_frames:
+                    reason = f"gives {frames} frame, which is {name}: nothing is left to train"
+                    faults.append(Fault(row, columns[name].name, reason))
             sample = cells | clips
             samples.append(sample | _derived(sample, inputs))
             sample_ids.append((row, chunk))

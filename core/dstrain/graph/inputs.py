@@ -28,6 +28,9 @@ class Column:
     """For a video, and an image from one: the number of frames is a multiple of it, plus
     one; 0 allows any.
     """
+    least_frames: int = 1
+    """For a video, and an image from one: the number of frames without which nothing is
+    left to train."""
     fps: float = 0.0
     """Frames per second that a video is resampled to; 0 keeps its own."""
     same_in_batch: bool = False

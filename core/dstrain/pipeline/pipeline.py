@@ -25,6 +25,7 @@ from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import Found, ModelConfig
 from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
+from dstrain.models.finite import damaged_weight
 from dstrain.models.networks import check_files, empty_component
 from dstrain.pipeline.sampling import (
     SamplerOptions,
@@ -170,6 +171,20 @@ class Pipeline:
             module = self.components[name]
             adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
             add_layers(module, lora.layers, scale, adapter_name)
+
+    def damaged(self, names: Iterable[str]) -> list[str]:
+        """Say which of these components have weights with NaN or infinity, and where."""
+        found = []
+        for name in names:
+            module = self.components.get(name)
+            weight = damaged_weight(module) if isinstance(module, nn.Module) else ""
+            if weight:
+                files = self.files.get(name)
+                place = f" in {files.folder}" if files is not None else ""
+                found.append(
+                    f"the weights of {name}{place} contain NaN or infinity: {weight}"
+                )
+        return found
 
     def bind_components(
         self,

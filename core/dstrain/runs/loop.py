@@ -16,7 +16,7 @@ from dstrain.config.serialize import NEW_START, command_line
 from dstrain.console import get_logger, progress_bar
 from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import Diverged, OutOfMemory, UsageError, first_few
+from dstrain.errors import Diverged, OutOfMemory, StateError, UsageError, first_few
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checkpoints.state import damage, states
@@ -196,11 +196,23 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     total = run.processes.total(torch.stack(losses).sum())
     loss_value, norm_value = torch.stack([total, norm]).tolist()
     if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
+        refuse_damaged_weights(run)
         raise diverged(run, batches, loss_value, norm_value)
     run.optimizer.step()
     run.lr_scheduler.step()
     run.optimizer.zero_grad(set_to_none=True)
     return loss_value, norm_value
+
+
+def refuse_damaged_weights(run: TrainingRun) -> None:
+    """Raise StateError for weights that are not finite: no step makes such, so that they
+    are from the files.
+    """
+    pipeline = run.module.pipeline
+    found = pipeline.damaged(pipeline.components)
+    if found:
+        what = f"its loss is not finite: {found[0]}"
+        raise StateError(f"step {run.step + 1}", what, *found[1:], "download it again")
 
 
 def diverged(

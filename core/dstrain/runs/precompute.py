@@ -35,6 +35,7 @@ from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import Found, component_digests, named_models
+from dstrain.models.finite import is_finite
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.feature_plan import CacheInfo, dataset_folders
@@ -327,6 +328,13 @@ def compute_step(
 
     with torch.no_grad(), noticing_long_prompts(notice):
         pipeline.run([step], values)
+    for name, value in step.outputs.items():
+        if not is_finite(values[value]):
+            raise UsageError(
+                f"unit {step.unit.name}",
+                f"{name} contains NaN or infinity; it is not stored",
+                *pipeline.damaged(step.unit.components),
+            )
 
 
 def addresses_of(keyed: KeyedSamples) -> Iterator[tuple[int, Collection[str]]]:

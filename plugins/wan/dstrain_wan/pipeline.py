@@ -129,7 +129,9 @@ TEXT_AND_IMAGE_TO_VIDEO = replace(
         "input_video": Column("video", "video", **video(32, 24.0)),
         # The denoiser can do without it: a dataset's own first frame is given only if
         # the user asks for it.
-        "input_image": first_frame(32, 24.0, optional=True),
+        "input_image": replace(
+            first_frame(32, 24.0, optional=True), least_frames=1 + FRAMES_PER_LATENT
+        ),
         "fps": Constant(24.0, check=at_least(1)),
     },
     defaults={
