@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,11 @@ import torch
 from dstrain.cli.main import main
 from dstrain.cli.unsupported import advice
 from dstrain.errors import SystemFault
+from dstrain.runs.checkpoints import outputs
+from dstrain.storage.files import set_aside
 from safetensors.torch import load_file, save_file
 
+from tests.support.processes import commands, in_processes
 from tests.support.runs import project
 
 pytestmark = [
@@ -315,3 +319,43 @@ def test_hints_for_flags_of_other_trainers_name_flags_that_work(
             continue  # "or"
         words += [f"--{name}", *VALUES.get(name, ("2",))]
     assert main([*run, *words]) == 0, capfd.readouterr().err
+
+
+def delayed_restore(rank: int) -> None:
+    """Let the main process take its time before it puts back what a dead run left."""
+    real = outputs.restore_run
+
+    def restore(folder: Path) -> None:
+        if rank == 0:
+            time.sleep(1)
+        real(folder)
+
+    outputs.restore_run = restore
+
+
+@pytest.mark.parametrize("left", ["nothing", "no state", "a state", "a replaced state"])
+def test_one_command_of_a_job_script_serves_behind_a_launcher(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    if left == "no state":
+        with monkeypatch.context() as patch:
+            full("dstrain.runs.checkpoints.outputs.save_lora")(patch)
+            assert main(SHORT) == 4
+    elif left != "nothing":
+        first = [*LORA, "--max_steps", "1"]
+        assert in_processes(2, commands(first), tmp_path).codes == (0, 0)
+    if left == "a replaced state":
+        # As a process leaves it that dies while it saves the step again.
+        state = Path("out/states/step-1")
+        state.rename(set_aside(state))
+
+    def work(rank: int) -> int:
+        delayed_restore(rank)
+        return commands([*SHORT, "--resume"])(rank)
+
+    for _ in range(2):
+        ended = in_processes(2, work, tmp_path)
+        assert ended.codes == (0, 0), ended.said
+    assert Path("out/states/step-2/record.json").is_file()
