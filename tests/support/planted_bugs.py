@@ -201,6 +201,14 @@ BUGS = (
         ("tests/unit/runs/checkpoints/test_state.py",),
     ),
     Bug(
+        "the_code_of_a_unit_does_not_count",
+        "R6: a change of code is seen",
+        f"{CORE}/graph/unit.py",
+        '"code": code.digest,',
+        '"code": "",',
+        ("tests/unit/graph/test_unit.py",),
+    ),
+    Bug(
         "a_changed_caption_finds_old_values",
         "R6: nothing stale is used",
         f"{CORE}/cache/keys.py",
