@@ -6,6 +6,7 @@ import logging
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -215,12 +216,18 @@ def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
+FROM_NOTHING = (ROOT / "README.md", ROOT / "docs/guide/quickstart.md")
+"""Pages whose commands run in an empty folder."""
+
+
 @pytest.mark.usefixtures("loggers")
 @every(tuple(page for page in PAGES if runs(page)))
 def test_every_command_and_snippet_runs_and_prints_what_is_shown(
     page: Path, project: Path, toy_models: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_toys(page.read_text(), toy_models)
+    if page in FROM_NOTHING:
+        shutil.rmtree(project / "data")
     names: dict[str, Any] = {}
     for block in blocks(page.read_text()):
         kind, _, note = block.info.partition(" ")
