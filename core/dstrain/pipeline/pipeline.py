@@ -374,6 +374,9 @@ class Pipeline:
             prediction: Tensor = model_fn.function(
                 noisy_latents, timestep, **conditions, **components
             )
+        if prediction.shape != noisy_latents.shape:
+            shapes = f"{list(prediction.shape)}; the latents have {list(noisy_latents.shape)}"
+            raise UsageError(model_fn.where, f"returned a prediction of shape {shapes}")
         # The next call, for the other branch, may fill the same buffer.
         return prediction.clone()
 

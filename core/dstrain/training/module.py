@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from dstrain.errors import about_rows
+from dstrain.errors import UsageError, about_rows
 from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
 from dstrain.graph.noise_schedule import TimestepSampler
 from dstrain.graph.plan import Plan, make_plan
@@ -161,6 +161,10 @@ class TrainingModule(nn.Module):
         predict = partial(self.pipeline.predict, values)
         with read_only(loss.where, inputs):
             losses: Tensor = loss.function(predict, **inputs, **context)
+        if losses.shape != (len(keys),):
+            # Multiplied by the samples' weights, another shape would be broadcast.
+            what = f"returned losses of shape {list(losses.shape)}; expected one per sample, [{len(keys)}]"
+            raise UsageError(loss.where, what)
         return losses
 
 

@@ -233,6 +233,15 @@ def test_each_sample_of_a_batch_is_predicted_by_the_expert_for_its_timestep() ->
     assert torch.equal(one, made)
 
 
+def test_a_prediction_of_another_shape_than_the_latents_is_refused() -> None:
+    def predict_tokens(noisy_latents: Tensor, timestep: Tensor, *, dit: Any) -> Tensor:
+        return dit(noisy_latents)[:, :1]
+
+    pipe = pipeline(replace(WIRING, model_fn=predict_tokens))
+    with pytest.raises(UsageError, match=r"shape \[1, 1\]; the latents have \[1, 4\]"):
+        pipe.predict({}, torch.ones(1, 4), torch.tensor([1.0]))
+
+
 def test_the_only_expert_loaded_serves_every_timestep() -> None:
     pipe = experts()
     del pipe.components["dit"]

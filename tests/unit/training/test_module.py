@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
+from dstrain.graph.task import Task
 from dstrain.graph.unit import Unit
 from dstrain.randomness import SampleKey
 from dstrain.runs.loop import steps
@@ -158,6 +159,20 @@ def test_frozen_units_run_once_per_sample_without_gradients_and_keep_what_crosse
     assert set(made) == {"input_latents", "prompt_emb", "prompt_mask"}
     assert not any(value.requires_grad for value in made.values())
     assert same(made, ready.module.preprocess(sample, ready.module.plan(sample.inputs)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 1)])
+def test_losses_that_are_not_one_per_sample_are_refused(
+    here: Path, shape: tuple[int, ...]
+) -> None:
+    def mean_loss(predict: Any, input_latents: Tensor) -> Tensor:
+        return input_latents.mean() * torch.ones(shape)
+
+    ready = training_run(config(here, trainable_models="dit"))
+    one = batch(ready, (3, 5))
+    ready.module.task = Task.of("mean", mean_loss)
+    with pytest.raises(UsageError, match=r"mean_loss.*expected one per sample"):
+        ready.module.losses(one.samples, one.micro_batch.keys)
 
 
 def test_a_subclass_can_have_a_loss_of_its_own(here: Path, tmp_path: Path) -> None:
