@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -45,7 +46,7 @@ class RecordFilter(logging.Filter):
 
 
 RECORD_FILTER = RecordFilter()
-FILE_ONLY = {"file_only": True}
+FILE_ONLY = MappingProxyType({"file_only": True})
 """`extra` of a line that goes to the log file alone."""
 
 
