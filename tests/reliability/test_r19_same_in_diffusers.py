@@ -1,4 +1,4 @@
-"""R16: what a user compares with is equal: the scheduler in a toy's folder takes the
+"""R19: what a user compares with is equal: the scheduler in a toy's folder takes the
 steps of dstrain, and so does a published pipeline after the lines of the docs.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from tests.support import ROOT
 
 pytestmark = pytest.mark.promise(
-    "R16", "what a user compares with in diffusers takes the same steps"
+    "R19", "what a user compares with in diffusers takes the same steps"
 )
 
 LATENTS_PER_SIDE = 8
