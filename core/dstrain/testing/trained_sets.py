@@ -11,8 +11,10 @@ from dstrain.registry.family import ModelFamily
 from dstrain.testing.rows import data_inputs
 from dstrain.training.losses import SFT
 
-LORA = MappingProxyType({"lora_rank": 4, "lora_alpha": 6.0})
-"""A LoRA whose alpha is not its rank, so that a scale that is lost is noticed."""
+LORA = MappingProxyType({"lora_rank": 4, "lora_alpha": 8.0})
+"""A LoRA whose alpha is not its rank, so that a scale that is lost is noticed. It is a
+power of two times the rank: saved weights contain their scale without rounding.
+"""
 
 
 @dataclass(frozen=True)

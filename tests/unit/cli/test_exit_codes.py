@@ -5,6 +5,7 @@ and the user's files stay.
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,11 +93,20 @@ def spoiled(pattern: str, value: float) -> Prepare:
     return spoil
 
 
+def without(folder: str) -> Prepare:
+    """Delete a folder."""
+    return lambda here, patch: shutil.rmtree(here / folder)
+
+
 def damaged(pattern: str) -> Prepare:
+    """Flip bits of every tensor in some safetensors files."""
+
     def damage(here: Path, patch: pytest.MonkeyPatch) -> None:
         for path in here.glob(pattern):
             content = bytearray(path.read_bytes())
-            content[-1] ^= 1
+            start = 8 + int.from_bytes(content[:8], "little")
+            for place in range(start, len(content), 4):
+                content[place] ^= 1
             path.write_bytes(content)
 
     return damage
@@ -163,7 +173,7 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     *((3, f"the user's {name}", Way(words, f"out: contains {name}, which no", prepare=written(f"out/{name}", "mine")))
       for name, words in (("logs/config.json", SHORT), ("logs/loss.csv", SHORT),
                           ("run.json", (*SHORT, "--overwrite")))),
-    (3, "no state to go on from", Way((*SHORT, "--resume"), "out: ")),
+    (3, "no state to go on from", Way((*LONGER, "--resume"), "out: ", first=(SHORT,), prepare=without("out/states"))),
     (3, "another run's state", Way((*LONGER, "--seed", "9"), "--resume: ", first=(SHORT,))),
     (3, "damaged states", Way(LONGER, "out", first=(SHORT,),
                               prepare=damaged("out/**/*.safetensors"))),
@@ -177,10 +187,12 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (4, "a data loader's process ends", Way((*SHORT, "--dataset_num_workers", "1"), "data loader: ",
                                             prepare=at("dstrain.training.loader.load_cell", SystemExit(9)))),
     (5, "learning rate", Way((*TRAIN, "--learning_rate", "1e30"), "step 2: loss")),
+    (5, "learning rate, from the cache", Way(
+        (*TRAIN, *STORE, "sft:train", "--learning_rate", "1e30"), "step 2: loss", first=(STAGE_1,))),
     (5, "weights of the denoiser", Way(TRAIN_FILES, "step 1: loss nan",
                                        prepare=spoiled("model/transformer/*.safetensors", 1e38))),
-    (5, "latents", Way(TRAIN_FILES, "step 1: loss",
-                       prepare=spoiled("model/vae/*.safetensors", float("nan")))),
+    (3, "weights that are no numbers", Way(TRAIN_FILES, "step 1: its loss is not finite: the weights of vae in",
+                                           prepare=spoiled("model/vae/*.safetensors", float("nan")))),
     (6, "the device's memory in a step", Way(
         SHORT, "step 1: out of memory", prepare=at_forward(raising(torch.OutOfMemoryError("CUDA out of memory"))))),
     (6, "the machine's memory in a step", Way(SHORT, "step 1: out of memory", prepare=at_forward(allocate))),
