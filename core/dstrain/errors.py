@@ -46,6 +46,14 @@ class UsageError(DstrainError):
         return UsageError(", ".join(places), what, *self.help_lines)
 
 
+def secret_error(where: str, variable: str) -> UsageError:
+    """Return the error of a text that would be written with the value of a variable,
+    a secret.
+    """
+    what = f"contains the value of the environment variable {variable}"
+    return UsageError(where, what, f"take it out, or unset {variable}")
+
+
 class InputError(UsageError):
     """A value that a unit or another function of a family cannot use."""
 

@@ -12,7 +12,7 @@ from dstrain.config.fields import (
 )
 from dstrain.config.options import GenerateConfig, ModelChoice, TrainConfig
 from dstrain.console import secrets
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import UsageError, nearest, secret_error
 
 
 def validate(config: ModelChoice) -> None:
@@ -140,8 +140,7 @@ def _check_previews(config: TrainConfig) -> None:
     """Refuse a prompt with a secret: it is written down with the previews."""
     for value, name in secrets().items():
         if any(value in prompt for prompt in config.preview_prompt):
-            what = f"contains the value of the environment variable {name}"
-            raise UsageError("--preview_prompt", what, f"take it out, or unset {name}")
+            raise secret_error("--preview_prompt", name)
 
 
 def _check_places(config: TrainConfig) -> None:

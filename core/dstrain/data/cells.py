@@ -13,7 +13,7 @@ from PIL import Image
 
 from dstrain.console import shown
 from dstrain.data.clips import frames_at_rate
-from dstrain.data.damage import FileMark, check_unchanged
+from dstrain.data.damage import check_unchanged
 from dstrain.data.images import (
     LOADER_VERSION,
     ImageInfo,
@@ -30,7 +30,7 @@ from dstrain.data.videos import (
     read_frames,
 )
 from dstrain.graph.inputs import Column
-from dstrain.storage.hashing import Digests, hash_json
+from dstrain.storage.hashing import Digests, FileMark, hash_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from PIL import Image
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.truncation import JPEG_END, JPEG_FILL, JPEG_SCAN, jpeg_segments
 from dstrain.errors import StateError, UsageError
+from dstrain.storage.hashing import FileMark, file_mark
 
-FileMark = tuple[int, int]
-"""A file's size and the time of its content, in nanoseconds."""
 MAX_BYTES = 2**30
 """Bytes of the largest JPEG that is checked, since all are read at once."""
 FRAMES = frozenset({0xC0, 0xC1, 0xC2})
@@ -29,18 +28,13 @@ last scan: more than the block of pixels that FFmpeg lets run over the end.
 """
 
 
-def mark_of(path: str | Path) -> FileMark:
-    """Return what changes with a file's content."""
-    stat = Path(path).stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
 def check_unchanged(path: str | Path, mark: FileMark) -> None:
-    """Raise StateError for a file whose mark was another one; one that is gone passes,
-    since whoever opens it says so.
+    """Raise StateError for a file whose size or time of content was another one; one
+    that is gone passes, since whoever opens it says so.
     """
     try:
-        if mark_of(path) == mark:
+        # The rest of a mark changes with the file's entry, too, such as its permissions.
+        if file_mark(path)[:2] == mark[:2]:
             return
     except OSError as error:
         raise_system_fault(path, error)

@@ -7,13 +7,14 @@ and their order.
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 from dstrain.console import progress_bar
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.errors import UsageError
-from dstrain.storage.hashing import FileMemory, file_mark, hash_json
+from dstrain.storage.hashing import FileMemory, hash_json
 
 MEMORY = ".decoded_files.json"
 
@@ -49,7 +50,7 @@ def skip_undecodable(
 
     def decode(key: str) -> None:
         cell = cells[key]
-        marks = [number for file in cell.files for number in file_mark(file)]
+        marks = list(chain(*cell.marks))
         if memory.recall(key, marks) is None:
             try:
                 load_cell(cell)

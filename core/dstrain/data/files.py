@@ -14,7 +14,6 @@ from stat import S_ISDIR, S_ISREG
 
 from dstrain.console import shown
 from dstrain.data.cells import file_names
-from dstrain.data.damage import mark_of
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.images import ImageInfo, read_size
 from dstrain.data.metadata import Table
@@ -22,6 +21,7 @@ from dstrain.data.urls import UrlCache, is_url, remove_abandoned
 from dstrain.data.videos import Video, probe
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
+from dstrain.storage.hashing import file_mark
 
 HEADER_READERS = 16
 """Threads that read headers: more than processors, since they wait for disk or network."""
@@ -212,7 +212,7 @@ def _inspect(roots: DataRoots, file: FileName) -> ImageInfo | Video | str:
             return f"{shown(name)!r} is not a regular file"
         if is_video:
             return probe(path)
-        mark = mark_of(path)
+        mark = file_mark(path)
         return ImageInfo(str(path), read_size(path), mark)
     except FileNotFoundError:
         return f"no such file {name!r}{roots.nearest(name)}"

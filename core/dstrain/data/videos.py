@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dstrain.data.damage import FileMark, mark_of
 from dstrain.data.images import (
     Size,
     convert,
@@ -26,6 +25,7 @@ from dstrain.data.images import (
 )
 from dstrain.data.packets import DAMAGED, Packets, open_video, read_packets
 from dstrain.errors import UsageError
+from dstrain.storage.hashing import FileMark, file_mark
 
 if TYPE_CHECKING:
     import av
@@ -77,7 +77,7 @@ def probe(path: Path) -> Video:
         return _probe_folder(path)
     if is_image(path):
         return _probe_image(path)
-    mark = mark_of(path)
+    mark = file_mark(path)
     packets = read_packets(path)
     with open_video(path) as (container, stream):
         frame = next(container.decode(stream), None)
@@ -126,7 +126,7 @@ def _probe_folder(path: Path) -> Video:
         if not file.is_file():
             what = "is not a file: a folder of frames may contain only images"
             raise UsageError(file, what)
-        marks.append(mark_of(file))
+        marks.append(file_mark(file))
         sizes.append(read_size(file))
     for file, (height, width) in zip(files, sizes, strict=True):
         if (height, width) != sizes[0]:
@@ -145,7 +145,7 @@ def _numbers_first(path: Path) -> tuple[str, str]:
 
 def _probe_image(path: Path) -> Video:
     """Inspect an animated image; a still one is a folder of one frame."""
-    mark = mark_of(path)
+    mark = file_mark(path)
     size = read_size(path)
     durations = frame_durations(path)
     if len(durations) == 1:

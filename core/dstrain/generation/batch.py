@@ -20,7 +20,7 @@ from dstrain.data.cells import Cell, file_names, input_key, load_cell
 from dstrain.data.dataset import check_rows
 from dstrain.data.metadata import Table, read_metadata
 from dstrain.data.output import save_image_or_video
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import StateError, UsageError, secret_error
 from dstrain.generation.inputs import (
     SAMPLING,
     data_config,
@@ -57,11 +57,9 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
     table = read_metadata(metadata)
     folder = config.output
     for value, variable in secrets().items():
-        for line, row in zip(table.lines, table.rows, strict=True):
+        for number, row in enumerate(table.rows):
             if value in str(row):
-                what = f"contains the value of the environment variable {variable}"
-                advice = f"take it out of the table, or unset {variable}"
-                raise UsageError(f"{table.path.name}:{line}", what, advice)
+                raise secret_error(table.where(number), variable)
     with open_source(config, table.columns) as source, lock(folder):
         column = "image"
         suffix = ".png"

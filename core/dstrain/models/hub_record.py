@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from dstrain.errors import StateError
 from dstrain.storage.files import write_json
-from dstrain.storage.hashing import file_mark, sha256
+from dstrain.storage.hashing import FileMark, file_mark, sha256
 
 RECORD = ".fetched.json"
 FORMAT = 2
@@ -21,8 +21,8 @@ SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
 class DownloadedFile:
     """A file that was found equal to the hub's."""
 
-    mark: list[int]
-    """Its `file_mark` at that time."""
+    mark: FileMark
+    """Its mark at that time."""
     digest: str
     """The digest that the hub listed."""
     sha256: str

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch.optim import AdamW
@@ -18,7 +17,7 @@ from dstrain.models.component_files import Found
 from dstrain.models.gradient_checkpointing import enable_checkpointing
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
-from dstrain.runs.feature_plan import check_configs, open_plan
+from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingData, TrainingRun
@@ -48,7 +47,7 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     cache = FeatureCache.open(setup.cache_path)
     rows, info = open_plan(setup, cache)
     if setup.config.on_long_prompt == "error":
-        refuse_long_prompts(cache, rows, Path(info.dataset["path"]).name)
+        refuse_long_prompts(cache, rows, info)
     groups = []
     sample_ids = []
     # Once over the rows: each is parsed when it is used.
@@ -62,11 +61,11 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
 
 
 def refuse_long_prompts(
-    cache: FeatureCache, rows: Sequence[Mapping[str, Any]], table: str
+    cache: FeatureCache, rows: Sequence[Mapping[str, Any]], info: CacheInfo
 ) -> None:
     """Raise UsageError for a row whose cached values are of a prompt that was cut."""
-    lines = {row["row"]: row.get("line", row["row"] + 1) for row in rows}
-    log = LongPromptLog("error", lambda row: f"{table}:{lines[row]}")
+    places = {row["row"]: info.name_row(row) for row in rows}
+    log = LongPromptLog("error", places.__getitem__)
     used = (
         (row["row"], [form["at"] for form in row["values"].values() if "at" in form])
         for row in rows

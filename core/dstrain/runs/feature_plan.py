@@ -67,6 +67,10 @@ class CacheInfo:
         """Return the record as it is stored; its words are part of the format."""
         return asdict(self)
 
+    def name_row(self, row: Mapping[str, Any]) -> str:
+        """Name a row of the plan in messages: 'metadata.csv:3'."""
+        return f"{Path(self.dataset['path']).name}:{row['line']}"
+
 
 def open_plan(
     setup: Setup, cache: FeatureCache
@@ -92,12 +96,12 @@ def open_plan(
     for row in rows:
         addresses = [value["at"] for value in row["values"].values() if "at" in value]
         if not all(address in cache for address in addresses):
-            lacking.append(row["row"])
+            lacking.append(row)
+    info = CacheInfo.from_json(plan["about"])
     if lacking:
         # Shards may have been deleted, or not copied.
-        what = f"lacks values of {len(lacking)} of {len(rows)} rows; the first is row {lacking[0]}"
+        what = f"lacks values of {len(lacking)} of {len(rows)} rows; the first is {info.name_row(lacking[0])}"
         raise CacheError(cache.folder, what)
-    info = CacheInfo.from_json(plan["about"])
     check_components(setup, cache, info)
     warn_of_versions(setup, cache, info)
     return rows, info

@@ -30,7 +30,7 @@ from dstrain.console import (
 )
 from dstrain.data.cells import Cell, input_key
 from dstrain.distributed.world import ProcessGroup
-from dstrain.errors import StateError, UsageError, first_few
+from dstrain.errors import StateError, UsageError, first_few, secret_error
 from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import serialize
@@ -183,14 +183,10 @@ def refuse_secrets(setup: Setup) -> None:
                 texts = [_name_in(folders, file) for file in cell.files]
                 texts.append(str(cell.literal))
                 if any(value in text for text in texts):
-                    place = (
-                        f"{dataset.table.path.name}:{dataset.table.lines[row]}:{name}"
-                    )
+                    place = dataset.table.where(row, name)
                     found.setdefault(variable, []).append(place)
     for variable, places in found.items():
-        what = f"contains the value of the environment variable {variable}"
-        advice = f"take it out of the dataset, or unset {variable}"
-        raise UsageError(first_few(places), what, advice)
+        raise secret_error(first_few(places), variable)
 
 
 def key_rows(setup: Setup) -> KeyedSamples:
@@ -290,9 +286,6 @@ def compute(
     with progress_bar("data_process", len(part)) as progress:
         try:
             for work, batch in zip(part, batches, strict=True):
-                for name in work.inputs:
-                    files = map(Path, work.sample.cells[name].files)
-                    keyed.digests.check_unchanged(files)
                 values = dict(batch.samples[0].values)
                 with setup.dataset.errors_at(work.sample.sample_id[0]):
                     for step in work.steps:

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import nn
 from torch.optim import Optimizer
@@ -63,7 +62,5 @@ def name_row(run: TrainingRun, row: int) -> str:
     info = run.cache_info
     if info is None or not isinstance(run.source, CachedSamples):
         return run.setup.name_row(row)
-    rows = run.source.rows
     index = bisect_left(run.source.sample_ids, (row, 0))
-    line = rows[index].get("line", row + 1)
-    return f"{Path(info.dataset['path']).name}:{line}"
+    return info.name_row(run.source.rows[index])

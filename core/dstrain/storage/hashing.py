@@ -14,8 +14,9 @@ from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import write_json
 
 KEY_BYTES = 20
+FileMark = list[int]
+"""What changes with a file: size, times of content and entry in nanoseconds, inode."""
 MARK_LENGTH = 4
-"""Numbers in the mark of a file."""
 SETTLED = 2 * 10**9
 """Nanoseconds after a change from which a file's times can be trusted: a second change
 within that time may leave them equal.
@@ -102,12 +103,15 @@ class Digests(FileMemory):
     """The sha256 of files, read again only where a file changed."""
 
     def of(self, path: str | Path) -> str:
-        """Return the sha256 of a file's bytes."""
-        marks = file_mark(path)
-        digest = self.recall(str(path), marks)
-        if digest is None:
-            digest = sha256(Path(path))
-            self.remember(str(path), marks, digest)
+        """Return the sha256 of a file's bytes; raises SystemFault."""
+        try:
+            mark = file_mark(path)
+            digest = self.recall(str(path), mark)
+            if digest is None:
+                digest = sha256(Path(path))
+                self.remember(str(path), mark, digest)
+        except OSError as error:
+            raise SystemFault(path, f"cannot be read: {error.strerror}") from error
         return str(digest)
 
     def of_all(self, paths: Iterable[Path]) -> str:
@@ -130,18 +134,17 @@ class Digests(FileMemory):
         Values computed from such a file would be stored under the wrong key.
         """
         for _, file in files_in(paths):
-            if self.known[str(file)][:-1] != file_mark(file):
-                raise StateError(
-                    file, "changed while it was in use", "run the same command again"
-                )
+            with suppress(OSError):
+                if self.known[str(file)][:-1] == file_mark(file):
+                    continue
+            raise StateError(
+                file, "changed while it was in use", "run the same command again"
+            )
 
 
-def file_mark(path: str | Path) -> list[int]:
-    """Return what changes with a file: size, times in nanoseconds, inode."""
-    try:
-        stat = Path(path).stat()
-    except OSError as error:
-        raise SystemFault(path, f"cannot be read: {error.strerror}") from error
+def file_mark(path: str | Path) -> FileMark:
+    """Return the mark of a file; raises OSError."""
+    stat = Path(path).stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 

@@ -24,7 +24,7 @@ def first_changed(files: Iterable[RecordedFile]) -> str | None:
     """Return the first file whose content is not the recorded one; a file that is not
     there is passed over.
 
-    Raises SystemFault for a file that cannot be read.
+    Raises OSError for a file that cannot be read.
     """
     remaining = iter(files)
     parts = iter(lambda: list(islice(remaining, FILES_PER_TASK)), [])

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from dstrain.data import damage
-from dstrain.data.damage import check_content, check_unchanged, mark_of
+from dstrain.data.damage import check_content, check_unchanged
 from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.storage.hashing import file_mark
 from PIL import Image
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (120, 168, 3), dtype=np.uint8)
@@ -139,7 +140,7 @@ def test_other_formats_have_nothing_to_ask(form: str | None, tmp_path: Path) -> 
 def test_a_file_that_changed_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"abc")
-    mark = mark_of(path)
+    mark = file_mark(path)
     check_unchanged(path, mark)
     path.chmod(0o600)
     check_unchanged(path, mark)
@@ -155,11 +156,11 @@ def test_a_file_that_changed_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_is_for_others_to_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_unchanged(tmp_path / "a.png", (1, 1))
+    check_unchanged(tmp_path / "a.png", [1, 1, 1, 1])
 
     def fail(path: Path) -> Any:
         raise OSError(errno.ESTALE, "injected")
 
     monkeypatch.setattr(Path, "stat", fail)
     with pytest.raises(SystemFault, match="injected"):
-        check_unchanged(tmp_path / "a.png", (1, 1))
+        check_unchanged(tmp_path / "a.png", [1, 1, 1, 1])

@@ -271,7 +271,7 @@ def test_values_that_are_gone_are_counted_before_training(place: Place) -> None:
     for path in place.shards:
         path.unlink()
     words = refusal(place)
-    assert "lacks values of 4 of 4 rows; the first is row 0" in words
+    assert "lacks values of 4 of 4 rows; the first is metadata.csv:2" in words
 
 
 def test_inputs_that_are_no_files_are_stored_in_the_row(place: Place) -> None:
