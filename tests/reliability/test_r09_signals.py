@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,7 @@ from dstrain.cli.main import main
 from dstrain.runs.checkpoints.directory import LOSS_CSV, run_in
 from dstrain.runs.checkpoints.state import damage, newest_state, states
 from dstrain.storage.run_files import RUN
+from dstrain.training.loader import DecodedSamples
 
 from tests.support.crashes import everything
 from tests.support.family import weights_of
@@ -275,3 +277,35 @@ def test_stage_1_and_inference_end_in_time_with_words_that_fit_and_nothing_half_
         for folder in ("whole", "cut")
     }
     assert left["whole"] == left["cut"]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_a_run_whose_loader_hangs_and_it_is_saved(
+    number: int, steps: int, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loading process is stopped, as by a dead disk, before the sample of a step."""
+    out, parent = tmp_path / "out", os.getpid()
+    real = DecodedSamples.sample
+    calls: list[int] = []
+
+    def sample(source: DecodedSamples, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) > steps:
+            main_process = os.getppid()
+            assert main_process != parent
+            # Later than the step before, which is computed meanwhile.
+            threading.Timer(3.0, os.kill, (main_process, number)).start()
+            time.sleep(4.0)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return real(source, *arguments)
+
+    monkeypatch.setattr(DecodedSamples, "sample", sample)
+    line = words(here, "--num_epochs", "1", "--dataset_num_workers", "1")
+    line += ["--output_path", str(out)]
+    code, _ = signalled(line, 0, -1, tmp_path / "stderr")
+    said = (tmp_path / "stderr").read_text()
+    assert code == 75, said
+    check_message(said)
+    assert newest_state(out).name == f"step-{steps}"
+    assert not damage(newest_state(out))

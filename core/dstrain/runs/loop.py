@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ from dstrain.runs.training_run import TrainingRun, name_row
 from dstrain.storage.files import unused_name
 from dstrain.storage.run_files import RunFiles
 from dstrain.training.batching import MicroBatch, split_across_ranks
-from dstrain.training.loader import Batch, load_batches
+from dstrain.training.loader import Batch, StoppedWaiting, load_batches
 from dstrain.training.memory import (
     LOAD_ADVICE,
     is_out_of_memory,
@@ -101,7 +101,9 @@ def run_steps(
     log = MetricsLogger(directory.folder, run.setup.extensions, run.processes.is_main)
     with log.opened(run.step), bar as progress, catch_stop_signals() as is_stopping:
         previews.make_if_due(run, saved=True, is_stopping=is_stopping)
-        for numbers in steps(run):
+        saved = True
+        waiting = steps(run, is_stopping)
+        while (numbers := _next_step(run, waiting, directory, saved)) is not None:
             log.add(numbers)
             statistics.add(numbers)
             # Short, so that a terminal of 80 columns has room for the bar.
@@ -118,12 +120,33 @@ def run_steps(
         logger.info(statistics.summary(peak_memory()))
 
 
-def steps(run: TrainingRun) -> Iterator[dict[str, float]]:
+def _next_step(
+    run: TrainingRun,
+    waiting: Iterator[dict[str, float]],
+    directory: RunDirectory,
+    saved: bool,
+) -> dict[str, float] | None:
+    """Make a step, None after the last; a signal while its data is waited for ends the
+    run, saved where it is.
+
+    Of several processes, others may be in the step already, so that none can save.
+    """
+    try:
+        return next(waiting, None)
+    except StoppedWaiting:
+        if run.step == 0 or run.processes.size > 1:
+            raise KeyboardInterrupt from None
+        directory.stop(run, saved)
+
+
+def steps(
+    run: TrainingRun, is_stopping: Callable[[], bool] = lambda: False
+) -> Iterator[dict[str, float]]:
     """Make the run's optimizer steps one by one; yields the numbers of each, as they
     are logged.
     """
     waiting = time.perf_counter()
-    for epoch, batches in optimizer_steps(run):
+    for epoch, batches in optimizer_steps(run, is_stopping):
         start = time.perf_counter()
         learning_rate = run.learning_rate
         try:
@@ -262,7 +285,9 @@ def warn_without_gradient(run: TrainingRun) -> None:
         )
 
 
-def optimizer_steps(run: TrainingRun) -> Iterator[tuple[int, list[Batch]]]:
+def optimizer_steps(
+    run: TrainingRun, is_stopping: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[int, list[Batch]]]:
     """Yield (epoch, micro-batches of one optimizer step) from where the run is to
     its last step.
     """
@@ -271,7 +296,8 @@ def optimizer_steps(run: TrainingRun) -> Iterator[tuple[int, list[Batch]]]:
         epoch, done = divmod(run.step, per_epoch)
         workers = run.setup.config.dataset_num_workers
         batches: list[Batch] = []
-        for batch in load_batches(run.source, micro_batches(run, epoch, done), workers):
+        order = micro_batches(run, epoch, done)
+        for batch in load_batches(run.source, order, workers, is_stopping):
             batches.append(batch)
             if batch.micro_batch.ends_step:
                 yield epoch, batches

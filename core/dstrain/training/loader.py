@@ -1,5 +1,9 @@
 """Load samples from a dataset or from the feature cache, in worker processes if asked."""
 
+import multiprocessing
+import signal
+import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +14,14 @@ from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell, load_cell
-from dstrain.errors import DstrainError, UsageError
+from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.graph.values import deserialize
 from dstrain.training.batching import MicroBatch
+
+POLL = 2.0
+"""Seconds after which the wait for a batch looks for signals."""
+HUNG_AFTER = 600.0
+"""Seconds without a batch after which the processes that load count as hung."""
 
 
 @dataclass(frozen=True)
@@ -111,27 +120,79 @@ class _Batches(TorchDataset[Any]):
         return Batch(micro_batch, samples)
 
 
+class StoppedWaiting(Exception):
+    """A signal came while a batch was waited for."""
+
+
 def load_batches(
     source: SampleSource,
     micro_batches: Iterable[MicroBatch],
     workers: int,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[Batch]:
     """Yield the batches in order, loaded by `workers` processes, or by this one if that
     is 0.
+
+    Raises SystemFault where processes load nothing for `HUNG_AFTER` seconds, and
+    StoppedWaiting where a signal comes while they do.
     """
     dataset = _Batches(source)
     # Without workers, torch's loader would add 5 % to an empty training step.
     batches: Iterable[Any] = map(dataset.__getitem__, micro_batches)
     if workers:
-        batches = DataLoader(
+        loader = DataLoader(
             dataset,
             sampler=micro_batches,
             batch_size=None,
             num_workers=workers,
             # Without one of its own, the loader draws from torch's global generator.
             generator=torch.Generator(),
+            timeout=POLL,
         )
+        batches = _until_stopped(iter(loader), is_stopping)
     for batch in batches:
         if isinstance(batch, DstrainError):
             raise batch
         yield batch
+
+
+def _until_stopped(
+    batches: Iterator[Any], is_stopping: Callable[[], bool]
+) -> Iterator[Any]:
+    """Yield what processes load; look at the time and at signals while they do not."""
+    while True:
+        since = time.monotonic()
+        while True:
+            try:
+                batch = next(batches)
+                break
+            except StopIteration:
+                return
+            except KeyboardInterrupt:
+                _kill_workers()
+                raise
+            except RuntimeError as error:
+                # The loader's own error of its timeout; it can be asked again.
+                if not str(error).startswith("DataLoader timed out"):
+                    raise
+            if is_stopping():
+                _kill_workers()
+                raise StoppedWaiting
+            if time.monotonic() - since > HUNG_AFTER:
+                _kill_workers()
+                raise SystemFault(
+                    "data loader",
+                    f"its processes have loaded nothing for {HUNG_AFTER:.0f} seconds",
+                    "a process was stopped, or a disk or file server does not answer",
+                )
+        yield batch
+
+
+def _kill_workers() -> None:
+    """Kill the loader's processes: a stopped one would be waited for at the end."""
+    # Torch raises an error when one of them is killed.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()

@@ -3,6 +3,7 @@ their class and message.
 """
 
 import multiprocessing
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -266,3 +267,33 @@ def test_a_video_damaged_after_the_check_is_named_with_row_and_column(
         UsageError, match=r"metadata\.csv:3:clip: .b\.mp4. is not a video"
     ):
         source.sample(1, 2)
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """A source whose second row is never read, as from a dead disk."""
+
+    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
+        if row == 1:
+            time.sleep(600)
+        return Sample({"row": row}, frozenset())
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_process_that_hangs_is_named_after_a_time_and_a_signal_ends_the_wait(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "POLL", 0.2)
+    monkeypatch.setattr(samples, "HUNG_AFTER", 60.0 if asked else 0.5)
+    killed: list[bool] = []
+    monkeypatch.setattr(samples, "_kill_workers", lambda: killed.append(True))
+    order = micro_batches((0,), (1,), (2,))
+    batches = load_batches(Stopping(), order, 1, lambda: asked)
+    assert next(batches).samples[0].values == {"row": 0}
+    if asked:
+        with pytest.raises(samples.StoppedWaiting):
+            next(batches)
+    else:
+        with pytest.raises(SystemFault, match="have loaded nothing for 0 seconds"):
+            next(batches)
+    assert killed == [True]
