@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 import torch
@@ -137,9 +138,10 @@ def load_batches(
     StoppedWaiting where a signal comes while they do.
     """
     dataset = _Batches(source)
-    # Without workers, torch's loader would add 5 % to an empty training step.
-    batches: Iterable[Any] = map(dataset.__getitem__, micro_batches)
-    if workers:
+    if not workers:
+        # Torch's loader would add 5 % to an empty training step.
+        batches: Iterator[Any] = map(dataset.__getitem__, micro_batches)
+    else:
         loader = DataLoader(
             dataset,
             sampler=micro_batches,
@@ -149,50 +151,64 @@ def load_batches(
             generator=torch.Generator(),
             timeout=POLL,
         )
-        batches = _until_stopped(iter(loader), is_stopping)
-    for batch in batches:
-        if isinstance(batch, DstrainError):
-            raise batch
-        yield batch
+        batches = _until_stopped(loader, is_stopping)
+    try:
+        for batch in batches:
+            if isinstance(batch, DstrainError):
+                raise batch
+            yield batch
+    finally:
+        # The processes end now. Kept by the traceback of an error, they would go on
+        # reading files that may be replaced by then.
+        del batches
 
 
 def _until_stopped(
-    batches: Iterator[Any], is_stopping: Callable[[], bool]
+    loader: Iterable[Any], is_stopping: Callable[[], bool]
 ) -> Iterator[Any]:
     """Yield what processes load; look at the time and at signals while they do not."""
+    others = set(multiprocessing.active_children())
+    batches = iter(loader)
+    processes = set(multiprocessing.active_children()) - others
+    since = time.monotonic()
     while True:
-        since = time.monotonic()
-        while True:
-            try:
-                batch = next(batches)
-                break
-            except StopIteration:
-                return
-            except KeyboardInterrupt:
-                _kill_workers()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except KeyboardInterrupt:
+            _kill(processes)
+            raise
+        except RuntimeError as error:
+            # The loader's own error of its timeout, after which it can be asked again.
+            if not str(error).startswith("DataLoader timed out"):
                 raise
-            except RuntimeError as error:
-                # The loader's own error of its timeout; it can be asked again.
-                if not str(error).startswith("DataLoader timed out"):
-                    raise
             if is_stopping():
-                _kill_workers()
-                raise StoppedWaiting
+                _kill(processes)
+                raise StoppedWaiting from None
             if time.monotonic() - since > HUNG_AFTER:
-                _kill_workers()
+                _kill(processes)
                 raise SystemFault(
                     "data loader",
                     f"its processes have loaded nothing for {HUNG_AFTER:.0f} seconds",
                     "a process was stopped, or a disk or file server does not answer",
-                )
-        yield batch
+                ) from None
+        else:
+            yield batch
+            since = time.monotonic()
 
 
-def _kill_workers() -> None:
-    """Kill the loader's processes: a stopped one would be waited for at the end."""
-    # Torch raises an error when one of them is killed.
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for process in multiprocessing.active_children():
-        if process.daemon:
-            process.kill()
+def _kill(processes: Collection[BaseProcess]) -> None:
+    """Kill processes of the loader: a stopped one would be waited for at the end."""
+    # Torch raises an error when a process of its loader is killed, as long as it is
+    # not joined. Windows has no such signal.
+    number = getattr(signal, "SIGCHLD", None)
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(number, signal.SIG_DFL) if number and here else None
+    for process in processes:
+        process.kill()
+    for process in processes:
+        # One that waits for a dead disk may not even be killed.
+        process.join(timeout=1.0)
+    if number and here:
+        signal.signal(number, before)

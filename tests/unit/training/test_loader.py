@@ -3,7 +3,8 @@ their class and message.
 """
 
 import multiprocessing
-import time
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -271,12 +272,21 @@ def test_a_video_damaged_after_the_check_is_named_with_row_and_column(
 
 @dataclass(frozen=True)
 class Stopping:
-    """A source whose second row is never read, as from a dead disk."""
+    """A source whose second row is never read: its process stops."""
 
     def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
         if row == 1:
-            time.sleep(600)
+            os.kill(os.getpid(), signal.SIGSTOP)
         return Sample({"row": row}, frozenset())
+
+
+@dataclass(frozen=True)
+class Dying:
+    """A source whose process is killed."""
+
+    def sample(self, row: int, chunk: int = 0, check: bool = True) -> Sample:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -285,10 +295,9 @@ def test_a_process_that_hangs_is_named_after_a_time_and_a_signal_ends_the_wait(
 ) -> None:
     monkeypatch.setattr(samples, "POLL", 0.2)
     monkeypatch.setattr(samples, "HUNG_AFTER", 60.0 if asked else 0.5)
-    killed: list[bool] = []
-    monkeypatch.setattr(samples, "_kill_workers", lambda: killed.append(True))
-    order = micro_batches((0,), (1,), (2,))
-    batches = load_batches(Stopping(), order, 1, lambda: asked)
+    others = multiprocessing.active_children()
+    order = micro_batches((0,), (1,), (2,), (1,))
+    batches = load_batches(Stopping(), order, 2, lambda: asked)
     assert next(batches).samples[0].values == {"row": 0}
     if asked:
         with pytest.raises(samples.StoppedWaiting):
@@ -296,4 +305,17 @@ def test_a_process_that_hangs_is_named_after_a_time_and_a_signal_ends_the_wait(
     else:
         with pytest.raises(SystemFault, match="have loaded nothing for 0 seconds"):
             next(batches)
-    assert killed == [True]
+    assert multiprocessing.active_children() == others
+    # The next loader notices the death of its processes as before.
+    dying = load_batches(Dying(), micro_batches((1,)), 1)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        next(dying)
+
+
+def test_the_processes_end_with_the_error_and_not_with_its_traceback() -> None:
+    others = multiprocessing.active_children()
+    source = Failing(UsageError("metadata.csv:3:image", "is no image"))
+    with pytest.raises(UsageError) as caught:
+        list(load_batches(source, micro_batches((0,), (1,), (0,), (0,)), 2))
+    assert caught.tb is not None
+    assert multiprocessing.active_children() == others
