@@ -227,7 +227,8 @@ def _named(folder: Path, suffix: str) -> list[Path]:
 
 
 def _again(path: Path) -> str:
-    """Return what to do about a damaged shard or plan; only ours may be deleted."""
+    """Return what to do about a damaged shard or plan; only what stage 1
+    named may be deleted."""
     if HASH.fullmatch(path.stem):
         return AGAIN
     return "move it away: stage 1 makes no file of this name"

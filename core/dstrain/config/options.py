@@ -18,6 +18,7 @@ from dstrain.config.fields import (
 SamplingMode = Literal["head", "chunk", "uniform"]
 Precision = Literal["no", "bf16"]
 Hub = Literal["modelscope", "huggingface"]
+OnLongPrompt = Literal["error", "truncate"]
 SavedFormat = Literal["diffusers", "comfyui", "diffsynth", "reference"]
 ENDING_AT_LAST_STEP = ("linear", "cosine")
 """Learning rate schedules whose every value depends on how many steps the run has."""
@@ -120,7 +121,7 @@ class TrainConfig(ModelChoice):
         "What to do with unreadable rows: stop with an error, or skip them and write bad_samples.jsonl.",
         "error",
     )
-    on_long_prompt: Literal["error", "truncate"] = option(
+    on_long_prompt: OnLongPrompt = option(
         "data",
         "What to do with prompts longer than the model takes: stop with an error, or cut them and warn.",
         "truncate",
@@ -419,7 +420,7 @@ class GenerateConfig(ModelChoice):
         "generation",
         "Table (csv, json or jsonl) of prompts, seeds and other inputs; generates a dataset from it.",
     )
-    on_long_prompt: Literal["error", "truncate"] = option(
+    on_long_prompt: OnLongPrompt = option(
         "generation",
         "What to do with prompts longer than the model takes: stop with an error, or cut them and warn.",
         "truncate",

@@ -1,4 +1,6 @@
-"""Write a configuration to a file that `--config` reads, without its secrets."""
+"""Write a configuration down without its secrets: as a file that `--config` reads, and
+as the command that is typed.
+"""
 
 import json
 import os

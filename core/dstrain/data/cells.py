@@ -67,7 +67,9 @@ def load_cell(cell: Cell, check: bool = True) -> Any:
 
     Raises UsageError for a damaged file, StateError for one that was changed.
 
-    check: whether decoders are asked for damage that shows in no other way.
+    Args:
+        cell: The cell.
+        check: Whether decoders are asked for damage that shows in no other way.
     """
     if not cell.files:
         return cell.literal

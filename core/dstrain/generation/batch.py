@@ -93,8 +93,8 @@ def generate_dataset(config: GenerateConfig, metadata: Path) -> None:
             with progress_bar("generate", len(missing)) as progress:
                 for name, cells in missing.items():
                     inputs = {key: load_cell(cell) for key, cell in cells.items()}
-                    told = partial(notice, source.config.on_long_prompt, name)
-                    with noticing_long_prompts(told):
+                    mode = source.config.on_long_prompt
+                    with noticing_long_prompts(partial(notice, mode, name)):
                         output = pipeline(**(shared | inputs))
                     # Only now: a folder without files is bound to no settings.
                     write_json(folder / SETTINGS, settings)

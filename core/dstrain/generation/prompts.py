@@ -1,7 +1,6 @@
 """Say what happens to a prompt that is longer than the model takes."""
 
-from typing import Literal
-
+from dstrain.config.options import OnLongPrompt
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
 from dstrain.graph.long_prompts import LongPrompt
@@ -9,7 +8,7 @@ from dstrain.graph.long_prompts import LongPrompt
 logger = get_logger(__name__)
 
 
-def notice(mode: Literal["error", "truncate"], where: str, found: LongPrompt) -> None:
+def notice(mode: OnLongPrompt, where: str, found: LongPrompt) -> None:
     """Warn of a prompt that is cut, or raise UsageError, as --on_long_prompt says."""
     if mode == "error" and not found.usual:
         raise UsageError(

@@ -109,8 +109,8 @@ class PipelineSpec:
     """(latents, timestep, noise, conditions) -> `LatentConstraint`."""
     experts: ExpertSchedule | None = None
     denoiser_config: Mapping[str, Any] = field(default_factory=dict)
-    """Entries of config.json that this variant's denoiser has, and by which it is told
-    from others. True and False stand for any value and for none.
+    """Entries of config.json that this variant's denoiser has, and by which it is
+    recognized. True and False stand for any value and for none.
     """
     cfg_inputs: Mapping[str, str] = field(default_factory=dict)
     """Input of the positive branch -> its counterpart in the negative one."""

@@ -43,7 +43,7 @@ class SamplerOptions:
     latents: Tensor | None = None
     """The initial noise itself, in place of a seed."""
     on_step: OnStep | None = None
-    """Called after each step with its index and the latents, held parts in place."""
+    """Called after each step with its index and the constrained latents."""
     rand_device: str = NOISE_DEVICE
     """The device that draws the initial noise."""
 
@@ -153,8 +153,7 @@ def integrate(
         velocity: (latents, timestep) -> the prediction of noise - x_0.
         noise: The initial noise.
         steps: The number of steps.
-        on_step: Called after each step with its index and the latents, held parts in
-            place.
+        on_step: Called after each step with its index and the constrained latents.
     """
     pixels = math.prod(noise.shape[2:])
     sigmas = schedule.sigmas(steps, pixels // schedule.latents_per_token)

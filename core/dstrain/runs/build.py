@@ -67,7 +67,7 @@ def refuse_long_prompts(
     places = {row["row"]: info.name_row(row) for row in rows}
     log = LongPromptLog("error", places.__getitem__)
     used = (
-        (row["row"], [form["at"] for form in row["values"].values() if "at" in form])
+        (row["row"], [value["at"] for value in row["values"].values() if "at" in value])
         for row in rows
     )
     note_recorded(log, cache.folder, used)

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ StoredPlan = tuple[Path, dict[str, Any]]
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """The record that a plan of the feature cache keeps of the run that filled it."""
+    """The record that a plan of the feature cache keeps of the run that filled it. The
+    names of its fields are part of the format.
+    """
 
     dataset: Mapping[str, Any]
     """`path` and `sha256` of the metadata, its number of `rows`, skipped ones included,
@@ -45,7 +47,7 @@ class CacheInfo:
     inputs: Sequence[Sequence[str]]
     """The sets of inputs that samples have."""
     components: Mapping[str, str]
-    """Component -> digest of its files and configuration."""
+    """Component -> digest of its files, its configuration and the family's code for it."""
     configs: Mapping[str, Mapping[str, Any]]
     """Component -> configuration."""
     models: Mapping[str, str]
@@ -57,15 +59,6 @@ class CacheInfo:
     versions: Mapping[str, str]
     previews: Sequence[Mapping[str, Any]] = ()
     """One line for each preview; see `preview_line`."""
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "CacheInfo":
-        """Read what `to_json` returned."""
-        return cls(**record)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as it is stored; its words are part of the format."""
-        return asdict(self)
 
     def name_row(self, row: Mapping[str, Any]) -> str:
         """Name a row of the plan in messages: 'metadata.csv:3'."""
@@ -97,7 +90,7 @@ def open_plan(
         addresses = [value["at"] for value in row["values"].values() if "at" in value]
         if not all(address in cache for address in addresses):
             lacking.append(row)
-    info = CacheInfo.from_json(plan["about"])
+    info = CacheInfo(**plan["about"])
     if lacking:
         # Shards may have been deleted, or not copied.
         what = f"lacks values of {len(lacking)} of {len(rows)} rows; the first is {info.name_row(lacking[0])}"

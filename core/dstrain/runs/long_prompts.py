@@ -4,15 +4,15 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from dstrain.config.options import OnLongPrompt
 from dstrain.console import FILE_ONLY, get_logger, redacted
 from dstrain.errors import UsageError
 from dstrain.graph.long_prompts import LongPrompt
 
 logger = get_logger(__name__)
 
-OnLongPrompt = Literal["error", "truncate"]
 SHOWN = 60
 """Characters of what is cut that a message shows; the log has all."""
 RECORDS = "long_prompts-*.jsonl"

@@ -5,7 +5,7 @@ in the feature cache.
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -372,7 +372,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         ],
     )
     lines = plan_lines(setup, keyed, samples, input_sets, cache)
-    cache.write_plan(plan_identity(setup, input_sets), info.to_json(), lines)
+    cache.write_plan(plan_identity(setup, input_sets), asdict(info), lines)
 
 
 def plan_lines(

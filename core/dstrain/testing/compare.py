@@ -17,7 +17,7 @@ def greatest_difference(ours: Tensor, published: Tensor) -> tuple[float, str]:
         return float("inf"), f"in shape: {shapes}"
     difference = (ours.double() - published.double()).abs()
     compared = difference.masked_fill(published.isnan(), 0)
-    # A NaN of ours would be no greater than anything.
+    # NaN is greater than nothing, and would pass.
     most = compared.nan_to_num(float("inf")).flatten().argmax().item()
     where = position(ours, int(most))
     return compared.nan_to_num(float("inf")).flatten()[int(most)].item(), (

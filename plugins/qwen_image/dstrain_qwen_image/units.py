@@ -88,7 +88,7 @@ class DecodedImage(TypedDict):
 
 
 def max_tokens(
-    height: int | None, width: int | None, pictures: Sequence[Image.Image] = ()
+    height: int | None, width: int | None, images: Sequence[Image.Image] = ()
 ) -> int:
     """Return how many tokens of text the denoiser has positions for, beside images of
     these sizes.
@@ -97,8 +97,8 @@ def max_tokens(
     image, in tokens, ends (QwenEmbedRope of diffusers).
     """
     sides = [height or 0, width or 0]
-    for picture in pictures:
-        sides += picture.size
+    for image in images:
+        sides += image.size
     return MAX_TOKENS - max(sides) // TOKEN_PIXELS // 2
 
 
