@@ -2,6 +2,7 @@
 used that a single run would not compute.
 """
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -441,6 +442,14 @@ def moves_the_second(project: Project) -> str:
     return "moved"
 
 
+def moves_the_first_twice(project: Project) -> str:
+    both(project)
+    project.data.rename(project.folder / "moved")
+    project.fill(dataset_base_path=project.folder / "moved")
+    (project.folder / "moved").rename(project.folder / "moved again")
+    return "moved again"
+
+
 def moves_the_second_to_the_first(project: Project) -> str:
     both(project)
     project.data.rename(project.folder / "moved")
@@ -473,6 +482,7 @@ SAME_METADATA: tuple[tuple[Callable[[Project], str], str], ...] = (
     (fills_in_the_other_order, "other"),
     (moves_the_first, "moved"),
     (moves_the_second, "moved"),
+    (moves_the_first_twice, "moved again"),
     (moves_the_second_to_the_first, "data"),
     (touches_a_copy, "copy"),
     (has_a_third_folder_of_some_images, "other"),
@@ -569,6 +579,124 @@ def test_more_rows_than_are_looked_at_are_said(
         "files of more than 2 rows are not compared with those that stage 1 read"
         in line
     )
+
+
+def test_a_dataset_that_moved_is_one_also_where_it_is_gone(made: Project) -> None:
+    want = made.stage_2()
+    made.data.rename(made.folder / "moved")
+    made.flags["dataset_base_path"] = made.folder / "moved"
+    made.fill()
+    shutil.rmtree(made.folder / "moved")
+    made.flags["dataset_base_path"] = None
+    assert same(made.stage_2(), want)
+
+
+# Links: what they lead to is compared, under the name that the metadata has.
+
+
+def link_to_an_image(project: Project) -> Path:
+    (project.data / "0.png").rename(project.data / "images.png")
+    (project.data / "0.png").symlink_to("images.png")
+    shutil.copy(project.data / "images.png", project.data / "others.png")
+    another_image(project.data / "others.png")
+    return project.data / "0.png"
+
+
+def link_to_a_folder(project: Project) -> Path:
+    (project.data / "images").mkdir()
+    for path in list(project.data.glob("*.png")):
+        path.rename(project.data / "images" / path.name)
+    (project.data / "link").symlink_to("images")
+    metadata = project.data / "metadata.json"
+    rows = json.loads(metadata.read_text())
+    metadata.write_text(
+        json.dumps([{**row, "image": f"link/{row['image']}"} for row in rows])
+    )
+    shutil.copytree(project.data / "images", project.data / "others")
+    another_image(project.data / "others/1.png")
+    return project.data / "link"
+
+
+def link_to_another_root(project: Project) -> Path:
+    link = link_to_a_folder(project)
+    link.unlink()
+    for name in ("images", "others"):
+        (project.folder / "roots").mkdir(exist_ok=True)
+        (project.data / name).rename(project.folder / "roots" / name)
+    link.symlink_to(project.folder / "roots/images")
+    project.flags["dataset_root"] = (project.folder / "roots",)
+    return link
+
+
+def link_to_the_dataset_in_absolute_names(project: Project) -> Path:
+    project.data.rename(project.folder / "images")
+    shutil.copytree(project.folder / "images", project.folder / "others")
+    another_image(project.folder / "others/1.png")
+    project.data.symlink_to("images")
+    for name in ("images", "others"):
+        metadata = project.folder / name / "metadata.json"
+        rows = json.loads(metadata.read_text())
+        metadata.write_text(
+            json.dumps(
+                [{**row, "image": str(project.data / row["image"])} for row in rows]
+            )
+        )
+    return project.data
+
+
+LINKS = (
+    link_to_an_image,
+    link_to_a_folder,
+    link_to_another_root,
+    link_to_the_dataset_in_absolute_names,
+)
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize("replaces", [True, False], ids=("elsewhere", "no link"))
+@pytest.mark.parametrize("arrange", LINKS)
+def test_what_a_link_leads_to_is_compared(
+    arrange: Callable[[Project], Path], replaces: bool, made: Project
+) -> None:
+    link = arrange(made)
+    made.fill()
+    before = made.unsplit()
+    assert same(made.stage_2(), before)
+    others = link.readlink().with_name(link.readlink().name.replace("images", "others"))
+    if replaces:
+        link.unlink()
+        link.symlink_to(others)
+    else:
+        found = link.parent / others
+        link.unlink()
+        found.rename(link)
+    after = made.unsplit()
+    assert not same(after, before)
+    assert "is not what the feature cache" in made.refusal()
+    made.fill()
+    assert same(made.stage_2(), after)
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+def test_a_fetched_file_in_a_relative_folder_is_compared(
+    made: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made.folder)
+    url = "https://example.org/0.png"
+    name = f"{hashlib.sha256(url.encode()).hexdigest()}.png"
+    (made.folder / "fetched").mkdir()
+    (made.data / "0.png").rename(made.folder / "fetched" / name)
+    metadata = made.data / "metadata.json"
+    metadata.write_text(metadata.read_text().replace("0.png", url))
+    made.flags["url_cache"] = Path("fetched")
+    made.fill()
+    assert same(made.stage_2(), made.unsplit())
+    another_image(made.folder / "fetched" / name)
+    assert f"{name}: is not what" in made.refusal()
 
 
 # Files: what is there is compared, what is gone is passed over.

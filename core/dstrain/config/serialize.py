@@ -23,7 +23,12 @@ from dstrain.errors import StateError, UsageError
 from dstrain.storage.files import write_file
 
 NEW_START = MappingProxyType(
-    {"resume": None, "overwrite": False, "resume_from_checkpoint": None}
+    {
+        "resume": None,
+        "overwrite": False,
+        "resume_from_checkpoint": None,
+        "dry_run": False,
+    }
 )
 """The ways to start, none of which is chosen."""
 CONFIG = "logs/config.json"

@@ -61,10 +61,11 @@ class DataRoots:
         if url_cache is None:
             return cls(folders)
         remove_abandoned(url_cache)
-        return cls(folders, UrlCache(url_cache))
+        return cls(folders, UrlCache(Path(os.path.realpath(url_cache))))
 
     def find(self, name: str) -> str:
-        """Return the real path of a file.
+        """Return the path of a file as it is named in one of the folders, links and all:
+        what they lead to may change between the stages.
 
         Raises UsageError for one that lies outside the folders, or in two of them, and
         FileNotFoundError.
@@ -75,19 +76,19 @@ class DataRoots:
                     name, "is a URL; use --url_cache DIR to download such files"
                 )
             return str(self.urls.fetch(name))
-        found: list[str] = []
+        found: dict[str, str] = {}
         for folder in self.folders:
             joined = os.path.join(folder, name)
             path = _real_path(joined)
             if not self.contains(path):
                 raise self._outside(name, path)
             if path not in found and _exists(joined):
-                found.append(path)
+                found[path] = joined
         if not found:
             raise FileNotFoundError(name)
         if len(found) > 1:
             raise UsageError(name, f"exists more than once: {' and '.join(found)}")
-        return found[0]
+        return next(iter(found.values()))
 
     def lacks(self, name: str) -> bool:
         """Return whether a file is in none of the folders, or is still to be fetched."""

@@ -4,7 +4,7 @@ stage 2 trains on.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from dstrain.models.component_files import Found, find_given, named_models
 from dstrain.models.configs import differing_entries
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.setup import Setup
-from dstrain.storage.hashing import files_in, sha256
+from dstrain.storage.hashing import files_in, hash_json, sha256
 from dstrain.storage.recorded_files import RecordedFile, first_changed
 
 logger = get_logger(__name__)
@@ -184,6 +184,7 @@ def _choose(
         dataset = plan["about"]["dataset"]
         if digest is None or dataset["sha256"] == digest:
             named = f"{dataset['path']} with files in {', '.join(dataset['folders'])}"
+            newest.pop(named, None)  # so that the newest of all is the last
             newest[named] = (path, plan)
     if metadata is not None and not newest:
         raise _changed(cache, metadata)
@@ -205,7 +206,8 @@ def _choose(
                     datasets[dataset] = plan, rows
                 else:
                     changed = changed or found
-        if len(datasets) == 1:
+        # A dataset that moved has a plan for each place, all of the same values.
+        if len(datasets) == 1 or _are_equal([rows for _, rows in datasets.values()]):
             return datasets.popitem()[1]
         if datasets:
             raise StateError(
@@ -214,6 +216,21 @@ def _choose(
                 "name one with --dataset_base_path and --dataset_metadata_path",
             )
     raise _changed(cache, changed)
+
+
+def _are_equal(plans: Iterable[Sequence[Mapping[str, Any]]]) -> bool:
+    """Return whether plans have rows of the same values; False where there is no plan."""
+    contents = {
+        hash_json(
+            "rows",
+            [
+                {fact: row[fact] for fact in row if fact not in ("line", "files")}
+                for row in rows
+            ],
+        )
+        for rows in plans
+    }
+    return len(contents) == 1
 
 
 def dataset_folders(config: TrainConfig) -> list[str]:

@@ -415,10 +415,12 @@ def plan_lines(
 
 def _name_in(folders: Sequence[str], path: str) -> str:
     """Return a file's name in one of the folders, under which it is found when they moved."""
-    for folder in folders:
-        start = os.path.join(folder, "")
-        if path.startswith(start):
-            return path.removeprefix(start)
+    # An absolute name in the metadata may lead through links, or upwards, to a folder.
+    for place in (path, os.path.realpath(path)):
+        for folder in folders:
+            start = os.path.join(folder, "")
+            if place.startswith(start) and ".." not in Path(place).parts:
+                return place.removeprefix(start)
     return path
 
 

@@ -101,10 +101,13 @@ def test_a_command_line_gives_the_configuration_back(
 def test_a_cache_is_filled_by_the_command_of_stage_1_where_the_dataset_is_known() -> (
     None
 ):
-    known = toy_config(task="sft:train", feature_cache=Path("cache"), overwrite=True)
+    known = toy_config(
+        task="sft:train", feature_cache=Path("cache"), overwrite=True, dry_run=True
+    )
     advice = refill_advice(known)
     assert advice.startswith("to fill it, run: dstrain --model faky")
     assert "--task sft:data_process" in advice
     assert "--overwrite" not in advice
+    assert "--dry_run" not in advice
     unknown = toy_config(task="sft:train", feature_cache=None)
     assert "run the command that filled it" in refill_advice(unknown)
