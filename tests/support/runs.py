@@ -15,7 +15,8 @@ import torch
 from accelerate import Accelerator
 from dstrain.config.options import TrainConfig
 from dstrain.distributed.world import ProcessGroup
-from dstrain.models.component_files import ModelConfig, find
+from dstrain.models.component_files import ModelConfig
+from dstrain.models.needed_components import find
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.state import load_state, states

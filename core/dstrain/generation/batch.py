@@ -34,7 +34,7 @@ from dstrain.generation.prompts import notice
 from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.graph.long_prompts import noticing_long_prompts
-from dstrain.models.component_files import component_digests
+from dstrain.models.needed_components import component_digests
 from dstrain.pipeline.sampling import plan_inference
 from dstrain.storage.files import lock, remove_leftovers, write_file, write_json
 from dstrain.storage.hashing import Digests, hash_json

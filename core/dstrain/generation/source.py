@@ -15,14 +15,10 @@ from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
-from dstrain.models.component_files import (
-    Found,
-    ModelConfig,
-    model_configs,
-    saved_weights,
-)
+from dstrain.models.component_files import ModelConfig, model_configs, saved_weights
 from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
+from dstrain.models.needed_components import Found
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import find_for_inference

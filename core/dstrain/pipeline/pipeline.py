@@ -22,10 +22,11 @@ from dstrain.lora.header import training_differences
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.layers import add_layers, merge_layers
 from dstrain.lora.reader import read_lora
-from dstrain.models.component_files import Found, ModelConfig
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.models.finite import damaged_weight
+from dstrain.models.needed_components import Found
 from dstrain.models.networks import check_files, empty_component
 from dstrain.pipeline.sampling import (
     SamplerOptions,

@@ -22,7 +22,8 @@ from dstrain.graph.plan import Plan, make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import NEGATIVE, POSITIVE, Task
 from dstrain.graph.unit import FunctionSpec
-from dstrain.models.component_files import Found, ModelConfig, find
+from dstrain.models.component_files import ModelConfig
+from dstrain.models.needed_components import Found, find
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.family import ModelFamily
 

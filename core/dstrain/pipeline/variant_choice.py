@@ -10,14 +10,10 @@ from dstrain.data.cells import read_literal
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.graph.inputs import Column, Constant, as_column
 from dstrain.graph.spec import PipelineSpec
-from dstrain.models.component_files import (
-    Found,
-    ModelConfig,
-    component_at,
-    denoiser_config,
-)
+from dstrain.models.component_files import ModelConfig, component_at
 from dstrain.models.components import components_of
 from dstrain.models.formats import Config
+from dstrain.models.needed_components import Found, denoiser_config
 from dstrain.registry.discovery import variant_of
 from dstrain.registry.family import ModelFamily
 

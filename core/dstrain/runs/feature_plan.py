@@ -15,8 +15,9 @@ from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger, redacted
 from dstrain.data.dataset import find_metadata
 from dstrain.errors import CacheError, StateError, UsageError
-from dstrain.models.component_files import Found, find_given, named_models
+from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
+from dstrain.models.needed_components import Found, find_given
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.setup import Setup
 from dstrain.storage.hashing import files_in, hash_json, sha256

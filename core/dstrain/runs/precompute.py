@@ -34,8 +34,9 @@ from dstrain.errors import StateError, UsageError, first_few, secret_error
 from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import serialize
-from dstrain.models.component_files import Found, component_digests, named_models
+from dstrain.models.component_files import named_models
 from dstrain.models.finite import is_finite
+from dstrain.models.needed_components import Found, component_digests
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.feature_plan import CacheInfo, dataset_folders

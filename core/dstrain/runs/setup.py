@@ -24,9 +24,10 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.layers import Trainables
 from dstrain.lora.reader import check_lora_file, groups_in
-from dstrain.models.component_files import Found, ModelConfig, find
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.device import DTYPES, precision
+from dstrain.models.needed_components import Found, find
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
 from dstrain.registry.family import ModelFamily, Option

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.distributed.world import ProcessGroup
-from dstrain.models.component_files import Found
+from dstrain.models.needed_components import Found
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
 from dstrain.training.batching import Order

@@ -13,17 +13,12 @@ import torch
 from dstrain.config.options import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.batch import generate_dataset
-from dstrain.models.component_files import (
-    ModelConfig,
-    assign,
-    component_at,
-    denoiser_config,
-    find,
-)
+from dstrain.models.component_files import ModelConfig, assign, component_at
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import CheckpointFormat, KeyMap, same_config
 from dstrain.models.hub import ModelSource
+from dstrain.models.needed_components import denoiser_config, find
 from dstrain.models.networks import DiffusersNetwork, TransformersNetwork
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.runner import run

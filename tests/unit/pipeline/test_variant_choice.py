@@ -17,8 +17,9 @@ from dstrain.graph.inputs import Column, Constant, at_least
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec
 from dstrain.lora.layers import Trainables
-from dstrain.models.component_files import Found, ModelConfig
+from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Component
+from dstrain.models.needed_components import Found
 from dstrain.pipeline.variant_choice import (
     check_denoiser,
     choose_variant,

@@ -10,7 +10,7 @@ import pytest
 from dstrain.cache.store import FeatureCache
 from dstrain.errors import StateError
 from dstrain.graph.task import Task
-from dstrain.models.component_files import Found
+from dstrain.models.needed_components import Found
 from dstrain.runs import feature_plan
 from dstrain.runs.feature_plan import CacheInfo, check_configs
 from dstrain.runs.plan_identity import plan_identity

@@ -9,8 +9,9 @@ from typing import Any
 from dstrain.config.fields import split_commas
 from dstrain.errors import StateError, UsageError
 from dstrain.lora.key_parser import KEY
-from dstrain.models.component_files import Found, saved_weights
+from dstrain.models.component_files import saved_weights
 from dstrain.models.configs import differing_entries
+from dstrain.models.needed_components import Found
 from dstrain.models.weights import find_weights
 from dstrain.runs.setup import Setup
 from dstrain.storage.safetensors import verify_file

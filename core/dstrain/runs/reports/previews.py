@@ -21,7 +21,7 @@ from dstrain.console import get_logger, progress_bar
 from dstrain.data.cells import load_cell
 from dstrain.data.output import save_image_or_video
 from dstrain.errors import DstrainError
-from dstrain.models.component_files import Found
+from dstrain.models.needed_components import Found
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.directory import PREVIEWS, PROMPTS
 from dstrain.runs.reports.preview_plans import (
