@@ -9,13 +9,15 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dstrain.cache.store import FeatureCache
+from dstrain.distributed import liveness, world
+from dstrain.distributed.liveness import Heartbeat
 from dstrain.errors import UsageError
 from dstrain.runs.checkpoints.state import damage, states
 
@@ -298,6 +300,58 @@ def test_a_process_that_ends_ends_the_run_and_the_same_command_completes_it(
         assert [row["loss"] for row in log(folder)] == pytest.approx(
             [row["loss"] for row in log(whole)], rel=1e-5
         )
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def dead_disk() -> None:
+    time.sleep(LIMIT)
+
+
+HUNG = (
+    (TRAIN, "dstrain.training.module.TrainingModule.forward", 1, stop),
+    (TRAIN, "dstrain.training.module.TrainingModule.forward", 0, stop),
+    (TRAIN, "torch.nn.utils.clip_grad_norm_", 1, stop),
+    (TRAIN, "dstrain.distributed.world.ProcessGroup.any", 1, stop),
+    (TRAIN, "dstrain.training.loader.DecodedSamples.sample", 1, dead_disk),
+    (TRAIN, "dstrain.training.loader.DecodedSamples.sample", 0, dead_disk),
+    (STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 1, stop),
+    (STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", 0, stop),
+)
+"""Stage, function, the process that hangs at a call of it, how."""
+
+
+@pytest.mark.parametrize("case", HUNG, ids=lambda case: " ".join(map(str, case[:3])))
+def test_a_process_that_hangs_is_named_by_the_others_after_a_time(
+    case: tuple[str, str, int, Callable[[], None]],
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, function, own, way = case
+    monkeypatch.setattr(world, "Heartbeat", partial(Heartbeat, timeout=5.0))
+    monkeypatch.setattr(liveness, "INTERVAL", 0.3)
+
+    def act() -> None:
+        parent = os.getpid()
+        if not os.fork():  # kills it in the end, as a launcher does
+            time.sleep(20)
+            os.kill(parent, signal.SIGKILL)
+            os._exit(0)
+        way()
+
+    folder = tmp_path / "cut"
+    given = flags(here, stage, folder)
+    call = 2 if stage == STAGE_1 else 4
+    ended = in_processes(2, at(function, call, own, act, words(given)), tmp_path)
+    assert ended.codes[own] == -9
+    assert ended.codes[1 - own] == 4, ended.said
+    (line,) = ended.lines
+    assert f"process {own} (process id " in line
+    assert "5 seconds" in line
+    assert not [state for state in states(folder) if damage(state)]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Give the code of a run its rank, barriers and sums over all processes."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +51,14 @@ class ProcessGroup:
         elif self.size > 1:
             self.accelerator.wait_for_everyone()
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Inside, every process takes part in collectives; one that hangs is named after
+        a time, and ends the run.
+        """
+        with self.heartbeat.together() if self.heartbeat else nullcontext():
+            yield
+
     def total(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes."""
         if self.size == 1:
@@ -62,8 +70,9 @@ class ProcessGroup:
         """Return whether the flag is set in any process."""
         if self.size == 1:
             return flag
-        number = torch.tensor(float(flag), device=self.accelerator.device)
-        return bool(self.total(number).item())
+        with self.together():
+            number = torch.tensor(float(flag), device=self.accelerator.device)
+            return bool(self.total(number).item())
 
 
 @contextmanager

@@ -150,7 +150,8 @@ def steps(
         start = time.perf_counter()
         learning_rate = run.learning_rate
         try:
-            loss, norm = update(run, batches)
+            with run.processes.together():
+                loss, norm = update(run, batches)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

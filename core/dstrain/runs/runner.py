@@ -5,11 +5,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import get_args
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
 from dstrain.config.options import Precision, TrainConfig
 from dstrain.config.serialize import refill_advice
@@ -80,7 +81,9 @@ def _start(config: TrainConfig, module_class: type[TrainingModule]) -> None:
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1
     ddp = DistributedDataParallelKwargs(find_unused_parameters=unused)
-    accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp])
+    # Longer than the time after which a process that hangs is named, on GPUs too.
+    limit = InitProcessGroupKwargs(timeout=timedelta(minutes=30))
+    accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp, limit])
     setup = replace(setup, device=accelerator.device)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
         if ready.stage == "data_process":

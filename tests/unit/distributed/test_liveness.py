@@ -3,11 +3,14 @@ once why they end.
 """
 
 import os
+import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dstrain.console import logging_to_stderr
 from dstrain.distributed import liveness as heartbeat
 from dstrain.distributed.liveness import (
     ENDED,
@@ -83,8 +86,74 @@ def test_a_process_that_gives_no_sign_of_life_is_noticed(
 
     ended = met(tmp_path, 2, part, timeout=2)
     assert ended.codes == (4, 4)
-    assert f"process {silent} has not responded for 2 seconds" in ended.said[1 - silent]
+    named = (
+        rf"process {silent} \(process id \d+ on .+\) has not responded for 2 seconds"
+    )
+    assert re.search(named, ended.said[1 - silent])
     assert f"processes: {ENDED}" in ended.said[silent]
+
+
+def hang(seconds: float = 8.0, stopped: bool = False) -> None:
+    """Hang, until killed."""
+    own = os.getpid()
+    if not os.fork():
+        time.sleep(seconds)
+        os.kill(own, signal.SIGKILL)
+        os._exit(0)
+    if stopped:
+        os.kill(own, signal.SIGSTOP)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("hung", [0, 1])
+def test_a_process_that_does_not_come_to_the_others_is_named_and_they_exit(
+    hung: int, stopped: bool, tmp_path: Path
+) -> None:
+    """The others are where no exception reaches them."""
+
+    def part(rank: int, here: Heartbeat) -> None:
+        with here.together():
+            pass
+        if rank == hung and not stopped:
+            hang()
+        with here.together():
+            if rank == hung:
+                hang(stopped=True)
+            time.sleep(60)
+
+    ended = met(tmp_path, 3, part, timeout=2)
+    assert [code for rank, code in enumerate(ended.codes) if rank != hung] == [4, 4]
+    assert ended.codes[hung] == -9
+    named = rf"processes: the others have waited 2 seconds for process {hung} \(process id \d+ on [^,]+\)\n"
+    assert sum(len(re.findall(named, said)) for said in ended.said) == 1, ended.said
+
+
+def test_nobody_is_named_where_all_have_come_or_one_alone_takes_long(
+    tmp_path: Path,
+) -> None:
+    def part(rank: int, here: Heartbeat) -> None:
+        with here.together():
+            time.sleep(3)
+        time.sleep(3)
+        with here.together():
+            here.wait()
+
+    ended = met(tmp_path, 2, part, timeout=1)
+    assert (ended.codes, ended.said) == ((0, 0), ("", ""))
+
+
+def test_who_is_waited_for_is_said_while_it_lives(tmp_path: Path) -> None:
+    def part(rank: int, here: Heartbeat) -> None:
+        if rank == 1:
+            time.sleep(3)
+        with logging_to_stderr():
+            here.wait()
+
+    ended = met(tmp_path, 2, part, timeout=1)
+    assert ended.codes == (0, 0)
+    assert re.search(r"waiting for 1 seconds for process 1 \(", ended.said[0])
+    assert "process 0" not in "".join(ended.said)
 
 
 def test_a_process_that_is_gone_is_noticed_though_nobody_tells(tmp_path: Path) -> None:
