@@ -415,9 +415,93 @@ unit = partial(step, y=1)
         "unit = partial(step, y=1)",
         "unit = partial(step, y=2)",
     ),
-    "one of two lambdas in a line": (
+    "a function that another replaces": (
         """
-A = [lambda x: x, lambda x: -x]
+# units
+from own import steps
+
+def unit(x):
+    return steps.step(x)
+# steps
+def step(x):
+    return x
+
+def other(x):
+    return x
+
+assert step
+""",
+        "assert step\n",
+        "step = other\n",
+    ),
+    "a method that another replaces": (
+        """
+class A:
+    def f(self):
+        return 1
+
+def g(self):
+    return 2
+
+assert A.f
+
+def unit():
+    return A().f()
+""",
+        "assert A.f",
+        "A.f = g",
+    ),
+    "a function in a decorator of another library": (
+        """
+import torch
+
+@torch.no_grad()
+def unit(x):
+    return x
+""",
+        "    return x",
+        "    return -x",
+    ),
+    "an argument of a decorator of another library": (
+        """
+from contextlib import ContextDecorator
+
+class scaled(ContextDecorator):
+    def __init__(self, x):
+        self.x = x
+
+def step(x):
+    return x
+
+unit = scaled(int('1'))(step)
+unit.__module__ = __name__
+""",
+        "int('1')",
+        "int('2')",
+    ),
+    "a method of another object of the same class": (
+        """
+class A:
+    def __init__(self, x):
+        self.x = x
+
+    def f(self):
+        return self.x
+
+def make(f):
+    return lambda: f()
+
+unit = make(A(1).f)
+""",
+        "make(A(1).f)",
+        "make(A(2).f)",
+    ),
+    "one of two lambdas": (
+        """
+A = [
+    lambda x: x,
+    lambda x: -x,
+]
 step = A[0]
 
 def unit(x):
@@ -515,6 +599,14 @@ UNKNOWN = {
     "a closure over a path": (
         f"from pathlib import Path\n{FACTORY}\nunit = make(Path('/data/table.bin'))\n",
         "an absolute path",
+    ),
+    "one of two lambdas in a line": (
+        "A = [lambda x: x, lambda x: -x]\nunit = A[0]\n",
+        "another function of its name in its line",
+    ),
+    "a class made by a function": (
+        f"{FACTORY}\ndef other():\n    class A:\n        pass\n    return A\n\n\nunit = make(other())\n",
+        "own.units.other.<locals>.A, a class made by a function",
     ),
     "functions found by their names": (
         "def unit(name):\n    return globals()[name]\n",
