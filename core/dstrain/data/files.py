@@ -79,7 +79,7 @@ class DataRoots:
         found: dict[str, str] = {}
         for folder in self.folders:
             joined = os.path.join(folder, name)
-            path = _real_path(joined)
+            path = real_path(joined)
             if not self.contains(path):
                 raise self._outside(name, path)
             if path not in found and _exists(joined):
@@ -126,7 +126,7 @@ class DataRoots:
         Call it before a frame is opened.
         """
         for frame in sorted(folder.iterdir()):
-            path = _real_path(frame)
+            path = real_path(frame)
             if not frame.name.startswith(".") and not self.contains(path):
                 raise self._outside(str(frame), path)
 
@@ -135,7 +135,7 @@ class DataRoots:
         return UsageError(name, f"points outside the dataset's {folders}, to {path}")
 
 
-def _real_path(path: str | Path) -> str:
+def real_path(path: str | Path) -> str:
     """Return a path without links; raises SystemFault where the machine cannot say."""
     try:
         return os.path.realpath(path, strict=True)

@@ -29,6 +29,7 @@ from dstrain.console import (
     secrets,
 )
 from dstrain.data.cells import Cell, input_key
+from dstrain.data.files import real_path
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import StateError, UsageError, first_few, secret_error
 from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
@@ -417,7 +418,9 @@ def plan_lines(
 def _name_in(folders: Sequence[str], path: str) -> str:
     """Return a file's name in one of the folders, under which it is found when they moved."""
     # An absolute name in the metadata may lead through links, or upwards, to a folder.
-    for place in (path, os.path.realpath(path)):
+    # Looked up only then: each look-up takes time, and may fail.
+    for find in (str, real_path):
+        place = find(path)
         for folder in folders:
             start = os.path.join(folder, "")
             if place.startswith(start) and ".." not in Path(place).parts:
