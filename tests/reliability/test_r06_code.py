@@ -75,7 +75,10 @@ encode_prompt = make_encoder(1.0)
 def describe(prompt: str, label: str = "x", *, dit_config: Any) -> Description:
     ran("describe")
     words = len(prompt.split()) + offset(prompt)
-    first = torch.tensor([words])
+    # Not imported before the unit runs.
+    import own.late
+
+    first = torch.tensor([words * own.late.FACTOR])
     facts: Facts = {"words": words, "ratio": float(len(label)), "short": False, "nothing": None, "first": first}
     return {"facts": facts, "layers": [torch.ones(1, 2)], "title": prompt}
 
@@ -118,15 +121,21 @@ class Base:
 
 
 class Whitener(Base):
+    contrast = 0.5
+
     def __init__(self, mean):
         self.mean = mean
 
     def __call__(self, frames):
-        return self.scaled(frames - self.mean) / tables.STD["rgb"][0]
+        return self.contrast * self.scaled(frames - self.mean) / tables.STD["rgb"][0]
 
     def unused(self):
         return UNUSED
+
+
+Whitener.contrast = 1.0
 ''',
+        "late": "FACTOR = 1\n",
         "tables": """
 STD = {"rgb": (2.0, 3.0)}
 """,
@@ -178,6 +187,14 @@ CHANGES = (
     Change("a constant in another module", "tables", "2.0", "4.0", IMAGE),
     Change("a constant used by name", "pixels", "MEAN = 0.5", "MEAN = 0.25", IMAGE),
     Change("a helper two calls away", "words", "% 2", "% 3", DESCRIPTION),
+    Change("a module imported late", "late", "FACTOR = 1", "FACTOR = 2", DESCRIPTION),
+    Change(
+        "a class's attribute, assigned later",
+        "pixels",
+        "Whitener.contrast = 1.0",
+        "Whitener.contrast = 2.0",
+        IMAGE,
+    ),
     Change("a helper", "texts", "count(text)", "count(text) + 1", DESCRIPTION),
     Change("a method", "pixels", "- self.mean", "+ self.mean", IMAGE),
     Change("a method of a base class", "pixels", "* 1", "* 2", IMAGE),

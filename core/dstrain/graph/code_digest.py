@@ -230,7 +230,9 @@ class _Walk:
         return self._entry(id(cls), lambda: self._own_class(cls))
 
     def _own_class(self, cls: type) -> Any:
-        """Describe a class by its definition, and by what has replaced its methods."""
+        """Describe a class by its definition, what has replaced its methods, and its plain
+        attributes, which may be assigned later.
+        """
         module, name = cls.__module__, cls.__qualname__
         replaced = {
             attribute: self._known(f"{name}.{attribute}", method)
@@ -240,7 +242,14 @@ class _Walk:
             and (method.__module__, method.__qualname__)
             != (module, f"{name}.{attribute}")
         }
-        return [name, self._definition(module, name.partition(".")[0]), replaced]
+        attributes = {}
+        for attribute, value in sorted(vars(cls).items()):
+            if type(value) in (*LITERALS, str) and not attribute.startswith("__"):
+                # A path counts by what defines it.
+                with suppress(_Opaque):
+                    attributes[attribute] = self._value(value)
+        definition = self._definition(module, name.partition(".")[0])
+        return [name, definition, replaced, attributes]
 
     def _definition(self, module: str, name: str) -> Any:
         """Return a reference to the statements of a module that define a name; '' stands

@@ -108,6 +108,32 @@ def test_what_changes_nothing_keeps_the_digest(change: str, package: Any) -> Non
 
 
 DIFFERENT = {
+    "a class's attribute, assigned later": (
+        """
+class Scale:
+    factor = 1
+
+Scale.factor = 2
+
+def unit(x):
+    return x * Scale.factor
+""",
+        "Scale.factor = 2",
+        "Scale.factor = 3",
+    ),
+    "a class's text, assigned later": (
+        """
+class Scale:
+    mode = "a"
+
+Scale.mode = "b"
+
+def unit(x):
+    return x, Scale.mode
+""",
+        'Scale.mode = "b"',
+        'Scale.mode = "c"',
+    ),
     "a literal": (
         """
 def unit(x):
