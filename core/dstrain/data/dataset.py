@@ -20,7 +20,7 @@ from dstrain.data.files import DataRoots, FileInfos, inspect_files
 from dstrain.data.images import ImageInfo, Resolution
 from dstrain.data.metadata import SUFFIXES, Fault, RawValue, Table, read_metadata
 from dstrain.data.videos import Video
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
 
 MAX_COLUMNS_SHOWN = 50
@@ -206,7 +206,7 @@ def check_rows(
     columns = input_columns(table, config, inputs)
     if not table.rows:
         raise UsageError(table.path, "has no rows")
-    missing = _missing_inputs(table, columns, inputs, check_inputs)
+    missing = _missing_inputs(table, config, columns, inputs, check_inputs)
     files = inspect_files(
         table, columns.values(), config.base_path, config.roots, config.url_cache
     )
@@ -332,6 +332,7 @@ def as_cut_from_video(column: Column, others: Iterable[Input]) -> Column:
 
 def _missing_inputs(
     table: Table,
+    config: DataConfig,
     columns: Mapping[str, Column],
     inputs: Mapping[str, Input],
     check_inputs: CheckInputs | None,
@@ -358,7 +359,11 @@ def _missing_inputs(
         names = ", ".join(map(repr, table.columns[:MAX_COLUMNS_SHOWN]))
         if len(table.columns) > MAX_COLUMNS_SHOWN:
             names += f" and {len(table.columns) - MAX_COLUMNS_SHOWN} more"
-        advice = (*error.help_lines, f"columns of {table.path.name}: {names}")
+        advice = [*error.help_lines, f"columns of {table.path.name}: {names}"]
+        _, absent = without_absent(table, config, inputs)
+        if absent:
+            many = f"{len(absent)} file{'s' * (len(absent) > 1)}"
+            advice.append(f"{many} that it names cannot be found: {first_few(absent)}")
         raise UsageError(table.path, error.what, *advice) from error
 
     @cache

@@ -4,6 +4,8 @@ Files are safetensors, or those of `torch.save` (`.pth`, `.pt`, `.bin`), of whic
 nothing but tensors is read.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ from dstrain.models.components import Component, Files
 from dstrain.models.formats import Shape, Shapes, TensorSlice, join, shapes_of
 from dstrain.storage.safetensors import opened
 
+LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b")
+SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
+"""The name of one of the files in which a model is published."""
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
 
 
@@ -146,7 +151,8 @@ def recognize(
     its_names = f"its first names: {', '.join(names[:3])}"
     if not found:
         known = _names(c for c in components if c.key_patterns)
-        raise StateError(where, f"matches none of {known}; {its_names}")
+        what = f"matches none of {known}; {its_names}"
+        raise StateError(where, what, *_what_else(files.paths, names))
     for fitting in by_prefix.values():
         if not all(component.same_keys_as(fitting[0]) for component in fitting):
             raise StateError(
@@ -160,6 +166,26 @@ def recognize(
             f"{len(others)} of its names belong to none of {these}: {', '.join(others[:3])}",
         )
     return [(tuple(fitting), part) for part, fitting in found.items()]
+
+
+def _what_else(paths: Sequence[Path], names: Iterable[str]) -> Iterator[str]:
+    """Say what files are that match no component, if their names tell."""
+    if any(map(LORA_KEY.search, names)):
+        yield (
+            "it is a LoRA, not a model: to use it, give --lora (generate); to train on, "
+            "--lora_checkpoint; to train upon it, --preset_lora_path"
+        )
+    numbered = SHARD.fullmatch(paths[0].name)
+    if numbered is not None and len(paths) < int(numbered["count"]):
+        count = numbered["count"]
+        every = [
+            paths[0].with_name(
+                f"{numbered['stem']}-{one:05}-of-{count}{numbered['suffix']}"
+            )
+            for one in range(1, int(count) + 1)
+        ]
+        yield f"it is one of the {len(every)} files of a model; put all of them into a list of their own"
+        yield f"within that of --model_paths: {json.dumps(list(map(str, every)))}"
 
 
 def _names(components: Iterable[Component]) -> str:

@@ -17,6 +17,9 @@ from dstrain.models.needed_components import Found, denoiser_config
 from dstrain.registry.discovery import variant_of
 from dstrain.registry.family import ModelFamily
 
+STEPS = "num_inference_steps"
+TOY_STEPS = 4
+"""Most denoising steps of a toy by default: its images are noise after any number."""
 Score = tuple[int, int]
 """(names of what is given that a variant uses, less the names that it lacks)."""
 
@@ -62,7 +65,8 @@ def with_overrides(
     family: ModelFamily,
     config: ModelChoice,
 ) -> PipelineSpec:
-    """Return the pipeline spec with the constants that flags, or --toy, give.
+    """Return the pipeline spec with the constants that flags, or --toy, give, and with
+    few denoising steps by default for a toy.
 
     Raises UsageError for text that is not a valid value, and for the flag of a constant
     that the variant does not have.
@@ -83,9 +87,10 @@ def with_overrides(
             changed[name] = replace(constant, value=value)
         elif config.toy and constant.toy is not None:
             changed[name] = replace(constant, value=constant.toy)
-    if not changed:
-        return spec
-    return replace(spec, inputs={**spec.inputs, **changed})
+    defaults = dict(spec.defaults)
+    if config.toy and STEPS in defaults:
+        defaults[STEPS] = min(defaults[STEPS], TOY_STEPS)
+    return replace(spec, inputs={**spec.inputs, **changed}, defaults=defaults)
 
 
 def score_columns(

@@ -55,17 +55,25 @@ def test_blank_cells_that_are_needed_are_reported_with_the_other_bad_ones(
 
 
 @pytest.mark.parametrize(
-    "columns, missing",
-    [("image,caption", "prompt"), ("file_name,prompt", "image"), ("a.png,b", "image")],
+    "columns, missing, absent",
+    [
+        (
+            "image,caption",
+            "prompt",
+            ["1 file that it names cannot be found: none.png"],
+        ),
+        ("file_name,prompt", "image", []),
+        ("a.png,b", "image", []),
+    ],
 )
 def test_a_column_that_is_missing_is_reported_before_bad_cells_with_those_there_are(
-    tmp_path: Path, columns: str, missing: str
+    tmp_path: Path, columns: str, missing: str, absent: list[str]
 ) -> None:
     with pytest.raises(UsageError, match=f"no column '{missing}'") as caught:
         opened(tmp_path, f"{columns}\nnone.png,b\n")
     assert caught.value.where == str(tmp_path / "metadata.csv")
     there = ", ".join(map(repr, columns.split(",")))
-    assert caught.value.help_lines == (f"columns of metadata.csv: {there}",)
+    assert caught.value.help_lines == (f"columns of metadata.csv: {there}", *absent)
 
 
 def test_rows_that_cannot_be_read_are_reported_before_columns_that_only_they_may_name(

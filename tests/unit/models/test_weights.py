@@ -2,6 +2,7 @@
 is ever run.
 """
 
+import json
 import os
 import pathlib
 import pickle
@@ -314,3 +315,17 @@ def test_experts_are_found_together(tmp_path: Path) -> None:
         StateError, match=r"matches none of vae; its first names: proj.weight"
     ):
         recognize(files, (VAE, TOKENS))
+
+
+def test_files_that_are_no_model_by_themselves_are_named(tmp_path: Path) -> None:
+    lora = written(tmp_path / "lora.safetensors", "proj.lora_A.weight")
+    with pytest.raises(StateError, match="matches none of dit") as caught:
+        recognize(lora, (DIT,))
+    assert caught.value.help_lines[0].startswith("it is a LoRA, not a model")
+    shard = written(tmp_path / "model-00002-of-00002.safetensors", "part.weight")
+    with pytest.raises(StateError, match="matches none of dit") as caught:
+        recognize(shard, (DIT,))
+    first, second = caught.value.help_lines
+    assert first.startswith("it is one of the 2 files of a model")
+    every = [str(tmp_path / f"model-0000{one}-of-00002.safetensors") for one in (1, 2)]
+    assert second.endswith(json.dumps(every))

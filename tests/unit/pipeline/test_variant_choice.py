@@ -319,6 +319,17 @@ def test_a_setting_is_the_flags_else_the_toys_else_the_variants(
     )
 
 
+@pytest.mark.parametrize(
+    ("steps", "toy", "taken"), [(50, True, 4), (2, True, 2), (50, False, 50)]
+)
+def test_a_toy_takes_few_steps_by_default(steps: int, toy: bool, taken: int) -> None:
+    spec = replace(having(), defaults={"num_inference_steps": steps})
+    config = TrainConfig(model="tiny", toy=toy)
+    assert with_overrides(spec, MODEL, config).defaults == {
+        "num_inference_steps": taken
+    }
+
+
 def test_a_bare_flag_is_refused_where_it_does_not_act() -> None:
     family = replace(
         MODEL,

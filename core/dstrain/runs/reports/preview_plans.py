@@ -25,6 +25,11 @@ PIXELS = 512 * 512
 """The most pixels of a preview, or of a frame of it, without --height and --width: a
 look, not a result.
 """
+TOY_PIXELS = 128 * 128
+TOY_FRAMES = 5
+"""The same for a toy, whose previews are noise at any size, and its most frames: 4n + 1,
+as video models want it.
+"""
 RECORDED = ("num_inference_steps", "guidance_scale", "rand_device")
 """Fields of `SamplerOptions` that a feature cache keeps with a preview; its seed is that of
 the run that makes it.
@@ -210,10 +215,12 @@ def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
         size = (defaults[height], defaults[width])
         found[height], found[width] = fit(size, _resolution(setup), multiple)
     if "frames" in names:
-        found[names["frames"]] = setup.config.num_frames
+        frames = setup.config.num_frames
+        found[names["frames"]] = min(frames, TOY_FRAMES) if setup.config.toy else frames
     return found
 
 
 def _resolution(setup: Setup) -> Resolution:
-    most = min(setup.resolution.max_pixels, PIXELS)
+    most = TOY_PIXELS if setup.config.toy else PIXELS
+    most = min(setup.resolution.max_pixels, most)
     return replace(setup.resolution, max_pixels=most)
