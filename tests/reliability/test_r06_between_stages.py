@@ -581,6 +581,18 @@ def test_more_rows_than_are_looked_at_are_said(
     )
 
 
+def test_stage_2_says_how_many_rows_stage_1_skipped(
+    made: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.stage_2()
+    assert "rows are skipped" not in capsys.readouterr().err
+    (made.data / "1.png").write_bytes(b"no image")
+    made.fill(on_bad_sample="skip")
+    capsys.readouterr()
+    made.stage_2(on_bad_sample="skip")
+    assert "1 of 3 rows are skipped, as in stage 1" in capsys.readouterr().err
+
+
 def test_a_dataset_that_moved_is_one_also_where_it_is_gone(made: Project) -> None:
     want = made.stage_2()
     made.data.rename(made.folder / "moved")

@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options import TrainConfig
+from dstrain.console import get_logger
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
@@ -25,6 +26,8 @@ from dstrain.training.batching import Order, with_skipped_rows
 from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
 from dstrain.training.trainables import start_from_lora
+
+logger = get_logger(__name__)
 
 
 def open_training_data(setup: Setup) -> TrainingData:
@@ -54,9 +57,14 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     for row in rows:
         groups.append(row["group"])
         sample_ids.append((row["row"], row["chunk"]))
+    count = info.dataset["rows"]
+    skipped = count - len({row for row, _ in sample_ids})
+    if skipped:
+        # Their files may have been mended since: nothing is recorded of them.
+        logger.info(f"{skipped} of {count} rows are skipped, as in stage 1")
     input_sets = [frozenset(names) for names in info.inputs]
     source = CachedSamples(cache, rows, input_sets, sample_ids)
-    all_groups, all_ids = with_skipped_rows(groups, sample_ids, info.dataset["rows"])
+    all_groups, all_ids = with_skipped_rows(groups, sample_ids, count)
     return TrainingData(source, all_groups, all_ids, input_sets, info)
 
 
