@@ -1,4 +1,4 @@
-"""R15: the tests have teeth: each of thirty bugs, planted in a copy of the project, is
+"""R15: the tests have teeth: each of thirty bugs and more, planted in a copy of the project, is
 caught by its tests.
 """
 
@@ -23,7 +23,7 @@ def test_each_bug_is_of_its_own_and_can_be_planted() -> None:
         len(BUGS)
         == len({bug.name for bug in BUGS})
         == len({bug.breaks for bug in BUGS})
-        == 30
+        >= 30
     )
     for bug in BUGS:
         assert (ROOT / bug.file).read_text().count(bug.old) == 1, bug.name

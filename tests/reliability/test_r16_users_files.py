@@ -168,7 +168,7 @@ def commands() -> dict[str, tuple[list[str], str]]:
     generate = ["generate", "--model", "tiny", "--toy", *small]
     return {
         "train": ([*run, *output, "--max_steps", "2"], "out"),
-        "dry run": ([*run, *output, "--dry_run"], "out"),
+        "dry run": ([*run, *output, "--max_steps", "4", "--resume", "--dry_run"], "out"),
         "resume": ([*run, *output, "--max_steps", "4", "--resume"], "out"),
         "overwrite": ([*run, *output, "--max_steps", "3", "--overwrite"], "out"),
         "stage 1": ([*cache, "--task", "sft:data_process"], "cache"),
@@ -218,7 +218,7 @@ def test_files_of_others_stay_whatever_command_runs(
         assert found(theirs) == theirs, (name, said)
         if folder in foreign.refused and code:
             assert code in (2, 3), said
-            assert re.search("move it away|give another --", said), said
+            assert re.search("move it away|give another --", said), (name, said)
         elif not foreign.refused:
             assert code == 0, (name, said)
 

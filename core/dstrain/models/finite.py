@@ -1,27 +1,35 @@
-"""Find values and weights that are not finite."""
+"""Find values that are no numbers, and weights that are not finite."""
 
 from typing import Any
 
-import torch
 from accelerate.utils.operations import recursively_apply
 from torch import Tensor, nn
 
 
-def is_finite(value: Any) -> bool:
-    """Return whether all tensors in a value, which may be a list or record, are finite."""
+def has_nan(value: Any) -> bool:
+    """Return whether a tensor in a value, which may be a list or record, contains NaN.
+
+    Infinity is a number that masks of attention have.
+    """
     found: list[bool] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(bool(torch.isfinite(tensor).all()))
+        found.append(bool(_comparable(tensor).isnan().any()))
         return tensor
 
     recursively_apply(note, value)
-    return all(found)
+    return any(found)
 
 
 def damaged_weight(module: nn.Module) -> str:
     """Return the name of a weight with NaN or infinity; '' without any."""
     for name, weight in module.state_dict().items():
-        if isinstance(weight, Tensor) and not torch.isfinite(weight).all():
+        if isinstance(weight, Tensor) and not _comparable(weight).isfinite().all():
             return name
     return ""
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    # torch does not compare numbers of 8 bits.
+    is_small = tensor.is_floating_point() and tensor.itemsize == 1
+    return tensor.float() if is_small else tensor

@@ -36,7 +36,7 @@ from dstrain.graph.long_prompts import LongPrompt, noticing_long_prompts
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.values import serialize
 from dstrain.models.component_files import named_models
-from dstrain.models.finite import is_finite
+from dstrain.models.finite import has_nan
 from dstrain.models.needed_components import Found, component_digests
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
@@ -324,10 +324,10 @@ def compute_step(
     with torch.no_grad(), noticing_long_prompts(notice):
         pipeline.run([step], values)
     for name, value in step.outputs.items():
-        if not is_finite(values[value]):
+        if has_nan(values[value]):
             raise UsageError(
                 f"unit {step.unit.name}",
-                f"{name} contains NaN or infinity; it is not stored",
+                f"output {name!r} contains NaN; it is not stored",
                 *pipeline.damaged(step.unit.components),
             )
 

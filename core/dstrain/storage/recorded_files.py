@@ -15,6 +15,8 @@ logger = get_logger(__name__)
 READERS = 16
 """Threads that look at files: more than processors, since they wait for a disk."""
 FILES_PER_TASK = 512
+LONG_READ = 2**30
+"""Bytes that take a second or more to read, so that this is said."""
 
 RecordedFile = tuple[str, Sequence[Any]]
 """A path, and what `Digests.record` returned of the file when it was recorded."""
@@ -35,9 +37,10 @@ def first_changed(files: Iterable[RecordedFile]) -> str | None:
                 if not digest:
                     return path
                 touched.append((path, digest))
-        if touched:
+        size = sum(Path(path).stat().st_size for path, _ in touched)
+        if size >= LONG_READ:
             logger.info(
-                f"comparing {len(touched)} files whose times are not those recorded, such as {touched[0][0]}"
+                f"comparing {size / 2**30:.1f} GiB of files whose times are not those recorded, such as {touched[0][0]}"
             )
         digests = threads.map(sha256, [Path(path) for path, _ in touched])
         for (path, recorded), digest in zip(touched, digests, strict=True):

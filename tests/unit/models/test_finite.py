@@ -1,16 +1,18 @@
-"""Values and weights with NaN or infinity are found."""
+"""Values with NaN, and weights with NaN or infinity, are found."""
 
 import torch
-from dstrain.models.finite import damaged_weight, is_finite
+from dstrain.models.finite import damaged_weight, has_nan
 from torch import nn
 
 
 def test_every_tensor_of_a_value_counts() -> None:
     good = torch.ones(2)
-    bad = torch.tensor([1.0, float("inf")])
-    assert is_finite([good, {"a": good, "b": 3}, "text"])
-    assert not is_finite([good, {"a": bad}])
-    assert not is_finite(torch.tensor(float("nan")))
+    bad = torch.tensor([1.0, float("nan")])
+    mask = torch.tensor([0.0, -float("inf")])
+    assert not has_nan([good, {"a": mask, "b": 3}, "text"])
+    assert has_nan([good, {"a": bad}])
+    assert has_nan(bad.to(torch.float8_e4m3fn))
+    assert not has_nan(good.to(torch.float8_e4m3fn))
 
 
 def test_a_damaged_weight_is_named() -> None:

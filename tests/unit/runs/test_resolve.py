@@ -18,9 +18,10 @@ SAVES = Option("as_others", "Save in the names of another program.", saves="kohy
 
 def setup_of(trained: Trainables) -> Any:
     return SimpleNamespace(
-        family=SimpleNamespace(default_trainable="dit"),
+        family=SimpleNamespace(default_trainable="dit", load=lambda part: ()),
         trainables=trained,
         saving=SAVES,
+        config=SimpleNamespace(lora_format=None),
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def as_summary(setup: Setup) -> str:
     _check_output(setup, absent)
     dataset = _dataset(setup, absent)
     plans = _plans(setup, dataset, absent)
-    _check_models(setup, plans, absent)
+    _check_models(setup, plans, _preview_plans(setup, dataset), absent)
     lines = ["", "this run", *_length(setup)]
     if absent:
         lines += ["", "to fetch", *(f"    {line}" for line in dict.fromkeys(absent))]
@@ -108,7 +108,7 @@ def _dataset(setup: Setup, absent: list[str]) -> Dataset | None:
 
 
 def _plans(setup: Setup, dataset: Dataset | None, absent: list[str]) -> list[Plan]:
-    """Return the plans of the rows and of previews; of stage 2, from the feature cache."""
+    """Return the plans of the rows; of stage 2, from the feature cache."""
     if setup.stage == "train":
         if setup.config.feature_cache is None and not setup.config.dataset_base_path:
             return [setup.plan(setup.all_inputs())]
@@ -123,20 +123,29 @@ def _plans(setup: Setup, dataset: Dataset | None, absent: list[str]) -> list[Pla
         return plans
     if dataset is None:
         return [setup.plan(setup.all_inputs())]
-    plans = [setup.plan(one) for one in dict.fromkeys(map(frozenset, dataset.rows))]
+    return [setup.plan(one) for one in dict.fromkeys(map(frozenset, dataset.rows))]
+
+
+def _preview_plans(setup: Setup, dataset: Dataset | None) -> list[Plan]:
+    """Return the plans of previews; none where the rows, which have sizes, are not here."""
+    if dataset is None:
+        return []
     # The dataset is checked already, and by no file's content.
     vars(setup)["dataset"] = dataset
-    previews = plan_previews(setup)
-    return [*plans, *(preview.plan for preview in previews)]
+    return [preview.plan for preview in plan_previews(setup)]
 
 
-def _check_models(setup: Setup, plans: Iterable[Plan], absent: list[str]) -> None:
+def _check_models(
+    setup: Setup,
+    plans: Sequence[Plan],
+    preview_plans: Sequence[Plan],
+    absent: list[str],
+) -> None:
     """Compare model files with their networks, and what is trained with these."""
     if not setup.models:
         return
     missing: list[MissingFiles] = []
-    plans = list(plans)
-    found = setup.find(plans, missing)
+    found = setup.find([*plans, *preview_plans], missing)
     absent += [f"{error.where}: {error.what}" for error in missing]
     trained = {name.partition(".")[0] for name in setup.trainables.components}
     if setup.stage == "data_process" or not trained <= found.configs.keys():
