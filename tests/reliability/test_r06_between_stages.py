@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from accelerate import Accelerator
+from dstrain.cli.main import main
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import StateError
 from dstrain.graph.inputs import Column, Constant
@@ -709,6 +710,57 @@ def test_a_fetched_file_in_a_relative_folder_is_compared(
     assert same(made.stage_2(), made.unsplit())
     another_image(made.folder / "fetched" / name)
     assert f"{name}: is not what" in made.refusal()
+
+
+# A folder of frames is its frames, and what they are called.
+
+
+def one_frame_more(folder: Path) -> None:
+    shutil.copy(folder / "5.png", folder / "0.png")
+
+
+def one_frame_less(folder: Path) -> None:
+    (folder / "1.png").unlink()
+
+
+def one_frame_at_another_place(folder: Path) -> None:
+    (folder / "1.png").rename(folder / "9.png")
+
+
+def a_hidden_file_more(folder: Path) -> None:
+    (folder / ".index").write_text("of a file browser")
+
+
+FRAMES = (one_frame_more, one_frame_less, one_frame_at_another_place)
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize("change", [*FRAMES, a_hidden_file_more])
+def test_the_frames_of_a_folder_are_compared(
+    change: Callable[[Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data/walk"
+    folder.mkdir(parents=True)
+    for number in range(1, 8):
+        Image.new("RGB", (32, 32), (30 * number, 0, 0)).save(folder / f"{number}.png")
+    rows = [{"video": "walk", "prompt": "a walk"}]
+    (tmp_path / "data/metadata.json").write_text(json.dumps(rows))
+    words = [
+        *("--model", "wan", "--variant", "t2v", "--toy", "--num_frames", "5"),
+        *("--dataset_base_path", "data", "--feature_cache", "cache"),
+        *("--lora_rank", "1", "--max_steps", "1", "--output_path", "out"),
+    ]
+    assert main([*words, "--task", "sft:data_process"]) == 0
+    change(folder)
+    refused = change in FRAMES
+    assert main([*words, "--task", "sft:train"]) == (3 if refused else 0)
+    assert ("data/walk" in capfd.readouterr().err) == refused
 
 
 # Files: what is there is compared, what is gone is passed over.

@@ -51,6 +51,8 @@ class Cell:
     """
     marks: tuple[FileMark, ...] = ()
     """The marks of the files when they were inspected."""
+    folder: str = ""
+    """The folder of which all files are frames, some of them `files`; '' for others."""
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
@@ -186,12 +188,15 @@ class ResampledVideo:
         files: tuple[str, ...] = (self.video.path,)
         marks = self.video.marks
         source = "video"
+        folder = ""
         if self.video.files:
             # A folder of frames: the key holds only the files that the clip shows.
             files = tuple(self.video.files[frame] for frame in frames)
             marks = tuple(self.video.marks[frame] for frame in frames)
             frames = tuple(range(len(frames)))
             source = "images"
+            if self.video.path not in self.video.files:
+                folder = self.video.path
         parameters: list[tuple[str, Any]] = [
             ("loader", VIDEO_LOADER_VERSION),
             ("mode", column.mode),
@@ -201,7 +206,7 @@ class ResampledVideo:
         ]
         if column.kind == "video":
             parameters.append(("fps", column.fps or self.video.fps))
-        return Cell(column.kind, None, files, tuple(parameters), marks)
+        return Cell(column.kind, None, files, tuple(parameters), marks, folder)
 
 
 def file_names(value: RawValue, column: Column) -> list[str]:

@@ -112,12 +112,17 @@ def read_frames(
     return np.stack([pixels[index] for index in indices])
 
 
-def _probe_folder(path: Path) -> Video:
-    """Inspect the images of a folder, in the order of the numbers in their names; hidden
-    files are left out.
+def frames_in(folder: Path) -> list[Path]:
+    """Return the files of a folder of frames in the order of the numbers in their names,
+    without hidden ones.
     """
-    files = [file for file in path.iterdir() if not file.name.startswith(".")]
-    files.sort(key=_numbers_first)
+    files = [file for file in folder.iterdir() if not file.name.startswith(".")]
+    return sorted(files, key=_numbers_first)
+
+
+def _probe_folder(path: Path) -> Video:
+    """Inspect the images of a folder of frames."""
+    files = frames_in(path)
     if not files:
         raise UsageError(path, "is a folder without frames")
     marks = []

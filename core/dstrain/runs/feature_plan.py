@@ -4,8 +4,7 @@ stage 2 trains on.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,16 @@ from typing import Any
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger, redacted
-from dstrain.data.dataset import find_metadata
-from dstrain.errors import CacheError, StateError, UsageError
+from dstrain.data.dataset import find_metadata, metadata_files
+from dstrain.data.videos import frames_in
+from dstrain.errors import CacheError, StateError
 from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
 from dstrain.models.needed_components import Found, find_given
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.setup import Setup
 from dstrain.storage.hashing import files_in, hash_json, sha256
-from dstrain.storage.recorded_files import RecordedFile, first_changed
+from dstrain.storage.recorded_files import first_changed
 
 logger = get_logger(__name__)
 
@@ -29,6 +29,9 @@ MOST_FACTS = 12
 """Most differences between two plans that an error lists."""
 MOST_ROWS = 20_000
 """Most rows of a dataset whose files stage 2 looks at before it starts."""
+
+OF_PLACE = ("line", "files", "frame folders")
+"""Facts of a plan's line that say where its values are from, and not what they are."""
 
 StoredPlan = tuple[Path, dict[str, Any]]
 """A plan file and its record."""
@@ -224,10 +227,7 @@ def _are_equal(plans: Iterable[Sequence[Mapping[str, Any]]]) -> bool:
     contents = {
         hash_json(
             "rows",
-            [
-                {fact: row[fact] for fact in row if fact not in ("line", "files")}
-                for row in rows
-            ],
+            [{fact: row[fact] for fact in row if fact not in OF_PLACE} for row in rows],
         )
         for rows in plans
     }
@@ -255,24 +255,37 @@ def _first_changed(
         )
         return None
 
-    def files() -> Iterator[RecordedFile]:
+    def recorded(kind: str, exists: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
         for row in rows:
-            for name, recorded in row["files"]:
+            for name, record in row[kind]:
                 # A name leads out of the folders only if a stranger wrote it.
                 if os.path.isabs(name) or ".." in Path(name).parts:
                     continue
                 *others, last = [os.path.join(folder, name) for folder in here]
-                yield next(filter(os.path.isfile, others), last), recorded
+                yield next(filter(exists, others), last), record
 
-    return first_changed(files())
+    changed = first_changed(recorded("files", os.path.isfile))
+    if changed is not None:
+        return changed
+    for folder, digest in recorded("frame folders", os.path.isdir):
+        if os.path.isdir(folder) and names_digest(Path(folder)) != digest:
+            return folder
+    return None
+
+
+def names_digest(folder: Path) -> str:
+    """Return the digest of the names of frames in a folder: a frame more, or less, makes
+    other clips.
+    """
+    return hash_json("frames", [file.name for file in frames_in(folder)])
 
 
 def _metadata(config: TrainConfig) -> Path | None:
     """Return the metadata of the dataset if it is here; stage 2 does without."""
     path = config.dataset_metadata_path
-    if path is None and config.dataset_base_path is not None:
-        with suppress(UsageError):
-            path = find_metadata(config.dataset_base_path)
+    base = config.dataset_base_path
+    if path is None and base is not None and metadata_files(base):
+        path = find_metadata(base)
     return path if path is not None and path.is_file() else None
 
 

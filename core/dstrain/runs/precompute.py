@@ -40,7 +40,7 @@ from dstrain.models.finite import has_nan
 from dstrain.models.needed_components import Found, component_digests
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
-from dstrain.runs.feature_plan import CacheInfo, dataset_folders
+from dstrain.runs.feature_plan import CacheInfo, dataset_folders, names_digest
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, record
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.reports.preview_plans import PreviewPlan, plan_previews, preview_line
@@ -388,7 +388,7 @@ def plan_lines(
     set of inputs and the signature. A file is recorded in the first line that uses it.
     """
     folders = dataset_folders(setup.config)
-    seen: set[str] = set()
+    seen = {""}
     for sample, group in zip(samples, setup.dataset.groups, strict=True):
         row, chunk = sample.sample_id
         values = {
@@ -399,11 +399,17 @@ def plan_lines(
         for name, address in sample.addresses.items():
             values[name] = {"at": address, "shapes": shapes(cache.header(address))}
         files = []
+        frame_folders = []
         for name in sorted(sample.plan.used_inputs):
-            for file in sample.cells[name].files:
+            cell = sample.cells[name]
+            for file in cell.files:
                 if file not in seen:
                     seen.add(file)
                     files.append((_name_in(folders, file), keyed.digests.record(file)))
+            if cell.folder not in seen:
+                seen.add(cell.folder)
+                place = _name_in(folders, cell.folder)
+                frame_folders.append((place, names_digest(Path(cell.folder))))
         yield {
             "row": row,
             "line": setup.dataset.table.lines[row],
@@ -412,6 +418,7 @@ def plan_lines(
             "group": group,
             "values": values,
             "files": files,
+            "frame folders": frame_folders,
         }
 
 

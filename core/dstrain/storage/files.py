@@ -233,6 +233,9 @@ def lock(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         _acquire(file_lock, folder)
         (folder / HOLDER).write_text(f"{os.getpid()}\n")
+    except FileExistsError as error:
+        what = "is a file; expected a folder"
+        raise SystemFault(folder, what, UNTOUCHED) from error
     except OSError as error:
         file_lock.release()
         raise _fault(folder / LOCK, 0, error) from error

@@ -182,6 +182,8 @@ WAYS: tuple[tuple[int, str, Way], ...] = (
     (3, "a damaged store", Way(STAGE_2, "cache", first=(STAGE_1,), prepare=damaged("cache/shards/*.safetensors"))),
     (3, "a LoRA that does not fit", Way((*GENERATE, "--lora", "model/vae/model-1-of-1.safetensors"), "model/vae/")),
     (4, "output below a file", Way((*SHORT, "--output_path", "a.txt/out"), "a.txt", prepare=written("a.txt", "mine"))),
+    (4, "a file as output", Way((*SHORT, "--output_path", "a.txt"), "a.txt: is a file",
+                                prepare=written("a.txt", "mine"))),
     (4, "store below a file", Way((*STAGE_1, "--feature_cache", "a.txt/c"), "a.txt", prepare=written("a.txt", "mine"))),
     (4, "disk full", Way(SHORT, "", prepare=at("dstrain.storage.files.os.fsync", FULL))),
     (4, "a data loader's process ends", Way((*SHORT, "--dataset_num_workers", "1"), "data loader: ",

@@ -110,7 +110,7 @@ def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
     if run.setup.task.runs_sampler:
         # A number of steps without guidance is what was trained.
         words += ["--num_inference_steps", "...", "--guidance_scale", "1"]
-    for name in input_files(run.setup.spec):
+    for name in input_files(run.setup.spec, run.setup.all_inputs()):
         words += ["--input", f"{name}=FILE"]
     output = "video.mp4" if run.setup.spec.makes_video else "image.png"
     logger.info(f"try them: {shlex.join([*words, '--output', output])}")
@@ -137,12 +137,17 @@ def weights_to_convert(run: TrainingRun, weights: Sequence[Path]) -> list[Path]:
     return found
 
 
-def input_files(spec: PipelineSpec) -> list[str]:
-    """Return the inputs of inference that are images or videos."""
+def input_files(spec: PipelineSpec, trained_with: frozenset[str]) -> list[str]:
+    """Return the inputs of inference that are images or videos, of optional ones those
+    with which training was done.
+    """
     task = generate_task(spec, guided=False)
     used = make_plan(spec, frozenset(spec.inputs), task).used_inputs
     return [
         name
         for name, source in spec.inputs.items()
-        if isinstance(source, Column) and source.is_file and name in used
+        if isinstance(source, Column)
+        and source.is_file
+        and name in used
+        and (name in trained_with or not source.optional)
     ]

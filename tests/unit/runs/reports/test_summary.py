@@ -143,9 +143,16 @@ def test_samples_a_second_are_those_of_all_steps_together() -> None:
         ("flux", "dev", []),
         ("flux", "kontext", ["kontext_images"]),
         ("wan", "i2v", ["input_image"]),
+        ("wan", "ti2v-5b", ["input_image"]),
     ],
 )
 def test_the_command_to_try_asks_for_the_files_that_inference_reads(
     family: str, variant: str, inputs: list[str]
 ) -> None:
-    assert summary.input_files(load_family(family).spec(variant)) == inputs
+    spec = load_family(family).spec(variant)
+    assert summary.input_files(spec, frozenset(spec.inputs)) == inputs
+    optional = {
+        name for name in inputs if getattr(spec.inputs[name], "optional", False)
+    }
+    without = summary.input_files(spec, frozenset(spec.inputs) - optional)
+    assert without == [name for name in inputs if name not in optional]
