@@ -712,6 +712,81 @@ def test_a_fetched_file_in_a_relative_folder_is_compared(
     assert f"{name}: is not what" in made.refusal()
 
 
+# A run from the cache that resumes after stage 1 was run again.
+
+
+def two_images(project: Project) -> None:
+    another_image(project.data / "0.png")
+    another_image(project.data / "2.png")
+
+
+def nothing(project: Project) -> None:
+    pass
+
+
+RESUMED: Mapping[Callable[[Project], None], str] = MappingProxyType(
+    {
+        nothing: "",
+        image_times: "",
+        encoder_time: "",
+        moved_folder: "",
+        unit_formatting: "",
+        two_images: "its cached values",
+        encoder: "its cached values",
+        unit_code: "its cached values",
+        setting: "had different settings",
+        caption: "its cached values",
+    }
+)
+"""What changes before stage 1 runs again -> why the saved run is not resumed."""
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize("change", RESUMED, ids=lambda change: change.__name__)
+def test_a_run_from_the_cache_resumes_with_the_values_that_it_began_with(
+    change: Callable[[Project], None], made: Project
+) -> None:
+    flags = {"task": "sft:train", "feature_cache": made.folder / "cache"}
+    out = made.folder / "resumed"
+    train(made.folder, output_path=out, max_steps=2, **flags, **made.flags)
+    change(made)
+    made.fill()
+    whole = made.stage_2(max_steps=4)
+    again = {**flags, **made.flags, "max_steps": 4, "resume": "auto"}
+    if RESUMED[change]:
+        with pytest.raises(StateError, match=RESUMED[change]) as caught:
+            train(made.folder, output_path=out, **again)
+        assert caught.value.exit_code == 3
+    else:
+        found = outcome(train(made.folder, output_path=out, **again))
+        last = "step-4.safetensors"
+        assert same(found["files"][last], whole["files"][last])
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+def test_a_refused_resume_names_the_number_of_processes(made: Project) -> None:
+    out = made.folder / "resumed"
+    train(made.folder, output_path=out, max_steps=2, **made.flags)
+    record = out / "logs/config.json"
+    recorded = json.loads(record.read_text())
+    assert recorded["versions"]["processes"] == "1"
+    recorded["versions"]["processes"] = "4"
+    record.write_text(json.dumps(recorded))
+    with pytest.raises(StateError, match="processes: saved 4, this run 1"):
+        train(
+            made.folder,
+            output_path=out,
+            max_steps=4,
+            batch_size=2,
+            resume="auto",
+            **made.flags,
+        )
+
+
 # A folder of frames is its frames, and what they are called.
 
 
