@@ -8,6 +8,7 @@ that cannot be compared, it counts by the statements that define it.
 
 import ast
 import hashlib
+import importlib
 import json
 import linecache
 import os
@@ -37,6 +38,8 @@ UNCOUNTED = frozenset({"ctx", "kind", "simple", "type_comment"})
 """Fields of syntax that follow from the others, or change nothing."""
 DYNAMIC = frozenset({"__import__", "eval", "exec", "globals"})
 """Built-in functions that reach code by a text, which syntax does not show."""
+BY_NAME = (importlib.import_module, pkgutil.resolve_name)
+"""Functions that do the same."""
 ORIGIN = ("__module__", "__qualname__")
 LOCATIONS = frozenset({"__file__", "__path__", "__spec__"})
 """Globals of a module that say where it lies, which may differ between machines."""
@@ -291,7 +294,11 @@ class _Walk:
             if name in held or name in LOCATIONS:
                 continue
             if name in namespace:
-                found = self._global(module, name, namespace[name], attribute)
+                value = namespace[name]
+                reached = (value, getattr(value, attribute, None))
+                if any(one is other for one in reached for other in BY_NAME):
+                    self._unknown(f"{where} uses {name} to import by name")
+                found = self._global(module, name, value, attribute)
                 used[f"{name}.{attribute}"] = found
             elif name in DYNAMIC:
                 self._unknown(f"{where} uses {name}()")

@@ -638,6 +638,14 @@ UNKNOWN = {
         "def unit(name):\n    return globals()[name]\n",
         "own.units.unit uses globals()",
     ),
+    "a module found by its name": (
+        "import importlib\ndef unit(x):\n    return importlib.import_module('own.' + x)\n",
+        "own.units.unit uses importlib to import by name",
+    ),
+    "a function found by its name in text": (
+        "from pkgutil import resolve_name\ndef unit(x):\n    return resolve_name('own.' + x)\n",
+        "own.units.unit uses resolve_name to import by name",
+    ),
 }
 
 
