@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from dstrain.data.cells import Cell, image_cell, load_cell
-from dstrain.data.damage import mark_of
 from dstrain.data.images import ImageInfo, Resolution, read_size
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column
+from dstrain.storage.hashing import file_mark
 from PIL import Image
 
 pytestmark = pytest.mark.promise(
@@ -114,7 +114,7 @@ def encoded(form: str, size: tuple[int, int]) -> bytes:
 
 
 def inspected(path: Path) -> Cell:
-    info = ImageInfo(str(path), read_size(path), mark_of(path))
+    info = ImageInfo(str(path), read_size(path), file_mark(path))
     return image_cell(Column("image", "image"), Resolution(None, None, 2**20), [info])
 
 
