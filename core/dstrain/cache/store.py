@@ -200,18 +200,18 @@ def check_parts(folder: Path) -> None:
         raise CacheError(marker, f"cannot be read: {error}", AGAIN) from error
     if found == FORMAT:
         return
-    if not isinstance(found, dict) or found.get("format") != FORMAT["format"]:
+    version = found.get("version") if isinstance(found, dict) else None
+    if type(version) is not int or found != {**FORMAT, "version": version}:
         what = f"expected {dict(FORMAT)}, found {found}"
         raise StateError(
-            marker, what, "another program wrote it: give another --feature_cache"
+            marker,
+            what,
+            "another program wrote it, or it is damaged: give another --feature_cache",
         )
-    what = (
-        f"is a feature cache of format {found.get('version')}, "
-        f"and this version of dstrain has format {FORMAT['version']}"
-    )
     raise StateError(
-        folder,
-        what,
+        marker,
+        f"is that of a feature cache of format {version}, "
+        f"and this version of dstrain has format {FORMAT['version']}",
         "it is left as it is; fill a new one by running the same command with"
         " --task TASK:data_process --feature_cache NEW_FOLDER",
         "and train with --feature_cache NEW_FOLDER",
