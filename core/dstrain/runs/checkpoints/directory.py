@@ -149,6 +149,7 @@ def restore_run(folder: Path) -> None:
                 raise not_listed(folder, name)
             place.parent.mkdir(parents=True, exist_ok=True)
             path.rename(place)
-            remove_empty(path.parent, aside)
-    with suppress(OSError):  # absent, or with files of the user
-        aside.rmdir()
+    # The folders are made before the files are moved into them: some may be empty.
+    for path in (*sorted(aside.rglob("*"), reverse=True), aside):
+        with suppress(OSError):  # a file of the user, or a folder with one
+            path.rmdir()
