@@ -112,6 +112,14 @@ def pipe(tiny: Path, model: Path) -> Any:
 
 
 @pytest.fixture
+def filled(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A project whose cache is filled (`stage_project.Project`)."""
+    from tests.support.stage_project import filled_project
+
+    return filled_project(tmp_path, monkeypatch)
+
+
+@pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A hub of Tiny/Tiny (`hub_server.tiny_hub`)."""
     from tests.support.hub_server import tiny_hub

@@ -1,0 +1,94 @@
+"""A run from the cache resumes after stage 1 was run again only if its cached values are
+the same.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import pytest
+from dstrain.errors import StateError
+
+from tests.support.runs import outcome, same, train
+from tests.support.stage_project import (
+    Project,
+    another_image,
+    caption,
+    encoder,
+    encoder_time,
+    image_times,
+    moved_folder,
+    setting,
+    unit_code,
+    unit_formatting,
+)
+
+pytestmark = pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+
+
+def two_images(project: Project) -> None:
+    another_image(project.data / "0.png")
+    another_image(project.data / "2.png")
+
+
+def nothing(project: Project) -> None:
+    pass
+
+
+RESUMED: Mapping[Callable[[Project], None], str] = MappingProxyType(
+    {
+        nothing: "",
+        image_times: "",
+        encoder_time: "",
+        moved_folder: "",
+        unit_formatting: "",
+        two_images: "its cached values",
+        encoder: "its cached values",
+        unit_code: "its cached values",
+        setting: "had different settings",
+        caption: "its cached values",
+    }
+)
+"""What changes before stage 1 runs again -> why the saved run is not resumed."""
+
+
+@pytest.mark.parametrize("change", RESUMED, ids=lambda change: change.__name__)
+def test_a_run_from_the_cache_resumes_with_the_values_that_it_began_with(
+    change: Callable[[Project], None], filled: Project
+) -> None:
+    flags = {"task": "sft:train", "feature_cache": filled.folder / "cache"}
+    out = filled.folder / "resumed"
+    train(filled.folder, output_path=out, max_steps=2, **flags, **filled.flags)
+    change(filled)
+    filled.fill()
+    whole = filled.stage_2(max_steps=4)
+    again = {**flags, **filled.flags, "max_steps": 4, "resume": "auto"}
+    if RESUMED[change]:
+        with pytest.raises(StateError, match=RESUMED[change]) as caught:
+            train(filled.folder, output_path=out, **again)
+        assert caught.value.exit_code == 3
+    else:
+        found = outcome(train(filled.folder, output_path=out, **again))
+        last = "step-4.safetensors"
+        assert same(found["files"][last], whole["files"][last])
+
+
+def test_a_refused_resume_names_the_number_of_processes(filled: Project) -> None:
+    out = filled.folder / "resumed"
+    train(filled.folder, output_path=out, max_steps=2, **filled.flags)
+    record = out / "logs/config.json"
+    recorded = json.loads(record.read_text())
+    assert recorded["versions"]["processes"] == "1"
+    recorded["versions"]["processes"] = "4"
+    record.write_text(json.dumps(recorded))
+    with pytest.raises(StateError, match="processes: saved 4, this run 1"):
+        train(
+            filled.folder,
+            output_path=out,
+            max_steps=4,
+            batch_size=2,
+            resume="auto",
+            **filled.flags,
+        )

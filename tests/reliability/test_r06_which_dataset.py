@@ -1,0 +1,213 @@
+"""Stage 2 uses the dataset that the run names, where a feature cache stores more than one,
+or refuses.
+"""
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from dstrain.runs import feature_plan
+
+from tests.support.runs import same
+from tests.support.stage_project import Project, another_image
+
+
+def both(project: Project, first: str = "data", second: str = "other") -> None:
+    """Fill the cache from two folders of other images, with one metadata file."""
+    shutil.copytree(project.data, project.folder / "other")
+    another_image(project.folder / "other/1.png")
+    metadata = project.folder / "metadata.json"
+    (project.data / "metadata.json").rename(metadata)
+    (project.folder / "other/metadata.json").unlink()
+    project.flags["dataset_metadata_path"] = metadata
+    for name in (first, second):
+        project.fill(dataset_base_path=project.folder / name)
+
+
+def names_the_first(project: Project) -> str:
+    both(project)
+    return "data"
+
+
+def names_the_second(project: Project) -> str:
+    both(project)
+    return "other"
+
+
+def fills_in_the_other_order(project: Project) -> str:
+    both(project, "other", "data")
+    return "other"
+
+
+def moves_the_first(project: Project) -> str:
+    both(project)
+    project.data.rename(project.folder / "moved")
+    return "moved"
+
+
+def moves_the_second(project: Project) -> str:
+    both(project)
+    (project.folder / "other").rename(project.folder / "moved")
+    return "moved"
+
+
+def moves_the_first_twice(project: Project) -> str:
+    both(project)
+    project.data.rename(project.folder / "moved")
+    project.fill(dataset_base_path=project.folder / "moved")
+    (project.folder / "moved").rename(project.folder / "moved again")
+    return "moved again"
+
+
+def moves_the_second_to_the_first(project: Project) -> str:
+    both(project)
+    project.data.rename(project.folder / "moved")
+    (project.folder / "other").rename(project.data)
+    return "data"
+
+
+def touches_a_copy(project: Project) -> str:
+    both(project)
+    shutil.copytree(project.data, project.folder / "copy", copy_function=shutil.copy)
+    return "copy"
+
+
+def has_a_third_folder_of_some_images(project: Project) -> str:
+    both(project)
+    (project.folder / "part").mkdir()
+    shutil.copy(project.folder / "other/1.png", project.folder / "part/1.png")
+    return "part"
+
+
+def has_more_rows_than_are_looked_at(project: Project) -> str:
+    both(project)
+    project.patch.setattr(feature_plan, "MOST_ROWS", 2)
+    return "other"
+
+
+SAME_METADATA: tuple[tuple[Callable[[Project], str], str], ...] = (
+    (names_the_first, "data"),
+    (names_the_second, "other"),
+    (fills_in_the_other_order, "other"),
+    (moves_the_first, "moved"),
+    (moves_the_second, "moved"),
+    (moves_the_first_twice, "moved again"),
+    (moves_the_second_to_the_first, "data"),
+    (touches_a_copy, "copy"),
+    (has_a_third_folder_of_some_images, "other"),
+    (has_more_rows_than_are_looked_at, "other"),
+)
+"""A place of two data sets with equal metadata, and the folder that a single run reads to
+the same result.
+"""
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize("case", SAME_METADATA, ids=lambda case: case[0].__name__)
+def test_of_two_datasets_with_equal_metadata_the_named_one_is_used(
+    case: tuple[Callable[[Project], str], str], filled: Project
+) -> None:
+    arrange, same_as = case
+    named = arrange(filled)
+    stored = filled.stage_2(dataset_base_path=filled.folder / named)
+    assert same(stored, filled.unsplit(dataset_base_path=filled.folder / same_as))
+
+
+def third_dataset(project: Project) -> tuple[dict[str, Any], str]:
+    both(project)
+    shutil.copytree(project.data, project.folder / "third")
+    another_image(project.folder / "third/0.png")
+    return {"dataset_base_path": project.folder / "third"}, "third/0.png: is not what"
+
+
+def neither(project: Project) -> tuple[dict[str, Any], str]:
+    both(project)
+    return {"dataset_base_path": None}, "contains this plan for 2 datasets"
+
+
+def cache_as_the_base_path(project: Project) -> tuple[dict[str, Any], str]:
+    both(project)
+    flags = {"dataset_base_path": project.folder / "cache", "feature_cache": None}
+    return flags, "contains this plan for 2 datasets"
+
+
+def unknown_folder_of_too_many_rows(project: Project) -> tuple[dict[str, Any], str]:
+    both(project)
+    project.patch.setattr(feature_plan, "MOST_ROWS", 2)
+    (project.folder / "unknown").mkdir()
+    flags = {"dataset_base_path": project.folder / "unknown"}
+    return flags, "contains this plan for 2 datasets"
+
+
+def other_root(project: Project) -> tuple[dict[str, Any], str]:
+    for name in ("first", "second"):
+        (project.folder / name).mkdir()
+        for path in project.data.glob("*.png"):
+            shutil.copy(path, project.folder / name)
+    another_image(project.folder / "second/2.png")
+    for path in project.data.glob("*.png"):
+        path.unlink()
+    project.fill(dataset_root=(project.folder / "first",))
+    assert project.stage_2(dataset_root=(project.folder / "first",))
+    flags = {"dataset_root": (project.folder / "second",)}
+    return flags, "second/2.png: is not what"
+
+
+REFUSED_DATASETS = (
+    third_dataset,
+    neither,
+    cache_as_the_base_path,
+    unknown_folder_of_too_many_rows,
+    other_root,
+)
+
+
+@pytest.mark.promise(
+    "R6", "between the stages: recomputed, refused by name, or the same"
+)
+@pytest.mark.parametrize("arrange", REFUSED_DATASETS)
+def test_a_dataset_that_is_in_no_plan_or_in_two_is_refused(
+    arrange: Callable[[Project], tuple[dict[str, Any], str]], filled: Project
+) -> None:
+    flags, words = arrange(filled)
+    assert words in filled.refusal(**flags)
+
+
+def test_more_rows_than_are_looked_at_are_said(
+    filled: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled.patch.setattr(feature_plan, "MOST_ROWS", 2)
+    another_image(filled.data / "1.png")
+    filled.stage_2()
+    (line,) = [
+        one for one in capsys.readouterr().err.splitlines() if "not compared" in one
+    ]
+    assert (
+        "files of more than 2 rows are not compared with those that stage 1 read"
+        in line
+    )
+
+
+def test_stage_2_says_how_many_rows_stage_1_skipped(
+    filled: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled.stage_2()
+    assert "rows are skipped" not in capsys.readouterr().err
+    (filled.data / "1.png").write_bytes(b"no image")
+    filled.fill(on_bad_sample="skip")
+    capsys.readouterr()
+    filled.stage_2(on_bad_sample="skip")
+    assert "1 of 3 rows are skipped, as in stage 1" in capsys.readouterr().err
+
+
+def test_a_dataset_that_moved_is_one_also_where_it_is_gone(filled: Project) -> None:
+    want = filled.stage_2()
+    filled.data.rename(filled.folder / "moved")
+    filled.flags["dataset_base_path"] = filled.folder / "moved"
+    filled.fill()
+    shutil.rmtree(filled.folder / "moved")
+    filled.flags["dataset_base_path"] = None
+    assert same(filled.stage_2(), want)
