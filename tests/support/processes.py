@@ -22,6 +22,7 @@ from torch.distributed import TCPStore
 
 LIMIT = 60.0
 """Seconds after which processes that still run count as hung."""
+PORT_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ def in_processes(
     With `launched`, the others get SIGTERM when one has failed. `poke` is called with
     the processes' ids at once.
     """
+    files = [folder / f"said-{rank}-{time.monotonic_ns()}" for rank in range(size)]
+    start = time.monotonic()
+    # The store's thread looks up the names of those who connect. A child that is forked
+    # meanwhile inherits the resolver's lock, held for ever: so all are forked before.
+    gate = reading, writing = os.pipe()
+    pids = [
+        _forked(rank, size, gate, files[rank], work, launched) for rank in range(size)
+    ]
     store = TCPStore(
         "127.0.0.1",
         0,
@@ -75,12 +84,9 @@ def in_processes(
         wait_for_workers=False,
         timeout=timedelta(seconds=LIMIT),
     )
-    files = [folder / f"said-{rank}-{time.monotonic_ns()}" for rank in range(size)]
-    start = time.monotonic()
-    pids = [
-        _forked(rank, size, store.port, files[rank], work, launched)
-        for rank in range(size)
-    ]
+    os.write(writing, store.port.to_bytes(PORT_BYTES) * size)
+    os.close(reading)
+    os.close(writing)
     poke(pids)
     codes: dict[int, int] = {}
     ended = False
@@ -117,7 +123,7 @@ def commands(*lines: Sequence[str]) -> Callable[[int], int]:
 def _forked(
     rank: int,
     size: int,
-    port: int,
+    gate: tuple[int, int],
     said: Path,
     work: Callable[[int], object],
     launched: bool,
@@ -127,6 +133,9 @@ def _forked(
         return pid
     code = 99
     try:
+        reading, writing = gate
+        os.close(writing)
+        port = int.from_bytes(os.read(reading, PORT_BYTES))
         sys.stderr = said.open("w", buffering=1)
         os.dup2(sys.stderr.fileno(), 2)
         os.environ |= {

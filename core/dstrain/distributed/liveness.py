@@ -252,7 +252,7 @@ class Heartbeat:
         hung = []
         for rank, beats in zip(others, before, strict=True):
             silent = store.add(self._key("beats", rank), 0) == beats
-            if silent or int(store.get(self._key("turn", rank))) < turn:
+            if silent or self._turn_of(store, rank) < turn:
                 hung.append(self._name(store, rank))
         if not hung or (turn, since) != (self._turn, self._since):
             return
@@ -268,9 +268,17 @@ class Heartbeat:
         # The main thread is inside of a collective, which no exception can end.
         os._exit(error.exit_code)
 
+    def _turn_of(self, store: Any, rank: int) -> int:
+        """Return how many times a process has worked with the others."""
+        # Getting a key that is not there waits for it.
+        key = self._key("turn", rank)
+        return int(store.get(key)) if store.check([key]) else 0
+
     def _name(self, store: Any, rank: int) -> str:
-        place = store.get(self._key("place", rank)).decode()
-        host, _, number = place.rpartition(" ")
+        key = self._key("place", rank)
+        if not store.check([key]):
+            return f"process {rank}, which has not begun"
+        host, _, number = store.get(key).decode().rpartition(" ")
         return f"process {rank} (process id {number} on {host})"
 
     def _read(self, *parts: object) -> str:

@@ -129,6 +129,19 @@ def test_a_process_that_does_not_come_to_the_others_is_named_and_they_exit(
     assert sum(len(re.findall(named, said)) for said in ended.said) == 1, ended.said
 
 
+def test_a_process_that_hangs_before_it_begins_is_named(tmp_path: Path) -> None:
+    def work(rank: int) -> None:
+        if rank == 1:
+            hang()
+        with Heartbeat(rank, 2, timeout=1).together():
+            time.sleep(60)
+
+    ended = in_processes(2, work, tmp_path, launched=False)
+    assert ended.codes == (4, -9)
+    assert "waited 1 seconds for process 1, which has not begun" in ended.said[0]
+    assert ended.seconds < 20
+
+
 def test_nobody_is_named_where_all_have_come_or_one_alone_takes_long(
     tmp_path: Path,
 ) -> None:
