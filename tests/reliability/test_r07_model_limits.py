@@ -218,6 +218,17 @@ def apply(folder: Path, changes: Mapping[str, Any]) -> None:
             path.write_text(content)
 
 
+def toy_project(folder: Path) -> list[str]:
+    """Write the toy of Qwen-Image and a dataset; returns the command line for both, with
+    the folder as the working directory.
+    """
+    models = write_toy(load_family("qwen_image"), "base", folder / "model")
+    dataset(folder / "data")
+    words = ["--model", "qwen_image", "--variant", "base"]
+    words += ["--dataset_base_path", "data"]
+    return [*words, "--model_paths", json.dumps([model.path for model in models])]
+
+
 @pytest.mark.parametrize("case", WRONG, ids=lambda case: case.name)
 def test_a_dry_run_refuses_what_the_run_refuses_in_the_same_words(
     case: Wrong,
@@ -226,19 +237,8 @@ def test_a_dry_run_refuses_what_the_run_refuses_in_the_same_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    family = load_family("qwen_image")
-    models = write_toy(family, "base", tmp_path / "model")
-    dataset(tmp_path / "data")
+    words = toy_project(tmp_path)
     apply(tmp_path, case.changes)
-    words = [
-        "--model",
-        "qwen_image",
-        "--variant",
-        "base",
-        "--dataset_base_path",
-        "data",
-    ]
-    words += ["--model_paths", json.dumps([model.path for model in models])]
     words += ["--output_path", "out", *case.flags]
     codes, lines = [], []
     for more in (["--dry_run"], []):
@@ -417,19 +417,9 @@ def test_nan_in_weights_is_named_and_not_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    models = write_toy(load_family("qwen_image"), "base", tmp_path / "model")
-    dataset(tmp_path / "data")
+    words = toy_project(tmp_path)
     for path in sorted((tmp_path / "model" / part).glob("*.safetensors")):
         save_file(with_nan(load_file(path)), path)
-    words = [
-        "--model",
-        "qwen_image",
-        "--variant",
-        "base",
-        "--dataset_base_path",
-        "data",
-    ]
-    words += ["--model_paths", json.dumps([model.path for model in models])]
     stage_1 = [*words, "--task", "sft:data_process", "--feature_cache", "cache"]
     name = "dit" if part == "transformer" else part
     if name != "dit":

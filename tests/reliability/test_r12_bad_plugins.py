@@ -204,6 +204,25 @@ def works(folder: Path, capfd: pytest.CaptureFixture[str], warned: str) -> None:
         )
 
 
+def install_hooks(fake_plugin: Install, **sources: str) -> None:
+    """Install a plugin of hooks, extra-NAME, for each source."""
+    for name, source in sources.items():
+        fake_plugin(
+            f"extra-{name}",
+            {name: f"{name}_hooks"},
+            {f"{name}_hooks": source},
+            group="dstrain",
+        )
+
+
+def train_toy(folder: Path, steps: int) -> int:
+    """Train the toy of `tiny` on a fresh dataset; returns the exit code."""
+    place = project(folder)
+    words = ["--model", "tiny", "--toy", "--dataset_base_path", str(place / "data")]
+    words += ["--lora_rank", "2", "--max_steps", str(steps)]
+    return main([*words, "--output_path", str(place / "out")])
+
+
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("error", ["ValueError('no')", "SystemExit(3)"])
 def test_a_hook_that_raises_is_disabled_and_the_run_completes(
@@ -211,24 +230,8 @@ def test_a_hook_that_raises_is_disabled_and_the_run_completes(
 ) -> None:
     bad = f"{HOOK}@hookimpl\ndef dstrain_step_end(step, numbers):\n    raise {error}\n"
     good = f"{HOOK}SEEN = []\n@hookimpl\ndef dstrain_step_end(step):\n    print('seen', step)\n"
-    for name, source in (("bad", bad), ("good", good)):
-        fake_plugin(
-            f"extra-{name}",
-            {name: f"{name}_hooks"},
-            {f"{name}_hooks": source},
-            group="dstrain",
-        )
-    place = project(tmp_path / "project")
-    words = [
-        "--model",
-        "tiny",
-        "--toy",
-        "--dataset_base_path",
-        str(place / "data"),
-        "--lora_rank",
-        "2",
-    ]
-    assert main([*words, "--output_path", str(place / "out"), "--max_steps", "3"]) == 0
+    install_hooks(fake_plugin, bad=bad, good=good)
+    assert train_toy(tmp_path / "project", steps=3) == 0
     printed = capfd.readouterr()
     assert [line for line in printed.out.splitlines() if line.startswith("seen")] == [
         "seen 1",
@@ -253,22 +256,13 @@ def test_a_hook_cannot_change_what_others_see(
 ) -> None:
     bad = f"{HOOK}@hookimpl\ndef dstrain_step_end(numbers):\n    {change}\n"
     good = f"{HOOK}@hookimpl\ndef dstrain_step_end(numbers):\n    print(numbers['loss'], numbers['epoch'])\n"
-    for name, source in (("a_bad", bad), ("b_good", good)):
-        fake_plugin(
-            f"extra-{name}",
-            {name: f"{name}_hooks"},
-            {f"{name}_hooks": source},
-            group="dstrain",
-        )
-    place = project(tmp_path / "project")
-    words = ["--model", "tiny", "--toy", "--dataset_base_path", str(place / "data")]
-    words += ["--lora_rank", "2", "--max_steps", "2"]
-    assert main([*words, "--output_path", str(place / "out")]) == 0
+    install_hooks(fake_plugin, a_bad=bad, b_good=good)
+    assert train_toy(tmp_path / "project", steps=2) == 0
     printed = capfd.readouterr()
     assert (
         printed.err.count("plugin extra-a_bad 1.0 disabled: its dstrain_step_end") == 1
     )
-    rows = (place / "out/logs/loss.csv").read_text().splitlines()
+    rows = (tmp_path / "project/out/logs/loss.csv").read_text().splitlines()
     columns = rows[0].split(",")
     losses = [float(row.split(",")[columns.index("loss")]) for row in rows[1:]]
     seen = [line.split() for line in printed.out.splitlines() if line.endswith(" 0")]

@@ -36,6 +36,8 @@ SIZES = MappingProxyType(
 FOLDERS = MappingProxyType(
     {"dit": "transformer", "text_encoder": "text_encoder", "vae": "vae"}
 )
+IDS = ",".join(f"Tiny/Tiny:{folder}/model*.safetensors" for folder in FOLDERS.values())
+"""The components by model id."""
 
 
 class Block(nn.Module):

@@ -12,30 +12,15 @@ from dstrain.models.component_files import ModelConfig
 from dstrain.models.hub import model_base
 from safetensors.torch import load_file, save_file
 
-from tests.support.family import FOLDERS, weights_of, write
+from tests.support.family import IDS, weights_of, write
 from tests.support.runs import (
     files,
     opened,
-    project_by_id,
     same,
     train,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    write(tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return project_by_id(tmp_path, monkeypatch)
-
-
-IDS = ",".join(f"Tiny/Tiny:{folder}/model*.safetensors" for folder in FOLDERS.values())
 
 
 def test_paths_lists_of_paths_and_model_ids_train_the_same(here: Path) -> None:

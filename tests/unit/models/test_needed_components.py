@@ -16,31 +16,16 @@ from dstrain.models.needed_components import find
 from dstrain.runs.runner import run
 from safetensors.torch import load_file, save_file
 
-from tests.support.family import COMPONENTS, FOLDERS, MODEL, weights_of, write
+from tests.support.family import COMPONENTS, IDS, MODEL, weights_of
 from tests.support.runs import (
     config,
     configs,
     files,
-    project_by_id,
     same,
     train,
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    write(tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return project_by_id(tmp_path, monkeypatch)
-
-
-IDS = ",".join(f"Tiny/Tiny:{folder}/model*.safetensors" for folder in FOLDERS.values())
 
 
 def test_a_component_nobody_gave_is_asked_for(model: Path) -> None:
