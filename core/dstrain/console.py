@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,12 +58,10 @@ class StderrHandler(logging.Handler):
         """Write one line; information as it is, warnings marked as such."""
         if getattr(record, "file_only", False):
             return
-        from tqdm import tqdm  # late: it would be a sixth of the time of --help
-
         line = self.format(record)
         if record.levelno > logging.INFO:
             line = f"dstrain: {record.levelname.lower()}: {line}"
-        tqdm.write(line, file=sys.stderr)
+        _tqdm().write(line, file=sys.stderr)
 
 
 @contextmanager
@@ -154,8 +153,6 @@ def progress_bar(
         done: How many of them were done before.
         brief: Whether it passes inside other work: it leaves nothing at its end.
     """
-    from tqdm import tqdm
-
     options: dict[str, Any] = {"initial": done, "leave": not brief}
     if sys.stderr.isatty():
         options["dynamic_ncols"] = True
@@ -167,7 +164,35 @@ def progress_bar(
     # Only where it must be, since tqdm itself reads TQDM_DISABLE.
     if not is_main_process():
         options["disable"] = True
-    return tqdm(desc=title, total=total, **options)
+    return _tqdm()(desc=title, total=total, **options)
+
+
+class _Lock:
+    """Holds the lock of this process, held while a bar or a line is written."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):  # Windows forks nothing
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Make a lock: one that another thread held at a fork is never released."""
+        self.own = threading.RLock()
+
+
+_LOCK = _Lock()
+
+
+def _tqdm() -> Any:
+    """Return tqdm, its lock one of this process alone.
+
+    Its own is shared with the processes that are forked later. One that is killed while
+    it writes a line (a loader's, say) would hold it for ever, and block the others.
+    """
+    from tqdm import tqdm  # late: it would be a sixth of the time of --help
+
+    tqdm.set_lock(_LOCK.own)
+    return tqdm
 
 
 HIDDEN = "***"

@@ -46,6 +46,45 @@ class Terminal(io.StringIO):
         return True
 
 
+FORKS = """
+import os, signal, threading
+from dstrain.console import get_logger, logging_to_stderr
+from tqdm import tqdm
+
+with logging_to_stderr():
+    logger = get_logger("dstrain.forks")
+    logger.warning("before")
+    {}
+    logger.warning("after")
+os._exit(0)
+"""
+KILLED_IN_A_LINE = """
+    child = os.fork()
+    if child == 0:
+        tqdm.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+FORKED_IN_A_LINE = """
+    threading.Thread(target=tqdm.get_lock().acquire).start()
+    child = os.fork()
+    if child:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("forks", [KILLED_IN_A_LINE, FORKED_IN_A_LINE])
+def test_no_process_waits_for_a_line_of_another(forks: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS.format(forks.strip())],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert "after" in done.stderr
+
+
 def test_elsewhere_than_on_a_terminal_there_is_a_line_a_minute(
     wait: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
