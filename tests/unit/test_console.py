@@ -66,7 +66,9 @@ KILLED_IN_A_LINE = """
     os.waitpid(child, 0)
 """
 FORKED_IN_A_LINE = """
-    threading.Thread(target=tqdm.get_lock().acquire).start()
+    other = threading.Thread(target=tqdm.get_lock().acquire)
+    other.start()
+    other.join()
     child = os.fork()
     if child:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
