@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from dstrain.cache.store import ShardWriter
 from dstrain.errors import StateError
 from dstrain.runs import precompute as stage_1
@@ -30,6 +29,7 @@ from tests.support.caching_project import (
     write_place,
     write_rows,
 )
+from tests.support.forks import fork
 
 SEEDS = 50
 PER_SHARD = 4
@@ -82,7 +82,7 @@ def killed_at(event: int, work: Callable[[], None]) -> bool:
     """Fork, work in the child and kill -9 it at its n-th event that writes; a file just
     opened is there, and empty.
     """
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         left = [event]
 
@@ -97,7 +97,6 @@ def killed_at(event: int, work: Callable[[], None]) -> bool:
                             os.close(os.open(arguments[0], arguments[2], 0o666))
                     os.kill(os.getpid(), signal.SIGKILL)
 
-        torch.set_num_threads(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         sys.addaudithook(hook)
         try:

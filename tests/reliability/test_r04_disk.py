@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints.state import damage, states
 from dstrain.storage.files import final
 
 from tests.support.crashes import events, everything
 from tests.support.family import weights_of
+from tests.support.forks import fork
 from tests.support.runs import project, train
 
 pytestmark = [
@@ -118,11 +118,10 @@ def limited(line: list[str], pattern: str = "", size: int = 0) -> tuple[int, str
     Returns its exit code and what it says.
     """
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         status = 1
         try:
-            torch.set_num_threads(1)
             os.dup2(writing, 1)
             os.dup2(writing, 2)
             sys.stdout, sys.stderr = (

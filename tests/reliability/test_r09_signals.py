@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints.directory import LOSS_CSV, run_in
 from dstrain.runs.checkpoints.state import damage, newest_state, states
@@ -26,6 +25,7 @@ from dstrain.training.loader import DecodedSamples
 
 from tests.support.crashes import everything
 from tests.support.family import weights_of
+from tests.support.forks import fork
 from tests.support.runs import log, project
 
 pytestmark = [
@@ -127,7 +127,7 @@ def signalled(
     is printed. Returns the exit code (-N: killed) and the events.
     """
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         status, seen, process = 1, 0, os.getpid()
 
@@ -143,7 +143,6 @@ def signalled(
                     os.kill(process, number)
 
         try:
-            torch.set_num_threads(1)
             said = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(said, 1)
             os.dup2(said, 2)

@@ -3,11 +3,9 @@ three families that it can be in, fails a test of the kit that compares no plan 
 fingerprint.
 """
 
-import contextlib
 import os
 import shutil
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -15,10 +13,10 @@ from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support import ROOT
 from tests.support.family_bugs import BUGS, Edit, FamilyBug
+from tests.support.forks import in_clean_child
 from tests.support.kit import Outcomes
 
 TRIALS = [
@@ -38,22 +36,6 @@ def test_twenty_bugs_and_more_can_be_planted_and_differ_in_kind() -> None:
             text = (package(ROOT, family) / edit.file).read_text()
             assert text.count(edit.old) == 1, (bug.name, family)
             assert edit.new != edit.old
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm() -> None:
-    """Import what every family does once, and not in each fork."""
-    import diffusers
-    import transformers
-
-    for name in (
-        "FluxPipeline",
-        "QwenImageEditPlusPipeline",
-        "WanImageToVideoPipeline",
-    ):
-        getattr(diffusers, name)
-    for name in ("CLIPTextModel", "Qwen2_5_VLModel", "UMT5EncoderModel"):
-        getattr(transformers, name)
 
 
 @pytest.fixture(scope="module")
@@ -100,36 +82,17 @@ def package(root: Path, family: str) -> Path:
 
 
 def failed_in_child(copy: Path, family: str, only: str) -> int:
-    """Return how many of a copied family's tests of the kit fail, in a fork that has not
+    """Return how many of a copied family's tests of the kit fail, in a child that has not
     imported the family.
     """
-    log = copy.parent.parent / "child.log"
-    child = os.fork()
-    if child == 0:
-        status = 99
-        try:
-            with log.open("w", buffering=1) as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
-            torch.set_num_threads(1)
-            status = _failed(copy, family, only)
-        except BaseException:  # which pytest, in the parent, could not show
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
-    status = os.waitstatus_to_exitcode(ended)
-    assert 0 <= status < 99, log.read_text()[-3000:]
-    return status
+    return in_clean_child(
+        _failed, copy, family, only, log=copy.parent.parent / "child.log"
+    )
 
 
 def _failed(copy: Path, family: str, only: str) -> int:
     """Run the kit on the copy, and return how many tests failed; none may be left out."""
-    name = f"dstrain_{family}"
-    for module in [*sys.modules]:
-        if module == name or module.startswith((f"{name}.", "conftest")):
-            del sys.modules[module]
+    assert f"dstrain_{family}" not in sys.modules
     sys.path.insert(0, str(copy))
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     invalidate_caches()
@@ -150,8 +113,7 @@ def _failed(copy: Path, family: str, only: str) -> int:
         "-k",
         only,
     ]
-    with contextlib.redirect_stdout(open(1, "w", buffering=1, closefd=False)):
-        code = pytest.main(words, plugins=[outcomes])
+    code = pytest.main(words, plugins=[outcomes])
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), code
     assert outcomes.failed or outcomes.passed
     return len(outcomes.failed)

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from tests.support.forks import fork
 from tests.support.runs import log, train
 
 WRITES = (
@@ -64,7 +63,7 @@ def _in_child(
     body: Callable[[], object], event: int, below: Path, torn: bool
 ) -> tuple[bool, int]:
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         seen = 0
 
@@ -99,7 +98,6 @@ def _in_child(
 
         status = 1
         try:
-            torch.set_num_threads(1)
             sys.addaudithook(look)
             body()
             status = 0

@@ -16,9 +16,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from dstrain.cli.main import main
 from torch.distributed import TCPStore
+
+from tests.support.forks import fork
 
 LIMIT = 60.0
 """Seconds after which processes that still run count as hung."""
@@ -128,7 +129,7 @@ def _forked(
     work: Callable[[int], object],
     launched: bool,
 ) -> int:
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
     code = 99
@@ -144,7 +145,6 @@ def _forked(
             "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         _forget_accelerator()
-        torch.set_num_threads(1)
         made = work(rank)
         code = made if isinstance(made, int) else 0
     except BaseException:

@@ -19,6 +19,7 @@ from dstrain.errors import DstrainError, StateError, SystemFault
 from dstrain.models.hub import STAGING, ModelSource, fetch
 from dstrain.storage.hashing import sha256
 
+from tests.support.forks import fork
 from tests.support.hub_server import Faults, Hub as Server, point_at, serving, use
 
 TINY, PATTERN, LARGE = (
@@ -306,7 +307,7 @@ def test_a_file_that_changed_on_the_hub_is_not_mixed_with_what_is_here(
 def test_a_run_that_died_between_two_files_is_completed(
     source: ModelSource, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child = os.fork()
+    child = fork()
     if child == 0:
         server.faults = Faults()
         moved = Path.replace
