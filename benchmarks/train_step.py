@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 import torch
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain_qwen_image import model_fn

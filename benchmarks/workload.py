@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.console import progress_bar
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS

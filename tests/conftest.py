@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 
 TENTH = 10
 

@@ -1,7 +1,5 @@
-from dstrain.config.options import (
-    GenerateConfig as GenerateConfig,
-    TrainConfig as TrainConfig,
-)
+from dstrain.config.options.generate import GenerateConfig as GenerateConfig
+from dstrain.config.options.train import TrainConfig as TrainConfig
 from dstrain.errors import (
     Diverged as Diverged,
     DstrainError as DstrainError,

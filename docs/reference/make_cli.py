@@ -14,7 +14,8 @@ from dstrain import errors
 from dstrain.cli.click_options import FamilyCommand
 from dstrain.cli.main import command_group
 from dstrain.config.fields import Flag, Group, flags
-from dstrain.config.options import GenerateConfig, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.registry.discovery import load_family
 
 PAGE = Path(__file__).with_name("cli.md")

@@ -22,7 +22,9 @@ import pytest
 from accelerate.commands.launch import launch_command, launch_command_parser
 from dstrain.cli.main import command_group, main
 from dstrain.config.fields import flags
-from dstrain.config.options import GenerateConfig, ModelChoice, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.train import TrainConfig
 from dstrain.graph.spec import PipelineSpec
 from dstrain.pipeline.variant_choice import with_overrides
 from dstrain.registry.discovery import load_family

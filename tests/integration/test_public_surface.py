@@ -9,7 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from dstrain.config.options import GenerateConfig, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.registry.hooks import Hooks
 
 from tests.support import ROOT

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.runs.resolve import resolve
 from dstrain.testing.rows import usual_size, write_rows
 from safetensors.torch import load_file

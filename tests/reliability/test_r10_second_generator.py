@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import DstrainError, UsageError
 from dstrain.graph.spec import ExpertSchedule, PipelineSpec

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain.cache.store import FeatureCache
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.task import Task
 from dstrain.graph.values import Frames

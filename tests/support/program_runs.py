@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.values import Frames
 from dstrain.models.component_files import ModelConfig

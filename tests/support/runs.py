@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.needed_components import find

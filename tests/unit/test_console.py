@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from dstrain import console as progress
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.console import (
     StderrHandler,
     get_logger,

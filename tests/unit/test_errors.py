@@ -5,7 +5,7 @@ meant, or none.
 import pytest
 from dstrain import errors
 from dstrain.config.fields import flags
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import DstrainError, StateError, UsageError, nearest
 
 FLAGS = tuple(flag.name for flag in flags(TrainConfig))

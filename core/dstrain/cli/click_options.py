@@ -20,7 +20,8 @@ from dstrain.config.fields import (
     parse_input,
     parse_lora,
 )
-from dstrain.config.options import ModelChoice, TrainConfig
+from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import read_resolved
 from dstrain.errors import UsageError
 from dstrain.registry.family import ModelFamily, Option

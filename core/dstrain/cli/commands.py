@@ -15,7 +15,8 @@ from dstrain.cli.click_options import (
     shared_options,
 )
 from dstrain.config.fields import parse_alpha, program_named
-from dstrain.config.options import GenerateConfig, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError

@@ -12,12 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.fields import flags
-from dstrain.config.options import (
-    GenerateConfig,
-    ModelChoice,
-    TrainConfig,
-    options_affecting,
-)
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.train import TrainConfig, options_affecting
 from dstrain.console import redacted
 from dstrain.errors import StateError, UsageError
 from dstrain.storage.files import write_file

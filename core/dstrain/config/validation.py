@@ -10,7 +10,9 @@ from dstrain.config.fields import (
     parse_origins,
     split_commas,
 )
-from dstrain.config.options import GenerateConfig, ModelChoice, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.train import TrainConfig
 from dstrain.console import secrets
 from dstrain.errors import UsageError, nearest, secret_error
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.console import get_logger, progress_bar, secrets
 from dstrain.data.cells import Cell, file_names, input_key, load_cell
 from dstrain.data.dataset import check_rows

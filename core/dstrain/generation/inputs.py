@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.data.cells import load_cell
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, check_rows

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.config.validation import validate
 from dstrain.console import progress_bar, redacted

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dstrain.config.fields import LoraFile
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import read_resolved
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import flag_for, input_names

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dstrain.config.fields import parse_model_paths, parse_origins
-from dstrain.config.options import Hub, ModelChoice
+from dstrain.config.options.model import Hub, ModelChoice
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import Config

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from dstrain.config.options import Hub
+from dstrain.config.options.model import Hub
 from dstrain.console import get_logger
 from dstrain.errors import (
     DstrainError,

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dstrain.config.options import Hub
+from dstrain.config.options.model import Hub
 from dstrain.errors import MissingFiles, StateError, UsageError
 from dstrain.models.component_files import (
     Assignment,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dstrain.config.options import ModelChoice
+from dstrain.config.options.model import ModelChoice
 from dstrain.data.cells import read_literal
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.graph.inputs import Column, Constant, as_column

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstrain.config.fields import flags
-from dstrain.config.options import GenerateConfig, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError, nearest
 from dstrain.registry.family import API, ModelFamily
 

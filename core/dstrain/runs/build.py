@@ -8,7 +8,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from dstrain.cache.store import FeatureCache
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.cache.store import FeatureCache
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger, redacted
 from dstrain.data.dataset import find_metadata, metadata_files
 from dstrain.data.videos import frames_in

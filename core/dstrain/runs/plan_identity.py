@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dstrain.config.fields import split_commas
-from dstrain.config.options import options_affecting
+from dstrain.config.options.train import options_affecting
 from dstrain.data.cells import loader_version
 from dstrain.data.dataset import as_cut_from_video
 from dstrain.errors import UsageError

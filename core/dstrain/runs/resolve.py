@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.fields import Effect, changed, split_commas
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
 from dstrain.data.dataset import input_columns
 from dstrain.data.metadata import read_metadata

@@ -12,7 +12,8 @@ from typing import get_args
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
-from dstrain.config.options import Precision, TrainConfig
+from dstrain.config.options.model import Precision
+from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import refill_advice
 from dstrain.config.validation import validate
 from dstrain.distributed.world import distributed_run

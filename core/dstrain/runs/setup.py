@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from dstrain.config.fields import program_named, split_commas
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_dataset
 from dstrain.data.decoding import skip_undecodable

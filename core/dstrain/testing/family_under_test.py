@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import Plan

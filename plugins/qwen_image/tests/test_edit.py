@@ -22,7 +22,7 @@ from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_edit,
     pipeline_qwenimage_edit_plus,
 )
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
 from dstrain.models.component_files import ModelConfig, model_configs

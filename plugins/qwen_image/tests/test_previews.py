@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run

@@ -16,7 +16,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from diffusers import QwenImagePipeline
-from dstrain.config.options import GenerateConfig, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted
 from dstrain.generation.run import generate

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.data.output import write_video
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column

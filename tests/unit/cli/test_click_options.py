@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dstrain.cli.main import main
 from dstrain.config.fields import Group, flags
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 
 from tests.support.command_lines import BASE
 

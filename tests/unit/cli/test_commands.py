@@ -12,7 +12,8 @@ from dstrain.cli.click_options import COMMAND_NAMES
 from dstrain.cli.commands import commands
 from dstrain.cli.main import command_group, main
 from dstrain.config.fields import LoraFile
-from dstrain.config.options import GenerateConfig, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 
 Install = Callable[..., Path]
 Source = Callable[..., str]

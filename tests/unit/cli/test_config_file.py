@@ -15,12 +15,9 @@ import pytest
 from dstrain.cli.click_options import FamilyCommand
 from dstrain.cli.main import main
 from dstrain.config.fields import Flag, LoraFile, NamedInput, flags
-from dstrain.config.options import (
-    GenerateConfig,
-    ModelChoice,
-    TrainConfig,
-    options_affecting,
-)
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.train import TrainConfig, options_affecting
 from dstrain.config.serialize import as_flags, write_resolved
 from hypothesis import HealthCheck, given, settings, strategies as st
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import Diverged, Interrupted
 
 from tests.support.command_lines import BASE

@@ -8,7 +8,8 @@ import pytest
 from dstrain.cli.main import main
 from dstrain.cli.unsupported import advice, no_such
 from dstrain.config.fields import flags
-from dstrain.config.options import GenerateConfig, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 
 from tests.support.command_lines import BASE
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from dstrain.config.fields import LoraFile, NamedInput, flags
-from dstrain.config.options import GenerateConfig, TrainConfig, options_affecting
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig, options_affecting
 from dstrain.config.serialize import (
     as_flags,
     command_line,

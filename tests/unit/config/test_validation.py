@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dstrain.config.fields import LoraFile
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError
 

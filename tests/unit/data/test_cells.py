@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain.config.options import SamplingMode
+from dstrain.config.options.data import SamplingMode
 from dstrain.data.cells import input_key, load_cell
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, open_dataset

@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from dstrain.config.options import SamplingMode
+from dstrain.config.options.data import SamplingMode
 from dstrain.data.clips import FrameSampling, frames_at_rate
 from dstrain.errors import UsageError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from dstrain.config.fields import LoraFile, NamedInput
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.batch import generate_dataset
 from dstrain.generation.run import generate

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain.config.fields import NamedInput
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.run import generate
 from dstrain.graph.inputs import Column

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dstrain.config.fields import NamedInput, parse_input
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.errors import UsageError
 from dstrain.generation.inputs import input_names, parse_arguments
 from dstrain.graph.inputs import Column, Constant, InferenceOnly

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.errors import OutOfMemory, UsageError
 from dstrain.generation import run
 from dstrain.training.memory import GENERATE_ADVICE

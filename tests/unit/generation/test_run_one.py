@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dstrain.config.fields import LoraFile, NamedInput
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.data.output import save_image_or_video
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.generation.run import generate

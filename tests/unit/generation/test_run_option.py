@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dstrain.cli.main import main
 from dstrain.config.fields import LoraFile
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.run import generate

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.config.fields import LoraFile, NamedInput
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import SAMPLING, flag_values
 from dstrain.generation.source import check_used, open_source

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.config.options import Hub
+from dstrain.config.options.model import Hub
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.graph.unit import Unit
 from dstrain.models.component_files import ModelConfig, assign

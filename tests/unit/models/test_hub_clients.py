@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from dstrain.config.options import Hub
+from dstrain.config.options.model import Hub
 from dstrain.errors import DstrainError, StateError, SystemFault
 from dstrain.models.hub import STAGING, ModelSource, fetch
 from dstrain.storage.hashing import sha256

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dstrain.config.options import Hub
+from dstrain.config.options.model import Hub
 from dstrain.errors import StateError
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.hub import ModelSource, fetch, find_local

@@ -11,7 +11,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.inputs import Column, Constant, at_least
 from dstrain.graph.plan import make_plan

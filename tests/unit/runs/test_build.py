@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.runs.build import build_lr_scheduler, open_training_data, total_steps
 from dstrain.runs.resolve import resolve

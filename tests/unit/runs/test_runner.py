@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.data.images import Resolution
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import DstrainError, UsageError

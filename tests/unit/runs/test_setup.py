@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.config.options import TrainConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.models.device import default_device
 from dstrain.runs.resolve import resolve

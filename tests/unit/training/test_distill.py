@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options import GenerateConfig, TrainConfig
+from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.generation.run import generate
 from dstrain.graph.inputs import Column, Constant

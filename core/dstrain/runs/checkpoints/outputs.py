@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dstrain.config.options import options_affecting
+from dstrain.config.options.train import options_affecting
 from dstrain.config.serialize import CONFIG, write_resolved
 from dstrain.console import get_logger, logging_to_file, redacted
 from dstrain.distributed.signals import is_interrupt

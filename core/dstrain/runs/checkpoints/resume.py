@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from dstrain.config.fields import split_commas
-from dstrain.config.options import ENDING_AT_LAST_STEP, TrainConfig, options_affecting
+from dstrain.config.options.train import TrainConfig, options_affecting
+from dstrain.config.options.training import ENDING_AT_LAST_STEP
 from dstrain.config.serialize import NEW_START, command_line, read_resolved
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import refuse_run

@@ -9,7 +9,7 @@ from typing import Any
 
 from dstrain.cache.store import MARKER
 from dstrain.config.fields import split_commas
-from dstrain.config.options import options_affecting
+from dstrain.config.options.train import options_affecting
 from dstrain.console import redacted
 from dstrain.data.dataset import Dataset, check_rows, without_absent
 from dstrain.data.metadata import read_metadata

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options import options_affecting
+from dstrain.config.options.train import options_affecting
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.resume import (
     config_digest,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from dstrain.cache.store import FeatureCache
 from dstrain.config.fields import LoraFile
-from dstrain.config.options import GenerateConfig
+from dstrain.config.options.generate import GenerateConfig
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.run import generate

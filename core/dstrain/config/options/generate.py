@@ -1,0 +1,80 @@
+"""The configuration of `dstrain generate`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dstrain.config.fields import LoraFile, NamedInput, option
+from dstrain.config.options.data import OnLongPrompt
+from dstrain.config.options.model import ModelChoice
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(ModelChoice):
+    """An image or video to generate, or one for each row of a table, as plain data.
+
+    None leaves a value to the family.
+    """
+
+    height: int | None = option(
+        "generation",
+        "Height in pixels; requires --width.",
+        minimum=1,
+    )
+    width: int | None = option(
+        "generation",
+        "Width in pixels; requires --height.",
+        minimum=1,
+    )
+    prompt: str | None = option(
+        "generation",
+        "What to generate.",
+    )
+    dataset: Path | None = option(
+        "generation",
+        "Table (csv, json or jsonl) of prompts, seeds and other inputs; generates a dataset from it.",
+    )
+    on_long_prompt: OnLongPrompt = option(
+        "generation",
+        "What to do with prompts longer than the model takes: stop with an error, or cut them and warn.",
+        "truncate",
+    )
+    negative_prompt: str | None = option(
+        "generation",
+        "What to avoid.",
+    )
+    guidance_scale: float | None = option(
+        "generation",
+        "Scale of classifier-free guidance.",
+        minimum=0,
+    )
+    num_inference_steps: int | None = option(
+        "generation",
+        "Number of denoising steps.",
+        minimum=1,
+    )
+    num_frames: int | None = option(
+        "generation",
+        "Number of video frames.",
+        minimum=1,
+    )
+    input: tuple[NamedInput, ...] = option(
+        "generation",
+        "Any other input of the variant; for an image or a video, VALUE is a file name. Can be "
+        "repeated; repeat a NAME to pass a list.",
+        (),
+    )
+    run: Path | None = option(
+        "model",
+        "Output folder of a training run: use its model files and options, and its newest weights.",
+    )
+    lora: tuple[LoraFile, ...] = option(
+        "LoRA",
+        "LoRA file to apply, with an optional scale. Can be repeated.",
+        (),
+    )
+    output: Path = field(
+        metadata={
+            "group": "output",
+            "help": "File to write; with --dataset, a folder.",
+        }
+    )

@@ -1,0 +1,21 @@
+"""The options that trade time or precision for memory."""
+
+from dataclasses import dataclass
+
+from dstrain.config.fields import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """How much memory a run needs, and where."""
+
+    use_gradient_checkpointing: bool = option(
+        "memory",
+        "Recompute activations in the backward pass instead of storing them.",
+        False,
+    )
+    use_gradient_checkpointing_offload: bool = option(
+        "memory",
+        "Offload checkpointed activations to CPU memory (implies --use_gradient_checkpointing).",
+        False,
+    )

@@ -1,0 +1,75 @@
+"""The options of every command that opens a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dstrain.config.fields import option
+
+Precision = Literal["no", "bf16"]
+Hub = Literal["modelscope", "huggingface"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """The options of every command that opens a model."""
+
+    model: str = field(
+        metadata={
+            "group": "model",
+            "help": "Model family (`dstrain models` lists the installed ones).",
+            "affects": {"training"},
+        }
+    )
+    variant: str | None = option(
+        "model",
+        "Variant of the family. Defaults to the one that fits the model files and inputs (the first, for a toy).",
+        affects={"resolved"},
+    )
+    model_paths: str | None = option(
+        "model",
+        "Local model files: a JSON list of paths, or of lists of paths for sharded files.",
+    )
+    model_id_with_origin_paths: str | None = option(
+        "model",
+        "Published model files to download, comma-separated: ID:PATTERN or ID@REVISION:PATTERN, ...",
+    )
+    toy: bool = option(
+        "model",
+        "Use a tiny model with random weights instead of model files.",
+        False,
+    )
+    hub: Hub = option(
+        "model",
+        "Hub to download missing model files from.",
+        "modelscope",
+    )
+    mixed_precision: Precision | None = option(
+        "memory",
+        "Compute dtype. Defaults to bf16 on a GPU and no (fp32) on a CPU.",
+        affects={"resolved"},
+    )
+    seed: int = option(
+        "general",
+        "Random seed.",
+        0,
+        affects={"training"},
+        minimum=0,
+        maximum=2**63 - 1,
+    )
+    height: int | None = option(
+        "data",
+        "Height of images and videos in pixels; requires --width.",
+        affects={"training", "cache"},
+        minimum=1,
+    )
+    width: int | None = option(
+        "data",
+        "Width of images and videos in pixels; requires --height.",
+        affects={"training", "cache"},
+        minimum=1,
+    )
+    family_options: Mapping[str, str] = field(default_factory=dict)
+    """Values of the family's own options."""
+    disabled_plugins: tuple[str, ...] = ()
+    """Disabled plugins, by name or distribution (`-p no:NAME`)."""

@@ -1,0 +1,65 @@
+"""The options of what a run writes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dstrain.config.fields import option
+
+SavedFormat = Literal["diffusers", "comfyui", "diffsynth", "reference"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Checkpoints, weights files and previews."""
+
+    output_path: Path | None = option(
+        "output",
+        "Folder for checkpoints and logs.",
+    )
+    remove_prefix_in_ckpt: str | None = option(
+        "output",
+        "Save with DiffSynth-Studio's key names. They have no prefix, whatever the value (pipe.COMPONENT.).",
+    )
+    lora_format: SavedFormat | None = option(
+        "output",
+        "Program whose key names saved LoRA, or full weights, have; reference is diffsynth. "
+        "Defaults to diffsynth with --remove_prefix_in_ckpt, else to diffusers.",
+    )
+    preview_prompt: tuple[str, ...] = option(
+        "output",
+        "Prompt to generate a preview from during training. Can be repeated.",
+        (),
+    )
+    preview_steps: int | None = option(
+        "output",
+        "Generate previews every N steps. Defaults to whenever weights are saved.",
+        minimum=1,
+    )
+    save_steps: int | None = option(
+        "checkpoints",
+        "Save every N steps. Defaults to the end of each epoch.",
+        minimum=1,
+    )
+    keep_checkpoints: int | None = option(
+        "checkpoints",
+        "Keep only the newest N checkpoints. Defaults to all weights and the 2 newest training states.",
+        minimum=1,
+    )
+    resume: str | None = option(
+        "checkpoints",
+        "Resume from the newest checkpoint, or start training if there is none (auto), or resume from the one at PATH.",
+        affects={"start"},
+        bare="auto",
+    )
+    resume_from_checkpoint: Path | None = option(
+        "checkpoints",
+        "Saved weights to start a new run from, at step 0 and with a new optimizer.",
+        affects={"weights"},
+    )
+    overwrite: bool = option(
+        "checkpoints",
+        "Delete the run in --output_path and start a new one there.",
+        False,
+        affects={"start"},
+    )

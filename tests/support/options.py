@@ -1,0 +1,11 @@
+"""Options as the tests of their modules list them."""
+
+from dstrain.config.fields import flags
+
+
+def options_of(config: type) -> dict[str, tuple[object, str]]:
+    """Return the options of a class of options: name -> default and effects."""
+    return {
+        flag.name: (flag.default, " ".join(sorted(flag.affects)))
+        for flag in flags(config)
+    }

@@ -1,0 +1,28 @@
+"""The options of data are exactly these, and what each of them affects is frozen."""
+
+from dstrain.config.options.data import DataOptions
+
+from tests.support.options import options_of
+
+OPTIONS: dict[str, tuple[object, str]] = {
+    "data_file_keys": (None, "cache resolved"),
+    "dataset_base_path": (None, ""),
+    "dataset_metadata_path": (None, ""),
+    "dataset_num_workers": (0, ""),
+    "dataset_repeat": (1, "training"),
+    "dataset_root": ((), ""),
+    "extra_inputs": (None, "cache resolved"),
+    "feature_cache": (None, ""),
+    "frame_samples": (None, "cache training video"),
+    "frame_sampling": ("head", "cache training video"),
+    "max_pixels": (1048576, "cache training"),
+    "num_frames": (81, "cache training video"),
+    "on_bad_sample": ("error", ""),
+    "on_long_prompt": ("truncate", ""),
+    "url_cache": (None, ""),
+}
+"""Name -> default and effects. Stored files are compared by the effects."""
+
+
+def test_the_options_are_these() -> None:
+    assert options_of(DataOptions) == OPTIONS

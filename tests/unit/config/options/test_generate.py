@@ -1,0 +1,14 @@
+"""The options of `dstrain generate` are exactly the public ones."""
+
+from dstrain.config.fields import flags
+from dstrain.config.options.generate import GenerateConfig
+
+PUBLIC_GENERATE_FLAGS = """
+dataset guidance_scale height hub input lora mixed_precision model model_id_with_origin_paths model_paths
+negative_prompt num_frames num_inference_steps on_long_prompt output prompt run seed toy variant width
+"""
+
+
+def test_the_public_flags_are_these() -> None:
+    names = sorted(flag.name for flag in flags(GenerateConfig))
+    assert names == PUBLIC_GENERATE_FLAGS.split()

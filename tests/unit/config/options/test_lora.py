@@ -1,0 +1,20 @@
+"""The options of lora are exactly these, and what each of them affects is frozen."""
+
+from dstrain.config.options.lora import LoraOptions
+
+from tests.support.options import options_of
+
+OPTIONS: dict[str, tuple[object, str]] = {
+    "lora_alpha": (None, "LoRA resolved"),
+    "lora_base_model": (None, "LoRA resolved"),
+    "lora_checkpoint": (None, "LoRA weights"),
+    "lora_rank": (32, "LoRA resolved"),
+    "lora_target_modules": (None, "LoRA resolved"),
+    "preset_lora_model": (None, ""),
+    "preset_lora_path": (None, "weights"),
+}
+"""Name -> default and effects. Stored files are compared by the effects."""
+
+
+def test_the_options_are_these() -> None:
+    assert options_of(LoraOptions) == OPTIONS

@@ -1,0 +1,15 @@
+"""The options of memory are exactly these, and what each of them affects is frozen."""
+
+from dstrain.config.options.memory import MemoryOptions
+
+from tests.support.options import options_of
+
+OPTIONS: dict[str, tuple[object, str]] = {
+    "use_gradient_checkpointing": (False, ""),
+    "use_gradient_checkpointing_offload": (False, ""),
+}
+"""Name -> default and effects. Stored files are compared by the effects."""
+
+
+def test_the_options_are_these() -> None:
+    assert options_of(MemoryOptions) == OPTIONS

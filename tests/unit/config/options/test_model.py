@@ -1,0 +1,23 @@
+"""The options of model are exactly these, and what each of them affects is frozen."""
+
+from dstrain.config.options.model import ModelChoice
+
+from tests.support.options import options_of
+
+OPTIONS: dict[str, tuple[object, str]] = {
+    "height": (None, "cache training"),
+    "hub": ("modelscope", ""),
+    "mixed_precision": (None, "resolved"),
+    "model": (None, "training"),
+    "model_id_with_origin_paths": (None, ""),
+    "model_paths": (None, ""),
+    "seed": (0, "training"),
+    "toy": (False, ""),
+    "variant": (None, "resolved"),
+    "width": (None, "cache training"),
+}
+"""Name -> default and effects. Stored files are compared by the effects."""
+
+
+def test_the_options_are_these() -> None:
+    assert options_of(ModelChoice) == OPTIONS
