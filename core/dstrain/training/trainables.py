@@ -18,14 +18,30 @@ class TrainableModules:
     """The result of making a pipeline's modules trainable."""
 
     components: tuple[str, ...] = ()
-    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    """'component.name' -> trained parameter."""
+    places: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
+    """'component.name' -> the module that holds this trained parameter, and its name
+    there."""
     lora: dict[str, LoraConfig] = field(default_factory=dict)
     """Component -> its LoRA layers."""
     matched_modules: dict[str, dict[str, int]] = field(default_factory=dict)
     """Component -> target -> number of modules with LoRA."""
     unused_parameters: list[str] = field(default_factory=list)
     """Parameters that stay frozen because no loss reaches them."""
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return 'component.name' -> trained parameter, in a fixed order.
+
+        They are looked up each time: sharding puts others in their places.
+        """
+        return {
+            name: getattr(module, own) for name, (module, own) in self.places.items()
+        }
+
+    def add(self, component: str, network: nn.Module, name: str) -> None:
+        """Count a network's parameter among the trained ones."""
+        owner, _, own = name.rpartition(".")
+        self.places[f"{component}.{name}"] = (network.get_submodule(owner), own)
 
 
 def start_from_lora(
@@ -70,7 +86,8 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
         trained.matched_modules[name] = matched
         module.train()
     for component in trainables.components:
-        named = dict(pipeline.components[component].named_parameters())
+        network = pipeline.components[component]
+        named = dict(network.named_parameters())
         patterns = pipeline.spec.unused_parameters.get(component, ())
         unused = matching_names(patterns, named)
         for name, parameter in named.items():
@@ -81,8 +98,8 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
                 parameter.requires_grad_(False)
                 trained.unused_parameters.append(f"{component}.{name}")
             else:
-                trained.parameters[f"{component}.{name}"] = parameter
-    if not trained.parameters:
+                trained.add(component, network, name)
+    if not trained.places:
         names = ", ".join(trainables.components) or "no component"
         raise UsageError("--trainable_models", f"nothing to train in {names}")
     return trained

@@ -354,8 +354,9 @@ def test_parameters_that_no_loss_reaches_are_named(
 ) -> None:
     ready = training_run(config(here, trainable_models="dit"))
     ready.module.pipeline.components["dit"].proj_in.bias.requires_grad_(True)
-    extra = torch.nn.Parameter(torch.zeros(1))
-    ready.module.trained.parameters["dit.forgotten"] = extra
+    dit = ready.module.pipeline.components["dit"]
+    dit.forgotten = torch.nn.Parameter(torch.zeros(1))
+    ready.module.trained.add("dit", dit, "forgotten")
     next(steps(ready))
     assert "no gradient reaches 1 parameters: dit.forgotten" in capsys.readouterr().err
 

@@ -218,3 +218,14 @@ def test_a_component_without_default_targets_asks_for_them(here: Path) -> None:
     ) as caught:
         resolve(config(here, lora_base_model="vae"))
     assert "dit, text_encoder" in str(caught.value)
+
+
+def test_a_parameter_put_in_the_place_of_another_is_the_trained_one(here: Path) -> None:
+    module = training_run(config(here, trainable_models="dit")).module
+    before = module.trained.parameters
+    name = "dit.blocks.0.text.weight"
+    other = nn.Parameter(before[name].detach() + 1)
+    module.pipeline.components["dit"].blocks[0].text.weight = other
+    assert module.trained.parameters[name] is other
+    assert list(module.trained.parameters) == list(before)
+    assert any(one is other for one in module.trained_parameters)
