@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dstrain.errors import StateError, first_few
+from dstrain.lazy import import_name
 from dstrain.storage.files import read_limited
 
 ADAPTER_HEADER = "lora_adapter_metadata"
@@ -154,8 +155,6 @@ def read_adapter_config(
         prefix: What the configuration's fields begin with in the header.
         peft: Whether the keys begin as in peft's own files.
     """
-    from peft import LoraConfig
-
     text = header.get(ADAPTER_HEADER)
     place = f"header {ADAPTER_HEADER!r}"
     beside = path.with_name("adapter_config.json")
@@ -175,7 +174,7 @@ def read_adapter_config(
     except Exception as error:  # a damaged one may be anything
         what = f"{place} has no valid rank and alpha for {prefix!r}: {error!r}"
         raise StateError(path, what) from error
-    defaults = LoraConfig().to_dict()
+    defaults = import_name("peft", "LoraConfig")().to_dict()
     others = []
     for name, value in sorted(fields.items()):
         if value and name not in HARMLESS_FIELDS and value != defaults.get(name):

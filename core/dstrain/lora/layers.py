@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError, first_few, nearest
+from dstrain.lazy import import_name, without_quantizers
 from dstrain.lora.key_names import base_shapes, layers_of
 from dstrain.lora.key_parser import (
     ADAPTER_HEADER,
@@ -162,9 +163,8 @@ def lora_state(module: nn.Module, adapter_name: str = ADAPTER) -> dict[str, Tens
     """Return the weights of an adapter, by default the trained one, by peft's names
     (`<layer>.lora_A.weight`), sharing memory with the module.
     """
-    from peft.utils import get_peft_model_state_dict
-
-    state: dict[str, Tensor] = get_peft_model_state_dict(
+    state_of = import_name("peft.utils", "get_peft_model_state_dict")
+    state: dict[str, Tensor] = state_of(
         module, adapter_name=adapter_name, save_embedding_layers=False
     )
     return state
@@ -364,9 +364,8 @@ def _weights(module: nn.Module, adapter_name: str) -> dict[str, LoraWeights]:
 
 def _lora_modules(module: nn.Module) -> list[Any]:
     """Return the layers that peft has wrapped."""
-    from peft.tuners.lora import LoraLayer
-
-    return [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
+    kind = import_name("peft.tuners.lora", "LoraLayer")
+    return [layer for layer in module.modules() if isinstance(layer, kind)]
 
 
 def _add(
@@ -377,14 +376,14 @@ def _add(
     """Add an adapter in fp32 beside the others, all active and frozen; the settings are
     those of `peft.LoraConfig`.
     """
-    import peft
-    from peft.tuners.tuners_utils import cast_adapter_dtype
-
-    with warnings.catch_warnings():
+    make_config = import_name("peft", "LoraConfig")
+    inject_adapter = import_name("peft", "inject_adapter_in_model")
+    cast_adapter = import_name("peft.tuners.tuners_utils", "cast_adapter_dtype")
+    with warnings.catch_warnings(), without_quantizers():
         # peft warns of a second adapter; several are intended here.
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")
-        peft.inject_adapter_in_model(peft.LoraConfig(**settings), module, adapter_name)
-    cast_adapter_dtype(module, adapter_name)
+        inject_adapter(make_config(**settings), module, adapter_name)
+    cast_adapter(module, adapter_name)
     adapters: Any = module.peft_config
     for layer in _lora_modules(module):
         layer.set_adapter(list(adapters), inference_mode=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from dstrain.errors import StateError, first_few
+from dstrain.lazy import import_name
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, as_tuples, fits, shapes_of
 from dstrain.models.weights import Weights
@@ -98,14 +98,13 @@ class TransformersNetwork:
         dtype: torch.dtype,
     ) -> nn.Module:
         """Build the network and fill it; raises what `load_network` raises."""
-        from transformers.conversion_mapping import get_model_conversion_mapping
-
+        get_conversions = import_name(
+            "transformers.conversion_mapping", "get_model_conversion_mapping"
+        )
         network = load_network(partial(self.build, configuration), files, dtype)
         # As transformers' own loader does, so that what is saved has the published
         # names.
-        network._weight_conversions = get_model_conversion_mapping(
-            network, add_legacy=False
-        )
+        network._weight_conversions = get_conversions(network, add_legacy=False)
         return network
 
     def build(self, configuration: Any) -> nn.Module:
@@ -256,4 +255,4 @@ def _check_fit(
 def _load_class(name: str, library: str = "transformers") -> Any:
     """Import a class of a library, or "package.module:Class"."""
     module, _, attribute = name.rpartition(":")
-    return getattr(import_module(module or library), attribute)
+    return import_name(module or library, attribute)
