@@ -44,11 +44,11 @@ def graph(config: TrainConfig, form: str) -> None:
     from dstrain.graph.render import as_data, as_text
     from dstrain.runs.resolve import plan_of
 
-    plan = plan_of(config)
+    plan, kept = plan_of(config)
     if form == "text":
-        click.echo(as_text(plan), nl=False)
+        click.echo(as_text(plan, kept), nl=False)
     else:
-        click.echo(json.dumps(as_data(plan), indent=2))
+        click.echo(json.dumps(as_data(plan, kept), indent=2))
 
 
 def generate(config: GenerateConfig) -> None:

@@ -9,8 +9,11 @@ from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS, GIVEN_TO_MODEL_FN
 from dstrain.graph.unit import CONTEXT, FunctionSpec
 
 
-def as_data(plan: Plan) -> dict[str, Any]:
-    """Return the plan as JSON data, in a stable order."""
+def as_data(plan: Plan, kept: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the plan as JSON data, in a stable order.
+
+    kept: Component -> how its weights are kept, in words.
+    """
     return {
         "family": plan.spec.family,
         "variant": plan.spec.variant,
@@ -23,6 +26,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "cached_values": plan.cached_kinds,
         "components": _by_stage(plan.components),
         "configs": _by_stage(plan.configs),
+        "kept": dict(kept or {}),
         "skipped": plan.skipped,
         "idle": plan.unused_units,
     }
@@ -32,9 +36,11 @@ def _by_stage(names: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
     return {stage or "unsplit": components for stage, components in names.items()}
 
 
-def as_text(plan: Plan) -> str:
+def as_text(plan: Plan, kept: Mapping[str, str] | None = None) -> str:
     """Return a page of text: what each stage loads and runs, the values that are cached
-    between them, and the units that do not run.
+    between them, the units that do not run, and how components are kept.
+
+    kept: Component -> how its weights are kept, in words.
     """
     spec = plan.spec
     task = plan.task.name
@@ -62,6 +68,10 @@ def as_text(plan: Plan) -> str:
         lines += ["", "not run"]
         lines += [f"    {name}: {reason}" for name, reason in plan.skipped.items()]
         lines += [f"    {name}: nothing needs it" for name in plan.unused_units]
+    if kept:
+        width = max(map(len, kept))
+        lines += ["", "how weights are kept"]
+        lines += [f"    {name:{width}}  {words}" for name, words in kept.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,7 @@ import torch
 
 from dstrain.graph.frozen import freeze
 from dstrain.models.formats import NATIVE, CheckpointFormat, LoraKeyFormat, Shapes
+from dstrain.models.kept import AS_LOADED, Kept
 from dstrain.registry.family import ModelFamily
 
 
@@ -31,6 +32,8 @@ class Files:
     """The format of the keys."""
     preset: Path | None = None
     """A LoRA file to merge into the weights."""
+    kept: Kept = AS_LOADED
+    """How the weights are kept; a preset is merged before they are stored."""
 
     @property
     def folder(self) -> Path:
@@ -84,6 +87,10 @@ class Component:
     prefixes: tuple[str, ...] = ()
     """What its names may begin with, where a file holds several components or is made
     for another program.
+    """
+    unquantized: tuple[str, ...] = ()
+    """Patterns of linear layers that stay as they are loaded where the others are stored
+    in fewer bytes: embedders and final layers, where errors cost most.
     """
     lora: tuple[LoraKeyFormat, ...] = ()
     """How LoRA files name its layers, where that of a program is not the default."""

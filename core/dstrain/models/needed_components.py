@@ -205,6 +205,8 @@ def component_digests(found: Found, digests: Digests) -> dict[str, str]:
         parts = [digests.of_all(files.paths), found.configs.get(name, {})]
         if files.preset is not None:
             parts.append(digests.of(files.preset))
+        if files.kept.identity:
+            parts.append({"kept": files.kept.identity})
         digest[name] = hash_json("component", parts)
     for name, config in found.configs.items():
         digest[f"{name}_config"] = hash_json("config", config)

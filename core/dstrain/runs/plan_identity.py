@@ -14,6 +14,7 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.plan import Plan
 from dstrain.graph.task import NEGATIVE
+from dstrain.models.kept import AS_LOADED
 from dstrain.runs.setup import Setup
 
 NO_CONTENT = ("optional", "check")
@@ -53,9 +54,8 @@ def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[st
             if units.setdefault(unit, record) != record:
                 units[unit + rows] = record
     facts |= units
-    for name in sorted(
-        {one for plan in plans for one in plan.components["data_process"]}
-    ):
+    cached_with = {name for plan in plans for name in plan.components["data_process"]}
+    for name in sorted(cached_with):
         facts[f"component {name} code"] = setup.component_code(name)
     used = frozenset[str]().union(*(plan.used_inputs for plan in plans))
     for name in sorted(used):
@@ -64,9 +64,12 @@ def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[st
             facts[f"input {name}"] = record
     preset = setup.preset
     flags = _flags(setup)
-    merged_in = {name for plan in plans for name in plan.components["data_process"]}
-    if preset is not None and preset.component in merged_in:
+    if preset is not None and preset.component in cached_with:
         flags["--preset_lora_path"] = f"{preset.digest} in {preset.component}"
+    for name in sorted(cached_with):
+        kept = setup.kept.get(name, AS_LOADED).identity
+        if kept:
+            facts[f"component {name} kept as"] = "; ".join(kept)
     constants = {f"--{name}": one.value for name, one in spec.constants.items()}
     dtype = str(setup.dtype).removeprefix("torch.")
     return {**facts, **flags, "dtype": dtype, **constants}

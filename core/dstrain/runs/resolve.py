@@ -2,7 +2,7 @@
 before anything is loaded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dstrain.cache.store import MARKER, FeatureCache
@@ -22,6 +22,7 @@ from dstrain.models.component_files import ModelConfig, component_at, model_conf
 from dstrain.models.components import components_of
 from dstrain.models.device import default_device
 from dstrain.models.formats import NATIVE
+from dstrain.models.kept import described
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.variant_choice import (
     Scorer,
@@ -229,10 +230,14 @@ def check_preset(setup: Setup) -> None:
         raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
 
 
-def plan_of(config: TrainConfig) -> Plan:
-    """Plan a command line: for the columns of its metadata, or else for every column."""
+def plan_of(config: TrainConfig) -> tuple[Plan, Mapping[str, str]]:
+    """Plan a command line: for the columns of its metadata, or else for every column.
+
+    Returns also how the weights of its components are kept, in words.
+    """
     setup = resolve(config)
-    return setup.plan(dataset_inputs(setup))
+    plan = setup.plan(dataset_inputs(setup))
+    return plan, described(setup.kept, plan.components[""])
 
 
 def dataset_inputs(setup: Setup) -> frozenset[str]:

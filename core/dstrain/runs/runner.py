@@ -19,6 +19,7 @@ from dstrain.config.validation import validate
 from dstrain.distributed.world import distributed_run
 from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.graph.render import as_text
+from dstrain.models.kept import described
 from dstrain.models.toy import write_toy
 from dstrain.runs.loop import train
 from dstrain.runs.precompute import data_process
@@ -77,7 +78,9 @@ def _start(config: TrainConfig, module_class: type[TrainingModule]) -> None:
     if config.dry_run:
         with toy_models(setup) as ready:
             summary = as_summary(ready)
-        print(as_text(setup.plan(dataset_inputs(setup))) + summary, end="")
+        plan = setup.plan(dataset_inputs(setup))
+        kept = described(setup.kept, plan.components[""])
+        print(as_text(plan, kept) + summary, end="")
         return
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1

@@ -1,8 +1,8 @@
 """The resolved run: a configuration with its family, variant, task and trainables."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +27,7 @@ from dstrain.lora.reader import check_lora_file, groups_in
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.device import DTYPES, precision
+from dstrain.models.kept import AS_LOADED, Kept
 from dstrain.models.needed_components import Found, find
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
@@ -77,6 +78,8 @@ class Setup:
     device: torch.device
     models: tuple[ModelConfig, ...]
     extensions: Extensions
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+    """Component -> how its weights are kept, where not as they are loaded."""
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -154,10 +157,15 @@ class Setup:
         among = self.spec.components
         found = find(self.family, self.models, components, configs, among, absent)
         check_denoiser(self.family, self.spec, found)
-        if self.preset is None or self.preset.component not in found.files:
-            return found
-        merged = replace(found.files[self.preset.component], preset=self.preset.path)
-        return replace(found, files={**found.files, self.preset.component: merged})
+        files = {
+            name: replace(part, kept=self.kept.get(name, AS_LOADED))
+            for name, part in found.files.items()
+        }
+        preset = self.preset
+        if preset is not None and preset.component in files:
+            merged = replace(files[preset.component], preset=preset.path)
+            files[preset.component] = merged
+        return replace(found, files=files)
 
     @property
     def data_config(self) -> DataConfig:

@@ -99,6 +99,14 @@ class TrainingModule(nn.Module):
                     self.networks[name] = component
         return self._plans[inputs]
 
+    @property
+    def used_components(self) -> frozenset[str]:
+        """Return the components that the loss depends on, those of cached values
+        included.
+        """
+        plans = self._plans.values()
+        return frozenset(name for plan in plans for name in plan.components[""])
+
     def forward(self, batch: Batch) -> Tensor:
         """Return the batch's share of the global mean loss (scalar): the sum of weight x
         loss, divided by the samples of the global batch.

@@ -43,22 +43,22 @@ def test_graph_prints_the_plan_of_a_training_command_line(
 ) -> None:
     asked: list[TrainConfig] = []
 
-    def plan_of(config: TrainConfig) -> str:
+    def plan_of(config: TrainConfig) -> tuple[str, dict[str, str]]:
         asked.append(config)
-        return "plan"
+        return "plan", {"dit": "fp8"}
 
     stub(monkeypatch, "dstrain.runs.resolve", plan_of=plan_of)
     stub(
         monkeypatch,
         "dstrain.graph.render",
-        as_text=lambda plan: f"text of {plan}\n",
-        as_data=lambda plan: {"of": plan},
+        as_text=lambda plan, kept: f"text of {plan}, {kept['dit']}\n",
+        as_data=lambda plan, kept: {"of": plan, "kept": kept},
     )
     assert main(["graph", "--model", "faky", "--task", "sft:train"]) == 0
-    assert capsys.readouterr().out == "text of plan\n"
+    assert capsys.readouterr().out == "text of plan, fp8\n"
     assert asked == [TrainConfig(model="faky", task="sft:train", dry_run=True)]
     assert main(["graph", "--model", "faky", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"of": "plan"}
+    assert json.loads(capsys.readouterr().out) == {"of": "plan", "kept": {"dit": "fp8"}}
     assert main(["graph", "--model", "faky", "--height", "3"]) == 2
 
 

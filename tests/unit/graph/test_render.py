@@ -125,6 +125,17 @@ def test_the_expert_that_is_trained_is_shown_by_its_name(
     assert "loads dit2, vae (configuration only)\n" in text
 
 
+def test_how_weights_are_kept_is_shown_where_it_is_not_as_they_are_loaded(
+    planned: Callable[[str], Plan],
+) -> None:
+    plan = planned("text_encoder")
+    kept = {"dit": "fp8", "text_encoder": "int8"}
+    end = "\nhow weights are kept\n    dit           fp8\n    text_encoder  int8\n"
+    assert as_text(plan, kept) == TEXT + end
+    assert as_data(plan, kept)["kept"] == kept
+    assert as_data(plan)["kept"] == {}
+
+
 def test_a_stage_without_steps_says_so() -> None:
     units = (Unit(encode_image),)
     spec = PipelineSpec(**{**vars(SPEC), "units": units, "model_fn": predict_image})
@@ -142,8 +153,8 @@ def test_the_data_is_json_with_the_standard_names_in_a_stable_order(
     data = json.loads(json.dumps(as_data(planned("text_encoder"))))
     assert list(data) == [
         "family", "variant", "task", "branches", "inputs", "trainables",
-        "data_process", "train", "cached_values", "components", "configs", "skipped",
-        "idle",
+        "data_process", "train", "cached_values", "components", "configs", "kept",
+        "skipped", "idle",
     ]  # fmt: skip
     assert data["branches"] == ["positive", "negative"]
     assert data["inputs"] == sorted(INPUTS)

@@ -56,7 +56,8 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(
 def test_the_plan_of_a_command_line_is_that_of_its_columns(
     here: Path, tmp_path: Path
 ) -> None:
-    plan = plan_of(config(here, dry_run=True))
+    plan, kept = plan_of(config(here, dry_run=True))
+    assert kept == {}
     assert plan.inputs == {"prompt", "input_image", "height", "width"}
     assert (plan.spec.variant, plan.task.name) == ("base", "sft")
     assert plan.trainables == ("dit",)

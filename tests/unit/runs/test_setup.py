@@ -8,8 +8,11 @@ import torch
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.models.device import default_device
+from dstrain.models.kept import Kept, Method, StoredLayers
+from dstrain.models.needed_components import component_digests
 from dstrain.runs.resolve import resolve
 from dstrain.runs.setup import metadata_path
+from dstrain.storage.hashing import Digests
 
 from tests.support.runs import config, project
 
@@ -100,3 +103,26 @@ def test_the_rows_of_a_run_without_a_dataset_are_asked_for() -> None:
     setup = resolve(TrainConfig(model="tiny", dry_run=True))
     with pytest.raises(UsageError, match="--dataset_base_path: is required"):
         _ = setup.dataset
+
+
+def test_files_say_how_their_component_is_kept_and_their_digests_depend_on_its_methods(
+    here: Path,
+) -> None:
+    setup = resolve(config(here))
+    digests = Digests(here / "digests.json")
+
+    def found(**kept: Kept) -> tuple[list[Kept], dict[str, str]]:
+        ready = replace(setup, kept=kept)
+        files = ready.find([setup.plan(setup.all_inputs())])
+        names = ("dit", "text_encoder")
+        digest = component_digests(files, digests)
+        return [files.files[name].kept for name in names], digest
+
+    kept = Kept((StoredLayers(Method("half", lambda *_: _[0], sum)),))
+    _, before = found()
+    swapped, same = found(text_encoder=Kept(swapped_blocks=1))
+    stored, after = found(text_encoder=kept)
+    assert swapped == [Kept(), Kept(swapped_blocks=1)] and same == before
+    assert stored == [Kept(), kept]
+    differing = [name for name in before if before[name] != after[name]]
+    assert differing == ["text_encoder"]

@@ -94,6 +94,10 @@ def config_digest(run: TrainingRun) -> str:
     ]
     if setup.preset is not None:
         numbers.append([setup.preset.component, setup.preset.digest])
+    used = sorted(run.module.used_components & setup.kept.keys())
+    stored = {name: setup.kept[name].identity for name in used}
+    if any(stored.values()):
+        numbers.append({"kept": stored})
     order = [run.order.groups, run.order.samples_per_step]
     trainables = asdict(setup.trainables)
     return hash_json("run", [setup.task.name, trainables, order, numbers])

@@ -1,0 +1,143 @@
+"""Say how a component's weights are kept in memory. Torch-free, so that a plan can show
+it, and what identifies results can contain it, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to store the frozen weights of linear layers in fewer bytes."""
+
+    name: str
+    store: Callable[[nn.Linear, Tensor], nn.Linear]
+    """(the layer, its weight (out, in) on its device) -> the layer with the weight
+    stored. The first has a bias or None, and a weight that may have no memory. The
+    returned layer is frozen, has the same bias, and computes what an `nn.Linear` with
+    the restored weight computes; what it stores are parameters, or buffers that no
+    state dict has.
+    """
+    stored_bytes: Callable[[tuple[int, int]], int]
+    """(out, in) -> bytes of the stored weight, with its scales."""
+    gives_gradient: bool = True
+    """Whether a gradient passes through the layer to its input."""
+    version: int = 1
+    """Raise it when stored weights become other numbers: results that were computed
+    with them are then computed anew."""
+
+    @property
+    def identity(self) -> str:
+        """Return its name, with its version unless that is the first."""
+        return (
+            self.name if self.version == 1 else f"{self.name} (version {self.version})"
+        )
+
+
+@dataclass(frozen=True)
+class StoredLayers:
+    """Linear layers of a component that are stored by one method."""
+
+    method: Method
+    only: tuple[str, ...] = ()
+    """Patterns of the layers; () for all. A layer matches if its dotted name is the
+    pattern or ends with '.' + pattern; `*` stands for anything. Layers that the
+    component's record leaves unquantized are never stored."""
+    excluded: tuple[str, ...] = ()
+    """Patterns of layers that are not stored by it."""
+
+    def __str__(self) -> str:
+        excluded = f"/{','.join(self.excluded)}" if self.excluded else ""
+        only = f"@{','.join(self.only)}" if self.only else ""
+        return f"{self.method.identity}{excluded}{only}"
+
+    def describe(self) -> str:
+        """Return it in words."""
+        words = self.method.name
+        if self.only:
+            words += f" for {', '.join(self.only)}"
+        if self.excluded:
+            words += f" except {', '.join(self.excluded)}"
+        return words
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a component's weights are kept while nothing computes with them."""
+
+    methods: tuple[StoredLayers, ...] = ()
+    """How its linear layers are stored; the others, and all of them without an entry,
+    are in the dtype of the run."""
+    swapped_blocks: int = 0
+    """Blocks whose weights are in the machine's memory, and on the device only while
+    they compute."""
+    offloaded: bool = False
+    """Whether it is on the device only while a unit or decoder uses it."""
+
+    @property
+    def identity(self) -> list[str]:
+        """Return what its results depend on, equal for entries that say the same; the
+        place of weights changes no number.
+        """
+        return sorted(map(str, combined(self.methods)))
+
+    def describe(self) -> str:
+        """Return it in words; '' where its weights are kept as they are loaded."""
+        words = "; ".join(one.describe() for one in self.methods)
+        if self.swapped_blocks:
+            swapped = f"{self.swapped_blocks} blocks swapped"
+            words = ", ".join(filter(None, (words, swapped)))
+        if self.offloaded:
+            words = ", ".join(filter(None, (words, "on the device only while used")))
+        return words
+
+
+AS_LOADED = Kept()
+
+
+def matches(layer: str, patterns: Iterable[str]) -> bool:
+    """Return whether a layer's dotted name is one of the patterns or ends with one."""
+    return any(fnmatchcase(f".{layer}", f"*.{one}") for one in patterns)
+
+
+def combined(entries: Iterable[StoredLayers]) -> tuple[StoredLayers, ...]:
+    """Return entries that store the same layers, without repetitions and without those
+    that another one of the same method contains.
+    """
+    by_method: dict[Method, list[StoredLayers]] = {}
+    for entry in entries:
+        by_method.setdefault(entry.method, []).append(entry)
+    found: list[StoredLayers] = []
+    for method, own in by_method.items():
+        named = {one for entry in own if not entry.excluded for one in entry.only}
+        rest = {
+            StoredLayers(method, _sorted(entry.only), _sorted(entry.excluded))
+            for entry in own
+            if entry.excluded or not entry.only
+        }
+        if any(not one.only and named.issuperset(one.excluded) for one in rest):
+            found.append(StoredLayers(method))
+            continue
+        if named:
+            rest.add(StoredLayers(method, _sorted(named)))
+        found += sorted(rest, key=str)
+    return tuple(found)
+
+
+def _sorted(patterns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(patterns)))
+
+
+def described(kept: Mapping[str, Kept], components: Iterable[str]) -> dict[str, str]:
+    """Return how these components are kept in words, those that are as they are loaded
+    left out.
+    """
+    words = {name: kept.get(name, AS_LOADED).describe() for name in components}
+    return {name: text for name, text in words.items() if text}

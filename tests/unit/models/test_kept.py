@@ -1,0 +1,70 @@
+"""How a component is kept is said in words, and identified by what changes numbers."""
+
+from dstrain.models.kept import (
+    Kept,
+    Method,
+    StoredLayers,
+    combined,
+    described,
+    matches,
+)
+
+HALF = Method("half", lambda layer, weight: layer, lambda shape: shape[0] * shape[1])
+QUARTER = Method("quarter", HALF.store, lambda shape: shape[0], version=2)
+
+
+def stored(method: Method, only: str = "", excluded: str = "") -> StoredLayers:
+    return StoredLayers(method, tuple(only.split()), tuple(excluded.split()))
+
+
+def identity(*entries: StoredLayers) -> list[str]:
+    return Kept(entries).identity
+
+
+def test_a_layer_matches_by_its_whole_name_its_ending_or_a_pattern() -> None:
+    assert matches("blocks.1.to_q", ["to_q"])
+    assert matches("blocks.1.to_q", ["x", "blocks.1.to_q"])
+    assert matches("blocks.1.to_q", ["blocks.*.to_q"])
+    assert not matches("blocks.1.to_q", ["q"])
+    assert not matches("blocks.1.to_q", ["blocks.1"])
+    assert not matches("blocks.1.to_q", [])
+
+
+def test_entries_that_store_the_same_layers_have_the_same_identity() -> None:
+    whole = identity(stored(HALF))
+    assert whole == ["half"]
+    assert identity(stored(HALF), stored(HALF, "to_q")) == whole
+    assert identity(stored(HALF), stored(HALF, "to_q", "x")) == whole
+    assert identity(stored(HALF, "", "to_q"), stored(HALF, "to_q")) == whole
+    assert identity(stored(HALF, "b"), stored(HALF, "a b")) == ["half@a,b"]
+    assert identity(stored(HALF, "", "b a")) == ["half/a,b"]
+    one, other = stored(HALF, "", "x"), stored(QUARTER, "x")
+    assert identity(one, other) == identity(other, one)
+
+
+def test_what_stores_other_layers_or_other_numbers_has_another_identity() -> None:
+    entries = (
+        (),
+        (stored(HALF),),
+        (stored(QUARTER),),
+        (stored(HALF, "", "x"),),
+        (stored(HALF, "x"),),
+        (stored(HALF, "", "x y"), stored(HALF, "x")),
+        (stored(HALF, "", "x"), stored(QUARTER, "x")),
+    )
+    assert len({tuple(identity(*one)) for one in entries}) == len(entries)
+    assert combined(entries[4]) == entries[4]
+
+
+def test_the_place_of_weights_is_no_part_of_the_identity() -> None:
+    assert Kept(swapped_blocks=3, offloaded=True).identity == []
+
+
+def test_it_is_described_in_words() -> None:
+    kept = Kept((stored(HALF, "", "x y"), stored(QUARTER, "x y")), 16)
+    words = "half except x, y; quarter for x, y, 16 blocks swapped"
+    assert kept.describe() == words
+    offloaded = Kept(offloaded=True)
+    assert offloaded.describe() == "on the device only while used"
+    found = described({"b": offloaded, "a": kept, "c": Kept()}, ["a", "b", "c", "d"])
+    assert list(found.items()) == [("a", words), ("b", offloaded.describe())]
