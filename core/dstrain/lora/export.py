@@ -212,7 +212,7 @@ def save_lora_for(
     lora = Lora(lora_config.component, layers, {})
     tensors = layers_in(lora, key_format, base_shapes(network))
     header = lora_header(network, lora_config, metadata)
-    write_tensors(path, tensors, with_checksum(tensors, header))
+    write_tensors(path, tensors, header, checksum=True)
 
 
 def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:

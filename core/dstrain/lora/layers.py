@@ -28,7 +28,7 @@ from dstrain.lora.key_parser import (
     LoraWeights,
     parse_keys,
 )
-from dstrain.storage.safetensors import with_checksum, write_tensors
+from dstrain.storage.safetensors import whole, write_tensors
 
 ADAPTER = "default"
 UP = re.compile(r"\.lora_(embedding_)?B(\.|$)")
@@ -162,12 +162,15 @@ def rescaled(up: Tensor, alpha: float, new_alpha: float) -> Tensor:
 def lora_state(module: nn.Module, adapter_name: str = ADAPTER) -> dict[str, Tensor]:
     """Return the weights of an adapter, by default the trained one, by peft's names
     (`<layer>.lora_A.weight`), sharing memory with the module.
+
+    Those whose rows lie on several processes are put together, so that each of these
+    must call this.
     """
     state_of = import_name("peft.utils", "get_peft_model_state_dict")
     state: dict[str, Tensor] = state_of(
         module, adapter_name=adapter_name, save_embedding_layers=False
     )
-    return state
+    return {name: whole(value) for name, value in state.items()}
 
 
 def save_lora(
@@ -202,7 +205,7 @@ def save_lora(
         f"{prefix}.target_modules": header["targets"].split(","),
     }
     header[ADAPTER_HEADER] = json.dumps(adapter, sort_keys=True)
-    write_tensors(path, tensors, with_checksum(tensors, header))
+    write_tensors(path, tensors, header, checksum=True)
 
 
 def lora_header(

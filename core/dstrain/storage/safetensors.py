@@ -1,9 +1,8 @@
 """Read and write safetensors files with a checksum in the header."""
 
-import errno
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,34 +15,62 @@ if TYPE_CHECKING:
 
 CHECKSUM = "dstrain.sha256"
 """The header's entry that holds the digest of everything else in the file."""
+ALIGNMENT = 8
+"""Bytes of which a header's length is a multiple."""
 
 
 def write_tensors(
     path: Path,
     tensors: "Mapping[str, Tensor]",
     metadata: Mapping[str, str],
+    checksum: bool = False,
 ) -> None:
     """Replace the safetensors file by these tensors and this header.
 
-    Equal content gives equal bytes. Tensors may lie on any device, be views, or share
-    storage (each name keeps a copy). Raises SystemFault.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    Equal content gives equal bytes, those of the library. Tensors may lie on any device,
+    be views, or share storage (each name keeps a copy). One after another is brought to
+    the CPU and written. With `checksum` the header gets the digest of `with_checksum`.
 
-    separate = _separate(tensors)
-    size = sum(tensor.nbytes for tensor in separate.values())
-    with replacing(path, size) as building:
-        building.touch()
-        mode = building.stat().st_mode & 0o777
-        try:
-            # With {} as metadata and no tensors the library writes a broken header.
-            save_file(separate, building, metadata=dict(metadata) or None)
-        except SafetensorError as error:
-            raise OSError(errno.EIO, str(error)) from error
-        # save_file leaves 0600, which others who share the folder could not read.
-        building.chmod(mode)
-        _sort_header(building)
+    Tensors of which each process has some rows are put together one by one: meanwhile
+    every other process calls `take_part` with the same names. Raises SystemFault, and
+    StateError for a tensor of a dtype that such files do not have.
+    """
+    digest = _started(metadata)
+    header = dict(metadata)
+    if checksum:
+        header[CHECKSUM] = str(digest.hexdigest())  # as long as the one to come
+    starts, size = _laid_out(tensors)
+    with replacing(path, size) as building, building.open("wb") as file:
+        beginning = len(_header(tensors, starts, header))
+        for name in sorted(tensors):
+            tensor = whole(tensors[name])
+            if checksum:
+                _add_named(digest, name, tensor)
+            file.seek(beginning + starts[name])
+            file.write(_bytes(tensor))
+            del tensor  # before the next is put together
+        if checksum:
+            header[CHECKSUM] = str(digest.hexdigest())
+        file.seek(0)
+        file.write(_header(tensors, starts, header))
+
+
+def take_part(tensors: "Mapping[str, Tensor]") -> None:
+    """Give this process's rows of each tensor to the process that is in `write_tensors`."""
+    for name in sorted(tensors):
+        whole(tensors[name])
+
+
+def whole(tensor: "Tensor") -> "Tensor":
+    """Return a tensor, put together if each process has some of its rows: then every
+    process must call this, in the same order.
+    """
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    # Rows that are kept in RAM are exchanged by the devices.
+    moved: Any = tensor.detach().to(tensor.device_mesh.device_type)  # type: ignore[attr-defined]  # of a DTensor
+    together: Tensor = moved.full_tensor()
+    return together
 
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
@@ -57,6 +84,25 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
         metadata = dict(file.metadata() or {})
     _verify(path, sorted(tensors.items()), metadata)
     return tensors, metadata
+
+
+def read_rows(
+    path: Path,
+    rows: Callable[[str, list[int]], slice | None],
+) -> "dict[str, Tensor]":
+    """Return the tensors of a safetensors file without a checksum, on the CPU: of each,
+    by its name and shape, some rows or, for None, all.
+
+    Raises StateError if it is unreadable.
+    """
+    tensors = {}
+    with opened(path) as file:
+        names = file.keys()
+        for name in names:
+            part = file.get_slice(name)
+            wanted = rows(name, part.get_shape())
+            tensors[name] = file.get_tensor(name) if wanted is None else part[wanted]
+    return tensors
 
 
 def with_checksum(
@@ -88,11 +134,8 @@ def verify_file(path: Path) -> dict[str, str]:
 
 def add_tensor(digest: Any, tensor: "Tensor") -> None:
     """Add a tensor's dtype, shape and bytes to a hashlib digest."""
-    import torch
-
     digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    digest.update(flat.view(torch.uint8).numpy().data)
+    digest.update(_bytes(tensor))
 
 
 @contextmanager
@@ -110,42 +153,68 @@ def opened(path: Path) -> Iterator[Any]:
         raise StateError(path, f"cannot be read as safetensors: {error}") from error
 
 
-def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """Return the tensors on the CPU, contiguous, no two in one storage.
+DTYPES = {
+    "uint64": "U64", "int64": "I64", "float64": "F64", "complex64": "C64", "float32": "F32", "uint32": "U32",
+    "int32": "I32", "bfloat16": "BF16", "float16": "F16", "uint16": "U16", "int16": "I16",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""torch's names of dtypes -> the format's, in the order in which files have them: the
+largest numbers come first, so that all are aligned."""
 
-    The library refuses tensors that share a storage.
+
+def _laid_out(tensors: "Mapping[str, Tensor]") -> tuple[dict[str, int], int]:
+    """Return where the bytes of each tensor start behind the header, in the order of the
+    file, and the bytes of all.
     """
+    order = list(DTYPES)
+    for name, tensor in tensors.items():
+        if _dtype(tensor) not in DTYPES:
+            raise StateError(name, f"{tensor.dtype} cannot be stored in safetensors")
+    starts = {}
+    size = 0
+    for name in sorted(
+        tensors, key=lambda name: (order.index(_dtype(tensors[name])), name)
+    ):
+        starts[name] = size
+        size += _size(tensors[name])
+    return starts, size
+
+
+def _dtype(tensor: "Tensor") -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _size(tensor: "Tensor") -> int:
+    return tensor.numel() * tensor.itemsize
+
+
+def _header(
+    tensors: "Mapping[str, Tensor]",
+    starts: Mapping[str, int],
+    metadata: Mapping[str, str],
+) -> bytes:
+    """Return the beginning of a file: the length of the rest, and that as JSON."""
+    header: dict[str, Any] = {}
+    if metadata:
+        header["__metadata__"] = dict(sorted(metadata.items()))
+    for name, start in starts.items():
+        tensor = tensors[name]
+        header[name] = {
+            "dtype": DTYPES[_dtype(tensor)],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, start + _size(tensor)],
+        }
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(tensor: "Tensor") -> memoryview:
     import torch
 
-    seen: set[int] = set()
-    separate = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        if storage in seen:
-            plain = plain.clone(memory_format=torch.contiguous_format)
-        separate[name] = plain
-        seen.add(storage)
-    return separate
-
-
-def _sort_header(path: Path) -> None:
-    """Sort the metadata in a safetensors header in place.
-
-    The library writes it in an order that differs from process to process.
-    """
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        if "__metadata__" not in header:
-            return
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
-        ordered = text.encode().ljust(length)
-        # The same characters in another order; anything else would move the tensors.
-        if len(ordered) == length:
-            file.seek(8)
-            file.write(ordered)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
 
 
 def _verify(
@@ -167,10 +236,22 @@ def _verify(
 def _digest(
     tensors: "Iterable[tuple[str, Tensor]]", metadata: Mapping[str, str]
 ) -> str:
+    digest = _started(metadata)
+    for name, tensor in tensors:
+        _add_named(digest, name, tensor)
+    return str(digest.hexdigest())
+
+
+def _started(metadata: Mapping[str, str]) -> Any:
+    """Return a digest of the metadata, to which tensors are added in the order of their
+    names.
+    """
     digest: Any = hashlib.sha256()
     for item in sorted(metadata.items()):
         digest.update(repr(item).encode())
-    for name, tensor in tensors:
-        digest.update(f"{name!r} ".encode())
-        add_tensor(digest, tensor)
-    return str(digest.hexdigest())
+    return digest
+
+
+def _add_named(digest: Any, name: str, tensor: "Tensor") -> None:
+    digest.update(f"{name!r} ".encode())
+    add_tensor(digest, tensor)

@@ -5,7 +5,9 @@ named.
 import resource
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,15 @@ from dstrain.errors import StateError, SystemFault
 from dstrain.storage import files
 from dstrain.storage.safetensors import (
     CHECKSUM,
+    DTYPES,
+    read_rows,
     read_tensors,
+    take_part,
     verify_file,
     with_checksum,
     write_tensors,
 )
+from safetensors.torch import save_file
 
 
 def names(folder: Path) -> list[str]:
@@ -159,3 +165,86 @@ def test_a_checksum_covers_names_dtypes_shapes_and_bytes(
 def test_importing_it_imports_no_torch() -> None:
     code = "import sys, dstrain.storage.safetensors; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
+    tensors = {
+        f"{number % 3}.{name}": torch.zeros(3, 5).to(getattr(torch, name))
+        for number, name in enumerate(DTYPES)
+    }
+    tensors |= {"é": torch.ones(7), "none": torch.zeros(0, 2), "one": torch.ones(())}
+    write_tensors(tmp_path / "ours", tensors, {"note": 'a "b" \n é'})
+    save_file(tensors, tmp_path / "theirs", {"note": 'a "b" \n é'})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_a_dtype_that_files_do_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"w: torch\.complex128 cannot be stored"):
+        write_tensors(tmp_path / "a", {"w": torch.zeros(1, dtype=torch.complex128)}, {})
+    assert names(tmp_path) == []
+
+
+class Scattered:
+    """As a tensor of which each process has some rows; counts those put together."""
+
+    alive = 0
+    most = 0
+
+    def __init__(self, content: torch.Tensor) -> None:
+        self.content = content
+        self.shape, self.dtype = content.shape, content.dtype
+        self.itemsize = content.itemsize
+        self.device_mesh = self
+        self.device_type = "cpu"
+
+    def numel(self) -> int:
+        return self.content.numel()
+
+    def detach(self) -> "Scattered":
+        return self
+
+    def to(self, device: str) -> "Scattered":
+        return self
+
+    def full_tensor(self) -> torch.Tensor:
+        made = self.content.clone()
+        Scattered.alive += 1
+        Scattered.most = max(Scattered.most, Scattered.alive)
+        weakref.finalize(made.untyped_storage(), self._gone)
+        return made
+
+    @staticmethod
+    def _gone() -> None:
+        Scattered.alive -= 1
+
+
+def test_tensors_that_lie_on_several_processes_are_put_together_one_by_one(
+    tmp_path: Path,
+) -> None:
+    plain = {f"w{number}": torch.randn(4, 3) for number in range(5)}
+    plain["low"] = torch.ones(3, dtype=torch.bfloat16)
+    scattered: Any = {name: Scattered(value) for name, value in plain.items()}
+    write_tensors(tmp_path / "plain", plain, {"a": "b"}, checksum=True)
+    write_tensors(tmp_path / "scattered", scattered, {"a": "b"}, checksum=True)
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "scattered").read_bytes()
+    take_part(scattered)
+    assert Scattered.most == 1
+    write_tensors(tmp_path / "before", plain, with_checksum(plain, {"a": "b"}))
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "before").read_bytes()
+    assert verify_file(tmp_path / "plain")["a"] == "b"
+
+
+def test_rows_of_tensors_are_read(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(5, 2), "b": torch.ones(()), "c": torch.randn(3)}
+    write_tensors(tmp_path / "file", tensors, {})
+    asked = {}
+
+    def rows(name: str, shape: list[int]) -> slice | None:
+        asked[name] = shape
+        return slice(1, 3) if name == "a" else None
+
+    read = read_rows(tmp_path / "file", rows)
+    assert asked == {"a": [5, 2], "b": [], "c": [3]}
+    assert torch.equal(read["a"], tensors["a"][1:3])
+    assert torch.equal(read["b"], tensors["b"])
+    assert torch.equal(read["c"], tensors["c"])

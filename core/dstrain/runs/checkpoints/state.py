@@ -9,7 +9,7 @@ A state is built under a temporary name and renamed whole. Nothing is pickled.
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,12 @@ from dstrain.errors import StateError
 from dstrain.models.formats import NATIVE, CheckpointFormat, to_checkpoint
 from dstrain.storage.files import remove_folder, replacing_folder, write_json
 from dstrain.storage.hashing import sha256
-from dstrain.storage.safetensors import read_tensors, with_checksum, write_tensors
+from dstrain.storage.safetensors import (
+    read_tensors,
+    take_part,
+    whole,
+    write_tensors,
+)
 
 logger = get_logger(__name__)
 
@@ -71,23 +76,15 @@ def save_full(
     Raises SystemFault.
     """
     header = {"format": "pt", **metadata, "config": json.dumps(config, sort_keys=True)}
-    tensors = _published(module, checkpoint_format)
-    write_tensors(path, tensors, with_checksum(tensors, header))
+    tensors = published(module, checkpoint_format)
+    write_tensors(path, tensors, header, checksum=True)
 
 
 def save_state(folder: Path, state: TrainingState) -> None:
     """Commit the state as this folder; a state there before stays until the new one is
     in place. Raises SystemFault.
     """
-    optimizer: dict[str, Tensor] = {}
-    rest = {
-        "step": state.step,
-        "config_digest": state.config_digest,
-        "versions": state.versions,
-        "content": state.content,
-        "scheduler": _pack(state.scheduler, optimizer, "scheduler"),
-        "optimizer": _pack(state.optimizer, optimizer, "optimizer"),
-    }
+    optimizer, rest = _packed(state)
     with replacing_folder(folder) as building:
         write_tensors(building / "trainable.safetensors", state.trainable, {})
         write_tensors(building / "optimizer.safetensors", optimizer, {})
@@ -96,19 +93,50 @@ def save_state(folder: Path, state: TrainingState) -> None:
         write_json(building / RECORD, {**FORMAT, "sha256": digests})
 
 
-def load_state(folder: Path) -> TrainingState:
+def take_part_in_saving(state: TrainingState) -> None:
+    """Give this process's rows of the state's tensors to the one in `save_state`."""
+    optimizer, _ = _packed(state)
+    take_part(state.trainable)
+    take_part(optimizer)
+
+
+def _packed(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of optimizer and schedule by name, and the rest as JSON."""
+    tensors: dict[str, Tensor] = {}
+    rest = {
+        "step": state.step,
+        "config_digest": state.config_digest,
+        "versions": state.versions,
+        "content": state.content,
+        "scheduler": _pack(state.scheduler, tensors, "scheduler"),
+        "optimizer": _pack(state.optimizer, tensors, "optimizer"),
+    }
+    return tensors, rest
+
+
+def load_state(
+    folder: Path, read: Callable[[Path], dict[str, Tensor]] | None = None
+) -> TrainingState:
     """Read a state back, bit for bit, tensors on the CPU; raises StateError if a byte
     of it is missing or damaged.
+
+    read: reads the tensors of a file, all of each by default.
     """
+    if read is None:
+        read = _whole_tensors
     reason = damage(folder)
     if reason:
         raise StateError(folder, reason)
     rest = json.loads((folder / "state.json").read_bytes())
-    optimizer, _ = read_tensors(folder / "optimizer.safetensors")
+    optimizer = read(folder / "optimizer.safetensors")
     for name in ("scheduler", "optimizer"):
         rest[name] = _unpack(rest[name], optimizer)
-    trainable, _ = read_tensors(folder / "trainable.safetensors")
+    trainable = read(folder / "trainable.safetensors")
     return TrainingState(trainable=trainable, **rest)
+
+
+def _whole_tensors(path: Path) -> dict[str, Tensor]:
+    return read_tensors(path)[0]
 
 
 def damage(folder: Path) -> str:
@@ -236,22 +264,24 @@ def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-def _published(
+def published(
     module: nn.Module, checkpoint_format: CheckpointFormat
 ) -> dict[str, Tensor]:
     """Return the module's weights by the names of a format, or of its published files.
 
     transformers names the layers of some models otherwise in memory, and leaves out
-    weights tied to another.
+    weights tied to another. Weights whose rows lie on several processes stay so where
+    the names are the network's own; else every process puts each together.
     """
     state: dict[str, Tensor] = module.state_dict()
     tied = getattr(module, "all_tied_weights_keys", None)
+    if checkpoint_format is NATIVE and tied is None:
+        return state
+    state = {name: whole(value).cpu() for name, value in state.items()}
     untied = {name: value for name, value in state.items() if name not in (tied or ())}
     if checkpoint_format is not NATIVE:
         return to_checkpoint(checkpoint_format, untied)
-    if tied is None:
-        return state
     from transformers.core_model_loading import revert_weight_conversion
 
-    published: dict[str, Tensor] = revert_weight_conversion(module, untied)
-    return published
+    reverted: dict[str, Tensor] = revert_weight_conversion(module, untied)
+    return reverted
