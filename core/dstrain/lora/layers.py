@@ -347,17 +347,22 @@ def load_layers(
 
 @torch.no_grad()
 def merge_layers(module: nn.Module, layers: Mapping[str, LoraLayer]) -> None:
-    """Add the layers' effect to the module's own weights, computed in fp32 and then
-    rounded to the weights' dtype.
-    """
+    """Add the layers' effect to the module's own weights, as `merged` does."""
     for name, layer in layers.items():
         weight = module.get_parameter(f"{name}.weight")
-        change = layer.scale * (
-            layer.up.float().flatten(1) @ layer.down.float().flatten(1)
-        )
-        if isinstance(module.get_submodule(name), nn.Embedding):
-            change = change.T  # its weight is (vocabulary, channels)
-        weight.copy_(weight.float() + change.reshape(weight.shape).to(weight.device))
+        weight.copy_(merged(module.get_submodule(name), weight, layer))
+
+
+@torch.no_grad()
+def merged(module: nn.Module, weight: Tensor, layer: LoraLayer) -> Tensor:
+    """Return the weight of a module with a layer's effect added, computed in fp32 and
+    then rounded to the weight's dtype.
+    """
+    change = layer.scale * (layer.up.float().flatten(1) @ layer.down.float().flatten(1))
+    if isinstance(module, nn.Embedding):
+        change = change.T  # its weight is (vocabulary, channels)
+    total = weight.float() + change.reshape(weight.shape).to(weight.device)
+    return total.to(weight.dtype)
 
 
 def _weights(module: nn.Module, adapter_name: str) -> dict[str, LoraWeights]:

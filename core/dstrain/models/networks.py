@@ -11,13 +11,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dstrain.errors import StateError, first_few
 from dstrain.lazy import import_name
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, as_tuples, fits, shapes_of
 from dstrain.models.weights import Weights
+
+Place = Callable[[nn.Module, str, Tensor], Tensor]
+"""(network, name of one of its weights, that weight on the CPU) -> the parameter or
+buffer to keep in the network, on its device.
+
+It is called for each weight as it is read, before the next one is: what it does not keep
+is freed. It may also replace the layer that the weight belongs to.
+"""
+
+
+def keep(network: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """Place a weight on the CPU, as it was read."""
+    return weight
 
 
 @dataclass(frozen=True)
@@ -58,11 +71,12 @@ class DiffusersNetwork:
         files: Files,
         configuration: Any,
         dtype: torch.dtype,
+        place: Place = keep,
     ) -> nn.Module:
         """Build the network for a configuration from `configure` and fill it; raises
         what `load_network` raises.
         """
-        return load_network(partial(self.build, configuration), files, dtype)
+        return load_network(partial(self.build, configuration), files, dtype, place)
 
     def build(self, configuration: Any) -> nn.Module:
         """Build the network for a configuration from `configure`, its weights random."""
@@ -96,12 +110,13 @@ class TransformersNetwork:
         files: Files,
         configuration: Any,
         dtype: torch.dtype,
+        place: Place = keep,
     ) -> nn.Module:
         """Build the network and fill it; raises what `load_network` raises."""
         get_conversions = import_name(
             "transformers.conversion_mapping", "get_model_conversion_mapping"
         )
-        network = load_network(partial(self.build, configuration), files, dtype)
+        network = load_network(partial(self.build, configuration), files, dtype, place)
         # As transformers' own loader does, so that what is saved has the published
         # names.
         network._weight_conversions = get_conversions(network, add_legacy=False)
@@ -166,25 +181,75 @@ def load_network(
     build: Callable[[], nn.Module],
     files: Files,
     dtype: torch.dtype,
+    place: Place = keep,
 ) -> nn.Module:
-    """Build a network and fill it from its files; it is in eval mode, on the CPU.
+    """Build a network and fill it from its files, weight by weight; it is in eval mode.
 
     Weights that a network of transformers declares to be tied may be in the files once.
     Raises StateError, before any weight is read, when keys or shapes of files and
-    network differ.
+    network differ. Buffers that no file has stay on the CPU.
 
     Args:
         build: Builds the network.
         files: One or more shards, in any of the component's formats.
-        dtype: The dtype of all floating-point weights.
+        dtype: The dtype of all floating-point weights as they are read.
+        place: Puts a weight where it is kept, and changes how it is stored.
     """
     network = empty_network(build)
     weights = check_files(network, files)
     wanted = shapes_of(network.state_dict())
-    network.load_state_dict(weights.read(wanted, dtype), strict=True, assign=True)
-    if getattr(network, "all_tied_weights_keys", {}):
+    for name, weight in weights.read(wanted, dtype):
+        put(network, name, place(network, name, weight))
+        del weight  # else it would live until the next one is read
+    if tied_names(network):
         network.tie_weights(missing_keys=set())  # type: ignore[operator]  # of transformers: those whose values are equal
     return network.eval()
+
+
+def place_weights(network: nn.Module, place: Place) -> None:
+    """Place the weights of a network that were not placed as they were read."""
+    placed: dict[int, Tensor] = {}
+    for name, weight in network.state_dict(keep_vars=True).items():
+        if id(weight) not in placed:
+            put(network, name, place(network, name, weight.detach()))
+            own = network.get_submodule(name.rpartition(".")[0])
+            placed[id(weight)] = getattr(own, name.rpartition(".")[2])
+        else:
+            put(network, name, placed[id(weight)])
+
+
+def put(network: nn.Module, name: str, weight: Tensor) -> None:
+    """Make a tensor the parameter or the saved buffer of this name, frozen.
+
+    Raises AttributeError if the network has none.
+    """
+    parent, _, own = name.rpartition(".")
+    module = network.get_submodule(parent)
+    if own in module._buffers:
+        module._buffers[own] = weight
+        return
+    if own not in module._parameters:
+        raise AttributeError(f"{type(network).__name__} has no weight {name}")
+    if not isinstance(weight, nn.Parameter):
+        weight = nn.Parameter(weight, requires_grad=False)
+    module._parameters[own] = weight
+
+
+def tied_names(network: nn.Module) -> frozenset[str]:
+    """Return the weights that a network of transformers declares to be tied to others,
+    and those others.
+    """
+    tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
+    return frozenset((*tied, *tied.values()))
+
+
+def place_buffers(network: nn.Module, device: torch.device) -> None:
+    """Move the buffers that no file has, which the constructor computed, to a device."""
+    for module in network.modules():
+        for name in module._non_persistent_buffers_set:
+            buffer = module._buffers.get(name)
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
 
 
 def check_files(network: nn.Module, files: Files) -> Weights:

@@ -88,32 +88,43 @@ class Weights:
         """Return the shape of each weight under the network's own key."""
         return {ours: self._joined_shape(parts) for ours, parts in self.parts.items()}
 
-    def read(self, wanted: Shapes, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Read weights in these shapes, floating-point ones as `dtype`.
+    def read(self, wanted: Shapes, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, weight on the CPU) in these shapes, floating-point ones as
+        `dtype`, one after the other: what the caller does not keep is freed.
 
-        Weights of the same parts share memory: they are tied.
+        Weights of the same parts come after each other and share memory: they are tied.
         """
-        read: dict[tuple[TensorSlice, ...], Tensor] = {}
+        names: dict[tuple[TensorSlice, ...], list[str]] = {}
+        for ours in wanted:
+            names.setdefault(self.parts[ours], []).append(ours)
         with ExitStack() as stack:
             tensor_of: dict[Path, Callable[[str], Tensor]] = {}
-            for path in {tensor.path for tensor in self.tensors.values()}:
+            for path in dict.fromkeys(tensor.path for tensor in self.tensors.values()):
                 tensor_of[path] = stack.enter_context(_tensors_of(path))
-            for parts in {self.parts[ours] for ours in wanted}:
-                values = []
-                for part in parts:
-                    tensor = self.tensors[part.name]
-                    value = part.of(tensor_of[tensor.path](tensor.name))
-                    kind = dtype if value.is_floating_point() else value.dtype
-                    # Copied always: a mapped tensor's alignment depends on the file,
-                    # and results depend on alignment.
-                    values.append(
-                        value.to(kind, copy=True, memory_format=torch.contiguous_format)
-                    )
-                read[parts] = join(values)
-        return {
-            ours: read[self.parts[ours]].reshape(shape)
-            for ours, shape in wanted.items()
-        }
+            for parts, tied in names.items():
+                weight = self._joined(parts, tensor_of, dtype)
+                for ours in tied:
+                    yield ours, weight.reshape(wanted[ours])
+                del weight  # else it would live until the next one is read
+
+    def _joined(
+        self,
+        parts: Sequence[TensorSlice],
+        tensor_of: Mapping[Path, Callable[[str], Tensor]],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Read and join the parts of one weight."""
+        values = []
+        for part in parts:
+            tensor = self.tensors[part.name]
+            value = part.of(tensor_of[tensor.path](tensor.name))
+            kind = dtype if value.is_floating_point() else value.dtype
+            # Copied always: a mapped tensor's alignment depends on the file, and results
+            # depend on alignment.
+            values.append(
+                value.to(kind, copy=True, memory_format=torch.contiguous_format)
+            )
+        return join(values)
 
     def _joined_shape(self, parts: Sequence[TensorSlice]) -> Shape:
         slices = []

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,14 +21,15 @@ from dstrain.graph.unit import FunctionSpec, component_of
 from dstrain.graph.values import read_only
 from dstrain.lora.header import training_differences
 from dstrain.lora.key_names import base_shapes
-from dstrain.lora.layers import add_layers, merge_layers
+from dstrain.lora.layers import add_layers
 from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
-from dstrain.models.networks import check_files, empty_component
+from dstrain.models.networks import Place, keep
+from dstrain.pipeline.loading import Loader
 from dstrain.pipeline.sampling import (
     SamplerOptions,
     find_for_inference,
@@ -41,6 +43,7 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
+NO_STORES: Mapping[str, Place] = MappingProxyType({})
 
 
 @dataclass
@@ -97,8 +100,10 @@ class Pipeline:
         dtype: torch.dtype,
         full_precision: Collection[str] = (),
         empty: bool = False,
+        stores: Mapping[str, Place] = NO_STORES,
     ) -> "Pipeline":
-        """Load what was found, frozen and in eval mode, with preset LoRAs merged.
+        """Load what was found, frozen and in eval mode, with preset LoRAs merged: weight
+        by weight, so that no more than one of those that go to a GPU is in RAM.
 
         Args:
             family: The family of the components.
@@ -110,6 +115,8 @@ class Pipeline:
             empty: Read no weights: networks are built without memory, also of
                 components whose configuration alone was found, and files are compared
                 with them.
+            stores: Component -> stores each of its weights, which is on its device and
+                has the preset merged, in another form.
         """
         known = components_of(family)
         configs = {
@@ -118,29 +125,23 @@ class Pipeline:
         }
         components = {}
         for name in dict.fromkeys((*found.files, *(found.configs if empty else ()))):
-            files = found.files.get(name)
-            component = known[name]
-            if empty and not component.is_folder:
-                module: Any = empty_component(component, found.configs[name])
-                if module is None:
-                    continue
-                if files is not None:
-                    check_files(module, files)
-                device = torch.device("meta")
+            loader = Loader(
+                family,
+                known[name],
+                found.files.get(name),
+                device,
+                spec.unused_parameters.get(name, ()),
+                stores.get(name, keep),
+            )
+            if empty and not known[name].is_folder:
+                module = loader.build_empty(found.configs[name])
+                if module is not None:
+                    components[name] = module
             else:
                 own_dtype = torch.float32 if name in full_precision else dtype
-                network = component.network
-                module = network.load(found.files[name], configs.get(name), own_dtype)
-            if isinstance(module, nn.Module):
-                module = module.requires_grad_(False).eval().to(device)
-                if files is not None and files.preset is not None:
-                    shapes = {name: base_shapes(module)}
-                    unused = spec.unused_parameters
-                    for lora in read_lora(files.preset, family, shapes, name, unused):
-                        merge_layers(module, lora.layers)
-                    if not empty:
-                        logger.info(f"preset {files.preset} merged into {name}")
-            components[name] = module
+                components[name] = loader.load(configs.get(name), own_dtype)
+        if empty:
+            device = torch.device("meta")
         return cls(
             spec=spec,
             family=family,

@@ -1,0 +1,121 @@
+"""Load a component: each weight is put where it is kept as soon as it is read."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dstrain.console import get_logger
+from dstrain.lora.key_names import base_shapes
+from dstrain.lora.layers import LoraLayer, merge_layers, merged
+from dstrain.lora.reader import read_lora
+from dstrain.models.components import Component, Files
+from dstrain.models.networks import (
+    Place,
+    check_files,
+    empty_component,
+    keep,
+    place_buffers,
+    place_weights,
+    tied_names,
+)
+from dstrain.registry.family import ModelFamily
+
+logger = get_logger(__name__)
+NO_LAYERS: Mapping[str, LoraLayer] = MappingProxyType({})
+
+
+@dataclass
+class Loader:
+    """Loads one component of a family: frozen, in eval mode, its preset LoRA merged."""
+
+    family: ModelFamily
+    component: Component
+    files: Files | None
+    """Its files; None where nothing but its configuration was found."""
+    device: torch.device
+    unused_parameters: Collection[str] = ()
+    """Patterns of parameters that no loss reaches, whose layers a preset may lack."""
+    store: Place = keep
+    """Stores each weight of a network, on its device, in another form."""
+    _layers: Mapping[str, LoraLayer] | None = field(default=None, init=False)
+    """The preset's layers by parameter."""
+
+    def load(self, configuration: Any, dtype: torch.dtype) -> Any:
+        """Load the component; raises what its network raises, and `read_lora`.
+
+        Args:
+            configuration: From `Component.configure`; None for a tokenizer.
+            dtype: The dtype of its weights as they are read.
+        """
+        assert self.files is not None
+        network = self.component.network
+        if not hasattr(network, "build"):
+            loaded = network.load(self.files, configuration, dtype)
+            if isinstance(loaded, nn.Module):
+                place_weights(loaded, self.place)
+        else:
+            streaming: Any = network
+            loaded = streaming.load(self.files, configuration, dtype, self.place)
+        if not isinstance(loaded, nn.Module):
+            return loaded
+        place_buffers(loaded, self.device)
+        self._merge_tied(loaded)
+        if self.files.preset is not None:
+            logger.info(f"preset {self.files.preset} merged into {self.component.name}")
+        return loaded.requires_grad_(False).eval()
+
+    def build_empty(self, config: Mapping[str, Any]) -> nn.Module | None:
+        """Build the component without memory and compare its files with it; None if it
+        cannot be built without files.
+        """
+        network = empty_component(self.component, config)
+        if network is None:
+            return None
+        if self.files is not None:
+            check_files(network, self.files)
+            self._layers_of(network)
+        return network.requires_grad_(False).eval().to("meta")
+
+    def place(self, network: nn.Module, name: str, weight: Tensor) -> Tensor:
+        """Move a weight to its device, merge its layer of the preset, and store it."""
+        weight = weight.to(self.device)
+        layer = self._layers_of(network).get(name)
+        if layer is not None and name not in tied_names(network):
+            module = network.get_submodule(name.rpartition(".")[0])
+            weight = merged(module, weight, layer)
+        return self.store(network, name, weight)
+
+    def _merge_tied(self, network: nn.Module) -> None:
+        """Merge what is for weights that are one: where they are tied after loading, it
+        changes them together.
+        """
+        tied = tied_names(network)
+        layers = self._layers_of(network)
+        late = {name: layer for name, layer in layers.items() if name in tied}
+        merge_layers(
+            network,
+            {name.removesuffix(".weight"): layer for name, layer in late.items()},
+        )
+
+    def _layers_of(self, network: nn.Module) -> Mapping[str, LoraLayer]:
+        if self._layers is None:
+            self._layers = NO_LAYERS
+            if self.files is not None and self.files.preset is not None:
+                name = self.component.name
+                loras = read_lora(
+                    self.files.preset,
+                    self.family,
+                    {name: base_shapes(network)},
+                    name,
+                    {name: self.unused_parameters},
+                )
+                self._layers = {
+                    f"{layer}.weight": weights
+                    for lora in loras
+                    for layer, weights in lora.layers.items()
+                }
+        return self._layers

@@ -1,0 +1,216 @@
+"""Components are loaded weight by weight: no second one is in RAM beside that which is
+read, and a weight is merged before it is stored.
+"""
+
+import re
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from dstrain.errors import StateError
+from dstrain.lora.layers import LoraLayer, merge_layers
+from dstrain.models.components import Component, Files
+from dstrain.models.networks import DiffusersNetwork, keep, load_network
+from dstrain.pipeline import loading
+from dstrain.pipeline.loading import Loader
+from dstrain.registry.family import ModelFamily
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+CPU = torch.device("cpu")
+RECORD = ModelFamily(
+    "fam", "", "", "", ("base",), "net", MappingProxyType({}), MappingProxyType({})
+)
+SIDE = 1 << 10
+SIZE_MIB = SIDE * SIDE * 4 / 2**20
+
+
+class Deep(nn.Module):
+    """Several equal layers, and a buffer that is computed."""
+
+    def __init__(self, side: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [nn.Linear(side, side, bias=False) for _ in range(depth)]
+        )
+        self.register_buffer("steps", torch.arange(3.0), persistent=False)
+
+
+class Tied(nn.Module):
+    """Two weights that are one, as those of transformers."""
+
+    all_tied_weights_keys = MappingProxyType({"head.weight": "embed.weight"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 2)
+        self.head = nn.Linear(2, 4, bias=False)
+
+    def tie_weights(self, missing_keys: set[str]) -> None:
+        """Make them one where their values are equal."""
+        if torch.equal(self.head.weight, self.embed.weight):
+            self.head.weight = self.embed.weight
+
+
+def component(network: Any) -> Component:
+    return Component("net", network, "net", ("*.weight",))
+
+
+def written(folder: Path, module: nn.Module) -> Files:
+    path = folder / "net.safetensors"
+    save_file({name: one.clone() for name, one in module.state_dict().items()}, path)
+    return Files((path,))
+
+
+def deep(folder: Path, side: int, depth: int) -> tuple[Files, Any]:
+    torch.manual_seed(0)
+    configuration = SimpleNamespace(side=side, depth=depth)
+    return written(folder, Deep(side, depth)), configuration
+
+
+NETWORK = DiffusersNetwork(f"{__name__}:Deep")
+
+
+def anonymous_mib() -> float:
+    """What this process holds in memory of its own; what is mapped from files is not
+    counted.
+    """
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def test_only_the_weight_that_is_read_is_in_memory(tmp_path: Path) -> None:
+    files, configuration = deep(tmp_path, 4, 1)  # what loading imports is no weight
+    Loader(RECORD, component(NETWORK), files, CPU).load(configuration, torch.float32)
+    files, configuration = deep(tmp_path, SIDE, 32)
+    seen: list[float] = []
+
+    def store(network: nn.Module, name: str, weight: Tensor) -> Tensor:
+        seen.append(anonymous_mib())
+        return weight.to("meta")  # as on a GPU: nothing of it is left here
+
+    before = anonymous_mib()
+    Loader(RECORD, component(NETWORK), files, CPU, store=store).load(
+        configuration, torch.float32
+    )
+    assert len(seen) == 32
+    # The allocator keeps a few freed weights, however many there are.
+    assert max(seen) - before < 8 * SIZE_MIB
+
+
+def test_a_weight_is_free_before_the_next_is_read(tmp_path: Path) -> None:
+    files, configuration = deep(tmp_path, 4, 3)
+    alive: list[weakref.ref[Tensor]] = []
+
+    def store(network: nn.Module, name: str, weight: Tensor) -> Tensor:
+        assert all(one() is None for one in alive)
+        alive.append(weakref.ref(weight))
+        return torch.empty_like(weight, device="meta")
+
+    Loader(RECORD, component(NETWORK), files, CPU, store=store).load(
+        configuration, torch.float32
+    )
+    assert len(alive) == 3
+
+
+def test_everything_is_on_the_device_and_frozen(tmp_path: Path) -> None:
+    files, configuration = deep(tmp_path, 4, 2)
+    network = Loader(RECORD, component(NETWORK), files, torch.device("meta")).load(
+        configuration, torch.bfloat16
+    )
+    tensors = [*network.parameters(), *network.buffers()]
+    assert {str(one.device) for one in tensors} == {"meta"}
+    assert not any(one.requires_grad for one in tensors)
+    assert not network.training
+
+
+LAYERS: Mapping[str, LoraLayer] = MappingProxyType(
+    {
+        "layers.1": LoraLayer(
+            torch.randn(2, 4, generator=torch.Generator().manual_seed(1)),
+            torch.randn(4, 2, generator=torch.Generator().manual_seed(2)),
+            3.0,
+        )
+    }
+)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, layers: Mapping[str, LoraLayer]) -> None:
+    """Let a preset file have these layers."""
+    lora = SimpleNamespace(component="net", layers=layers)
+    monkeypatch.setattr(loading, "read_lora", lambda *_: [lora])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_preset_is_merged_before_a_weight_is_stored(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, configuration = deep(tmp_path, 4, 2)
+    given(monkeypatch, LAYERS)
+    files = Files(files.paths, preset=tmp_path / "preset.safetensors")
+    merged = load_network(lambda: Deep(4, 2), files, dtype)
+    merge_layers(merged, LAYERS)
+    stored: dict[str, Tensor] = {}
+
+    def store(network: nn.Module, name: str, weight: Tensor) -> Tensor:
+        stored[name] = weight.clone()
+        return keep(network, name, weight)
+
+    network = Loader(RECORD, component(NETWORK), files, CPU, store=store).load(
+        configuration, dtype
+    )
+    for name, weight in merged.state_dict().items():
+        assert torch.equal(stored[name], weight)
+        assert torch.equal(network.state_dict()[name], weight)
+
+
+def test_a_preset_changes_weights_that_are_one_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"embed.weight": torch.ones(4, 2)}, tmp_path / "net.safetensors")
+    layer = LoraLayer(torch.ones(1, 2), torch.ones(4, 1), 1.0)
+    given(monkeypatch, {"head": layer})
+    files = Files(
+        (tmp_path / "net.safetensors",), preset=tmp_path / "preset.safetensors"
+    )
+    tied = component(DiffusersNetwork(f"{__name__}:Tied"))
+    network = Loader(RECORD, tied, files, CPU).load(SimpleNamespace(), torch.float32)
+    assert network.head.weight is network.embed.weight
+    assert torch.equal(network.head.weight, torch.full((4, 2), 2.0))
+
+
+def test_a_network_that_loads_itself_is_placed_afterwards(tmp_path: Path) -> None:
+    def load(files: Files, configuration: Any, dtype: torch.dtype) -> nn.Module:
+        module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        module[1].weight = module[0].weight
+        return module.to(dtype)
+
+    stored = []
+
+    def store(network: nn.Module, name: str, weight: Tensor) -> Tensor:
+        stored.append(name)
+        return weight * 0
+
+    files = Files((tmp_path / "any",))
+    network = Loader(
+        RECORD, component(SimpleNamespace(load=load)), files, CPU, store=store
+    ).load(None, torch.float32)
+    assert stored == ["0.weight", "0.bias", "1.bias"]
+    assert network[1].weight is network[0].weight
+    assert not network[0].weight.any()
+
+
+def test_an_empty_network_is_compared_with_its_files(tmp_path: Path) -> None:
+    files, _ = deep(tmp_path, 4, 2)
+    loader = Loader(RECORD, component(NETWORK), files, CPU)
+    network = loader.build_empty({"side": 4, "depth": 2})
+    assert network is not None
+    assert {str(one.device) for one in network.parameters()} == {"meta"}
+    with pytest.raises(StateError, match=r"1 missing: layers\.2\.weight"):
+        loader.build_empty({"side": 4, "depth": 3})
