@@ -1,0 +1,134 @@
+"""Frozen weights that lie in RAM, and are on a device only while they are needed there."""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ALIGNMENT = 256
+"""Bytes. Results on a CPU depend on the alignment of weights; a tensor of torch's own has
+64 bytes."""
+
+
+class WeightsInRam:
+    """Frozen weights that lie in RAM as one piece, which is copied to the device as a
+    whole, and dropped there: it never changes, so that nothing is copied back.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
+        """Move tensors into RAM; they have no memory until `load`.
+
+        Args:
+            tensors: What modules keep their weights in, from `stored_tensors`. They stay
+                the same objects, and have other data.
+            device: The device that computes with them.
+        """
+        self._device = device
+        self._tensors = tuple(tensors)
+        self._places: list[tuple[int, int]] = []
+        end = 0
+        for tensor in self._tensors:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            end = start + tensor.nbytes
+            self._places.append((start, end))
+        self._shapes = [tensor.shape for tensor in self._tensors]
+        self._ram = torch.empty(end, dtype=torch.uint8)
+        if device.type == "cuda":
+            _pin(self._ram)
+        for tensor, view in zip(self._tensors, self._views(self._ram), strict=True):
+            view.copy_(tensor.data)
+            tensor.data = view
+        self._copy: Tensor | None = None
+        self.drop()
+
+    @property
+    def nbytes(self) -> int:
+        """Return how many bytes a copy of them has."""
+        return self._ram.nbytes
+
+    def load(self) -> Tensor:
+        """Copy them to the device, on the current stream; return the copy."""
+        self._copy = self._ram.to(self._device, non_blocking=True, copy=True)
+        self._show(self._copy)
+        return self._copy
+
+    def drop(self) -> None:
+        """Free the copy; what reads a weight then finds no numbers."""
+        self._copy = None
+        for tensor in self._tensors:
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=self._device)
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """Inside, the weights can be read, wherever they are."""
+        if self._copy is not None:
+            yield
+            return
+        try:
+            self._show(self._ram)
+            yield
+        finally:
+            self.drop()
+
+    def _show(self, piece: Tensor) -> None:
+        for tensor, view in zip(self._tensors, self._views(piece), strict=True):
+            tensor.data = view
+
+    def _views(self, piece: Tensor) -> Iterator[Tensor]:
+        for tensor, shape, (start, end) in zip(
+            self._tensors, self._shapes, self._places, strict=True
+        ):
+            yield piece[start:end].view(tensor.dtype).view(shape)
+
+
+def stored_tensors(network: nn.Module, part: str = "") -> list[Tensor]:
+    """Return the tensors that hold the frozen weights and the buffers of a part of a
+    network, each once: of a weight that is made of others, those. What the rest of the
+    network holds, too, is not among them.
+
+    part: The dotted name of a module of the network; '' for all of it.
+    """
+    found: dict[int, Tensor] = {}
+    others: set[int] = set()
+    for name, module in network.named_modules():
+        is_inside = not part or f"{name}.".startswith(f"{part}.")
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        for tensor in own:
+            if not is_inside:
+                others.add(id(tensor))
+            elif not tensor.requires_grad:
+                found[id(tensor)] = tensor
+    alone = (one for key, one in found.items() if key not in others)
+    return [part for tensor in alone for part in _parts(tensor)]
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the plain tensors that a tensor is made of: itself, what a subclass keeps its
+    numbers in, and what bitsandbytes keeps beside its own.
+    """
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        names, _ = flatten()
+        for name in names:
+            yield from _parts(getattr(tensor, name))
+        return
+    yield tensor
+    state = getattr(tensor, "quant_state", None)
+    while state is not None:
+        yield from (one for one in vars(state).values() if isinstance(one, Tensor))
+        state = getattr(state, "state2", None)
+
+
+def _pin(ram: Tensor) -> None:
+    """Lock memory in place, so that copies from it run beside computation.
+
+    `Tensor.pin_memory` would round its size up to a power of two. Where the system
+    refuses, copies are correct and slower.
+    """
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if ram.nbytes and int(runtime.cudaHostRegister(ram.data_ptr(), ram.nbytes, 0)) == 0:
+        # At the end of the process the driver does it.
+        weakref.finalize(ram, runtime.cudaHostUnregister, ram.data_ptr()).atexit = False

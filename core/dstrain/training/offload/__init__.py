@@ -1,0 +1,1 @@
+"""Keep weights of trained networks in RAM while nothing computes with them."""

@@ -1,0 +1,123 @@
+"""Weights in RAM come back bit for bit, whatever their form, and leave no memory behind."""
+
+from typing import Any
+
+import pytest
+import torch
+from dstrain.models.ram import WeightsInRam, stored_tensors
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+CPU = torch.device("cpu")
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.uint8,
+    torch.int64,
+    torch.bool,
+)
+
+
+def numbers(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.arange(1, 1 + torch.Size(shape).numel()).reshape(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_every_dtype_come_back_bit_for_bit(dtype: torch.dtype) -> None:
+    tensors = [numbers(dtype, 3, 5), numbers(dtype), numbers(dtype, 0, 2)]
+    wanted = [tensor.clone() for tensor in tensors]
+    ram = WeightsInRam(tensors, CPU)
+    assert [tensor.numel() for tensor in tensors] == [0, 0, 0]
+    for _ in range(2):
+        ram.load()
+        for tensor, want in zip(tensors, wanted, strict=True):
+            assert tensor.dtype == dtype
+            assert torch.equal(tensor, want)
+            assert tensor.data_ptr() % 64 == 0  # as torch's own tensors are aligned
+        ram.drop()
+        assert [tensor.numel() for tensor in tensors] == [0, 0, 0]
+
+
+def test_a_piece_has_the_bytes_of_its_weights_and_little_more() -> None:
+    ram = WeightsInRam([numbers(torch.float32, 64, 4), torch.zeros(3)], CPU)
+    assert ram.nbytes == 1024 + 12
+
+
+def test_the_memory_of_a_copy_is_freed() -> None:
+    ram = WeightsInRam([torch.zeros(3), torch.zeros(2)], CPU)
+    storage = StorageWeakRef(ram.load().untyped_storage())
+    assert not storage.expired()
+    ram.drop()
+    assert storage.expired()
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_weights_can_be_read_without_the_device(is_loaded: bool) -> None:
+    weight = torch.ones(3)
+    ram = WeightsInRam([weight], CPU)
+    if is_loaded:
+        ram.load()
+    with ram.readable():
+        assert weight.tolist() == [1, 1, 1]
+    assert weight.numel() == (3 if is_loaded else 0)
+
+
+class Wrapped(nn.Parameter):
+    """A weight that is made of two tensors, as torchao's are."""
+
+    packed: Tensor
+    scale: Tensor
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Name the tensors."""
+        return ["packed", "scale"], None
+
+
+class Packed(nn.Parameter):
+    """A weight with a state beside it, as those of bitsandbytes are."""
+
+    quant_state: Any = None
+
+
+class State:
+    """Scales, of which there may be scales again."""
+
+    def __init__(self, absmax: Tensor, state2: "State | None") -> None:
+        self.absmax, self.shape, self.state2 = absmax, (2, 2), state2
+
+
+def test_a_weight_is_what_it_is_made_of() -> None:
+    wrapped = Wrapped(torch.ones(2, 2), requires_grad=False)
+    wrapped.packed, wrapped.scale = torch.ones(2), torch.ones(1)
+    parts = [wrapped.packed, wrapped.scale]
+    assert list(map(id, stored_tensors_of(wrapped))) == list(map(id, parts))
+    packed = Packed(torch.ones(2), requires_grad=False)
+    inner = State(torch.ones(1), None)
+    packed.quant_state = State(torch.ones(2), inner)
+    state = [packed.quant_state.absmax, inner.absmax]
+    assert list(map(id, stored_tensors_of(packed))) == list(map(id, [packed, *state]))
+
+
+def stored_tensors_of(weight: Tensor) -> list[Tensor]:
+    module = nn.Module()
+    module.__dict__["_parameters"] = {"weight": weight}
+    return stored_tensors(module)
+
+
+def test_what_is_trained_or_held_elsewhere_stays() -> None:
+    network = nn.Module()
+    network.first = nn.Linear(2, 2)
+    network.block = nn.Linear(2, 2)
+    network.blockade = nn.Linear(2, 2)
+    network.block.register_buffer("scale", torch.ones(2), persistent=False)
+    network.block.twice = network.block.scale
+    network.requires_grad_(False)
+    network.block.bias.requires_grad_(True)
+    assert list(map(id, stored_tensors(network, "block"))) == [
+        id(network.block.weight),
+        id(network.block.scale),
+    ]
+    network.first.weight = network.block.weight
+    assert list(map(id, stored_tensors(network, "block"))) == [id(network.block.scale)]
+    assert len(stored_tensors(network)) == 5
