@@ -1,5 +1,6 @@
 """Frozen weights that lie in RAM, and are on a device only while they are needed there."""
 
+import math
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ class WeightsInRam:
     """
 
     def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
-        """Move tensors into RAM; they have no memory until `load`.
+        """Move tensors into RAM; they have no numbers until `load`.
 
         Args:
             tensors: What modules keep their weights in, from `stored_tensors`. They stay
@@ -34,7 +35,7 @@ class WeightsInRam:
             start = -(-end // ALIGNMENT) * ALIGNMENT
             end = start + tensor.nbytes
             self._places.append((start, end))
-        self._shapes = [tensor.shape for tensor in self._tensors]
+        self._absent = [_without_numbers(tensor, device) for tensor in self._tensors]
         self._ram = torch.empty(end, dtype=torch.uint8)
         if device.type == "cuda":
             _pin(self._ram)
@@ -56,10 +57,10 @@ class WeightsInRam:
         return self._copy
 
     def drop(self) -> None:
-        """Free the copy; what reads a weight then finds no numbers."""
+        """Free the copy: weights then have their shapes, and no numbers."""
         self._copy = None
-        for tensor in self._tensors:
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=self._device)
+        for tensor, absent in zip(self._tensors, self._absent, strict=True):
+            tensor.data = absent
 
     @contextmanager
     def readable(self) -> Iterator[None]:
@@ -78,10 +79,8 @@ class WeightsInRam:
             tensor.data = view
 
     def _views(self, piece: Tensor) -> Iterator[Tensor]:
-        for tensor, shape, (start, end) in zip(
-            self._tensors, self._shapes, self._places, strict=True
-        ):
-            yield piece[start:end].view(tensor.dtype).view(shape)
+        for absent, (start, end) in zip(self._absent, self._places, strict=True):
+            yield piece[start:end].view(absent.dtype).view(absent.shape)
 
 
 def stored_tensors(network: nn.Module, part: str = "") -> list[Tensor]:
@@ -120,6 +119,18 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
     while state is not None:
         yield from (one for one in vars(state).values() if isinstance(one, Tensor))
         state = getattr(state, "state2", None)
+
+
+def _without_numbers(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of this shape and dtype that takes the memory of one number: NaN,
+    so that nothing is computed with it unnoticed; of integers one that is no index.
+    """
+    number = math.nan
+    if not tensor.is_floating_point():
+        kind = torch.uint8 if tensor.dtype == torch.bool else tensor.dtype
+        number = torch.iinfo(kind).max
+    one = torch.full((1,) * tensor.ndim, number, dtype=tensor.dtype, device=device)
+    return one.expand(tensor.shape)
 
 
 def _pin(ram: Tensor) -> None:

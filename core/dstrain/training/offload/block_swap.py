@@ -11,7 +11,8 @@ diffusers are, fires before any gradient inside it.) It is what musubi-tuner cal
 one-way swap, attached to networks from outside.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,8 @@ class BlockSwap:
         """Those whose weights are on the device, by number."""
         self._is_cuda = device.type == "cuda"
         self._device = device
-        self._copies = CUDA.Stream(device) if self._is_cuda else None
+        self._copies: Any = None
+        """On a GPU: the stream of copies."""
         self._computed: Any = None
         """On a GPU: the event at the end of what used the block that was dropped last."""
 
@@ -67,6 +69,8 @@ class BlockSwap:
         Its trained layers exist and its blocks are checkpointed. They may be in RAM; what
         they train is put on the device. Raises UsageError for a network with fewer blocks.
         """
+        if self._is_cuda and self._copies is None:
+            self._copies = CUDA.Stream(self._device)
         previous: int | None = None
         for name, block in swapped_blocks(component, network, count).items():
             number = len(self.blocks)
@@ -78,6 +82,14 @@ class BlockSwap:
                 self.blocks[previous].next = number
             previous = number
             self._attach(block, number)
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """Inside, the weights of all blocks can be read, in RAM."""
+        with ExitStack() as stack:
+            for block in self.blocks:
+                stack.enter_context(block.weights.readable())
+            yield
 
     def release(self) -> None:
         """Drop what is on the device: after a backward pass, the blocks it ended with."""

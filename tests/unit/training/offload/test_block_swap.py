@@ -3,7 +3,6 @@ more than two blocks on the device.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -183,8 +182,7 @@ def test_weights_that_are_dropped_too_early_are_noticed(
     swapped = ready(build)
     swap = BlockSwap(CPU)
     swap.add("dit", swapped, blocks)
-    # Autograd refuses weights without numbers; views of them are of poisoned memory.
-    with poisoned_memory(), suppress(RuntimeError):
+    with poisoned_memory():
         assert not same(step_of(swapped, call, 0), wanted)
 
 
@@ -245,3 +243,15 @@ def test_more_blocks_than_there_are_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         BlockSwap(CPU).add("dit", Dit(8, 3), 4)
     assert "4 is more than the 3 blocks of dit" in str(caught.value)
+
+
+def test_swapped_weights_can_be_read_in_ram() -> None:
+    network = ready(partial(Dit, 8, 3))
+    wanted = {name: value.clone() for name, value in network.state_dict().items()}
+    swap = BlockSwap(CPU)
+    swap.add("dit", network, 2)
+    shapes = {name: value.shape for name, value in network.state_dict().items()}
+    assert shapes == {name: value.shape for name, value in wanted.items()}
+    with swap.readable():
+        assert same(network.state_dict(), wanted)
+    assert not same(network.state_dict(), wanted)
