@@ -48,7 +48,7 @@ TYPOS: tuple[tuple[str, str], ...] = (
     ("write", "overwrite"),
     # nothing that is similar
     ("resolution", ""),
-    ("optimizer", ""),
+    ("optimiser", "optimizer"),
     ("device", ""),
     ("size", ""),
     ("use", ""),

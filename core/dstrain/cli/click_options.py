@@ -2,7 +2,7 @@
 options.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
@@ -41,6 +41,36 @@ def file_path(text: str) -> Path:
     if not text:
         raise click.BadParameter("is empty")
     return Path(text)
+
+
+def number_or_names(text: str) -> float | str:
+    """Return a number, or NAME=NUMBER,... as it is: what parses it says what is wrong
+    in it.
+    """
+    if "=" in text:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a valid float.") from None
+
+
+def repeat_flags(args: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the words of a command with each of these flags before every word that
+    follows it: `--a b c` means `--a b --a c`.
+    """
+    found: list[str] = []
+    flag = ""
+    values = 0
+    for word in args:
+        if word.startswith("-"):
+            flag = word if word.replace("-", "_").lstrip("_") in names else ""
+            values = 0
+        elif flag and values:
+            found.append(flag)
+        values += not word.startswith("-")
+        found.append(word)
+    return found
 
 
 def disabled_plugin(text: str) -> str:
@@ -127,6 +157,9 @@ def as_option(flag: Flag) -> click.Option:
     if flag.kind is bool:
         return GroupedOption(f"--{flag.name}", is_flag=True, **settings)
     settings["type"], settings["metavar"] = KINDS[flag.kind]
+    if flag.by_name:
+        settings["type"] = number_or_names
+        settings["metavar"] = "FLOAT|NAME=FLOAT,..."
     if flag.choices:
         settings["metavar"] = f"[{'|'.join(flag.choices)}]"
     if flag.bare is not None:
@@ -194,6 +227,8 @@ class FamilyCommand(click.Command):
         """Read --config, --model and -p first: what the other options are depends on
         them.
         """
+        several = [flag.name for flag in flags(self.config) if flag.several]
+        args = repeat_flags(args, several)
         if not ctx.resilient_parsing:
             self._read_first(ctx, args)
         return super().parse_args(ctx, args)

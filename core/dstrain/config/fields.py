@@ -92,6 +92,10 @@ class Flag:
     required: bool = False
     many: bool = False
     """True if it may be repeated."""
+    several: bool = False
+    """True if it takes several words after one flag, too."""
+    by_name: bool = False
+    """True if it may be NAME=VALUE,... in place of one value."""
     choices: tuple[str, ...] = ()
     bare: str | None = None
     """Its value if it stands alone."""
@@ -126,11 +130,13 @@ def flags(config: type) -> tuple[Flag, ...]:
 
 
 def _read(field: "dataclasses.Field[Any]", hint: Any) -> Flag:
+    settings = dict(field.metadata)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = typing.get_args(hint)[0]  # of `X | None`
+        # The others of `X | None` and of `float | str | None`.
+        settings["by_name"] = str in typing.get_args(hint)[1:]
+        hint = typing.get_args(hint)[0]
     kind = typing.get_origin(hint) or hint
     arguments = typing.get_args(hint)
-    settings = dict(field.metadata)
     if kind is Literal:
         kind = str
         settings["choices"] = arguments
@@ -159,6 +165,8 @@ def check_value(flag: Flag, value: Any) -> None:
     """
     if value is None and not flag.required:
         return
+    if flag.by_name and isinstance(value, str) and "=" in value:
+        return  # by what parses it
     where = f"--{flag.name}"
     wanted = (int, float) if flag.kind is float else flag.kind
     for one in value if flag.many else (value,):

@@ -10,6 +10,7 @@ from dstrain.config.fields import (
     parse_origins,
     split_commas,
 )
+from dstrain.config.learning_rates import parse_learning_rates
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.train import TrainConfig
@@ -28,6 +29,7 @@ def validate(config: ModelChoice) -> None:
         _check_task(config)
         _check_trainables(config)
         _check_pairs(config)
+        _check_optimizer(config)
         _check_start(config)
         _check_previews(config)
         if not config.dry_run:
@@ -123,6 +125,26 @@ def _check_pairs(config: TrainConfig) -> None:
     if is_uniform != (config.frame_samples is not None):
         what = "goes together with --frame_sampling uniform"
         raise UsageError("--frame_samples", what, "give both, or neither")
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    """Refuse two optimizers, and settings of a schedule that is not chosen."""
+    parse_learning_rates(config.learning_rate, 1.0)
+    custom = config.customized_optimizer
+    if custom is not None and config.optimizer != "adamw":
+        what = f"is {custom}, but --optimizer is {config.optimizer}; give one of them"
+        raise UsageError("--customized_optimizer", what)
+    if custom is not None and "." not in custom:
+        what = f"expected the dotted path of a class, got {custom!r}"
+        advice = f"use --optimizer {custom}" if custom else "leave it out"
+        raise UsageError("--customized_optimizer", what, advice)
+    for name, schedule in (
+        ("lr_scheduler_num_cycles", "cosine_with_restarts"),
+        ("lr_scheduler_power", "polynomial"),
+    ):
+        if getattr(config, name) is not None and config.lr_scheduler != schedule:
+            what = f"has no effect without --lr_scheduler {schedule}"
+            raise UsageError(f"--{name}", what)
 
 
 def _check_start(config: TrainConfig) -> None:

@@ -1,11 +1,7 @@
 """Build a training run: its samples, pipeline, trainable parameters and optimizer."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options.train import TrainConfig
@@ -25,6 +21,8 @@ from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.training.batching import Order, with_skipped_rows
 from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
+from dstrain.training.optimizers.build import build_optimizer, check_fit
+from dstrain.training.optimizers.schedules import build_lr_scheduler
 from dstrain.training.trainables import start_from_lora
 
 logger = get_logger(__name__)
@@ -102,12 +100,7 @@ def prepare(
         data.sample_ids,
     )
     steps = total_steps(config, order.steps_per_epoch)
-    optimizer = AdamW(
-        module.trained_parameters,
-        config.learning_rate,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
     return TrainingRun(
         setup=setup,
         processes=processes,
@@ -154,6 +147,7 @@ def load_module(
         pipeline, setup.task, setup.build_timestep_sampler(), setup.stage
     )
     module.switch_to_training_mode(setup.trainables, config.seed)
+    check_fit(setup.optimizer, module.trained.parameters)
     for path in loras:
         start_from_lora(pipeline, module.trained.lora, path)
     for plan in plans:
@@ -199,31 +193,3 @@ def total_steps(config: TrainConfig, per_epoch: int) -> int:
     if config.num_epochs is None:
         return config.max_steps
     return min(config.max_steps, config.num_epochs * per_epoch)
-
-
-def build_lr_scheduler(
-    config: TrainConfig,
-    optimizer: AdamW,
-    total_steps: int,
-) -> LambdaLR:
-    """Build the schedule of --lr_scheduler.
-
-    The schedules are those of `transformers.get_scheduler`, whose import takes seconds.
-    """
-    schedule = config.lr_scheduler
-    warmup_steps = config.lr_warmup_steps
-
-    def factor(step: int) -> float:
-        if schedule == "constant":
-            return 1.0
-        if step < warmup_steps:
-            return step / max(1, warmup_steps)
-        if schedule == "constant_with_warmup":
-            return 1.0
-        decay_steps = max(1, total_steps - warmup_steps)
-        if schedule == "linear":
-            return max(0.0, (total_steps - step) / decay_steps)
-        progress = (step - warmup_steps) / decay_steps
-        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))
-
-    return LambdaLR(optimizer, factor)

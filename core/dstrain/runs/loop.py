@@ -17,6 +17,7 @@ from dstrain.console import get_logger, progress_bar
 from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory, StateError, UsageError, first_few
+from dstrain.randomness import seed_global
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checkpoints.state import damage, states
@@ -222,6 +223,8 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
         refuse_damaged_weights(run)
         raise diverged(run, batches, loss_value, norm_value)
+    # Some draw: on every process the same, and after a resumption as before.
+    seed_global((run.setup.config.seed, run.step), "optimizer")
     run.optimizer.step()
     run.lr_scheduler.step()
     run.optimizer.zero_grad(set_to_none=True)
@@ -255,7 +258,8 @@ def diverged(
     whole = (state for state in states(run.setup.output) if not damage(state))
     weights = RunFiles.read(run.setup.output).newest_weights()
     config = run.setup.config
-    changes: dict[str, Any] = {**NEW_START, "learning_rate": config.learning_rate / 10}
+    lower = run.setup.optimizer.rates.times(0.1).plain
+    changes: dict[str, Any] = {**NEW_START, "learning_rate": lower}
     if weights or config.resume_from_checkpoint:
         # Another folder, since --overwrite excludes --resume_from_checkpoint.
         changes["output_path"] = unused_name(run.setup.output)

@@ -33,6 +33,7 @@ from dstrain.pipeline.variant_choice import (
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
+from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.setup import Setup, metadata_path
 from dstrain.training.distill import OWN_TASKS
 
@@ -78,6 +79,9 @@ def resolve(config: TrainConfig) -> Setup:
     path = config.preset_lora_path
     if not config.dry_run or (path is not None and path.exists()):
         check_preset(setup)
+    if config.stage != "data_process":
+        # Tried before anything is loaded, and not saved for the first time hours later.
+        refuse_unwritable(setup.optimizer.name, setup.optimizer.trial.state)
     # Built once here, so that boundaries that leave nothing are refused before anything
     # is loaded.
     setup.build_timestep_sampler()

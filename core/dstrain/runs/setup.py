@@ -35,6 +35,8 @@ from dstrain.registry.family import ModelFamily, Option
 from dstrain.registry.hooks import Extensions
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors
+from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
+from dstrain.training.optimizers.groups import check_names
 
 LIBRARIES = (
     *("core", "torch", "transformers", "diffusers", "accelerate", "safetensors"),
@@ -140,6 +142,15 @@ class Setup:
             what = f"is required: {path} may be for {names}"
             raise UsageError("--preset_lora_model", what)
         return Preset(path, fitting[0])
+
+    @cached_property
+    def optimizer(self) -> OptimizerChoice:
+        """Return the optimizer, tried, with learning rates of what is trained."""
+        choice = choose_optimizer(self.config)
+        experts = self.spec.experts
+        aliases = {experts.denoiser: experts.components} if experts else {}
+        trained = self.trainables.components
+        return replace(choice, rates=check_names(choice.rates, trained, aliases))
 
     def find(
         self, plans: Iterable[Plan], absent: list[MissingFiles] | None = None

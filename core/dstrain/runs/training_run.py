@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import nn
@@ -15,6 +16,8 @@ from dstrain.runs.setup import Setup
 from dstrain.training.batching import Order
 from dstrain.training.loader import CachedSamples, SampleSource
 from dstrain.training.module import TrainingModule
+from dstrain.training.optimizers.averaged import averaged_weights
+from dstrain.training.optimizers.build import effective_rate
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,14 @@ class TrainingRun:
 
     @property
     def learning_rate(self) -> float:
-        """Return the learning rate of the next step."""
-        return float(self.lr_scheduler.get_last_lr()[0])
+        """Return the learning rate of the next step, of the first of several."""
+        return effective_rate(self.optimizer)
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Put the weights to be used in place of those in training, where the optimizer
+        averages them.
+        """
+        return averaged_weights(self.optimizer)
 
 
 def name_row(run: TrainingRun, row: int) -> str:

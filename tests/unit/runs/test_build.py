@@ -8,54 +8,11 @@ import pytest
 import torch
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
-from dstrain.runs.build import build_lr_scheduler, open_training_data, total_steps
+from dstrain.runs.build import open_training_data, total_steps
 from dstrain.runs.resolve import resolve
 from torch import nn
-from transformers import get_scheduler
 
 from tests.support.runs import config, project, training_run
-
-SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
-
-
-def rates(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
-    found = []
-    for _ in range(steps):
-        found.append(scheduler.get_last_lr()[0])
-        scheduler.optimizer.step()
-        scheduler.step()
-    return found
-
-
-def optimizer() -> torch.optim.AdamW:
-    return torch.optim.AdamW([nn.Parameter(torch.zeros(1))], 1e-3)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize(
-    ("warmup", "steps"), [(0, 10), (3, 10), (10, 10), (12, 10), (0, 1)]
-)
-def test_every_learning_rate_is_that_of_transformers(
-    name: str, warmup: int, steps: int
-) -> None:
-    settings = TrainConfig(model="tiny", lr_scheduler=name, lr_warmup_steps=warmup)
-    own = build_lr_scheduler(settings, optimizer(), steps)
-    theirs = get_scheduler(name, optimizer(), warmup, steps)
-    assert rates(own, steps + 5) == rates(theirs, steps + 5)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_continues_from_the_state_that_transformers_saved(name: str) -> None:
-    settings = TrainConfig(model="tiny", lr_scheduler=name, lr_warmup_steps=2)
-    theirs = get_scheduler(name, optimizer(), 2, 10)
-    rates(theirs, 4)
-    own = build_lr_scheduler(settings, optimizer(), 10)
-    own.load_state_dict(theirs.state_dict())
-    assert own.last_epoch == theirs.last_epoch
-    own.optimizer.step()
-    own.step()
-    theirs.step()
-    assert own.get_last_lr() == theirs.get_last_lr()
 
 
 def test_the_start_of_a_run_does_not_import_transformers() -> None:

@@ -7,6 +7,7 @@ from dstrain.config.options.data import DataOptions
 from dstrain.config.options.lora import LoraOptions
 from dstrain.config.options.memory import MemoryOptions
 from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.config.options.output import OutputOptions
 from dstrain.config.options.training import TrainingOptions
 
@@ -16,6 +17,7 @@ class TrainConfig(
     OutputOptions,
     LoraOptions,
     MemoryOptions,
+    OptimizerOptions,
     TrainingOptions,
     DataOptions,
     ModelChoice,

@@ -1,12 +1,9 @@
-"""The options of the optimization."""
+"""The options of what is trained, and for how long."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from dstrain.config.fields import option
-
-ENDING_AT_LAST_STEP = ("linear", "cosine")
-"""Learning rate schedules whose every value depends on how many steps the run has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,42 +14,6 @@ class TrainingOptions:
         "training",
         "Components (or submodules, such as dit.blocks.3) to train in full, comma-separated.",
         affects={"resolved"},
-    )
-    learning_rate: float = option(
-        "training",
-        "Learning rate.",
-        1e-4,
-        affects={"training"},
-        above=0,
-    )
-    lr_scheduler: Literal["constant", "constant_with_warmup", "linear", "cosine"] = (
-        option(
-            "training",
-            "Learning rate schedule.",
-            "constant",
-            affects={"training"},
-        )
-    )
-    lr_warmup_steps: int = option(
-        "training",
-        "Number of warmup steps, over which the learning rate rises from 0.",
-        0,
-        affects={"training"},
-        minimum=0,
-    )
-    weight_decay: float = option(
-        "training",
-        "Weight decay of AdamW.",
-        0.01,
-        affects={"training"},
-        minimum=0,
-    )
-    max_grad_norm: float = option(
-        "training",
-        "Maximum gradient norm; larger gradients are clipped.",
-        1.0,
-        affects={"training"},
-        above=0,
     )
     num_epochs: int | None = option(
         "training",

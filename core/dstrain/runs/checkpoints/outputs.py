@@ -35,6 +35,7 @@ from dstrain.runs.checkpoints.resume import (
     check_start,
     data_fingerprint,
     load_training_state,
+    optimizer_identity,
     training_state,
 )
 from dstrain.runs.checkpoints.state import (
@@ -238,8 +239,9 @@ class RunDirectory:
             state_files = [f"{state}/{file}" for file in (RECORD, *FILES)]
             RunFiles.read(self.folder).add([*names, *state_files], run.step)
             self.weights = [self.folder / name for name in names]
-            for component, path in zip(components, self.weights, strict=True):
-                self._save_component(run, path, component)
+            with run.averaged_weights():
+                for component, path in zip(components, self.weights, strict=True):
+                    self._save_component(run, path, component)
             save_state(self.folder / state, training_state(run, self.data_digests))
             RunFiles.read(self.folder).commit()
             self._prune(run)
@@ -292,6 +294,8 @@ class RunDirectory:
             name: redacted(value) if isinstance(value, str) else value
             for name, value in values.items()
         }
+        recipe["learning_rate"] = setup.optimizer.rates.plain
+        recipe |= optimizer_identity(setup)
         recipe["steps"] = run.step
         if setup.preset is not None:
             recipe["preset_lora"] = setup.preset.digest

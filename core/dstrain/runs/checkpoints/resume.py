@@ -9,17 +9,24 @@ from typing import Any
 import torch
 
 from dstrain.config.fields import split_commas
+from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
 from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.config.options.training import ENDING_AT_LAST_STEP
-from dstrain.config.serialize import NEW_START, command_line, read_resolved
+from dstrain.config.serialize import (
+    NEW_START,
+    as_flags,
+    command_line,
+    read_resolved,
+)
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
+from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.files import unused_name
 from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.run_files import RUN, RunFiles
 from dstrain.training.loader import CachedSamples
+from dstrain.training.optimizers.names import named
 
 PROCESSES = "processes"
 """Entry of the versions in a run's configuration: how many processes trained."""
@@ -90,8 +97,14 @@ def config_digest(run: TrainingRun) -> str:
         {name: constant.value for name, constant in setup.spec.constants.items()},
         [[one.component, dict(one.entries)] for one in setup.models if one.entries],
         [setup.spec.variant, *(sorted(split_commas(names)) for names in columns)],
-        {name: getattr(config, name) for name in options_affecting("training")},
+        {
+            **{name: getattr(config, name) for name in options_affecting("training")},
+            "learning_rate": setup.optimizer.rates.plain,
+        },
     ]
+    optimizer = optimizer_identity(setup)
+    if optimizer:
+        numbers.append(optimizer)
     if setup.preset is not None:
         numbers.append([setup.preset.component, setup.preset.digest])
     used = sorted(run.module.used_components & setup.kept.keys())
@@ -101,6 +114,21 @@ def config_digest(run: TrainingRun) -> str:
     order = [run.order.groups, run.order.samples_per_step]
     trainables = asdict(setup.trainables)
     return hash_json("run", [setup.task.name, trainables, order, numbers])
+
+
+def optimizer_identity(setup: Setup) -> dict[str, Any]:
+    """Return what decides the optimizer's numbers, nothing where that is what states of
+    runs before there was a choice have.
+    """
+    config = setup.config
+    found: dict[str, Any] = {}
+    if not setup.optimizer.is_default:
+        found |= setup.optimizer.identity
+    for name, default in (("lr_scheduler_num_cycles", 1), ("lr_scheduler_power", 1.0)):
+        value = getattr(config, name)
+        if value not in (None, default):
+            found[name] = value
+    return found
 
 
 def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingState:
@@ -140,7 +168,7 @@ def load_training_state(
             *_differing(run),
             f"must be equal: {decisive}, what is trained, the rows",
             "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
-            "and for a linear or cosine schedule --num_epochs and --max_steps",
+            "and for a schedule that ends with the run --num_epochs and --max_steps",
         )
     changed = [
         name
@@ -211,10 +239,16 @@ def _differing(run: TrainingRun) -> list[str]:
     compared = options_affecting("training", "resolved")
     if config["lr_scheduler"] in ENDING_AT_LAST_STEP:
         compared += options_affecting("length")
+    now = {
+        **as_flags(run.setup.config),
+        "learning_rate": run.setup.optimizer.rates.plain,
+    }
+    if saved.get("learning_rate") is None:
+        saved["learning_rate"] = named(saved.get("optimizer", "")).learning_rate
     words = []
     for name in compared:
-        if name in saved and saved[name] != config[name]:
-            words.append(f"--{name}: saved {saved[name]}, this run {config[name]}")
+        if name in saved and saved[name] != now[name]:
+            words.append(f"--{name}: saved {saved[name]}, this run {now[name]}")
     size = str(run.processes.size)
     saved_size = saved.get("versions", {}).get(PROCESSES, size)
     if saved_size != size:

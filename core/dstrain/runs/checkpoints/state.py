@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dstrain.console import get_logger
-from dstrain.errors import StateError
+from dstrain.errors import StateError, UsageError
 from dstrain.models.formats import NATIVE, CheckpointFormat, to_checkpoint
 from dstrain.storage.files import remove_folder, replacing_folder, write_json
 from dstrain.storage.hashing import sha256
@@ -223,6 +223,15 @@ def prune_states(
             (folder / name).unlink(missing_ok=True)
 
 
+def refuse_unwritable(name: str, state: Mapping[str, Any]) -> None:
+    """Raise UsageError for an optimizer whose `state_dict()` a file cannot hold."""
+    try:
+        _pack(state, {}, "optimizer")
+    except StateError as error:
+        what = f"the state of {name} cannot be saved: {error.what}"
+        raise UsageError("--optimizer", what) from error
+
+
 def _pack(
     value: Any,
     tensors: dict[str, Tensor],
@@ -233,7 +242,8 @@ def _pack(
     """
     if value is None or type(value) in (str, bool, int, float):
         return value
-    if isinstance(value, Tensor):
+    # Subclasses are of layouts that the file does not know.
+    if type(value) in (Tensor, nn.Parameter):
         tensors[name] = value
         return {"tensor": name}
     kind = type(value).__name__

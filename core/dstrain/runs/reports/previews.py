@@ -102,7 +102,8 @@ class Previews:
         if not self.plans or not is_due:
             return
         if self.pipeline is not None:
-            self._make(self.pipeline, run.step, is_stopping)
+            with run.averaged_weights():
+                self._make(self.pipeline, run.step, is_stopping)
         run.processes.wait()
 
     def _make(

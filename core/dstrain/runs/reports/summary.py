@@ -61,7 +61,8 @@ def log_start(run: TrainingRun) -> None:
         f"batch: {run.processes.size} process(es) x {config.batch_size} "
         f"x {config.gradient_accumulation_steps} accumulated "
         f"= {order.samples_per_step} samples per step; "
-        f"learning rate {config.learning_rate:g}, {config.lr_scheduler}; "
+        f"{setup.optimizer.name}, learning rate {setup.optimizer.rates}, "
+        f"{config.lr_scheduler}; "
         f"seed {config.seed}"
     )
     logger.info(f"writing to {setup.output}")

@@ -6,8 +6,8 @@ import typing
 
 from dstrain.config.fields import Effect, Group, flags
 from dstrain.config.options.generate import GenerateConfig
+from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
 from dstrain.config.options.train import TrainConfig, options_affecting
-from dstrain.config.options.training import ENDING_AT_LAST_STEP
 
 from tests.support.command_lines import toy_config
 from tests.support.options import options_of

@@ -8,18 +8,13 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "batch_size": (1, "recipe resolved"),
     "find_unused_parameters": (False, ""),
     "gradient_accumulation_steps": (1, "recipe resolved"),
-    "learning_rate": (0.0001, "training"),
     "loss_weighting": ("bsmntw", "timestep_sampler training"),
-    "lr_scheduler": ("constant", "training"),
-    "lr_warmup_steps": (0, "training"),
-    "max_grad_norm": (1.0, "training"),
     "max_steps": (None, "length"),
     "max_timestep_boundary": (None, "timestep_sampler training"),
     "min_timestep_boundary": (None, "timestep_sampler training"),
     "num_epochs": (None, "length"),
     "timestep_sampling": ("shifted", "timestep_sampler training"),
     "trainable_models": (None, "resolved"),
-    "weight_decay": (0.01, "training"),
 }
 """Name -> default and effects. Stored files are compared by the effects."""
 

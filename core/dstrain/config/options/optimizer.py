@@ -1,0 +1,88 @@
+"""The options of the optimizer and of its learning rates."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dstrain.config.fields import option
+
+ENDING_AT_LAST_STEP = ("linear", "cosine", "polynomial", "cosine_with_restarts", "rex")
+"""Learning rate schedules whose every value depends on how many steps the run has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """How gradients change the weights."""
+
+    learning_rate: float | str | None = option(
+        "training",
+        "Learning rate, or one for each trained component: dit=1e-4,text_encoder=1e-5; a number "
+        "before these is for the others. Defaults to 1e-4, for prodigy to 1.",
+        affects={"training"},
+        above=0,
+    )
+    lr_scheduler: Literal[
+        "constant",
+        "constant_with_warmup",
+        "linear",
+        "cosine",
+        "polynomial",
+        "cosine_with_restarts",
+        "rex",
+    ] = option(
+        "training",
+        "Learning rate schedule.",
+        "constant",
+        affects={"training"},
+    )
+    lr_warmup_steps: int = option(
+        "training",
+        "Number of warmup steps, over which the learning rate rises from 0.",
+        0,
+        affects={"training"},
+        minimum=0,
+    )
+    lr_scheduler_num_cycles: int | None = option(
+        "training",
+        "Number of cosines of --lr_scheduler cosine_with_restarts. Defaults to 1.",
+        affects={"resolved"},
+        minimum=1,
+    )
+    lr_scheduler_power: float | None = option(
+        "training",
+        "Exponent of --lr_scheduler polynomial. Defaults to 1, which is linear.",
+        affects={"resolved"},
+        above=0,
+    )
+    weight_decay: float = option(
+        "training",
+        "Weight decay.",
+        0.01,
+        affects={"training"},
+        minimum=0,
+    )
+    max_grad_norm: float = option(
+        "training",
+        "Maximum gradient norm; larger gradients are clipped.",
+        1.0,
+        affects={"training"},
+        above=0,
+    )
+    optimizer: str = option(
+        "training",
+        "Optimizer: a name, such as adamw8bit, or the dotted path of a class; the names are in "
+        "docs/guide/optimizers.md.",
+        "adamw",
+        affects={"resolved"},
+    )
+    customized_optimizer: str | None = option(
+        "training",
+        "Dotted path of an optimizer; the same as --optimizer.",
+        affects={"resolved"},
+    )
+    optimizer_args: tuple[str, ...] = option(
+        "training",
+        "Arguments of the optimizer, such as betas=0.9,0.95 eps=1e-6. Can be repeated.",
+        (),
+        affects={"resolved"},
+        several=True,
+    )

@@ -1,0 +1,1 @@
+"""Build the optimizer of a run, by name or dotted path, and its learning rates."""

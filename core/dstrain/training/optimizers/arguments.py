@@ -1,0 +1,128 @@
+"""Read --optimizer_args, and check them against the constructor of the optimizer."""
+
+import ast
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dstrain.errors import UsageError, nearest
+
+FLAG = "--optimizer_args"
+OWN_FLAGS = {"lr": "--learning_rate", "weight_decay": "--weight_decay"}
+"""Arguments that have a flag of their own."""
+NOT_GIVEN = ("self", "params")
+
+
+def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
+    """Parse `name=value` words; values are Python literals, and text that is none stands
+    for itself.
+
+    Raises UsageError for a word without a name, and for a name that is given twice or
+    has a flag of its own.
+    """
+    arguments: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier():
+            raise UsageError(FLAG, f"expected NAME=VALUE, got {word!r}")
+        if name in arguments:
+            raise UsageError(FLAG, f"{name} is given twice")
+        if name in OWN_FLAGS:
+            raise UsageError(FLAG, f"{name} is given by {OWN_FLAGS[name]}")
+        arguments[name] = _literal(text.strip())
+    return arguments
+
+
+def _literal(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def parameters_of(optimizer: type) -> dict[str, Any]:
+    """Return the arguments of an optimizer's constructor with their defaults, without
+    the parameters to optimize; `inspect.Parameter.empty` stands for none.
+
+    Where it passes others on to its base class, those of the base class are among them.
+    """
+    found: dict[str, Any] = {}
+    for cls in optimizer.__mro__:
+        if "__init__" not in vars(cls):
+            continue
+        signature = inspect.signature(vars(cls)["__init__"])
+        passes_on = False
+        for position, (name, one) in enumerate(signature.parameters.items()):
+            if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                passes_on |= one.kind is one.VAR_KEYWORD
+            elif position > 1:  # self and what is optimized
+                found.setdefault(name, one.default)
+        if not passes_on:
+            break
+    # Of torch's own base class.
+    found.pop("defaults", None)
+    return {name: value for name, value in found.items() if name not in NOT_GIVEN}
+
+
+def check_arguments(
+    where: str, arguments: Mapping[str, Any], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return arguments in the kinds of their defaults.
+
+    Raises UsageError for an unknown argument, naming the nearest, and for a value that
+    cannot stand for the default.
+
+    Args:
+        where: The optimizer, in words.
+        arguments: Those of --optimizer_args.
+        known: Arguments of the constructor and their defaults.
+    """
+    checked = {}
+    for name, value in arguments.items():
+        if name not in known:
+            options = [one for one in known if one not in OWN_FLAGS]
+            what = f"{where} has no argument {name!r}{nearest(name, options)}"
+            raise UsageError(FLAG, what, f"its arguments: {', '.join(options)}")
+        fitting = in_kind_of(known[name], value)
+        if fitting is None and value is not None:
+            what = f"{where}: expected {name}={_example(known[name])}, or the like, got {name}={_example(value)}"
+            raise UsageError(FLAG, what)
+        checked[name] = fitting
+    return checked
+
+
+def in_kind_of(default: Any, value: Any) -> Any:
+    """Return the value in the kind of a default: an int as a float, a list as a tuple;
+    None if it cannot be.
+    """
+    if isinstance(default, bool):
+        return value if isinstance(value, bool) else None
+    if isinstance(default, float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # Infinite defaults stand for no bound.
+        is_fine = is_number and (math.isfinite(value) or math.isinf(default))
+        return float(value) if is_fine else None
+    if isinstance(default, int):
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        # `weight_decay=0` is a default of some that take any number.
+        is_number = isinstance(value, float) and default == 0
+        return value if is_whole or is_number else None
+    if isinstance(default, str):
+        return value if isinstance(value, str) else None
+    if isinstance(default, tuple):
+        if not isinstance(value, tuple | list) or not value:
+            return None
+        # Some take a third of what has two by default.
+        items = [in_kind_of(default[0], item) for item in value]
+        return None if None in items else tuple(items)
+    return value
+
+
+def _example(value: Any) -> str:
+    """Return a value as it is typed."""
+    return repr(value).replace(" ", "").strip("()") if value is not None else "none"

@@ -1,0 +1,87 @@
+"""Build the optimizer of a run."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dstrain.errors import UsageError
+from dstrain.training.optimizers.choice import OptimizerChoice
+from dstrain.training.optimizers.groups import parameter_groups
+from dstrain.training.optimizers.trial import enter_training
+
+
+def build_optimizer(
+    choice: OptimizerChoice, parameters: Mapping[str, nn.Parameter]
+) -> Optimizer:
+    """Build an optimizer of these parameters, 'component.name' -> parameter.
+
+    Raises UsageError for tensors that it cannot optimize, and for learning rates that do
+    not fit the parameters.
+    """
+    # A warning at every parameter's first step; the guide says it once.
+    warnings.filterwarnings("ignore", "Paged optimizers are not supported on CPU")
+    groups = check_fit(choice, parameters)
+    arguments = dict(choice.arguments)
+    if len(groups) == 1:
+        # Written to states as groups always were.
+        arguments["lr"] = groups[0]["lr"]
+        optimizer = choice.kind(groups[0]["params"], **arguments)
+    else:
+        optimizer = choice.kind(groups, **arguments)
+    enter_training(optimizer)
+    if not choice.is_default:
+        optimizer.register_step_post_hook(_keep_layout)
+    return optimizer
+
+
+def _keep_layout(optimizer: Optimizer, *_: object) -> None:
+    """Lay the matrices of the state out row by row, as they are read back from a file.
+
+    SOAP's are column by column after a decomposition, and products with these are
+    rounded otherwise: a resumed run would differ.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            items = value if isinstance(value, list) else [value]
+            for position, item in enumerate(items):
+                if not isinstance(item, Tensor) or item.is_contiguous():
+                    continue
+                if item.shape == parameter.shape:
+                    continue  # laid out like its parameter
+                items[position] = item.contiguous()
+            state[name] = items if isinstance(value, list) else items[0]
+
+
+def check_fit(
+    choice: OptimizerChoice, parameters: Mapping[str, nn.Parameter]
+) -> list[dict[str, Any]]:
+    """Return the groups of these parameters.
+
+    Raises UsageError if an optimizer of matrices is to train something else, or one of a
+    single learning rate gets several, or the rates do not fit the parameters.
+    """
+    for name, parameter in parameters.items():
+        if parameter.ndim != 2 and not choice.trial.takes_vectors:
+            raise UsageError(
+                "--optimizer",
+                f"{choice.name} takes matrices only, but {name} is {list(parameter.shape)}",
+                "use --optimizer muon, which trains such with AdamW, or train LoRA alone",
+            )
+    groups = parameter_groups(parameters, choice.rates)
+    if len(groups) > 1 and not choice.trial.takes_rates:
+        what = f"optimizer {choice.name} takes one learning rate for all parameters"
+        raise UsageError("--learning_rate", what)
+    return groups
+
+
+def effective_rate(optimizer: Optimizer) -> float:
+    """Return the learning rate of the first parameters' next step.
+
+    Prodigy and the like multiply it by an estimate of their own, `d`.
+    """
+    group = optimizer.param_groups[0]
+    estimate = group.get("d", 1.0)
+    return float(group["lr"]) * float(estimate)

@@ -1,0 +1,138 @@
+"""Choose the optimizer that a configuration asks for, and check it before anything is
+loaded.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from torch.optim import Optimizer
+
+from dstrain.config.learning_rates import LearningRates, parse_learning_rates
+from dstrain.config.options.train import TrainConfig
+from dstrain.errors import UsageError, nearest
+from dstrain.training.optimizers.arguments import (
+    check_arguments,
+    parameters_of,
+    parse_arguments,
+)
+from dstrain.training.optimizers.names import OPTIMIZERS, NamedOptimizer, named
+from dstrain.training.optimizers.trial import Trial, try_optimizer
+
+EXCLUDED = ("torchao",)
+"""Packages whose optimizers keep state that no file can hold."""
+
+
+@dataclass(frozen=True)
+class OptimizerChoice:
+    """An optimizer that is known to make steps and to have a state that can be written."""
+
+    name: str
+    """As it was asked for."""
+    kind: Callable[..., Optimizer]
+    arguments: Mapping[str, Any]
+    """All that it is called with, except the parameters."""
+    rates: LearningRates
+    identity: Mapping[str, str]
+    """What two runs must have in common to continue each other's state."""
+    trial: Trial
+
+    @property
+    def is_default(self) -> bool:
+        """Return whether it is AdamW, called as if no flag were given."""
+        return self.identity == _identity(*_default())
+
+
+def choose_optimizer(config: TrainConfig) -> OptimizerChoice:
+    """Return the optimizer of a configuration.
+
+    Raises UsageError for one that is unknown, not installed or of no use here, and for
+    arguments that it does not take.
+    """
+    flag = "--customized_optimizer" if config.customized_optimizer else "--optimizer"
+    name = config.customized_optimizer or config.optimizer
+    entry = named(name)
+    kind = _import(flag, name, entry)
+    known = parameters_of(kind)
+    given = parse_arguments(config.optimizer_args)
+    given = check_arguments(name, given, known)
+    rates = parse_learning_rates(config.learning_rate, entry.learning_rate)
+    arguments: dict[str, Any] = {**entry.arguments, **given}
+    if "lr" not in known:
+        what = f"{name} takes no learning rate, so that --learning_rate would not act"
+        raise UsageError(flag, what)
+    plain = rates.others or next(iter(rates.by_name.values()))
+    arguments["lr"] = plain
+    if "weight_decay" in known:
+        arguments["weight_decay"] = config.weight_decay
+    elif config.weight_decay != TrainConfig(model="").weight_decay:
+        what = f"has no effect: optimizer {name} takes no weight decay"
+        raise UsageError("--weight_decay", what)
+    trial = try_optimizer(flag, name, kind, arguments, given)
+    identity = _identity(kind, arguments)
+    return OptimizerChoice(name, kind, arguments, rates, identity, trial)
+
+
+def _default() -> tuple[type, dict[str, Any]]:
+    from torch.optim import AdamW
+
+    return AdamW, dict(OPTIMIZERS["adamw"].arguments)
+
+
+def _identity(kind: type, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the class and its arguments with the defaults that are not given, except
+    those that have a flag.
+
+    Paged optimizers have the state of the others, and move it between devices.
+    """
+    bound = {
+        name: repr(arguments.get(name, default))
+        for name, default in parameters_of(kind).items()
+        if name not in ("lr", "weight_decay", "is_paged")
+        and (name in arguments or default is not inspect.Parameter.empty)
+    }
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    if path.startswith("bitsandbytes."):
+        path = path.replace(".Paged", ".")
+    return {"optimizer": path, **bound}
+
+
+def _import(flag: str, name: str, entry: NamedOptimizer) -> type:
+    """Return the class of an optimizer."""
+    package, _, attribute = entry.path.rpartition(".")
+    if not package:
+        what = f"{name!r} is neither a known optimizer nor a dotted path{nearest(name, OPTIMIZERS)}"
+        raise UsageError(flag, what, f"optimizers: {', '.join(OPTIMIZERS)}")
+    top = package.partition(".")[0]
+    if top in EXCLUDED:
+        what = (
+            f"{name}: states of optimizers of {top} are of kinds that cannot be saved"
+        )
+        raise UsageError(flag, what, "use --optimizer adamw8bit")
+    try:
+        with warnings.catch_warnings():
+            # Libraries warn of themselves as they are imported.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", FutureWarning)
+            module = import_module(package)
+            kind = getattr(module, attribute, None)
+    except ImportError as error:
+        is_absent = isinstance(error, ModuleNotFoundError) and top in str(error.name)
+        what = f"{name} needs {top}, which is not installed"
+        if not is_absent:
+            what = f"{name}: {package} cannot be imported"
+        advice = [f"pip install {entry.install}"] if entry.install else []
+        raise UsageError(flag, what, *advice) from error
+    if kind is None:
+        names = [one for one in dir(module) if not one.startswith("_")]
+        raise UsageError(
+            flag, f"{package} has no {attribute!r}{nearest(attribute, names)}"
+        )
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise UsageError(flag, f"{name} is not a class of optimizers of torch")
+    if kind.__module__.partition(".")[0] in EXCLUDED:
+        return _import(flag, name, NamedOptimizer(f"{kind.__module__}.{attribute}"))
+    return kind

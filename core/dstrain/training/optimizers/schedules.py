@@ -1,0 +1,63 @@
+"""Learning rate schedules."""
+
+import math
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from dstrain.config.options.train import TrainConfig
+from dstrain.errors import UsageError
+
+LAST_RATE = 1e-7
+"""The learning rate at which `polynomial` ends."""
+
+
+def build_lr_scheduler(
+    config: TrainConfig,
+    optimizer: Optimizer,
+    total_steps: int,
+) -> LambdaLR:
+    """Build the schedule of --lr_scheduler, which multiplies every learning rate.
+
+    All but `rex` are those of `transformers.get_scheduler`, whose import takes seconds.
+    `rex` is that of Chen et al. 2021, "REX: revisiting budgeted training with an improved
+    schedule". Raises UsageError for a rate that `polynomial` would have to raise.
+    """
+    schedule = config.lr_scheduler
+    warmup_steps = config.lr_warmup_steps
+    cycles = config.lr_scheduler_num_cycles or 1
+    power = config.lr_scheduler_power or 1.0
+    first = optimizer.param_groups[0]["lr"]
+    if schedule == "polynomial" and first <= LAST_RATE:
+        what = f"is {first:g}, but --lr_scheduler polynomial ends at {LAST_RATE:g}"
+        raise UsageError("--learning_rate", what)
+
+    def factor(step: int) -> float:
+        if schedule == "constant":
+            return 1.0
+        if step < warmup_steps:
+            return step / max(1, warmup_steps)
+        if schedule == "constant_with_warmup":
+            return 1.0
+        decay_steps = max(1, total_steps - warmup_steps)
+        if schedule == "linear":
+            return max(0.0, (total_steps - step) / decay_steps)
+        if schedule == "polynomial":
+            if step > total_steps:
+                return float(LAST_RATE / first)
+            # As in transformers, where a run without decay has no step left.
+            remaining = 1 - (step - warmup_steps) / decay_steps
+            rate = (first - LAST_RATE) * remaining**power + LAST_RATE
+            return float(rate / first)
+        progress = (step - warmup_steps) / decay_steps
+        if schedule == "cosine_with_restarts":
+            if progress >= 1.0:
+                return 0.0
+            within = (cycles * progress) % 1.0
+            return max(0.0, 0.5 * (1.0 + math.cos(math.pi * within)))
+        if schedule == "rex":
+            left = max(0.0, 1.0 - progress)
+            return left / (0.5 + 0.5 * left)
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+    return LambdaLR(optimizer, factor)

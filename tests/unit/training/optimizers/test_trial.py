@@ -1,0 +1,41 @@
+"""An optimizer is tried on a tiny matrix: what it can do is seen, not believed."""
+
+import torch
+from dstrain.training.optimizers.trial import Trial, enter_training, try_optimizer
+from prodigyopt import Prodigy
+from schedulefree import AdamWScheduleFree
+from torch.optim import SGD, AdamW, Muon, Optimizer
+
+
+def tried(kind: type[Optimizer]) -> Trial:
+    return try_optimizer("--optimizer", kind.__name__, kind, {"lr": 0.1}, {})
+
+
+def test_what_takes_matrices_alone_is_seen() -> None:
+    assert tried(AdamW).takes_vectors
+    assert not tried(Muon).takes_vectors
+
+
+def test_what_takes_one_rate_alone_is_seen() -> None:
+    assert tried(AdamW).takes_rates
+    assert not tried(Prodigy).takes_rates
+
+
+def test_the_state_is_that_after_a_step() -> None:
+    (moments,) = tried(AdamW).state["state"].values()
+    assert moments["step"] == 1
+    assert moments["exp_avg"].numel() >= 4096  # enough for 8-bit optimizers
+
+
+def test_the_trial_leaves_generators_alone() -> None:
+    before = torch.get_rng_state()
+    tried(SGD)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_modes_are_switched_where_there_are_any() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    free = AdamWScheduleFree([parameter])
+    enter_training(free)
+    assert free.param_groups[0]["train_mode"]
+    enter_training(SGD([parameter], 1.0))
