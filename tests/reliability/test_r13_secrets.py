@@ -3,6 +3,7 @@ is printed.
 """
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,9 @@ CASES: tuple[tuple[str, Planted], ...] = (
     ("password with an @ in a URL of a flag",
      Planted("s3cr3t@w0rd", flags=("--dataset_metadata_path", "https://ann:s3cr3t@w0rd@example.com/a.csv"), code=2)),
     ("token of the environment, in a folder's name", Planted(HEX, (("WANDB_API_KEY", HEX),), ("--dataset_root", HEX))),
+    ("token of the environment, in a folder's name, with trackers",
+     Planted(HEX, (("WANDB_API_KEY", HEX), ("WANDB_MODE", "offline")),
+             ("--dataset_root", HEX, "--report_to", "tensorboard,wandb"))),
     ("token in a folder's name",
      Planted("hf_aBcDeFgHiJkLmNoPqRsTu", flags=("--dataset_root", "hf_aBcDeFgHiJkLmNoPqRsTu"))),
     ("password of the environment, typed in a wrong flag",
@@ -127,6 +131,8 @@ def test_it_is_in_no_byte_that_is_written_and_no_line_that_is_printed(
         "1",
         "--debug",
     ]
+    # Trackers can read it there.
+    monkeypatch.setattr(sys, "argv", ["dstrain", *whole])
     assert main(whole) == planted.code
     assert main(whole) in (2, 3)  # refused: the folder holds a run
     assert main([*whole, "--resume", "--seed", "9"]) in (0, 2, 3)

@@ -13,6 +13,7 @@ from dstrain.config.fields import (
 from dstrain.config.learning_rates import parse_learning_rates
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.trackers import TRACKERS
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import secrets
 from dstrain.errors import UsageError, nearest, secret_error
@@ -32,6 +33,7 @@ def validate(config: ModelChoice) -> None:
         _check_optimizer(config)
         _check_start(config)
         _check_previews(config)
+        _check_trackers(config)
         if not config.dry_run:
             _check_places(config)
     if isinstance(config, GenerateConfig):
@@ -165,6 +167,21 @@ def _check_previews(config: TrainConfig) -> None:
     for value, name in secrets().items():
         if any(value in prompt for prompt in config.preview_prompt):
             raise secret_error("--preview_prompt", name)
+
+
+def _check_trackers(config: TrainConfig) -> None:
+    """Refuse a tracker that there is not, and a project of one that is not asked for."""
+    if config.report_to is not None and not split_commas(config.report_to):
+        raise UsageError("--report_to", "is empty")
+    for name in split_commas(config.report_to):
+        if name not in TRACKERS:
+            hint = nearest(name, TRACKERS)
+            what = f"no tracker named {name!r}; trackers: {', '.join(TRACKERS)}{hint}"
+            raise UsageError("--report_to", what)
+    for name in ("wandb", "swanlab"):
+        flag = f"{name}_project"
+        if getattr(config, flag) is not None and name not in config.trackers:
+            raise UsageError(f"--{flag}", f"has no effect without --report_to {name}")
 
 
 def _check_places(config: TrainConfig) -> None:

@@ -99,8 +99,16 @@ def run_steps(
     """
     statistics = RunStatistics()
     bar = progress_bar("train", run.total_steps, run.step)
-    log = MetricsLogger(directory.folder, run.setup.extensions, run.processes.is_main)
-    with log.opened(run.step), bar as progress, catch_stop_signals() as is_stopping:
+    extensions = run.setup.extensions
+    is_main = run.processes.is_main
+    log = MetricsLogger(directory.folder, extensions, run.trackers, is_main)
+    tracked = run.trackers.opened(directory.folder, run.step)
+    with (
+        log.opened(run.step),
+        tracked,
+        bar as progress,
+        catch_stop_signals() as is_stopping,
+    ):
         previews.make_if_due(run, saved=True, is_stopping=is_stopping)
         saved = True
         waiting = steps(run, is_stopping)

@@ -34,6 +34,7 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
+from dstrain.runs.reports.trackers import check_trackers
 from dstrain.runs.setup import Setup, metadata_path
 from dstrain.training.distill import OWN_TASKS
 
@@ -45,6 +46,8 @@ def resolve(config: TrainConfig) -> Setup:
     what is unknown.
     """
     family = load_family(config.model, config.disabled_plugins)
+    if config.stage != "data_process":
+        check_trackers(config)
     # Planning asks no hub.
     models = model_configs(config, family, offline=config.dry_run)
     extensions = load_extensions(config.disabled_plugins)

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from dstrain.distributed.world import ProcessGroup
 from dstrain.models.needed_components import Found
 from dstrain.runs.feature_plan import CacheInfo
+from dstrain.runs.reports.trackers import Trackers
 from dstrain.runs.setup import Setup
 from dstrain.training.batching import Order
 from dstrain.training.loader import CachedSamples, SampleSource
@@ -50,6 +51,7 @@ class TrainingRun:
     source: SampleSource
     found: Found
     total_steps: int
+    trackers: Trackers
     cache_info: CacheInfo | None = None
     step: int = 0
     """Optimizer steps made."""

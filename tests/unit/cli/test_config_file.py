@@ -71,7 +71,7 @@ BAD: tuple[tuple[str, str, str], ...] = (
         "tokeniser_path: a",
         "x.yaml:tokeniser_path: no such option; did you mean 'tokenizer_path'?",
     ),
-    ("x.toml", "enable_csv_log = true", "x.toml:enable_csv_log: no such option"),
+    ("x.toml", "loss_type = 'l1'", "x.toml:loss_type: no such option"),
     (
         "x.toml",
         "hf_token = 'hf_abcdefghijklmnopqrstu'",

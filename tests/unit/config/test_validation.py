@@ -57,6 +57,7 @@ def test_a_task_has_a_name_and_a_stage(task: str, name: str, stage: str) -> None
         {"use_gradient_checkpointing_offload": True},
         {"lr_scheduler": "cosine", "lr_warmup_steps": 5},
         {"learning_rate": 1},
+        {"enable_wandb_log": True, "wandb_project": "dogs"},
     ],
 )
 def test_what_fits_together_is_accepted(changes: dict[str, Any]) -> None:
@@ -105,6 +106,10 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     *(({name: 0}, f"--{name}", "1 or more") for name in ("num_epochs", "max_steps", "batch_size", "lora_rank",
       "dataset_repeat", "gradient_accumulation_steps", "save_steps", "max_pixels", "num_frames", "frame_samples")),
     ({"dataset_num_workers": -1}, "--dataset_num_workers", "0 or more"),
+    ({"report_to": "wandb,tensorbord"}, "--report_to", "did you mean 'tensorboard'?"),
+    ({"report_to": " ,"}, "--report_to", "is empty"),
+    ({"wandb_project": "dogs", "report_to": "swanlab"}, "--wandb_project", "without --report_to wandb"),
+    ({"swanlab_project": "dogs"}, "--swanlab_project", "without --report_to swanlab"),
 )  # fmt: skip
 
 

@@ -9,11 +9,13 @@ from dstrain.config.options.memory import MemoryOptions
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.config.options.output import OutputOptions
+from dstrain.config.options.trackers import TrackerOptions
 from dstrain.config.options.training import TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(
+    TrackerOptions,
     OutputOptions,
     LoraOptions,
     MemoryOptions,

@@ -15,6 +15,7 @@ from dstrain.storage.run_files import RUN, RunFiles, not_listed, remove_empty
 LOSS_CSV = "logs/loss.csv"
 LOSS_JSONL = "logs/loss.jsonl"
 LOG = "logs/dstrain.log"
+TRACKER_RUNS = "logs/trackers.json"
 SKIPPED_ROWS = f"logs/{LIST}"
 PREVIEWS = "previews"
 PROMPTS = "previews/prompts.json"
@@ -27,6 +28,7 @@ WRITTEN = (
     LOSS_CSV,
     LOSS_JSONL,
     LOG,
+    TRACKER_RUNS,
     SKIPPED_ROWS,
     PROMPTS,
     "epoch-*.safetensors",

@@ -1,5 +1,5 @@
 """Write the numbers of each optimizer step to loss.csv, and the same rows as JSON to
-loss.jsonl.
+loss.jsonl; plugins and trackers get them, too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from dstrain.console import get_logger
 from dstrain.errors import SystemFault
 from dstrain.registry.hooks import Extensions
 from dstrain.runs.checkpoints.directory import LOSS_CSV, LOSS_JSONL
+from dstrain.runs.reports.trackers import Trackers
 from dstrain.storage.files import write_file
 from dstrain.training.memory import peak_memory
 
@@ -37,6 +38,7 @@ class MetricsLogger:
     folder: Path
     extensions: Extensions
     """Plugins, which are shown every row."""
+    trackers: Trackers
     is_main: bool
     _files: tuple[FileIO, ...] = ()
 
@@ -65,7 +67,9 @@ class MetricsLogger:
             yield
 
     def add(self, numbers: Mapping[str, float]) -> None:
-        """Write one optimizer step's numbers, by column name, and show them to plugins."""
+        """Write one optimizer step's numbers, by column name, and show them to plugins and
+        trackers.
+        """
         if not self.is_main:
             return
         row = {"memory_gib": peak_memory(), **numbers}
@@ -81,6 +85,8 @@ class MetricsLogger:
             except OSError as error:
                 what = f"row {row['step']} cannot be written: {error.strerror}"
                 raise SystemFault(file.name, what, "free some space") from error
+        sent = {name: row[name] for name in COLUMNS if name != "step"}
+        self.trackers.log(sent, int(row["step"]))
 
 
 def _csv(texts: Sequence[str]) -> str:

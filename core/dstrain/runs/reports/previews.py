@@ -103,16 +103,17 @@ class Previews:
             return
         if self.pipeline is not None:
             with run.averaged_weights():
-                self._make(self.pipeline, run.step, is_stopping)
+                self._make(self.pipeline, run, is_stopping)
         run.processes.wait()
 
     def _make(
         self,
         pipeline: Pipeline,
-        step: int,
+        run: TrainingRun,
         is_stopping: Callable[[], bool],
     ) -> None:
         output = self.setup.output
+        step = run.step
         suffix = "mp4" if self.setup.spec.makes_video else "png"
         missing: dict[str, int] = {}
         try:
@@ -145,6 +146,7 @@ class Previews:
                     preview = pipeline.finish(plan.plan, values, sampling)
                     save_image_or_video(preview, path)
                     logger.info(f"preview {path}")
+                    run.trackers.log_images({f"preview/{number}": preview}, step)
                 except Stopped:
                     return
                 # Whatever it is, it is no reason to lose the training.

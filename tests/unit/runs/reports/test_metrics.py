@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from dstrain.errors import SystemFault
 from dstrain.runs.reports.metrics import COLUMNS, MetricsLogger
+from dstrain.runs.reports.trackers import Trackers
+
+from tests.support.command_lines import toy_config
 
 NUMBERS = {
     "step": 1, "epoch": 0, "loss": 1 / 3, "learning_rate": 1e-5, "grad_norm": 12345678.9,
@@ -30,7 +33,7 @@ def log_in(
         return ()
 
     extensions: Any = SimpleNamespace(step_end=step_end)
-    return MetricsLogger(folder, extensions, is_main)
+    return MetricsLogger(folder, extensions, Trackers(toy_config()), is_main)
 
 
 def write(folder: Path, steps: range, after: int = 0) -> None:

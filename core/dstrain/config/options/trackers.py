@@ -1,0 +1,56 @@
+"""The options of trackers, to which a run's numbers and previews are sent."""
+
+from dataclasses import dataclass
+
+from dstrain.config.fields import option, split_commas
+
+TRACKERS = ("tensorboard", "wandb", "swanlab")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerOptions:
+    """Where a run's numbers and previews are sent, beside its output folder."""
+
+    report_to: str | None = option(
+        "output",
+        "Trackers to log to, comma-separated: tensorboard, wandb, swanlab.",
+    )
+    enable_tensorboard_log: bool = option(
+        "output",
+        "Log to TensorBoard, as --report_to tensorboard does.",
+        False,
+    )
+    enable_wandb_log: bool = option(
+        "output",
+        "Log to Weights & Biases, as --report_to wandb does.",
+        False,
+    )
+    wandb_project: str | None = option(
+        "output",
+        "Project in Weights & Biases. Defaults to dstrain.",
+    )
+    enable_swanlab_log: bool = option(
+        "output",
+        "Log to SwanLab, as --report_to swanlab does.",
+        False,
+    )
+    swanlab_project: str | None = option(
+        "output",
+        "Project in SwanLab. Defaults to dstrain.",
+    )
+    enable_csv_log: bool = option(
+        "output",
+        "Accepted, as the numbers of every step are always written to logs/loss.csv.",
+        False,
+    )
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Return the names of the trackers that are asked for, each once."""
+        asked = {
+            "tensorboard": self.enable_tensorboard_log,
+            "wandb": self.enable_wandb_log,
+            "swanlab": self.enable_swanlab_log,
+        }
+        switched_on = [name for name, is_on in asked.items() if is_on]
+        return tuple(dict.fromkeys((*split_commas(self.report_to), *switched_on)))

@@ -1,0 +1,216 @@
+"""Send the numbers and the previews of a run to trackers.
+
+logs/trackers.json        the id of the run in its trackers, by which a resumed run
+                          continues it
+logs/tensorboard/ID/      what TensorBoard shows
+logs/wandb, logs/swanlab  what these libraries keep beside what they send
+"""
+
+import json
+import secrets
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dstrain.config.options.train import TrainConfig
+from dstrain.config.serialize import read_resolved
+from dstrain.console import get_logger, redacted
+from dstrain.errors import UsageError
+from dstrain.graph.values import Frames
+from dstrain.runs.checkpoints.directory import TRACKER_RUNS
+from dstrain.storage.files import write_json
+from dstrain.storage.run_files import RunFiles
+
+logger = get_logger(__name__)
+
+ID_LENGTH = 21
+"""Letters of a run's id: SwanLab takes no other number."""
+FINISH_SECONDS = 300
+"""How long Weights & Biases may send what is left when the run ends."""
+VIDEO_PICTURES = 4
+"""Frames that a preview's video is sent as."""
+PROJECT = "dstrain"
+NO_METADATA = {
+    "metadata_collect": False,
+    "requirements_collect": False,
+    "log_proxy_type": "none",
+}
+"""SwanLab's settings by which it sends neither the command line nor what is printed."""
+
+
+def check_trackers(config: TrainConfig) -> None:
+    """Raise UsageError for a tracker whose library is not installed."""
+    for name in config.trackers:
+        if find_spec(name) is None:
+            what = f"{name} is not installed"
+            raise UsageError("--report_to", what, f"run: pip install {name}")
+
+
+@dataclass
+class Trackers:
+    """The trackers of a run, which are open in the main process only.
+
+    A run that asks for none has one of these too, which does nothing.
+    """
+
+    config: TrainConfig
+    is_main: bool = True
+    _open: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def opened(self, folder: Path, step: int) -> Iterator[None]:
+        """Open the trackers that the configuration asks for, and send it to them.
+
+        Args:
+            folder: The output folder, with the run's resolved configuration.
+            step: Optimizer steps already made.
+        """
+        if not (self.is_main and self.config.trackers):
+            yield
+            return
+        run_id = _run_id(folder)
+        resolved = read_resolved(folder)
+        for name in self.config.trackers:
+            # Libraries warn of their own dependencies when they are imported.
+            with self._giving_up(name), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tracker = _tracker(name, self.config, folder, run_id, step)
+                tracker.start()
+                self._open[name] = tracker
+                _send_config(tracker, resolved)
+        try:
+            yield
+        finally:
+            self._each(lambda tracker: tracker.finish())
+            self._open.clear()
+
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        """Send numbers of an optimizer step, by name; several calls of a step add up."""
+        self._each(lambda tracker: tracker.log(dict(numbers), step=step))
+
+    def log_images(self, images: Mapping[str, Image.Image | Frames], step: int) -> None:
+        """Send pictures, by name; of a video some of its frames."""
+        self._each(lambda tracker: _send_images(tracker, images, step))
+
+    def _each(self, action: Callable[[Any], None]) -> None:
+        for name, tracker in list(self._open.items()):
+            with self._giving_up(name):
+                action(tracker)
+
+    @contextmanager
+    def _giving_up(self, name: str) -> Iterator[None]:
+        """Give up a tracker that fails in the block, with a warning."""
+        try:
+            yield
+        # Whatever it is, it is no reason to lose the training.
+        except (Exception, SystemExit) as error:
+            self._open.pop(name, None)
+            line = redacted(str(error).strip().partition("\n")[0])
+            reason = f"{type(error).__name__}: {line}".rstrip(": ")
+            logger.warning(f"nothing more is logged to {name}: {reason}")
+
+
+def _tracker(
+    name: str, config: TrainConfig, folder: Path, run_id: str, step: int
+) -> Any:
+    """Return a tracker of accelerate's, not started."""
+    from accelerate import tracking
+
+    place = folder / "logs" / name
+    place.mkdir(parents=True, exist_ok=True)
+    if name == "tensorboard":
+        # What a run that was cut off logged after this step is not shown.
+        purge = step + 1 if step else None
+        return tracking.TensorBoardTracker(run_id, place, purge_step=purge)
+    own: dict[str, Any] = {"id": run_id, "resume": "allow"}
+    if name == "wandb":
+        project = config.wandb_project or PROJECT
+        own |= {"dir": str(place), "settings": _wandb_settings()}
+        return tracking.WandBTracker(project, **own)
+    project = config.swanlab_project or PROJECT
+    own |= {"logdir": str(place), "settings": _swanlab_settings()}
+    return tracking.SwanLabTracker(project, **own)
+
+
+def _wandb_settings() -> Any:
+    """Return settings by which neither the command line, the environment nor what is
+    printed is sent, and a network that is gone does not hold the end of a run.
+    """
+    import wandb
+
+    return wandb.Settings(
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        save_code=False,
+        x_disable_meta=True,
+        finish_timeout=FINISH_SECONDS,
+    )
+
+
+def _swanlab_settings() -> Any:
+    """Return settings by which neither the command line nor what is printed is sent.
+
+    Raises RuntimeError for a version that does not take them.
+    """
+    import swanlab
+
+    settings = swanlab.Settings(**NO_METADATA)
+    if any(getattr(settings, name, None) != one for name, one in NO_METADATA.items()):
+        what = "this version of swanlab has other settings, and might send secrets"
+        raise RuntimeError(what)
+    return settings
+
+
+def _run_id(folder: Path) -> str:
+    """Return the id of the run in its trackers, which is made once."""
+    path = folder / TRACKER_RUNS
+    try:
+        return str(json.loads(path.read_bytes())["id"])
+    except (OSError, ValueError, TypeError, KeyError):
+        # Not of a generator that training could draw from.
+        run_id = secrets.token_hex(ID_LENGTH)[:ID_LENGTH]
+    RunFiles.read(folder).add([TRACKER_RUNS])
+    write_json(path, {"id": run_id})
+    return run_id
+
+
+def _send_config(tracker: Any, resolved: Mapping[str, Any]) -> None:
+    if tracker.name == "tensorboard":
+        # As text: its table of hyperparameters would be a run of its own at each start.
+        text = json.dumps(resolved, ensure_ascii=False, indent=1, sort_keys=True)
+        lines = "".join(f"    {line}\n" for line in text.splitlines())
+        tracker.log({"configuration": lines}, step=0)
+    else:
+        tracker.store_init_configuration(dict(resolved))
+
+
+def _send_images(
+    tracker: Any, images: Mapping[str, Image.Image | Frames], step: int
+) -> None:
+    pictures = {name: _pictures(image) for name, image in images.items()}
+    if tracker.name == "tensorboard":
+        stacks = {name: np.stack(arrays) for name, arrays in pictures.items()}
+        tracker.log_images(stacks, step=step, dataformats="NHWC")
+        return
+    as_images = {
+        name: [Image.fromarray(one) for one in arrays]
+        for name, arrays in pictures.items()
+    }
+    tracker.log_images(as_images, step=step)
+
+
+def _pictures(image: Image.Image | Frames) -> list[np.ndarray[Any, Any]]:
+    """Return an image, or frames evenly from a video, as uint8 (height, width, 3)."""
+    if not isinstance(image, Frames):
+        return [np.asarray(image.convert("RGB"))]
+    last = len(image.pixels) - 1
+    numbers = np.linspace(0, last, min(VIDEO_PICTURES, last + 1)).round().astype(int)
+    return [image.pixels[number].numpy() for number in numbers]
