@@ -16,8 +16,8 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded
-from dstrain.runs.reports.trackers import Trackers
 from dstrain.runs.setup import Setup
+from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.training.batching import Order, with_skipped_rows
 from dstrain.training.loader import CachedSamples, DecodedSamples

@@ -34,8 +34,8 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
-from dstrain.runs.reports.trackers import check_trackers
 from dstrain.runs.setup import Setup, metadata_path
+from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
 
 logger = get_logger(__name__)

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from dstrain.distributed.world import ProcessGroup
 from dstrain.models.needed_components import Found
 from dstrain.runs.feature_plan import CacheInfo
-from dstrain.runs.reports.trackers import Trackers
 from dstrain.runs.setup import Setup
+from dstrain.runs.trackers import Trackers
 from dstrain.training.batching import Order
 from dstrain.training.loader import CachedSamples, SampleSource
 from dstrain.training.module import TrainingModule

@@ -9,13 +9,13 @@ from dstrain.config.serialize import CONFIG
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.state import FILES, RECORD, STATES, states
 from dstrain.runs.skipped_rows import LIST
+from dstrain.runs.trackers import TRACKER_RUNS
 from dstrain.storage.files import finish_replacing, temporaries, temporary
 from dstrain.storage.run_files import RUN, RunFiles, not_listed, remove_empty
 
 LOSS_CSV = "logs/loss.csv"
 LOSS_JSONL = "logs/loss.jsonl"
 LOG = "logs/dstrain.log"
-TRACKER_RUNS = "logs/trackers.json"
 SKIPPED_ROWS = f"logs/{LIST}"
 PREVIEWS = "previews"
 PROMPTS = "previews/prompts.json"

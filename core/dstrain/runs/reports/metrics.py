@@ -12,7 +12,7 @@ from dstrain.console import get_logger
 from dstrain.errors import SystemFault
 from dstrain.registry.hooks import Extensions
 from dstrain.runs.checkpoints.directory import LOSS_CSV, LOSS_JSONL
-from dstrain.runs.reports.trackers import Trackers
+from dstrain.runs.trackers import Trackers
 from dstrain.storage.files import write_file
 from dstrain.training.memory import peak_memory
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dstrain.errors import SystemFault
 from dstrain.runs.reports.metrics import COLUMNS, MetricsLogger
-from dstrain.runs.reports.trackers import Trackers
+from dstrain.runs.trackers import Trackers
 
 from tests.support.command_lines import toy_config
 

@@ -16,8 +16,8 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
 from dstrain.graph.values import Frames
 from dstrain.runs.reports.metrics import COLUMNS
-from dstrain.runs.reports.trackers import Trackers, check_trackers
 from dstrain.runs.runner import run
+from dstrain.runs.trackers import Trackers, check_trackers
 from PIL import Image
 
 from tests.support.command_lines import toy_config
@@ -199,9 +199,12 @@ Start = Callable[..., TrainConfig]
 
 @pytest.mark.usefixtures("tiny")
 def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = project(tmp_path / "project")
+    monkeypatch.setattr(sys, "argv", ["dstrain", "a-typed-word"])
     given: dict[str, Any] = {"preview_prompt": ("a dog",), "preview_steps": 3}
     run(config(place, max_steps=3, save_steps=3, **given))
     tracked = {**given, "report_to": "tensorboard,wandb"}
@@ -224,6 +227,7 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
     run_id = json.loads((other / "logs/trackers.json").read_bytes())["id"]
     offline_runs = sorted((other / "logs/wandb").rglob("*.wandb"))
     assert [path.stem for path in offline_runs] == [f"run-{run_id}"] * 2
+    assert not any(b"a-typed-word" in path.read_bytes() for path in offline_runs)
     # A run that replaces it is another one, and leaves the trackers' folders alone.
     again = {"max_steps": 1, "overwrite": True, "report_to": "tensorboard"}
     run(config(place, output_path=other, **again))
