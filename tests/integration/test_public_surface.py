@@ -53,6 +53,8 @@ FLAGS = {
         preview_steps remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
         seed task timestep_sampling toy trainable_models url_cache
         use_gradient_checkpointing use_gradient_checkpointing_offload variant
+        enable_csv_log enable_swanlab_log enable_tensorboard_log enable_wandb_log report_to
+        swanlab_project wandb_project
         weight_decay width
     """,
     GenerateConfig: """
