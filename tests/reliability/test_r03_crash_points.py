@@ -37,8 +37,17 @@ pytestmark = [
 
 
 def small(step: int, digest: str = "old") -> TrainingState:
+    weights = {"w": torch.full((3,), float(step))}
+    facts = {"decay": "0.9", "steps": str(step)}
     return TrainingState(
-        step, {"w": torch.full((3,), float(step))}, {"state": {}}, {}, digest, {}
+        step=step,
+        trainable=weights,
+        optimizer={"state": {}},
+        scheduler={},
+        config_digest=digest,
+        versions={},
+        average=weights,
+        average_facts=facts,
     )
 
 

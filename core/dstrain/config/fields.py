@@ -103,6 +103,8 @@ class Flag:
     above: float | None = None
     """A bound that is itself not allowed."""
     maximum: float | None = None
+    below: float | None = None
+    """An upper bound that is itself not allowed."""
 
 
 def option(
@@ -182,6 +184,8 @@ def check_value(flag: Flag, value: Any) -> None:
         raise UsageError(where, f"expected a finite number, got {value}")
     if flag.above is not None and value <= flag.above:
         raise UsageError(where, f"expected more than {flag.above}, got {value}")
+    if flag.below is not None and value >= flag.below:
+        raise UsageError(where, f"expected less than {flag.below}, got {value}")
     if flag.minimum is not None and value < flag.minimum:
         raise UsageError(where, f"expected {flag.minimum} or more, got {value}")
     if flag.maximum is not None and value > flag.maximum:

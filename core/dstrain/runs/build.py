@@ -19,9 +19,11 @@ from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun
+from dstrain.training.averaging import AveragedWeights
 from dstrain.training.batching import Order, with_skipped_rows
 from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
+from dstrain.training.optimizers.averaged import has_modes
 from dstrain.training.optimizers.build import build_optimizer, check_fit
 from dstrain.training.optimizers.schedules import build_lr_scheduler
 from dstrain.training.trainables import start_from_lora
@@ -102,6 +104,9 @@ def prepare(
     )
     steps = total_steps(config, order.steps_per_epoch)
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
+    if config.ema_decay is not None and has_modes(optimizer):
+        what = f"{setup.optimizer.name} averages the weights itself"
+        raise UsageError("--ema_decay", what, "leave it out: what is saved is averaged")
     return TrainingRun(
         setup=setup,
         processes=processes,
@@ -114,6 +119,8 @@ def prepare(
         order=order,
         source=data.source,
         found=found,
+        # After the model, which may put sharded parameters in the place of others.
+        averaged=AveragedWeights(module.trained.parameters, config.ema_decay),
         total_steps=steps,
         trackers=Trackers(config, processes.is_main),
         cache_info=data.cache_info,

@@ -234,6 +234,7 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     # Some draw: on every process the same, and after a resumption as before.
     seed_global((run.setup.config.seed, run.step), "optimizer")
     run.optimizer.step()
+    run.averaged.update()
     run.lr_scheduler.step()
     run.optimizer.zero_grad(set_to_none=True)
     return loss_value, norm_value

@@ -14,6 +14,7 @@ from dstrain.models.needed_components import Found
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
+from dstrain.training.averaging import AveragedWeights
 from dstrain.training.batching import Order
 from dstrain.training.loader import CachedSamples, SampleSource
 from dstrain.training.module import TrainingModule
@@ -50,6 +51,8 @@ class TrainingRun:
     order: Order
     source: SampleSource
     found: Found
+    averaged: AveragedWeights
+    """The average of what is trained; of nothing without --ema_decay."""
     total_steps: int
     trackers: Trackers
     cache_info: CacheInfo | None = None
@@ -60,6 +63,12 @@ class TrainingRun:
     def learning_rate(self) -> float:
         """Return the learning rate of the next step, of the first of several."""
         return effective_rate(self.optimizer)
+
+    def weights_to_use(self) -> AbstractContextManager[object]:
+        """Put the weights that previews and validation use in place of those in
+        training: the average of --ema_decay, else that of the optimizer.
+        """
+        return self.averaged.applied() if self.averaged else self.averaged_weights()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Put the weights to be used in place of those in training, where the optimizer

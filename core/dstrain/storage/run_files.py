@@ -10,6 +10,8 @@ from dstrain.errors import StateError
 from dstrain.storage.files import write_json
 
 RUN = "run.json"
+AVERAGED = ".ema.safetensors"
+"""End of the names of weights files that contain an average over the steps."""
 
 
 @dataclass
@@ -86,13 +88,15 @@ class RunFiles:
         }
 
     def newest_weights(self) -> list[Path]:
-        """Return the weights files of the newest step whose files all exist.
+        """Return the weights files of the newest step whose files all exist, without
+        averages.
 
         Files are listed before they are written: a run that was killed may lack some.
         """
         steps: dict[int, list[Path]] = {}
         for name, step in reversed(self.weights().items()):
-            steps.setdefault(step, []).insert(0, self.folder / name)
+            if not name.endswith(AVERAGED):
+                steps.setdefault(step, []).insert(0, self.folder / name)
         for paths in steps.values():
             if all(path.exists() for path in paths):
                 return paths
@@ -111,6 +115,13 @@ class RunFiles:
         # Pairs, since `write_json` sorts the keys of a dictionary.
         files = list(self.steps.items())
         write_json(self.folder / RUN, {"files": files, "committed": self.committed})
+
+
+def averaged_name(name: str) -> str:
+    """Return the name of the average that is saved beside a weights file:
+    'epoch-0.ema.safetensors'.
+    """
+    return name.removesuffix(".safetensors") + AVERAGED
 
 
 def not_listed(folder: Path, name: str) -> StateError:

@@ -33,7 +33,7 @@ class Some:
         metadata={"group": "model", "help": "Needed.", "affects": {"cache"}}
     )
     rank: int | None = option("general", "A number.", minimum=1, maximum=8)
-    rate: float = option("general", "Another.", 0.5, above=0)
+    rate: float = option("general", "Another.", 0.5, above=0, below=2)
     mode: Literal["a", "bee"] = option("general", "One of two.", "a")
     paths: tuple[Path, ...] = option("general", "Several.", ())
     there: str | None = option("general", "Alone or not.", bare="auto")
@@ -84,6 +84,7 @@ def test_changed_options_of_an_effect_are_those_not_at_their_default() -> None:
         ("rank", True, "expected int, got True"),
         ("rank", 1.5, "expected int, got 1.5"),
         ("rate", 0, "expected more than 0, got 0"),
+        ("rate", 2, "expected less than 2, got 2"),
         ("rate", math.inf, "expected a finite number, got inf"),
         ("mode", "be", "expected one of a, bee, got 'be'; did you mean 'bee'?"),
         ("paths", ("a",), "expected Path, got 'a'"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from dstrain.errors import StateError
-from dstrain.storage.run_files import RUN, RunFiles
+from dstrain.storage.run_files import RUN, RunFiles, averaged_name
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,22 @@ def test_the_newest_weights_are_of_one_step_and_all_exist(tmp_path: Path) -> Non
         step: [f"step-{step}.{part}.safetensors" for part in "ab"] for step in (1, 2)
     }
     for step, pair in names.items():
-        files.add(pair, step)
-        for name in pair:
+        averages = [averaged_name(name) for name in pair]
+        files.add([*pair, *averages], step)
+        for name in (*pair, *averages):
             (tmp_path / name).touch()
     assert files.newest_weights() == [tmp_path / name for name in names[2]]
     (tmp_path / names[2][0]).unlink()
     assert files.newest_weights() == [tmp_path / name for name in names[1]]
     (tmp_path / names[1][1]).unlink()
     assert files.newest_weights() == []
+    assert averaged_name("step-2.a.safetensors") == "step-2.a.ema.safetensors"
+    files.prune_weights(1)
+    left = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert left == [
+        *(
+            "step-2.a.ema.safetensors",
+            "step-2.b.ema.safetensors",
+            "step-2.b.safetensors",
+        )
+    ]

@@ -15,6 +15,13 @@ class TrainingOptions:
         "Components (or submodules, such as dit.blocks.3) to train in full, comma-separated.",
         affects={"resolved"},
     )
+    ema_decay: float | None = option(
+        "training",
+        "Average what is trained over the steps, keeping this share of the average at each (0.9 to 0.9999). "
+        "Saved beside the weights; previews show it.",
+        above=0,
+        below=1,
+    )
     num_epochs: int | None = option(
         "training",
         "Number of epochs. Defaults to 1 unless --max_steps is set.",

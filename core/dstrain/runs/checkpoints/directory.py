@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 from dstrain.config.serialize import CONFIG
 from dstrain.errors import StateError
-from dstrain.runs.checkpoints.state import FILES, RECORD, STATES, states
+from dstrain.runs.checkpoints.state import STATE_FILES, STATES, states
 from dstrain.runs.skipped_rows import LIST
 from dstrain.runs.trackers import TRACKER_RUNS
 from dstrain.storage.files import finish_replacing, temporaries, temporary
@@ -34,7 +34,7 @@ WRITTEN = (
     "epoch-*.safetensors",
     "step-*.safetensors",
     f"{PREVIEWS}/step-*-*.*",
-    *(f"{STATES}/step-*/{name}" for name in (RECORD, *FILES)),
+    *(f"{STATES}/step-*/{name}" for name in STATE_FILES),
 )
 """Patterns of what a run may write."""
 

@@ -2,11 +2,12 @@
 the state to resume from.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from dstrain.config.options.train import options_affecting
@@ -41,6 +42,7 @@ from dstrain.runs.checkpoints.resume import (
 from dstrain.runs.checkpoints.state import (
     FILES,
     RECORD,
+    STATE_FILES,
     STATES,
     load_state,
     newest_state,
@@ -53,7 +55,7 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.files import LOCK, lock, remove_leftovers
-from dstrain.storage.run_files import RunFiles
+from dstrain.storage.run_files import RunFiles, averaged_name
 
 logger = get_logger(__name__)
 
@@ -235,13 +237,16 @@ class RunDirectory:
             names = [f"{name}.safetensors"]
             if len(components) > 1:
                 names = [f"{name}.{component}.safetensors" for component in components]
+            averages = [averaged_name(name) for name in names] if run.averaged else []
             state = f"{STATES}/step-{run.step}"
-            state_files = [f"{state}/{file}" for file in (RECORD, *FILES)]
-            RunFiles.read(self.folder).add([*names, *state_files], run.step)
+            kept = STATE_FILES if run.averaged else (RECORD, *FILES)
+            state_files = [f"{state}/{file}" for file in kept]
+            RunFiles.read(self.folder).add([*names, *averages, *state_files], run.step)
             self.weights = [self.folder / name for name in names]
             with run.averaged_weights():
                 for component, path in zip(components, self.weights, strict=True):
                     self._save_component(run, path, component)
+            self._save_averages(run, averages)
             save_state(self.folder / state, training_state(run, self.data_digests))
             RunFiles.read(self.folder).commit()
             self._prune(run)
@@ -259,12 +264,25 @@ class RunDirectory:
         if keep:
             files.prune_weights(keep)
 
+    def _save_averages(self, run: TrainingRun, names: Sequence[str]) -> None:
+        """Save the average of each trained component; without one, nothing."""
+        if not names:
+            return
+        decay = {"ema_decay": run.averaged.facts["decay"]}
+        with run.averaged.applied():
+            for component, name in zip(
+                run.module.trained.components, names, strict=True
+            ):
+                self._save_component(run, self.folder / name, component, decay)
+
     def _save_component(
         self,
         run: TrainingRun,
         path: Path,
         component: str,
+        entries: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """Write one file of weights, with more entries of its header."""
         setup = self.setup
         network = run.module.pipeline.components[component]
         header: dict[str, Any] = {
@@ -273,6 +291,7 @@ class RunDirectory:
             "component": component,
             "step": str(run.step),
             "task": setup.task.name,
+            **entries,
         }
         for library, version in setup.versions.items():
             header[f"version.{library}"] = version

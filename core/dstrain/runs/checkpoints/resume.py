@@ -17,6 +17,7 @@ from dstrain.config.serialize import (
     command_line,
     read_resolved,
 )
+from dstrain.console import get_logger
 from dstrain.errors import StateError
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
@@ -27,6 +28,8 @@ from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.run_files import RUN, RunFiles
 from dstrain.training.loader import CachedSamples
 from dstrain.training.optimizers.names import named
+
+logger = get_logger(__name__)
 
 PROCESSES = "processes"
 """Entry of the versions in a run's configuration: how many processes trained."""
@@ -148,6 +151,8 @@ def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingStat
         config_digest=config_digest(run),
         versions=run.setup.versions,
         content=content,
+        average=run.averaged.tensors,
+        average_facts=run.averaged.facts,
     )
 
 
@@ -206,7 +211,29 @@ def load_training_state(
             buffer.copy_(state.trainable[name])
     run.optimizer.load_state_dict(state.optimizer)
     run.lr_scheduler.load_state_dict(state.scheduler)
+    _load_average(run, state)
     run.step = state.step
+
+
+def _load_average(run: TrainingRun, state: TrainingState) -> None:
+    """Continue the average of the saved run; where it kept none, begin one with the
+    weights of the state.
+    """
+    averaged = run.averaged
+    if not state.average_facts:
+        averaged.restart()
+        return
+    decay = float(state.average_facts["decay"])
+    if not averaged:
+        logger.info(f"without --ema_decay {decay:g}, the average of the run ends here")
+        return
+    if decay != averaged.decay:
+        raise StateError(
+            "--resume",
+            f"--ema_decay: saved {decay:g}, this run {averaged.decay:g}",
+            "give it as saved; without it the run resumes too, and its average ends",
+        )
+    averaged.load(state.average, int(state.average_facts["steps"]))
 
 
 def _new_run(run: TrainingRun) -> list[str]:

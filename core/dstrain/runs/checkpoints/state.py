@@ -2,6 +2,7 @@
 run resumes bit for bit.
 
     OUTPUT/states/step-STEP/trainable.safetensors, optimizer.safetensors, state.json
+    OUTPUT/states/step-STEP/ema.safetensors  with --ema_decay: the average of what is trained
     OUTPUT/states/step-STEP/record.json  sha256 of each, written last: the commit point
 
 A state is built under a temporary name and renamed whole. Nothing is pickled.
@@ -34,7 +35,11 @@ logger = get_logger(__name__)
 
 FORMAT = MappingProxyType({"format": "dstrain-state", "version": 1})
 FILES = ("trainable.safetensors", "optimizer.safetensors", "state.json")
+EMA = "ema.safetensors"
+"""The file of a state that only a run with an average has."""
 RECORD = "record.json"
+STATE_FILES = (RECORD, *FILES, EMA)
+"""Every file that a state may have."""
 STATES = "states"
 NAME = re.compile(r"step-\d+")
 
@@ -61,6 +66,10 @@ class TrainingState:
     """Library -> its version."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Digests of the dataset, by what they are of."""
+    average: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameter name -> its average over the steps; empty where none is kept."""
+    average_facts: Mapping[str, str] = field(default_factory=dict)
+    """The decay and the steps of the average; empty where none is kept."""
 
 
 def save_full(
@@ -89,7 +98,11 @@ def save_state(folder: Path, state: TrainingState) -> None:
         write_tensors(building / "trainable.safetensors", state.trainable, {})
         write_tensors(building / "optimizer.safetensors", optimizer, {})
         write_json(building / "state.json", rest)
-        digests = {name: sha256(building / name) for name in FILES}
+        names = [*FILES]
+        if state.average_facts:
+            write_tensors(building / EMA, state.average, {})
+            names.append(EMA)
+        digests = {name: sha256(building / name) for name in names}
         write_json(building / RECORD, {**FORMAT, "sha256": digests})
 
 
@@ -98,6 +111,7 @@ def take_part_in_saving(state: TrainingState) -> None:
     optimizer, _ = _packed(state)
     take_part(state.trainable)
     take_part(optimizer)
+    take_part(state.average)
 
 
 def _packed(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -111,6 +125,8 @@ def _packed(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "scheduler": _pack(state.scheduler, tensors, "scheduler"),
         "optimizer": _pack(state.optimizer, tensors, "optimizer"),
     }
+    if state.average_facts:
+        rest["average_facts"] = state.average_facts
     return tensors, rest
 
 
@@ -132,6 +148,8 @@ def load_state(
     for name in ("scheduler", "optimizer"):
         rest[name] = _unpack(rest[name], optimizer)
     trainable = read(folder / "trainable.safetensors")
+    if "average_facts" in rest:
+        rest["average"] = read(folder / EMA)
     return TrainingState(trainable=trainable, **rest)
 
 
@@ -146,9 +164,9 @@ def damage(folder: Path) -> str:
     try:
         record = json.loads((folder / RECORD).read_bytes())
         digests = record.pop("sha256")
-        if record != FORMAT or digests.keys() != {*FILES}:
+        if record != FORMAT or digests.keys() - {EMA} != {*FILES}:
             return f"{RECORD} is of another format: {record}"
-        wrong = [name for name in FILES if sha256(folder / name) != digests[name]]
+        wrong = [name for name in digests if sha256(folder / name) != digests[name]]
     except FileNotFoundError as error:
         return f"is incomplete: {Path(error.filename).name} is missing"
     except Exception as error:  # a damaged one may be anything
@@ -163,7 +181,7 @@ def states(output: Path) -> list[Path]:
     found = []
     for path in output.glob(f"{STATES}/*"):
         # A folder of this name without any of the files is not a state.
-        has_files = any((path / name).exists() for name in (RECORD, *FILES))
+        has_files = any((path / name).exists() for name in STATE_FILES)
         if NAME.fullmatch(path.name) and has_files:
             found.append(path)
     return sorted(found, key=_step, reverse=True)
@@ -210,16 +228,16 @@ def prune_states(
     """
     done = []
     for folder in states(output):
-        files = {path.name for path in folder.iterdir()}.intersection((RECORD, *FILES))
+        files = {path.name for path in folder.iterdir()}.intersection(STATE_FILES)
         paths = {f"{STATES}/{folder.name}/{name}" for name in files}
         if _step(folder) <= step and paths <= {*listed} and not folder.is_symlink():
             done.append(folder)
     for folder in done[keep:]:
-        if {path.name for path in folder.iterdir()} <= {RECORD, *FILES}:
+        if {path.name for path in folder.iterdir()} <= {*STATE_FILES}:
             # The folder loses its name first, so that no half of a state is ever seen.
             remove_folder(folder)
             continue
-        for name in (RECORD, *FILES):
+        for name in STATE_FILES:
             (folder / name).unlink(missing_ok=True)
 
 

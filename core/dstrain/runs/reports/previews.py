@@ -102,7 +102,7 @@ class Previews:
         if not self.plans or not is_due:
             return
         if self.pipeline is not None:
-            with run.averaged_weights():
+            with run.weights_to_use():
                 self._make(self.pipeline, run, is_stopping)
         run.processes.wait()
 
@@ -193,7 +193,10 @@ class Previews:
             if isinstance(value, str | int | float)
         }
         described |= {name: getattr(plan.sampling, name) for name in RECORDED}
-        return {**described, "prompt": plan.prompt, "seed": self.setup.config.seed}
+        config = self.setup.config
+        if config.ema_decay is not None:
+            described["ema_decay"] = config.ema_decay
+        return {**described, "prompt": plan.prompt, "seed": config.seed}
 
 
 def open_previews(setup: Setup, samples: TrainingData) -> Previews:

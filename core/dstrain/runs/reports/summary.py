@@ -15,6 +15,7 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import components_of
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.training_run import TrainingRun
+from dstrain.storage.run_files import averaged_name
 from dstrain.training.batching import SKIPPED
 
 logger = get_logger(__name__)
@@ -107,6 +108,9 @@ def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
         )
         return
     logger.info("weights: " + ", ".join(map(str, weights)))
+    if run.averaged:
+        averages = [str(path.with_name(averaged_name(path.name))) for path in weights]
+        logger.info("averaged over the steps: " + ", ".join(averages))
     words = ["dstrain", "generate", "--run", str(folder), "--prompt", "..."]
     if run.setup.task.runs_sampler:
         # A number of steps without guidance is what was trained.

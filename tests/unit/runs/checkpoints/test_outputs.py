@@ -350,3 +350,45 @@ def test_a_folder_in_use_says_so_before_it_names_what_it_contains(
     train(here, output_path=tmp_path, max_steps=1)
     with lock(tmp_path), pytest.raises(StateError, match="is in use by process"):
         train(here, output_path=tmp_path, max_steps=1)
+
+
+@pytest.mark.parametrize(
+    "trained", [{}, {"trainable_models": "dit"}, {"lora_format": "diffsynth"}]
+)
+def test_the_average_over_the_steps_is_saved_beside_weights_that_are_the_same_without_it(
+    trained: dict[str, Any], here: Path, tmp_path: Path
+) -> None:
+    flags = {"max_steps": 3, "save_steps": 1, "keep_checkpoints": 2, **trained}
+    train(here, output_path=tmp_path / "plain", **flags)
+    train(here, output_path=tmp_path / "averaged", ema_decay=0.15, **flags)
+    plain, made = files(tmp_path / "plain"), files(tmp_path / "averaged")
+    for name in ("step-2.safetensors", "step-3.safetensors"):
+        assert (tmp_path / "plain" / name).read_bytes() == (
+            tmp_path / "averaged" / name
+        ).read_bytes()
+        # Pruned together with it.
+        assert made.pop(name.replace(".", ".ema.")).keys() == plain[name].keys()
+    assert same(made, plain)
+    assert log(tmp_path / "plain") == log(tmp_path / "averaged")
+
+
+def test_the_average_is_that_of_the_weights_of_every_step(
+    here: Path, tmp_path: Path
+) -> None:
+    flags = {"trainable_models": "dit", "max_steps": 4, "save_steps": 1}
+    start = training_run(config(here, **flags)).module.pipeline.components["dit"]
+    expected = {name: value.clone() for name, value in start.state_dict().items()}
+    train(here, output_path=tmp_path, ema_decay=0.15, **flags)
+    made = files(tmp_path)
+    for step in range(4):
+        decay = min(0.15, (1 + step) / (10 + step))
+        weights = made[f"step-{step + 1}.safetensors"]
+        for name in expected:
+            expected[name] = decay * expected[name] + (1 - decay) * weights[name]
+            average = made[f"step-{step + 1}.ema.safetensors"][name]
+            torch.testing.assert_close(average, expected[name])
+        assert not same(made[f"step-{step + 1}.ema.safetensors"], weights)
+    with safe_open(tmp_path / "step-4.ema.safetensors", "pt") as file:
+        assert file.metadata()["ema_decay"] == "0.15"
+    with safe_open(tmp_path / "step-4.safetensors", "pt") as file:
+        assert "ema_decay" not in file.metadata()

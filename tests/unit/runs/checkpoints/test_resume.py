@@ -407,3 +407,45 @@ def test_statistics_that_a_trained_network_keeps_are_part_of_the_state(
     load_training_state(third, replace(state, trainable=trainable), {})
     kept = dict(third.module.pipeline.components["dit"].named_buffers())
     assert kept["mean"].tolist() == [0.0, 0.0]
+
+
+def test_the_average_over_the_steps_resumes_exactly(here: Path, tmp_path: Path) -> None:
+    flags = {"max_steps": 6, "save_steps": 2, "ema_decay": 0.3}
+    train(here, output_path=tmp_path / "whole", **flags)
+    with pytest.raises(PowerCut):
+        train(here, stop_at(5), output_path=tmp_path / "cut", **flags)
+    train(here, output_path=tmp_path / "cut", resume="auto", **flags)
+    whole = outcome(tmp_path / "whole")
+    assert "step-6.ema.safetensors" in whole["files"]
+    assert whole["state"]["average_facts"] == {"decay": "0.3", "steps": "6"}
+    assert same(whole, outcome(tmp_path / "cut"))
+
+
+def test_another_decay_is_refused_and_an_average_may_begin_or_end_at_a_resume(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def go(steps: int, decay: float | None) -> None:
+        train(
+            *(here,), output_path=tmp_path, max_steps=steps, save_steps=1,
+            ema_decay=decay, resume="auto",
+        )  # fmt: skip
+
+    go(1, None)
+    go(2, 0.3)
+    made = files(tmp_path)
+    begun = load_state(states(tmp_path)[0])
+    assert begun.average_facts["steps"] == "1"
+    for name, average in begun.average.items():
+        before = load_state(states(tmp_path)[1]).trainable[name]
+        torch.testing.assert_close(average, 0.1 * before + 0.9 * begun.trainable[name])
+    with pytest.raises(StateError) as caught:
+        go(3, 0.4)
+    assert caught.value.what == "--ema_decay: saved 0.3, this run 0.4"
+    assert same(files(tmp_path), made)
+    capsys.readouterr()
+    go(3, None)
+    assert "without --ema_decay 0.3, the average of the run ends here" in (
+        capsys.readouterr().err
+    )
+    assert not load_state(states(tmp_path)[0]).average
+    assert "step-3.ema.safetensors" not in files(tmp_path)

@@ -418,3 +418,37 @@ def test_a_transformers_component_has_the_names_its_own_saving_gives(
     theirs, _ = read_tensors(tmp_path / "theirs" / "model.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_an_average_is_a_file_of_its_own_that_older_states_lack(tmp_path: Path) -> None:
+    state = replace(
+        small(1),
+        average={"w": torch.arange(3.0)},
+        average_facts={"decay": "0.9", "steps": "1"},
+    )
+    save_state(tmp_path / "with", state)
+    save_state(tmp_path / "without", small(1))
+    back = load_state(tmp_path / "with")
+    assert torch.equal(back.average["w"], torch.arange(3.0))
+    assert back.average_facts == state.average_facts
+    assert not load_state(tmp_path / "without").average_facts
+    left = {path.name for path in (tmp_path / "without").iterdir()}
+    assert left == {*checkpoint.FILES, checkpoint.RECORD}
+    average = tmp_path / "with" / checkpoint.EMA
+    average.write_bytes(average.read_bytes()[:-1])
+    assert "sha256 of ema.safetensors" in checkpoint.damage(tmp_path / "with")
+    average.unlink()
+    assert "ema.safetensors is missing" in checkpoint.damage(tmp_path / "with")
+
+
+def test_pruning_removes_averages_too(tmp_path: Path) -> None:
+    facts = {"decay": "0.9", "steps": "1"}
+    for step in (1, 2):
+        state = replace(small(step), average={}, average_facts=facts)
+        save_state(tmp_path / f"states/step-{step}", state)
+    (tmp_path / "states/step-1/mine.txt").write_text("mine")
+    listed = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
+    prune_states(tmp_path, 1, 2, listed)
+    assert [path.name for path in (tmp_path / "states/step-1").iterdir()] == [
+        "mine.txt"
+    ]

@@ -477,3 +477,29 @@ def test_flags_that_would_do_nothing_are_refused(
     assert caught.value.where == where
     assert what in caught.value.what
     assert not (tmp_path / "out").exists()
+
+
+def test_previews_show_the_average_over_the_steps_and_leave_the_weights(
+    here: Path, tmp_path: Path
+) -> None:
+    flags: dict[str, Any] = {"max_steps": 2, "save_steps": 1, **TWO}
+    shown = train(here, output_path=tmp_path / "ema", ema_decay=0.9, **flags)
+    plain = train(here, output_path=tmp_path / "plain", **flags)
+    assert made(shown)["step-000000-0.png"] == made(plain)["step-000000-0.png"]
+    assert made(shown)["step-000002-0.png"] != made(plain)["step-000002-0.png"]
+    assert (shown / "step-2.safetensors").read_bytes() == (
+        plain / "step-2.safetensors"
+    ).read_bytes()
+    generate(
+        GenerateConfig(
+            model="tiny",
+            model_paths=json.dumps(list(weights_of(here / "model").values())),
+            prompt=TWO["preview_prompt"][0],
+            output=tmp_path / "image.png",
+            lora=(LoraFile(shown / "step-2.ema.safetensors"),),
+        )
+    )
+    image = pixels(shown / "previews/step-000002-0.png")
+    assert np.array_equal(pixels(tmp_path / "image.png"), image)
+    recorded = json.loads((shown / "previews/prompts.json").read_text())
+    assert recorded["0"][0]["ema_decay"] == 0.9

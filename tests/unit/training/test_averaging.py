@@ -1,0 +1,94 @@
+"""An average over the steps is the formula, in fp32, and training never sees it."""
+
+import pytest
+import torch
+from dstrain.training.averaging import AveragedWeights
+from torch import Tensor, nn
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    values = {name: torch.randn(3, generator=generator) for name in "ab"}
+    return {name: nn.Parameter(value.to(dtype)) for name, value in values.items()}
+
+
+@torch.no_grad()
+def move(trained: dict[str, nn.Parameter]) -> None:
+    for parameter in trained.values():
+        parameter.mul_(1.25)
+
+
+def copies(trained: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in trained.items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+@pytest.mark.parametrize("decay", [0.05, 0.5, 0.999])
+def test_the_decay_rises_to_its_value_with_the_steps(decay: float) -> None:
+    trained = parameters()
+    expected = {name: value.double() for name, value in copies(trained).items()}
+    averaged = AveragedWeights(trained, decay)
+    for step in range(20):
+        move(trained)
+        averaged.update()
+        kept = min(decay, (1 + step) / (10 + step))
+        for name, value in copies(trained).items():
+            expected[name] = kept * expected[name] + (1 - kept) * value.double()
+    assert averaged.steps == 20
+    for name, value in expected.items():
+        torch.testing.assert_close(averaged.tensors[name].double(), value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_weights_are_the_average_within_and_what_they_were_afterwards(
+    dtype: torch.dtype,
+) -> None:
+    trained = parameters(dtype)
+    averaged = AveragedWeights(trained, 0.9)
+    move(trained)
+    averaged.update()
+    before = copies(trained)
+    average = {name: value.clone() for name, value in averaged.tensors.items()}
+    with averaged.applied():
+        rounded = {name: value.to(dtype) for name, value in average.items()}
+        assert equal(copies(trained), rounded)
+    assert equal(copies(trained), before)
+    with pytest.raises(ZeroDivisionError), averaged.applied():
+        raise ZeroDivisionError
+    assert equal(copies(trained), before)
+    assert equal(averaged.tensors, average)
+    assert {value.dtype for value in average.values()} == {torch.float32}
+
+
+def test_an_average_begins_again_or_goes_on() -> None:
+    trained = parameters()
+    averaged = AveragedWeights(trained, 0.9)
+    for _ in range(3):
+        move(trained)
+        averaged.update()
+    assert averaged.facts == {"decay": "0.9", "steps": "3"}
+    other = AveragedWeights(trained, 0.9)
+    assert equal(other.tensors, copies(trained))
+    other.load(averaged.tensors, 3)
+    move(trained)
+    averaged.update()
+    other.update()
+    assert equal(averaged.tensors, other.tensors)
+    averaged.restart()
+    assert equal(averaged.tensors, copies(trained))
+    assert averaged.steps == 0
+
+
+def test_without_a_decay_there_is_no_average() -> None:
+    trained = parameters()
+    averaged = AveragedWeights(trained, None)
+    before = copies(trained)
+    averaged.update()
+    with averaged.applied():
+        assert equal(copies(trained), before)
+    assert not averaged
+    assert not averaged.tensors
+    assert not averaged.facts
