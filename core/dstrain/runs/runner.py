@@ -5,22 +5,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from typing import get_args
 
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
-
-from dstrain.config.options.model import Precision
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import refill_advice
 from dstrain.config.validation import validate
+from dstrain.console import get_logger
 from dstrain.distributed.world import distributed_run
 from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.graph.render import as_text
-from dstrain.models.kept import described
 from dstrain.models.toy import write_toy
+from dstrain.runs.launch.settings import Launch, check_launch, read_launch
+from dstrain.runs.launch.start import meet, without_accelerates_own
+from dstrain.runs.launch.variables import WHERE, world_size
 from dstrain.runs.loop import train
 from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.dry_run import as_summary
@@ -28,6 +25,8 @@ from dstrain.runs.resolve import dataset_inputs, resolve
 from dstrain.runs.setup import Setup
 from dstrain.training.memory import STAGE_1_ADVICE, oom_as_error
 from dstrain.training.module import TrainingModule
+
+logger = get_logger(__name__)
 
 
 @contextmanager
@@ -60,9 +59,11 @@ def start(
     config: TrainConfig, module_class: type[TrainingModule] = TrainingModule
 ) -> None:
     """Run a configuration that is valid; see `run`."""
-    check_launcher(config)
+    launch = read_launch(os.environ)
+    check_launch(config, launch, world_size(os.environ))
     try:
-        _start(config, module_class)
+        with without_accelerates_own():
+            _start(config, module_class, launch)
     except CacheError as error:
         error.help_lines += (refill_advice(config),)
         raise
@@ -73,21 +74,24 @@ def start(
         raise
 
 
-def _start(config: TrainConfig, module_class: type[TrainingModule]) -> None:
+def _start(
+    config: TrainConfig, module_class: type[TrainingModule], launch: Launch
+) -> None:
     setup = resolve(config)
     if config.dry_run:
         with toy_models(setup) as ready:
             summary = as_summary(ready)
-        plan = setup.plan(dataset_inputs(setup))
-        kept = described(setup.kept, plan.components[""])
-        print(as_text(plan, kept) + summary, end="")
+        print(as_text(setup.plan(dataset_inputs(setup))) + summary, end="")
         return
+    if launch.sharding is not None and setup.stage != "data_process":
+        what = "sharding (FSDP, ZeRO stages 1 to 3) is not supported yet"
+        raise UsageError(WHERE, what, "use a configuration of MULTI_GPU")
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1
-    ddp = DistributedDataParallelKwargs(find_unused_parameters=unused)
-    # Longer than the time after which a process that hangs is named, on GPUs too.
-    limit = InitProcessGroupKwargs(timeout=timedelta(minutes=30))
-    accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[ddp, limit])
+    steps = config.gradient_accumulation_steps
+    accelerator = meet(os.environ, launch.sharding, unused, steps)
+    if launch.said and accelerator.is_main_process:
+        logger.info(launch.said)
     setup = replace(setup, device=accelerator.device)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
         if ready.stage == "data_process":
@@ -95,26 +99,3 @@ def _start(config: TrainConfig, module_class: type[TrainingModule]) -> None:
                 data_process(ready, processes)
         else:
             train(ready, processes, module_class)
-
-
-def check_launcher(config: TrainConfig) -> None:
-    """Refuse flags that contradict accelerate's configuration; raises UsageError naming
-    both.
-    """
-    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision not in get_args(Precision):
-        raise UsageError(
-            "accelerate's configuration",
-            f"mixed precision {precision} is not supported; use no or bf16",
-        )
-    for name, default in (
-        ("mixed_precision", "no"),
-        ("gradient_accumulation_steps", "1"),
-    ):
-        configured = os.environ.get(f"ACCELERATE_{name.upper()}", default)
-        value = getattr(config, name)
-        if configured != default and value is not None and str(value) != configured:
-            raise UsageError(
-                f"--{name}",
-                f"is {value}, but accelerate's configuration says {configured}; change one of them",
-            )

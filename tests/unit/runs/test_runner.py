@@ -3,6 +3,7 @@ where messages go.
 """
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import DstrainError, UsageError
 from dstrain.runs.loop import steps
 from dstrain.runs.resolve import plan_of, resolve
-from dstrain.runs.runner import check_launcher, run, toy_models
+from dstrain.runs.runner import run, toy_models
 from dstrain.training.losses import SFT
 
 from tests.support.runs import config, files, project, same, train, training_run
@@ -178,35 +179,30 @@ def test_a_command_line_resolves_to_what_it_says(here: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("variable", "launched", "changes", "clashes"),
-    [
-        ("MIXED_PRECISION", "bf16", {"mixed_precision": "no"}, True),
-        ("MIXED_PRECISION", "bf16", {"mixed_precision": "bf16"}, False),
-        ("MIXED_PRECISION", "bf16", {}, False),
-        ("MIXED_PRECISION", "no", {"mixed_precision": "bf16"}, False),
-        ("GRADIENT_ACCUMULATION_STEPS", "4", {"gradient_accumulation_steps": 2}, True),
-        ("GRADIENT_ACCUMULATION_STEPS", "4", {"gradient_accumulation_steps": 4}, False),
-        ("GRADIENT_ACCUMULATION_STEPS", "1", {"gradient_accumulation_steps": 4}, False),
-    ],
-)
 def test_flags_that_contradict_the_launcher_are_refused_naming_both(
-    variable: str,
-    launched: str,
-    changes: dict[str, Any],
-    clashes: bool,
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(f"ACCELERATE_{variable}", launched)
-    if not clashes:
-        check_launcher(config(here, **changes))
-        return
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     with pytest.raises(
         UsageError,
-        match=f"--{variable.lower()}: is .*, but accelerate's configuration says {launched}",
+        match="--gradient_accumulation_steps: is 2, but accelerate's configuration says 4",
     ):
-        run(config(here, **changes))
+        run(config(here, gradient_accumulation_steps=2))
+
+
+def test_settings_of_the_launcher_are_said_and_not_left_to_accelerate(
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_SHARDING_STRATEGY", "NO_SHARD")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
+    train(here, output_path=tmp_path / "out", max_steps=1)
+    said = "FSDP 1 with NO_SHARD of accelerate's configuration: every process has a copy of the networks"
+    assert said in capsys.readouterr().err
+    assert os.environ["ACCELERATE_USE_FSDP"] == "true"
 
 
 def test_losses_are_finite_in_bf16_and_near_those_in_fp32(here: Path) -> None:
@@ -285,14 +281,6 @@ def test_errors_of_a_run_are_for_its_user(here: Path) -> None:
     with pytest.raises(DstrainError) as caught:
         run(config(here, trainable_models="dot"))
     assert str(caught.value).startswith("dstrain: error: ")
-
-
-def test_a_precision_of_the_launcher_that_is_not_ours_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    with pytest.raises(UsageError, match="mixed precision fp16 is not supported"):
-        check_launcher(TrainConfig(model="tiny"))
 
 
 TASKS = """

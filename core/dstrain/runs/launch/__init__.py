@@ -1,0 +1,1 @@
+"""What the launcher of a run says, and how its processes meet."""

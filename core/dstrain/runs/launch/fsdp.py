@@ -1,0 +1,162 @@
+"""Translate accelerate's settings of FSDP, version 1 and 2, and of its groups."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from dstrain.distributed.sharding import Sharding
+from dstrain.errors import UsageError
+from dstrain.runs.launch.variables import WHERE, number, switched_on, world_size
+
+FSDP = "ACCELERATE_USE_FSDP"
+GROUPS = "ACCELERATE_USE_PARALLELISM_CONFIG"
+STRATEGIES = (
+    "FULL_SHARD",
+    "SHARD_GRAD_OP",
+    "NO_SHARD",
+    "HYBRID_SHARD",
+    "HYBRID_SHARD_ZERO2",
+)
+"""Version 1's ways to divide a network, in the order of their numbers from 1."""
+DIVIDED = "parameters, gradients and optimizer state are divided among"
+
+
+def read_fsdp(
+    environment: Mapping[str, str],
+) -> tuple[Sharding | None, str, dict[str, str]]:
+    """Return how networks are divided, that in one line, and the flags that the
+    settings have values for; raises UsageError for what is not supported.
+    """
+    if environment.get("FSDP_IGNORED_MODULES", "None") not in ("", "None"):
+        raise UsageError(
+            WHERE,
+            "fsdp_ignored_modules is not supported: trained networks are divided as a whole",
+            "leave it out of the configuration",
+        )
+    flags = {}
+    for setting, flag in (
+        ("ACTIVATION_CHECKPOINTING", "use_gradient_checkpointing"),
+        ("ACTIVATION_CHECKPOINTING_OFFLOAD", "use_gradient_checkpointing_offload"),
+    ):
+        if switched_on(environment, f"FSDP_{setting}"):
+            flags[flag] = "true"
+    version = environment.get("FSDP_VERSION", "1")
+    if version == "2":
+        mode = _group_mode(environment)
+        reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true")
+        reshard = _yes_or_no("fsdp_reshard_after_forward", reshards)
+        name = "FSDP 2"
+    elif version == "1":
+        strategy = _strategy(environment)
+        name = f"FSDP 1 with {strategy}"
+        mode = "hybrid" if strategy.startswith("HYBRID") else "full"
+        if strategy == "NO_SHARD":
+            mode = "none"
+        reshard = strategy in ("FULL_SHARD", "HYBRID_SHARD")
+    else:
+        raise UsageError(WHERE, f"fsdp_version is {version}; it can be 1 or 2")
+    offload = switched_on(environment, "FSDP_OFFLOAD_PARAMS")
+    return (*sharding_of(name, mode, reshard, offload), flags)
+
+
+def sharding_of(
+    name: str, mode: str, reshard: bool, offload: bool
+) -> tuple[Sharding | None, str]:
+    """Return how networks are divided, and that in one line.
+
+    Args:
+        name: What the settings call it.
+        mode: none, full or hybrid.
+        reshard: Whether a block's weights are given up after its forward pass.
+        offload: Whether what is divided lies in RAM.
+    """
+    if mode == "none":
+        if offload:
+            raise UsageError(
+                WHERE,
+                f"{name} divides nothing, so that nothing can be offloaded",
+                "choose a way that divides networks, or give --blocks_to_swap",
+            )
+        return None, f"{name} of {WHERE}: every process has a copy of the networks"
+    kind: Literal["full", "hybrid"] = "hybrid" if mode == "hybrid" else "full"
+    among = "the processes of a machine" if kind == "hybrid" else "all processes"
+    parts = [f"{DIVIDED} {among}"]
+    if not reshard:
+        parts.append("a block's parameters stay together between forward and backward")
+    if offload:
+        parts.append("what is divided lies in RAM")
+    done = "" if name == "FSDP 2" else " is done as FSDP 2"
+    said = f"{name} of {WHERE}{done}: {'; '.join(parts)}"
+    return Sharding(kind, reshard, offload), said
+
+
+def refuse_groups(environment: Mapping[str, str]) -> None:
+    """Raise UsageError for groups of processes that share more than weights."""
+    for setting, name in (
+        ("TP", "tensor parallel"),
+        ("CP", "context parallel"),
+        ("SP", "sequence parallel"),
+    ):
+        size = environment.get(f"PARALLELISM_CONFIG_{setting}_SIZE", "1")
+        if number(size) != 1:
+            raise UsageError(
+                WHERE,
+                f"parallelism_config_{setting.lower()}_size is {size}; {name} groups are not supported",
+                "supported are parallelism_config_dp_replicate_size and parallelism_config_dp_shard_size",
+            )
+
+
+def _group_mode(environment: Mapping[str, str]) -> str:
+    """Return none, full or hybrid, as the sizes of groups say."""
+    if not switched_on(environment, GROUPS):
+        return "full"
+    sizes = {}
+    for setting in ("DP_REPLICATE_SIZE", "DP_SHARD_SIZE"):
+        text = environment.get(f"PARALLELISM_CONFIG_{setting}", "1")
+        size = number(text)
+        if not size >= 1:
+            what = f"parallelism_config_{setting.lower()} is {text}; it has to be a number from 1"
+            raise UsageError(WHERE, what)
+        sizes[setting] = int(size)
+    if sizes["DP_SHARD_SIZE"] == 1:
+        return "none"
+    if sizes["DP_REPLICATE_SIZE"] == 1:
+        return "full"
+    of_a_machine = environment.get("LOCAL_WORLD_SIZE", str(world_size(environment)))
+    if number(of_a_machine) != sizes["DP_SHARD_SIZE"]:
+        raise UsageError(
+            WHERE,
+            f"parallelism_config_dp_shard_size is {sizes['DP_SHARD_SIZE']}, but a machine has {of_a_machine} processes",
+            "copies of divided networks are supported with one copy on each machine",
+        )
+    return "hybrid"
+
+
+def _strategy(environment: Mapping[str, str]) -> str:
+    """Return version 1's way to divide networks by its name."""
+    strategy = _named("FSDP_SHARDING_STRATEGY", environment, "FULL_SHARD")
+    # Newer files of version 1 have it here; the launcher then hands on the other
+    # variable with its default.
+    reshards = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower()
+    if strategy == "FULL_SHARD" and reshards not in ("true", "false", "none"):
+        return _named("FSDP_RESHARD_AFTER_FORWARD", environment, "FULL_SHARD")
+    return strategy
+
+
+def _named(variable: str, environment: Mapping[str, str], default: str) -> str:
+    text = environment.get(variable, default).upper()
+    index = number(text)
+    if 1 <= index <= len(STRATEGIES):
+        return STRATEGIES[int(index) - 1]
+    if text not in STRATEGIES:
+        names = ", ".join(STRATEGIES)
+        what = f"{variable.lower()} is {text}; it can be {names}"
+        raise UsageError(WHERE, what)
+    return text
+
+
+def _yes_or_no(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(
+            WHERE, f"{name} is {text}; with version 2 it can be true or false"
+        )
+    return text.lower() == "true"

@@ -1,0 +1,125 @@
+"""Let the processes of a run meet."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    DynamoBackend,
+    InitProcessGroupKwargs,
+)
+
+from dstrain.distributed.sharding import Sharding
+from dstrain.errors import UsageError
+from dstrain.runs.launch.deepspeed import DEEPSPEED
+from dstrain.runs.launch.fsdp import FSDP, GROUPS
+from dstrain.runs.launch.variables import world_size
+
+TRANSLATED = (
+    DEEPSPEED,
+    FSDP,
+    GROUPS,
+    "ACCELERATE_DYNAMO_BACKEND",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING",
+)
+"""Variables by which accelerate and transformers would act themselves."""
+OWN = "the script's own Accelerator"
+
+
+@contextmanager
+def without_accelerates_own() -> Iterator[None]:
+    """Inside, accelerate and transformers see none of the settings that dstrain acts on
+    in its own way; afterwards they are as before, for another run in this process.
+    """
+    hidden = {name: os.environ.pop(name) for name in TRANSLATED if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def meet(
+    environment: Mapping[str, str],
+    sharding: Sharding | None,
+    find_unused_parameters: bool,
+    accumulation_steps: int,
+) -> Accelerator:
+    """Let the processes that the launcher started meet; one that a script has made
+    already is used.
+
+    Raises UsageError where they do not meet, and for an Accelerator whose settings
+    dstrain would have to act on.
+    """
+    _refuse_own_settings(accumulation_steps)
+    started = world_size(environment)
+    # A process that finds no other device would take itself for the only one.
+    alone_on_cpus = started > 1 and not torch.accelerator.is_available()
+    # Rows that lie in RAM are exchanged there.
+    on_both = sharding is not None and sharding.offload and torch.cuda.is_available()
+    backend = {"backend": "cuda:nccl,cpu:gloo"} if on_both and started > 1 else {}
+    accelerator = Accelerator(
+        # Autocast is dstrain's own.
+        mixed_precision="no",
+        cpu=alone_on_cpus,
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(
+                find_unused_parameters=find_unused_parameters
+            ),
+            # Longer than the time after which a process that hangs is named, on GPUs too.
+            InitProcessGroupKwargs(timeout=timedelta(minutes=30), **backend),
+        ],
+    )
+    met = int(accelerator.num_processes)
+    if met != started and started > 1:
+        raise UsageError(
+            "processes",
+            f"{started} were started, but this one met {met - 1} others",
+            "in a script, make no Accelerator, or one that finds the same processes",
+        )
+    if met > 1 and accelerator.device.type not in ("cuda", "cpu"):
+        raise UsageError(
+            "processes",
+            f"several on devices of kind {accelerator.device.type} are not supported",
+            "start one, or train on GPUs of CUDA",
+        )
+    return accelerator
+
+
+def _refuse_own_settings(accumulation_steps: int) -> None:
+    """Raise UsageError for settings of an Accelerator that a script has made before."""
+    # Not its constructor, which compares what it is given with what is there.
+    state = AcceleratorState._shared_state
+    for kind, name in (
+        (DistributedType.DEEPSPEED, "a deepspeed_plugin"),
+        (DistributedType.FSDP, "an fsdp_plugin"),
+        (DistributedType.MEGATRON_LM, "a megatron_lm_plugin"),
+    ):
+        if state.get("distributed_type") == kind:
+            raise UsageError(
+                OWN,
+                f"has {name}, which dstrain does not use",
+                "leave it out, and give the settings by accelerate launch --config_file",
+            )
+    precision = state.get("_mixed_precision", "no")
+    if precision != "no":
+        raise UsageError(
+            OWN,
+            f"has mixed_precision={precision!r}",
+            "make it with 'no', and give --mixed_precision",
+        )
+    plugin = state.get("dynamo_plugin")
+    if plugin is not None and plugin.backend != DynamoBackend.NO:
+        raise UsageError(OWN, "has a dynamo_plugin, which dstrain does not use")
+    steps = GradientState().num_steps if GradientState._shared_state else 1
+    if steps not in (1, accumulation_steps):
+        raise UsageError(
+            "--gradient_accumulation_steps",
+            f"is {accumulation_steps}, but {OWN} has {steps}; change one of them",
+        )

@@ -1,0 +1,85 @@
+"""What `accelerate launch` hands on to the processes that it starts."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_simple_launcher_cmd_env,
+)
+
+FILES: Mapping[str, Mapping[str, Any]] = {
+    one["name"]: one["settings"]
+    for one in json.loads(
+        Path(__file__).with_name("launcher_files.json").read_text(encoding="utf-8")
+    )["files"]
+}
+"""The files of a published system -> their settings."""
+ZERO_3 = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000},
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "steps_per_print": 2000,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}
+"""DeepSpeed's own file, as in its documentation."""
+FSDP_2 = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "FSDP",
+    "mixed_precision": "bf16",
+    "num_machines": 1,
+    "num_processes": 2,
+    "use_cpu": False,
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": True,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": "QwenImageTransformerBlock",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": False,
+    },
+}
+"""A file as `accelerate config` writes it."""
+
+
+def handed_on(settings: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Return the variables that `accelerate launch --config_file` sets for a file with
+    these settings, which is written to a folder.
+    """
+    path = folder / "accelerate.yaml"
+    path.write_text(yaml.safe_dump(dict(settings)))
+    # A port of its own: else accelerate warns where the usual one is taken.
+    arguments = ["--config_file", str(path), "--main_process_port", "0", "train.py"]
+    parsed = launch_command_parser().parse_args(arguments)
+    args, defaults, _ = _validate_launch_command(parsed)
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(
+            defaults.deepspeed_config
+        )
+        _, environment = prepare_deepspeed_cmd_env(args)
+    elif args.use_fsdp or args.multi_gpu or args.use_megatron_lm:
+        environment = prepare_multi_gpu_env(args)
+    else:
+        _, environment = prepare_simple_launcher_cmd_env(args)
+    known = ("ACCELERATE_", "FSDP_", "PARALLELISM_", "MEGATRON_")
+    return {
+        name: value for name, value in environment.items() if name.startswith(known)
+    }

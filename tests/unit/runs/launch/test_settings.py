@@ -1,0 +1,143 @@
+"""What a launcher says is translated, or refused in words; its flags agree with ours."""
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from dstrain.config.options.train import TrainConfig
+from dstrain.distributed.sharding import Sharding
+from dstrain.errors import UsageError
+from dstrain.runs.launch.settings import Launch, check_launch, read_launch
+
+from tests.support.launchers import FILES, FSDP_2, ZERO_3, handed_on
+
+WANTED = MappingProxyType(
+    {
+        "accelerate_config_zero3.yaml": Sharding("full", True),
+        "accelerate_config.yaml": Sharding("full", False),
+        "accelerate_config_zero2offload.yaml": Sharding("full", False, True),
+        "deepspeed_zero3_cpuoffload.yaml": Sharding("full", True, True),
+    }
+)
+
+
+def check(launch: Launch, processes: int = 1, **flags: Any) -> None:
+    check_launch(TrainConfig(model="tiny", **flags), launch, processes)
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_published_files_are_translated(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = FILES[name]
+    file = settings["deepspeed_config"].get("deepspeed_config_file")
+    if file is not None:
+        Path(file).parent.mkdir(parents=True)
+        Path(file).write_text(json.dumps(ZERO_3))
+    launch = read_launch(handed_on(settings, tmp_path))
+    assert launch.sharding == WANTED[name]
+    assert launch.said.startswith(
+        f"ZeRO stage {2 + WANTED[name].reshard_after_forward}"
+    )
+    check(launch, 8)
+
+
+def test_every_published_file_has_a_translation() -> None:
+    assert FILES.keys() == WANTED.keys()
+
+
+def test_files_of_fsdp_are_translated(tmp_path: Path) -> None:
+    launch = read_launch(handed_on(FSDP_2, tmp_path))
+    assert launch.sharding == Sharding("full", True)
+    assert launch.flags == {"mixed_precision": "bf16"}
+    older = {"fsdp_version": 1, "fsdp_reshard_after_forward": "SHARD_GRAD_OP"}
+    settings = {**FSDP_2, "fsdp_config": {**FSDP_2["fsdp_config"], **older}}
+    launch = read_launch(handed_on(settings, tmp_path))
+    assert launch.sharding == Sharding("full", False)
+
+
+@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU"])
+def test_files_without_sharding_say_nothing(kind: str, tmp_path: Path) -> None:
+    settings = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "mixed_precision": "no",
+        "num_machines": 1,
+        "num_processes": 2,
+        "use_cpu": kind == "MULTI_CPU",
+    }
+    assert read_launch(handed_on(settings, tmp_path)) == Launch()
+
+
+def test_without_a_launcher_nothing_is_said() -> None:
+    assert read_launch({}) == Launch()
+    check(Launch())
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, "mixed precision fp16"),
+        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "mixed precision fp8"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM is not supported"),
+        ({"ACCELERATE_USE_SAGEMAKER": "true"}, "SageMaker"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend INDUCTOR"),
+        (
+            {
+                "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+                "PARALLELISM_CONFIG_TP_SIZE": "2",
+            },
+            "tensor parallel",
+        ),
+    ],
+)
+def test_what_dstrain_does_not_have_is_refused(
+    variables: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        read_launch(variables)
+    assert caught.value.where == "accelerate's configuration"
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "clashes"),
+    [
+        ({"mixed_precision": "bf16"}, {"mixed_precision": "no"}, True),
+        ({"mixed_precision": "bf16"}, {"mixed_precision": "bf16"}, False),
+        ({"mixed_precision": "bf16"}, {}, False),
+        ({"max_grad_norm": "0.5"}, {}, True),
+        ({"max_grad_norm": "1"}, {}, False),
+        ({"batch_size": "2"}, {"batch_size": 2}, False),
+        ({"use_gradient_checkpointing": "true"}, {}, True),
+        (
+            {"use_gradient_checkpointing": "true"},
+            {"use_gradient_checkpointing": True},
+            False,
+        ),
+    ],
+)
+def test_flags_agree_with_the_launcher(
+    flags: dict[str, str], given: dict[str, Any], clashes: bool
+) -> None:
+    if not clashes:
+        check(Launch(flags=flags), **given)
+        return
+    with pytest.raises(
+        UsageError, match=r"--.*: is .*, but accelerate's configuration says .*; change"
+    ):
+        check(Launch(flags=flags), **given)
+
+
+@pytest.mark.parametrize("steps", ["1", "auto"])
+def test_a_default_of_the_launcher_says_nothing(steps: str) -> None:
+    launch = read_launch({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": steps})
+    check(launch, gradient_accumulation_steps=4)
+
+
+def test_the_samples_of_a_step_are_those_that_the_launcher_states() -> None:
+    check(Launch(total_batch_size=12), 3, batch_size=2, gradient_accumulation_steps=2)
+    with pytest.raises(UsageError, match="a step has 2 samples, but train_batch_size"):
+        check(Launch(total_batch_size=12), 1, batch_size=2)
