@@ -114,6 +114,9 @@ def _check_pairs(config: TrainConfig) -> None:
     ):
         if getattr(config, name) is not None and not getattr(config, other):
             raise UsageError(f"--{name}", f"has no effect without --{other}")
+    if config.blocks_to_swap is not None and config.enable_model_cpu_offload:
+        what = "has no effect with --enable_model_cpu_offload, which swaps all blocks"
+        raise UsageError("--blocks_to_swap", what)
     if config.lr_warmup_steps and config.lr_scheduler == "constant":
         raise UsageError(
             "--lr_warmup_steps",

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+ALL_BLOCKS = -1
+"""A number of swapped blocks that stands for every block."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A way to store the frozen weights of linear layers in fewer bytes."""
@@ -76,8 +80,8 @@ class Kept:
     """How its linear layers are stored; the others, and all of them without an entry,
     are in the dtype of the run."""
     swapped_blocks: int = 0
-    """Blocks whose weights are in the machine's memory, and on the device only while
-    they compute."""
+    """How many of its last blocks are in the machine's memory, and on the device only
+    while they compute; `ALL_BLOCKS` for every one."""
     offloaded: bool = False
     """Whether it is on the device only while a unit or decoder uses it."""
 
@@ -92,7 +96,9 @@ class Kept:
         """Return it in words; '' where its weights are kept as they are loaded."""
         words = "; ".join(one.describe() for one in self.methods)
         if self.swapped_blocks:
-            swapped = f"{self.swapped_blocks} blocks swapped"
+            count = self.swapped_blocks
+            number = "all" if count == ALL_BLOCKS else str(count)
+            swapped = f"{number} blocks swapped"
             words = ", ".join(filter(None, (words, swapped)))
         if self.offloaded:
             words = ", ".join(filter(None, (words, "on the device only while used")))

@@ -12,7 +12,9 @@ from dstrain.console import get_logger
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.layers import LoraLayer, merge_layers, merged
 from dstrain.lora.reader import read_lora
+from dstrain.models.blocks import repeated_blocks
 from dstrain.models.components import Component, Files
+from dstrain.models.kept import ALL_BLOCKS
 from dstrain.models.networks import (
     Place,
     check_files,
@@ -22,6 +24,7 @@ from dstrain.models.networks import (
     place_weights,
     tied_names,
 )
+from dstrain.models.ram import stored_tensors
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
@@ -43,6 +46,8 @@ class Loader:
     """Stores each weight of a network, on its device, in another form."""
     _layers: Mapping[str, LoraLayer] | None = field(default=None, init=False)
     """The preset's layers by parameter."""
+    _swapped: tuple[str, ...] | None = field(default=None, init=False)
+    """What the names of weights of swapped blocks begin with."""
 
     def load(self, configuration: Any, dtype: torch.dtype) -> Any:
         """Load the component; raises what its network raises, and `read_lora`.
@@ -81,13 +86,40 @@ class Loader:
         return network.requires_grad_(False).eval().to("meta")
 
     def place(self, network: nn.Module, name: str, weight: Tensor) -> Tensor:
-        """Move a weight to its device, merge its layer of the preset, and store it."""
-        weight = weight.to(self.device)
+        """Move a weight to its device, merge its layer of the preset, and store it.
+
+        One that lives in RAM is on the device only for that.
+        """
         layer = self._layers_of(network).get(name)
+        is_in_ram = self._is_in_ram(network, name)
+        if is_in_ram and layer is None and self.store is keep:
+            return weight
+        weight = weight.to(self.device)
         if layer is not None and name not in tied_names(network):
             module = network.get_submodule(name.rpartition(".")[0])
             weight = merged(module, weight, layer)
-        return self.store(network, name, weight)
+        stored = self.store(network, name, weight)
+        if is_in_ram:
+            module = network.get_submodule(name.rpartition(".")[0])
+            for tensor in (stored, *stored_tensors(module)):
+                if not tensor.is_meta:
+                    tensor.data = tensor.data.to("cpu")
+        return stored
+
+    def _is_in_ram(self, network: nn.Module, name: str) -> bool:
+        """Return whether a weight is of a block that is swapped, or of a component that
+        is on its device only while it is used.
+        """
+        assert self.files is not None
+        kept = self.files.kept
+        if kept.offloaded or not kept.swapped_blocks:
+            return kept.offloaded
+        if self._swapped is None:
+            blocks = [*repeated_blocks(network)]
+            count = kept.swapped_blocks
+            last = blocks if count == ALL_BLOCKS else blocks[-count:]
+            self._swapped = tuple(f"{block}." for block in last)
+        return name.startswith(self._swapped)
 
     def _merge_tied(self, network: nn.Module) -> None:
         """Merge what is for weights that are one: where they are tied after loading, it

@@ -16,6 +16,7 @@ from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded
+from dstrain.runs.offload import start_swap, swap_flag
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun
@@ -162,7 +163,7 @@ def load_module(
     for plan in plans:
         module.plan(plan.inputs)
     offload = config.use_gradient_checkpointing_offload
-    if config.use_gradient_checkpointing or offload:
+    if config.use_gradient_checkpointing or offload or swap_flag(config):
         for name, network in module.networks.items():
             try:
                 enable_checkpointing(name, network, offload)
@@ -170,6 +171,7 @@ def load_module(
                 # Networks that are not trained may do without it.
                 if name in module.trained.components:
                     raise
+    start_swap(setup, module, empty)
     return module
 
 

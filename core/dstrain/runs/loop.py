@@ -22,6 +22,7 @@ from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checkpoints.state import damage, states
 from dstrain.runs.long_prompts import LongPromptLog
+from dstrain.runs.offload import swap_advice
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
@@ -203,6 +204,7 @@ def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
         f"values: {', '.join(shapes or values)}",
         "lower --batch_size (and raise --gradient_accumulation_steps), --max_pixels or --lora_rank",
         "or give --use_gradient_checkpointing, --use_gradient_checkpointing_offload",
+        *swap_advice(run.setup),
     )
 
 
@@ -220,6 +222,7 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
             # DDP averages gradients over processes, and each loss is already a share of
             # the global mean.
             loss.backward(torch.full_like(loss, run.processes.size))
+        run.module.block_swap.release()
         losses.append(loss.detach())
     if run.step == 0:
         warn_without_gradient(run)
@@ -245,7 +248,8 @@ def refuse_damaged_weights(run: TrainingRun) -> None:
     are from the files.
     """
     pipeline = run.module.pipeline
-    found = pipeline.damaged(pipeline.components)
+    with run.module.block_swap.readable():
+        found = pipeline.damaged(pipeline.components)
     if found:
         what = f"its loss is not finite: {found[0]}"
         raise StateError(f"step {run.step + 1}", what, *found[1:], "download it again")

@@ -34,6 +34,7 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
+from dstrain.runs.offload import with_offload
 from dstrain.runs.setup import Setup, metadata_path
 from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
@@ -88,7 +89,7 @@ def resolve(config: TrainConfig) -> Setup:
     # Built once here, so that boundaries that leave nothing are refused before anything
     # is loaded.
     setup.build_timestep_sampler()
-    return setup
+    return with_offload(setup)
 
 
 def refuse_unused(

@@ -14,6 +14,7 @@ import torch
 from dstrain.errors import StateError
 from dstrain.lora.layers import LoraLayer, merge_layers
 from dstrain.models.components import Component, Files
+from dstrain.models.kept import ALL_BLOCKS, Kept
 from dstrain.models.networks import DiffusersNetwork, keep, load_network
 from dstrain.pipeline import loading
 from dstrain.pipeline.loading import Loader
@@ -214,3 +215,31 @@ def test_an_empty_network_is_compared_with_its_files(tmp_path: Path) -> None:
     assert {str(one.device) for one in network.parameters()} == {"meta"}
     with pytest.raises(StateError, match=r"1 missing: layers\.2\.weight"):
         loader.build_empty({"side": 4, "depth": 3})
+
+
+META = torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    ("kept", "in_ram"),
+    [
+        (Kept(), []),
+        (Kept(swapped_blocks=2), [1, 2]),
+        (Kept(swapped_blocks=ALL_BLOCKS), [0, 1, 2]),
+        (Kept(offloaded=True), [0, 1, 2]),
+    ],
+    ids=str,
+)
+def test_weights_that_live_in_ram_are_never_put_on_the_device(
+    kept: Kept, in_ram: list[int], tmp_path: Path
+) -> None:
+    files, configuration = deep(tmp_path, 4, 3)
+    files = Files(files.paths, kept=kept)
+    network = Loader(RECORD, component(NETWORK), files, META).load(
+        configuration, torch.float32
+    )
+    wanted = load_network(lambda: Deep(4, 3), files, torch.float32)
+    for number, layer in enumerate(network.layers):
+        assert layer.weight.is_meta == (number not in in_ram)
+        if number in in_ram:
+            assert torch.equal(layer.weight, wanted.layers[number].weight)

@@ -19,3 +19,14 @@ class MemoryOptions:
         "Offload checkpointed activations to CPU memory (implies --use_gradient_checkpointing).",
         False,
     )
+    blocks_to_swap: int | None = option(
+        "memory",
+        "Keep the frozen weights of the last N blocks of each trained network in CPU memory, and on "
+        "the device only while they compute (implies --use_gradient_checkpointing).",
+        minimum=1,
+    )
+    enable_model_cpu_offload: bool = option(
+        "memory",
+        "Keep the frozen weights of all blocks in CPU memory, as --blocks_to_swap does for some.",
+        False,
+    )

@@ -49,6 +49,11 @@ class ModelChoice:
         "Compute dtype. Defaults to bf16 on a GPU and no (fp32) on a CPU.",
         affects={"resolved"},
     )
+    offload_models: str | None = option(
+        "memory",
+        "Components to keep in CPU memory, comma-separated; they are on the device only while a unit or "
+        "decoder uses them.",
+    )
     seed: int = option(
         "general",
         "Random seed.",

@@ -5,6 +5,8 @@ from dstrain.config.options.memory import MemoryOptions
 from tests.support.options import options_of
 
 OPTIONS: dict[str, tuple[object, str]] = {
+    "blocks_to_swap": (None, ""),
+    "enable_model_cpu_offload": (False, ""),
     "use_gradient_checkpointing": (False, ""),
     "use_gradient_checkpointing_offload": (False, ""),
 }

@@ -11,6 +11,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "model": (None, "training"),
     "model_id_with_origin_paths": (None, ""),
     "model_paths": (None, ""),
+    "offload_models": (None, ""),
     "seed": (0, "training"),
     "toy": (False, ""),
     "variant": (None, "resolved"),
