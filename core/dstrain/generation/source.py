@@ -8,16 +8,17 @@ from pathlib import Path
 
 import torch
 
-from dstrain.config.fields import LoraFile
+from dstrain.config.fields import LoraFile, split_commas
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import read_resolved
-from dstrain.errors import StateError, UsageError
+from dstrain.errors import StateError, UsageError, nearest
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
 from dstrain.models.component_files import ModelConfig, model_configs, saved_weights
 from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
+from dstrain.models.kept import Kept
 from dstrain.models.needed_components import Found
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.pipeline import Pipeline
@@ -44,7 +45,15 @@ class PipelineSource:
     def find(self) -> Found:
         """Find the files of every component that inference loads."""
         found = find_for_inference(self.family, self.spec, self.models)
-        return replace(found, files={**found.files, **self.weights})
+        files = {**found.files, **self.weights}
+        for name in split_commas(self.config.offload_models):
+            if name not in files or files[name].paths[0].is_dir():
+                weights = [one for one in files if not files[one].paths[0].is_dir()]
+                what = f"loads no weights of {name!r}{nearest(name, weights)}"
+                advice = f"it loads those of {', '.join(weights)}"
+                raise UsageError("--offload_models", what, advice)
+            files[name] = replace(files[name], kept=Kept(offloaded=True))
+        return replace(found, files=files)
 
     @property
     def dtype(self) -> torch.dtype:

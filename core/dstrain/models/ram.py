@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -81,6 +81,55 @@ class WeightsInRam:
     def _views(self, piece: Tensor) -> Iterator[Tensor]:
         for absent, (start, end) in zip(self._absent, self._places, strict=True):
             yield piece[start:end].view(absent.dtype).view(absent.shape)
+
+
+PIECE = 1 << 30
+"""Bytes of RAM that are filled at once: while weights are moved, there are as many more."""
+
+
+class ComponentInRam:
+    """A component whose weights lie in RAM, and are on the device only where it is
+    borrowed.
+    """
+
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
+        """Move a frozen network into RAM.
+
+        device: The device that computes with it.
+        """
+        self._is_present = False
+        self._pieces: list[WeightsInRam] = []
+        waiting: list[Tensor] = []
+        for tensor in stored_tensors(network):
+            waiting.append(tensor)
+            if sum(one.nbytes for one in waiting) >= PIECE:
+                self._pieces.append(WeightsInRam(waiting, device))
+                waiting = []
+        self._pieces.append(WeightsInRam(waiting, device))
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Inside, the component is on the device."""
+        if self._is_present:
+            yield
+            return
+        self._is_present = True
+        try:
+            for piece in self._pieces:
+                piece.load()
+            yield
+        finally:
+            self._is_present = False
+            for piece in self._pieces:
+                piece.drop()
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """Inside, the weights can be read, wherever they are."""
+        with ExitStack() as stack:
+            for piece in self._pieces:
+                stack.enter_context(piece.readable())
+            yield
 
 
 def stored_tensors(network: nn.Module, part: str = "") -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Fill a pipeline spec with components; training and inference run the same units."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -29,6 +30,7 @@ from dstrain.models.device import default_device
 from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import Place, keep
+from dstrain.models.ram import ComponentInRam
 from dstrain.pipeline.loading import Loader
 from dstrain.pipeline.sampling import (
     SamplerOptions,
@@ -61,6 +63,8 @@ class Pipeline:
     """The dtype of components that are not trained, in which model_fn computes."""
     files: Mapping[str, Files] = field(default_factory=dict)
     """The files that components were loaded from."""
+    in_ram: Mapping[str, ComponentInRam] = field(default_factory=dict)
+    """Components that are on the device only while something uses them."""
 
     @classmethod
     def from_pretrained(
@@ -140,6 +144,11 @@ class Pipeline:
             else:
                 own_dtype = torch.float32 if name in full_precision else dtype
                 components[name] = loader.load(configs.get(name), own_dtype)
+        in_ram = {}
+        for name, files in found.files.items():
+            loaded = components.get(name)
+            if files.kept.offloaded and isinstance(loaded, nn.Module) and not empty:
+                in_ram[name] = ComponentInRam(loaded, device)
         if empty:
             device = torch.device("meta")
         return cls(
@@ -150,6 +159,7 @@ class Pipeline:
             device=device,
             dtype=dtype,
             files=found.files,
+            in_ram=in_ram,
         )
 
     def load_lora(self, path: Path, scale: float = 1.0) -> None:
@@ -179,7 +189,9 @@ class Pipeline:
         found = []
         for name in names:
             module = self.components.get(name)
-            weight = damaged_weight(module) if isinstance(module, nn.Module) else ""
+            in_ram = self.in_ram.get(name)
+            with in_ram.readable() if in_ram else nullcontext():
+                weight = damaged_weight(module) if isinstance(module, nn.Module) else ""
             if weight:
                 files = self.files.get(name)
                 place = f" in {files.folder}" if files is not None else ""
@@ -226,8 +238,23 @@ class Pipeline:
             # A step names only inputs that its row has. One that is not there is an error:
             # with the function's default in its place, another loss would result.
             inputs = {name: values[key] for name, key in step.inputs.items()}
-            for name, value in unit.run(inputs, components).items():
+            with self.borrowed(unit):
+                outputs = unit.run(inputs, components)
+            for name, value in outputs.items():
                 values[step.outputs[name]] = value
+
+    @contextmanager
+    def borrowed(self, function: FunctionSpec, expert: str = "") -> Iterator[None]:
+        """Inside, the components of a function are on the device.
+
+        expert: The expert that is the denoiser, if several are loaded.
+        """
+        with ExitStack() as stack:
+            for name in function.components:
+                in_ram = self.in_ram.get(self._loaded_name(name, expert))
+                if in_ram is not None:
+                    stack.enter_context(in_ram.borrowed())
+            yield
 
     def predict(
         self,
@@ -304,7 +331,8 @@ class Pipeline:
             inputs = self._inputs(decoder, values)
             own_rng = rng.scoped(f"{decoder.name}.{POSITIVE}")
             components = self.bind_components(decoder, rng=own_rng, branch=POSITIVE)
-            outputs = decoder.run(inputs, components, latents=latents)
+            with self.borrowed(decoder):
+                outputs = decoder.run(inputs, components, latents=latents)
             values |= outputs
         return [*outputs.values()][-1]
 
@@ -332,14 +360,17 @@ class Pipeline:
             function = self.spec.latent_shape
             shape = function.function(**self._arguments(function, values))
             noise = seeded_noise(shape, sampling.seed, sampling.rand_device)
-        return integrate(
-            self.spec.schedule,
-            self.constrain_latents(values),
-            velocity,
-            noise.to(self.device, torch.float32),
-            sampling.num_inference_steps,
-            sampling.on_step,
-        ).latents
+        # Of several experts, each is borrowed where it predicts.
+        takes_turns = self.spec.experts is not None
+        with nullcontext() if takes_turns else self.borrowed(self.spec.model_fn):
+            return integrate(
+                self.spec.schedule,
+                self.constrain_latents(values),
+                velocity,
+                noise.to(self.device, torch.float32),
+                sampling.num_inference_steps,
+                sampling.on_step,
+            ).latents
 
     def _inputs(
         self,
@@ -370,6 +401,7 @@ class Pipeline:
         is_mixed = self.dtype != torch.float32
         given = {"noisy_latents": noisy_latents, "timestep": timestep}
         with (
+            self.borrowed(model_fn, expert),
             read_only(model_fn.where, {**given, **conditions}),
             torch.autocast(self.device.type, self.dtype, enabled=is_mixed),
         ):
@@ -385,18 +417,25 @@ class Pipeline:
     def _loaded(self, experts: ExpertSchedule) -> list[str]:
         return [name for name in experts.components if name in self.components]
 
+    def _loaded_name(self, name: str, expert: str) -> str:
+        """Return the name of a function's component or configuration among what is
+        loaded: for the denoiser, that of an expert.
+        """
+        experts = self.spec.experts
+        if experts is None or component_of(name) != experts.denoiser:
+            return name
+        # Experts differ in their weights alone: any of them has the configuration.
+        known = [one for one in experts.components if one in self.configs]
+        default = [*self._loaded(experts), *known, experts.denoiser][0]
+        return (expert or default) + name.removeprefix(experts.denoiser)
+
     def _component(
         self,
         name: str,
         expert: str,
         function: FunctionSpec,
     ) -> Any:
-        experts = self.spec.experts
-        if experts is not None and component_of(name) == experts.denoiser:
-            # Experts differ in their weights alone: any of them has the configuration.
-            known = [one for one in experts.components if one in self.configs]
-            default = [*self._loaded(experts), *known, experts.denoiser][0]
-            name = (expert or default) + name.removeprefix(experts.denoiser)
+        name = self._loaded_name(name, expert)
         configs = {f"{one}_config": config for one, config in self.configs.items()}
         available = configs | self.components
         if name not in available:

@@ -13,6 +13,7 @@ from dstrain.generation.inputs import SAMPLING, flag_values
 from dstrain.generation.source import check_used, open_source
 
 from tests.support.family import build
+from tests.support.poisoned_memory import poisoned_memory
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -54,6 +55,30 @@ def test_components_have_the_dtype_of_the_precision(
 ) -> None:
     with open_source(config(mixed_precision=precision), ("prompt",)) as source:
         assert source.dtype == dtype
+
+
+@pytest.mark.parametrize("names", ["text_encoder", "dit,text_encoder,vae"])
+def test_offloaded_components_generate_the_same(names: str) -> None:
+    pictures = []
+    for offload in (None, names):
+        with open_source(config(offload_models=offload)) as source:
+            pipeline = source.load()
+        with poisoned_memory() as seen:
+            pictures.append(pipeline(prompt="dog", num_inference_steps=3).tobytes())
+            # The denoiser stays for all steps.
+            loads = len(names.split(",")) if offload else 0
+            assert (seen.loads, seen.now) == (loads, 0)
+    assert pictures[0] == pictures[1]
+
+
+@pytest.mark.parametrize("name", ["text_encodr", "tokenizer"])
+def test_what_has_no_weights_cannot_be_offloaded(name: str) -> None:
+    with (
+        open_source(config(offload_models=name)) as source,
+        pytest.raises(UsageError) as caught,
+    ):
+        source.load()
+    assert f"--offload_models: loads no weights of '{name}'" in str(caught.value)
 
 
 def test_a_lora_file_that_is_absent_is_named(tmp_path: Path) -> None:

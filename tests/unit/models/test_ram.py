@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.models.ram import WeightsInRam, stored_tensors
+from dstrain.models.ram import ComponentInRam, WeightsInRam, stored_tensors
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from tests.support.poisoned_memory import poisoned_memory
 
 CPU = torch.device("cpu")
 DTYPES = (
@@ -135,3 +137,27 @@ def test_what_is_trained_or_held_elsewhere_stays() -> None:
     network.first.weight = network.block.weight
     assert list(map(id, stored_tensors(network, "block"))) == [id(network.block.scale)]
     assert len(stored_tensors(network)) == 5
+
+
+def test_a_component_is_on_the_device_only_while_it_is_borrowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dstrain.models.ram.PIECE", 16)  # so that it has several
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
+    wanted = network(torch.ones(1, 2))
+    component = ComponentInRam(network, CPU)
+    with poisoned_memory() as seen:
+        for _ in range(2):
+            # Two functions may borrow it, one inside the other.
+            with component.borrowed():
+                with component.borrowed():
+                    assert torch.equal(network(torch.ones(1, 2)), wanted)
+                assert torch.equal(network(torch.ones(1, 2)), wanted)
+            assert seen.now == 0
+            assert network(torch.ones(1, 2)).isnan().all()
+            with component.readable():
+                assert torch.equal(network(torch.ones(1, 2)), wanted)
+    assert seen.loads == 2 * 3
+    with pytest.raises(ZeroDivisionError), component.borrowed():
+        _ = 1 / 0
+    assert network[0].weight.isnan().all()

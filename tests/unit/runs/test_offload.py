@@ -161,3 +161,58 @@ def test_damaged_weights_of_swapped_blocks_are_found(here: Path) -> None:
     ready = training_run(config(here, blocks_to_swap=2, learning_rate=1e30))
     with pytest.raises(Diverged):
         list(steps(ready))
+
+
+@pytest.mark.parametrize("names", ["text_encoder", "text_encoder, vae"])
+@pytest.mark.parametrize("stages", [("sft",), ("sft:data_process", "sft:train")])
+def test_a_run_with_offloaded_encoders_leaves_what_others_do_bit_for_bit(
+    stages: tuple[str, ...], names: str, here: Path, tmp_path: Path
+) -> None:
+    outcomes = []
+    for number, offload in enumerate((None, names)):
+        given: dict[str, Any] = {
+            "output_path": tmp_path / str(number),
+            "offload_models": offload,
+            "preview_prompt": ("a dog",),
+        }
+        if len(stages) > 1:
+            given["feature_cache"] = tmp_path / f"cache {number}"
+        with poisoned_memory() as seen:
+            for stage in stages:
+                output = train(here, task=stage, **{**SETTINGS, **given})
+            assert (seen.loads > 0, seen.now) == (number == 1, 0)
+        pictures = sorted(output.glob("previews/*.png"))
+        outcomes.append([outcome(output), [one.read_bytes() for one in pictures]])
+    assert same(*outcomes)
+
+
+def test_offloaded_components_change_no_key(here: Path, tmp_path: Path) -> None:
+    """Stage 1 with them finds everything in the cache."""
+    cache = tmp_path / "cache"
+    train(here, task="sft:data_process", feature_cache=cache)
+    with poisoned_memory() as seen:
+        offload = "text_encoder,vae"
+        train(
+            here, task="sft:data_process", feature_cache=cache, offload_models=offload
+        )
+        train(here, task="sft:train", feature_cache=cache, output_path=tmp_path / "out")
+    assert seen.loads == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("text_encodr", "no component 'text_encodr'; did you mean 'text_encoder'?"),
+        (
+            "dit",
+            "has no effect: dit is trained; its blocks can be swapped with --blocks",
+        ),
+        ("tokenizer", "has no effect: tokenizer has no weights"),
+    ],
+)
+def test_what_cannot_be_offloaded_is_refused(
+    names: str, words: str, here: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(config(here, output_path=tmp_path / "out", offload_models=names))
+    assert words in str(caught.value)

@@ -82,6 +82,7 @@ class Previews:
             trains,
             components={**more.components, **trains.components},
             configs={**more.configs, **trains.configs},
+            in_ram={**more.in_ram, **trains.in_ram},
         )
         with undisturbed(self.pipeline):
             self.values = [_cached_values(self.pipeline, plan) for plan in self.plans]

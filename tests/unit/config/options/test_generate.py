@@ -5,7 +5,7 @@ from dstrain.config.options.generate import GenerateConfig
 
 PUBLIC_GENERATE_FLAGS = """
 dataset guidance_scale height hub input lora mixed_precision model model_id_with_origin_paths model_paths
-negative_prompt num_frames num_inference_steps on_long_prompt output prompt run seed toy variant width
+negative_prompt num_frames num_inference_steps offload_models on_long_prompt output prompt run seed toy variant width
 """
 
 
