@@ -53,6 +53,7 @@ FLAGS = {
         preview_steps remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
         seed task timestep_sampling toy trainable_models url_cache
         use_gradient_checkpointing use_gradient_checkpointing_offload variant
+        blocks_to_swap enable_model_cpu_offload offload_models
         enable_csv_log enable_swanlab_log enable_tensorboard_log enable_wandb_log report_to
         swanlab_project wandb_project
         weight_decay width
@@ -60,7 +61,7 @@ FLAGS = {
     GenerateConfig: """
         dataset disabled_plugins family_options guidance_scale height hub input lora
         mixed_precision model model_id_with_origin_paths model_paths negative_prompt
-        num_frames num_inference_steps on_long_prompt output prompt run seed toy variant width
+        num_frames num_inference_steps offload_models on_long_prompt output prompt run seed toy variant width
     """,
 }
 HOOKS = "dstrain_commands dstrain_step_end dstrain_tasks"
