@@ -64,7 +64,7 @@ FLAGS = {
         num_frames num_inference_steps offload_models on_long_prompt output prompt run seed toy variant width
     """,
 }
-HOOKS = "dstrain_commands dstrain_step_end dstrain_tasks"
+HOOKS = "dstrain_commands dstrain_modify_step dstrain_step_end dstrain_tasks"
 LAZY = ("dstrain", "dstrain.plugin")
 FAMILIES = ("flux", "qwen_image", "wan")
 

@@ -118,5 +118,7 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
         adds += [f"task {name}" for name in tasks]
     if alone.implement("dstrain_step_end"):
         adds.append("reads the numbers of each step")
+    if alone.implement("dstrain_modify_step"):
+        adds.append("changes training after each step")
     prefix = f"{plugin.where}: "
     return adds, "; ".join(reason.removeprefix(prefix) for reason in alone.broken)

@@ -1,21 +1,24 @@
-"""Let plugins add commands, tasks and observers of training: the hooks of entry-point
-group `dstrain`.
+"""Let plugins add commands, tasks, observers of training and changes of its steps: the
+hooks of entry-point group `dstrain`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from dstrain.errors import DstrainError
+from dstrain.errors import DstrainError, UsageError
 from dstrain.registry.discovery import HOOK_GROUP, Installed, installed, refuse_clash
+from dstrain.storage.hashing import hash_json
 
 if TYPE_CHECKING:
     import click
+    from torch import nn
+    from torch.optim import Optimizer
 
     from dstrain.graph.task import Task
 
@@ -41,6 +44,14 @@ class Hooks:
     def dstrain_step_end(self, step: int, numbers: Mapping[str, float]) -> None:
         """Observe optimizer step `step`, with the numbers that are logged."""
 
+    @hookspec
+    def dstrain_modify_step(
+        self, step: int, model: nn.Module, optimizer: Optimizer
+    ) -> None:
+        """Change what is trained, or the optimizer, after optimizer step `step`, in
+        every process alike and without gradients. `model` is the TrainingModule.
+        """
+
 
 @dataclass(frozen=True)
 class Extensions:
@@ -50,6 +61,8 @@ class Extensions:
     """A manager for each plugin, so that one that raises harms no other."""
     broken: list[str]
     """Why other plugins, or things that these offer, cannot be used."""
+    silent: set[Installed] = field(default_factory=set)
+    """Those whose dstrain_step_end raised; it is not called again."""
 
     def implement(self, hook: str) -> bool:
         """Return whether any of the plugins implements a hook."""
@@ -108,14 +121,54 @@ class Extensions:
         """
         reasons = []
         numbers = MappingProxyType(dict(numbers))
-        for plugin, manager in list(self.managers.items()):
+        for plugin, manager in self.managers.items():
+            if plugin in self.silent:
+                continue
             try:
                 manager.hook.dstrain_step_end(step=step, numbers=numbers)
             except (Exception, SystemExit) as error:
-                del self.managers[plugin]
+                self.silent.add(plugin)
                 what = f"disabled: its dstrain_step_end hook raised {_described(error)}"
                 reasons.append(f"{plugin.where} {what}")
         return reasons
+
+    def modify_step(self, step: int, model: nn.Module, optimizer: Optimizer) -> None:
+        """Let plugins change what is trained, or the optimizer, after a step.
+
+        Raises UsageError naming the plugin that raised: without it, the run would be
+        another one.
+        """
+        for plugin, manager in self.managers.items():
+            try:
+                manager.hook.dstrain_modify_step(
+                    step=step, model=model, optimizer=optimizer
+                )
+            except (Exception, SystemExit) as error:
+                raise UsageError(
+                    plugin.where,
+                    f"its dstrain_modify_step hook raised {_described(error)} after step {step}",
+                    f"mend it, or disable it with -p no:{plugin.name}; either makes it another run",
+                ) from error
+
+    def modifiers(self) -> dict[str, str]:
+        """Return the plugins that change steps, each with the digest of the code by
+        which it does: a run is another one without them.
+        """
+        # It imports torch.
+        from dstrain.graph.code_digest import code_of
+
+        found = {}
+        for plugin, manager in self.managers.items():
+            hooks = manager.hook.dstrain_modify_step.get_hookimpls()
+            # Of a method, the function.
+            functions = [
+                getattr(one.function, "__func__", one.function) for one in hooks
+            ]
+            if functions:
+                digests = [code_of(function).digest for function in functions]
+                name = f"{plugin.distribution} {plugin.version}"
+                found[name] = hash_json("dstrain_modify_step", digests)
+        return found
 
 
 def load_extensions(disabled_plugins: Collection[str] = ()) -> Extensions:

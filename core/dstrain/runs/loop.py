@@ -162,6 +162,10 @@ def steps(
         try:
             with run.processes.together():
                 loss, norm = update(run, batches)
+                with torch.no_grad():
+                    run.setup.extensions.modify_step(
+                        run.step + 1, run.module, run.optimizer
+                    )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

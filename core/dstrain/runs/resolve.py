@@ -78,6 +78,8 @@ def resolve(config: TrainConfig) -> Setup:
         device=default_device(),
         models=models,
         extensions=extensions,
+        # Now, since what hooks keep in their modules changes as they run.
+        modifiers=extensions.modifiers(),
     )
     check_saved_names(setup)
     path = config.preset_lora_path

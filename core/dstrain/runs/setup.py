@@ -82,6 +82,8 @@ class Setup:
     extensions: Extensions
     kept: Mapping[str, Kept] = field(default_factory=dict)
     """Component -> how its weights are kept, where not as they are loaded."""
+    modifiers: Mapping[str, str] = field(default_factory=dict)
+    """What changes training after each step: the plugin -> the digest of its code."""
 
     @cached_property
     def dataset(self) -> Dataset:

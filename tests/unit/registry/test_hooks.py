@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from dstrain.errors import UsageError
 from dstrain.registry.hooks import load_extensions
 
 Install = Callable[..., Path]
@@ -121,3 +122,93 @@ def test_a_name_of_dstrains_own_is_refused(fake_plugin: Install) -> None:
     assert not extensions.offered("dstrain_tasks", SimpleNamespace, ("a task",))
     (said,) = extensions.broken
     assert "has the same name as one of dstrain's own" in said
+
+
+MODIFY = """
+import torch
+from dstrain.registry.hooks import hookimpl
+CALLS = []
+def halved(value):
+    return value * 0.5
+@hookimpl
+def dstrain_modify_step(step, model, optimizer):
+    CALLS.append(step)
+    optimizer.lr = halved(model.lr)
+@hookimpl
+def dstrain_step_end(numbers):
+    raise ValueError("no")
+"""
+
+
+def install(fake_plugin: Install, source: str, version: str = "1.0") -> None:
+    names = {"changes": "changes_steps"}
+    modules = {"changes_steps": source}
+    sys.modules.pop("changes_steps", None)
+    fake_plugin("extra-changes", names, modules, group="dstrain", version=version)
+
+
+def test_a_hook_changes_steps_even_where_its_other_hook_was_disabled(
+    fake_plugin: Install,
+) -> None:
+    install(fake_plugin, MODIFY)
+    extensions = load_extensions()
+    model, optimizer = SimpleNamespace(lr=1.0), SimpleNamespace(lr=0.0)
+    assert len(extensions.step_end(1, {})) == 1
+    assert extensions.step_end(2, {}) == []
+    extensions.modify_step(2, model, optimizer)  # type: ignore[arg-type]
+    assert optimizer.lr == 0.5
+
+
+def test_what_changes_steps_is_named_with_its_version_and_a_digest_of_its_code(
+    fake_plugin: Install, tmp_path: Path
+) -> None:
+    assert load_extensions().modifiers() == {}
+    install(fake_plugin, MODIFY)
+    before = load_extensions().modifiers()
+    assert list(before) == ["extra-changes 1.0"]
+    again = load_extensions()
+    assert again.modifiers() == before
+    texts = {
+        "the same": MODIFY.replace("CALLS = []", "# a remark\nCALLS = []"),
+        "another": MODIFY.replace("value * 0.5", "value * 0.25"),
+    }
+    digests = {}
+    for name, text in texts.items():
+        (tmp_path / "site/changes_steps.py").write_text(text)
+        del sys.modules["changes_steps"]
+        digests[name] = load_extensions().modifiers()
+    assert digests["the same"] == before
+    assert digests["another"] != before
+
+
+def test_a_method_changes_steps_too(fake_plugin: Install) -> None:
+    source = """
+from dstrain.registry.hooks import hookimpl
+class Half:
+    @hookimpl
+    def dstrain_modify_step(self, model):
+        model.lr = 0.5
+HALF = Half()
+"""
+    fake_plugin(
+        "extra-half", {"half": "half_steps:HALF"}, {"half_steps": source}, "dstrain"
+    )
+    extensions = load_extensions()
+    model = SimpleNamespace(lr=1.0)
+    extensions.modify_step(1, model, None)  # type: ignore[arg-type]
+    assert model.lr == 0.5
+    assert list(extensions.modifiers()) == ["extra-half 1.0"]
+
+
+@pytest.mark.parametrize("error", ["ValueError('no')", "SystemExit(3)"])
+def test_a_change_that_raises_ends_the_run_and_names_the_plugin(
+    error: str, fake_plugin: Install
+) -> None:
+    install(fake_plugin, MODIFY.replace("CALLS.append(step)", f"raise {error}"))
+    with pytest.raises(UsageError) as caught:
+        load_extensions().modify_step(3, None, None)  # type: ignore[arg-type]
+    assert caught.value.where == "plugin extra-changes 1.0"
+    name = error.partition("(")[0]
+    assert f"dstrain_modify_step hook raised {name}" in caught.value.what
+    assert "after step 3" in caught.value.what
+    assert "-p no:changes" in caught.value.help_lines[0]

@@ -32,10 +32,12 @@ from dstrain.runs.checkpoints.directory import (
     run_in,
 )
 from dstrain.runs.checkpoints.resume import (
+    MODIFIERS,
     PROCESSES,
     check_start,
     data_fingerprint,
     load_training_state,
+    modifiers_in_words,
     optimizer_identity,
     training_state,
 )
@@ -177,6 +179,8 @@ class RunDirectory:
             # Found by its header, or its keys, where no flag names it.
             config = replace(config, preset_lora_model=setup.preset.component)
         versions = {**setup.versions, PROCESSES: str(self.processes.size)}
+        if setup.modifiers:
+            versions[MODIFIERS] = modifiers_in_words(setup)
         write_resolved(self.folder / CONFIG, config, versions)
         self._open_log(self.folder / LOG)
 

@@ -33,6 +33,9 @@ logger = get_logger(__name__)
 
 PROCESSES = "processes"
 """Entry of the versions in a run's configuration: how many processes trained."""
+MODIFIERS = "plugins that change steps"
+"""Entry of these versions: what `modifiers_in_words` returns."""
+NO_MODIFIERS = "none"
 
 
 def data_fingerprint(run: TrainingRun) -> dict[str, str]:
@@ -58,6 +61,14 @@ def data_fingerprint(run: TrainingRun) -> dict[str, str]:
         "metadata": sha256(dataset.table.path),
         "files (by their sizes)": hash_json("sizes", sizes),
     }
+
+
+def modifiers_in_words(setup: Setup) -> str:
+    """Return the plugins that change training after each step, with a part of the
+    digest of their code.
+    """
+    words = [f"{name} (code {code[:8]})" for name, code in setup.modifiers.items()]
+    return ", ".join(words) or NO_MODIFIERS
 
 
 def check_start(config: TrainConfig, folder: Path) -> None:
@@ -108,6 +119,8 @@ def config_digest(run: TrainingRun) -> str:
     optimizer = optimizer_identity(setup)
     if optimizer:
         numbers.append(optimizer)
+    if setup.modifiers:
+        numbers.append({"modify step": dict(setup.modifiers)})
     if setup.preset is not None:
         numbers.append([setup.preset.component, setup.preset.digest])
     used = sorted(run.module.used_components & setup.kept.keys())
@@ -280,4 +293,8 @@ def _differing(run: TrainingRun) -> list[str]:
     saved_size = saved.get("versions", {}).get(PROCESSES, size)
     if saved_size != size:
         words.append(f"processes: saved {saved_size}, this run {size}")
+    modifiers = modifiers_in_words(run.setup)
+    saved_modifiers = saved.get("versions", {}).get(MODIFIERS, NO_MODIFIERS)
+    if saved_modifiers != modifiers:
+        words.append(f"{MODIFIERS}: saved {saved_modifiers}, this run {modifiers}")
     return ["; ".join(words)] if words else []

@@ -5,6 +5,7 @@ the same run.
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -449,3 +450,47 @@ def test_another_decay_is_refused_and_an_average_may_begin_or_end_at_a_resume(
     )
     assert not load_state(states(tmp_path)[0]).average
     assert "step-3.ema.safetensors" not in files(tmp_path)
+
+
+MODIFY = """
+from dstrain.registry.hooks import hookimpl
+@hookimpl
+def dstrain_modify_step(step, model, optimizer):
+    for parameter in model.trained_parameters:
+        parameter.mul_(0.5)
+"""
+
+
+def test_a_run_whose_steps_a_plugin_changes_resumes_with_that_code_of_it_alone(
+    here: Path, tmp_path: Path, fake_plugin: Callable[..., Path]
+) -> None:
+    plain, whole, out = (tmp_path / name for name in ("plain", "whole", "out"))
+    train(here, output_path=plain, max_steps=2)
+    names = {"half": "half_steps"}
+    site = fake_plugin("extra-half", names, {"half_steps": MODIFY}, group="dstrain")
+    train(here, output_path=whole, max_steps=2, save_steps=1)
+    train(here, output_path=out, max_steps=1, save_steps=1)
+    train(here, output_path=out, max_steps=2, save_steps=1, resume="auto")
+    assert same(outcome(out), outcome(whole))
+    assert not same(
+        files(whole)["step-2.safetensors"], files(plain)["step-2.safetensors"]
+    )
+
+    def refused(resume: Path, **changes: Any) -> str:
+        with pytest.raises(StateError) as caught:
+            train(here, output_path=resume, max_steps=3, resume="auto", **changes)
+        (line,) = [one for one in caught.value.help_lines if "plugins" in one]
+        return line
+
+    code = "extra-half 1.0 (code "
+    without = refused(out, disabled_plugins=("half",))
+    assert without.startswith(f"plugins that change steps: saved {code}")
+    assert without.endswith(", this run none")
+    assert f"saved none, this run {code}" in refused(plain)
+    (site / "half_steps.py").write_text(MODIFY.replace("0.5", "0.25"))
+    del sys.modules["half_steps"]
+    other = refused(out)
+    assert other.count(code) == 2
+    train(
+        here, output_path=plain, max_steps=3, resume="auto", disabled_plugins=("half",)
+    )
