@@ -53,7 +53,7 @@ FLAGS = {
         preview_steps remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
         seed task timestep_sampling toy trainable_models url_cache
         use_gradient_checkpointing use_gradient_checkpointing_offload variant
-        blocks_to_swap enable_model_cpu_offload offload_models
+        blocks_to_swap compile enable_model_cpu_offload offload_models
         enable_csv_log enable_swanlab_log enable_tensorboard_log enable_wandb_log report_to
         swanlab_project wandb_project
         weight_decay width

@@ -10,6 +10,7 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
 from dstrain.lora.reader import check_lora_file
+from dstrain.models.compilation import compile_blocks
 from dstrain.models.gradient_checkpointing import enable_checkpointing
 from dstrain.models.needed_components import Found
 from dstrain.pipeline.pipeline import Pipeline
@@ -171,6 +172,11 @@ def load_module(
                 # Networks that are not trained may do without it.
                 if name in module.trained.components:
                     raise
+    if config.compile:
+        trained = {
+            name: pipeline.components[name] for name in module.trained.components
+        }
+        compile_blocks(trained, check_only=empty)
     start_swap(setup, module, empty)
     return module
 

@@ -1,0 +1,80 @@
+"""Compile the blocks that a network repeats: once for all of them, in seconds, where a
+whole network would take minutes.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from dstrain.errors import UsageError
+from dstrain.models.blocks import repeated_blocks
+
+FLAG = "--compile"
+BACKEND = "inductor"
+"""What generates the code: torch's default."""
+RECOMPILATIONS = 64
+"""Blocks of one class share this many versions, for sizes of samples, for training and for
+previews; beyond them torch would silently compile no more. Its own limit is 8."""
+
+
+OWN_WARNINGS = (
+    (r"The \.grad attribute of a Tensor", UserWarning),
+    (r"`torch\.jit\.script_method` is deprecated", DeprecationWarning),
+)
+"""What torch says of itself while it compiles."""
+
+
+def compile_blocks(networks: Mapping[str, nn.Module], check_only: bool = False) -> None:
+    """Compile the blocks of networks where they are: names of weights stay the same, and
+    hooks of blocks, such as those of block swap, are not compiled.
+
+    Raises UsageError if none of them repeats blocks.
+
+    Args:
+        networks: The networks by component. They have their LoRA layers already.
+        check_only: Compile nothing, as for networks without memory.
+    """
+    blocks = {
+        f"{component}.{name}": block
+        for component, network in networks.items()
+        for name, block in repeated_blocks(network).items()
+    }
+    if not blocks:
+        what = f"has no effect: {', '.join(networks)} repeats no blocks"
+        raise UsageError(FLAG, what)
+    if check_only:
+        return
+    import torch._dynamo
+
+    limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
+    torch._dynamo.config.recompile_limit = limit
+    for foreign, kind in OWN_WARNINGS:
+        warnings.filterwarnings("ignore", foreign, kind)
+    for name, block in blocks.items():
+        block.forward = _compiled(name, block)
+
+
+def _compiled(name: str, block: nn.Module) -> Callable[..., Any]:
+    from torch._dynamo.exc import TorchDynamoException
+
+    plain = block.forward
+    compiled = torch.compile(plain, backend=BACKEND)
+
+    @wraps(plain)
+    def forward(*inputs: Any, **named: Any) -> Any:
+        try:
+            return compiled(*inputs, **named)
+        except TorchDynamoException as error:
+            cause = getattr(error, "inner_exception", error)
+            reason = str(cause).strip().partition("\n")[0]
+            raise UsageError(
+                FLAG,
+                f"{name} ({type(block).__name__}) cannot be compiled here: {reason}",
+                "train without it; torch needs a C++ compiler, and on GPUs triton",
+            ) from error
+
+    return forward
