@@ -23,6 +23,7 @@ from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.training.averaging import AveragedWeights
 from dstrain.training.batching import Order, with_skipped_rows
+from dstrain.training.copies import keep_frozen_apart
 from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.averaged import has_modes
@@ -105,6 +106,7 @@ def prepare(
         data.sample_ids,
     )
     steps = total_steps(config, order.steps_per_epoch)
+    keep_frozen_apart(module)
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
     if config.ema_decay is not None and has_modes(optimizer):
         what = f"{setup.optimizer.name} averages the weights itself"
