@@ -43,7 +43,7 @@ FLAGS = {
         customized_optimizer ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         optimizer optimizer_args
         family_options feature_cache find_unused_parameters frame_samples frame_sampling
-        gradient_accumulation_steps height hub keep_checkpoints learning_rate
+        gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
         lora_alpha lora_base_model lora_checkpoint lora_format lora_rank
         lora_target_modules
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps

@@ -27,6 +27,10 @@ from dstrain.training.memory import STAGE_1_ADVICE, oom_as_error
 from dstrain.training.module import TrainingModule
 
 logger = get_logger(__name__)
+STREAMED = (
+    "--initialize_model_on_cpu changes nothing: each weight goes to its device as soon as it is read, "
+    "so that no more than one is in CPU memory"
+)
 
 
 @contextmanager
@@ -92,6 +96,8 @@ def _start(
     accelerator = meet(os.environ, launch.sharding, unused, steps)
     if launch.said and accelerator.is_main_process:
         logger.info(launch.said)
+    if config.initialize_model_on_cpu and accelerator.is_main_process:
+        logger.info(STREAMED)
     setup = replace(setup, device=accelerator.device)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
         if ready.stage == "data_process":

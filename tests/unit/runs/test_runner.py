@@ -205,6 +205,18 @@ def test_settings_of_the_launcher_are_said_and_not_left_to_accelerate(
     assert os.environ["ACCELERATE_USE_FSDP"] == "true"
 
 
+def test_where_a_model_is_initialized_is_said_once_and_changes_nothing(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = files(train(here, output_path=tmp_path / "a", max_steps=1))
+    assert "--initialize_model_on_cpu" not in capsys.readouterr().err
+    flag = {"initialize_model_on_cpu": True}
+    given = files(train(here, output_path=tmp_path / "b", max_steps=1, **flag))
+    said = "--initialize_model_on_cpu changes nothing: each weight goes to its device"
+    assert capsys.readouterr().err.count(said) == 1
+    assert same(plain, given)
+
+
 def test_losses_are_finite_in_bf16_and_near_those_in_fp32(here: Path) -> None:
     exact, rounded = (
         [

@@ -9,6 +9,11 @@ from dstrain.config.fields import option
 class MemoryOptions:
     """How much memory a run needs, and where."""
 
+    initialize_model_on_cpu: bool = option(
+        "memory",
+        "Has no effect: no more than one weight of a model is in CPU memory while it is loaded.",
+        False,
+    )
     use_gradient_checkpointing: bool = option(
         "memory",
         "Recompute activations in the backward pass instead of storing them.",

@@ -7,6 +7,7 @@ from tests.support.options import options_of
 OPTIONS: dict[str, tuple[object, str]] = {
     "blocks_to_swap": (None, ""),
     "enable_model_cpu_offload": (False, ""),
+    "initialize_model_on_cpu": (False, ""),
     "use_gradient_checkpointing": (False, ""),
     "use_gradient_checkpointing_offload": (False, ""),
 }
