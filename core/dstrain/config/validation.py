@@ -15,6 +15,7 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.trackers import TRACKERS
 from dstrain.config.options.train import TrainConfig
+from dstrain.config.sizes import parse_size
 from dstrain.console import secrets
 from dstrain.errors import UsageError, nearest, secret_error
 
@@ -34,6 +35,7 @@ def validate(config: ModelChoice) -> None:
         _check_start(config)
         _check_previews(config)
         _check_trackers(config)
+        _check_device_memory(config)
         if not config.dry_run:
             _check_places(config)
     if isinstance(config, GenerateConfig):
@@ -163,6 +165,16 @@ def _check_start(config: TrainConfig) -> None:
     if len(chosen) > 1:
         flag = chosen[0].split()[0]
         raise UsageError(flag, ", and ".join(chosen), "give one of them")
+
+
+def _check_device_memory(config: TrainConfig) -> None:
+    """Refuse a size that is none, and one without a dry run, which alone plans."""
+    if config.device_memory is None:
+        return
+    parse_size("--device_memory", config.device_memory)
+    if not config.dry_run:
+        what = "has no effect without --dry_run, which says what fits"
+        raise UsageError("--device_memory", what)
 
 
 def _check_previews(config: TrainConfig) -> None:

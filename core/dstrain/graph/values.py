@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -156,7 +157,7 @@ def _fault(value: Any, depth: int = 0) -> str:
 
 def _tensor_fault(tensor: Tensor) -> str:
     # A subclass may keep more than its numbers.
-    if type(tensor) not in (Tensor, nn.Parameter):
+    if type(tensor) not in PLAIN_TENSORS.get():
         return f"a tensor of class {type(tensor).__name__}"
     if tensor.is_nested or tensor.layout != torch.strided:
         return f"a tensor that is nested or sparse ({tensor.layout})"
@@ -194,6 +195,12 @@ def read_only(where: str, values: Mapping[str, Any]) -> Iterator[None]:
             )
 
 
+PLAIN_TENSORS: ContextVar[tuple[type, ...]] = ContextVar(
+    "PLAIN_TENSORS", default=(Tensor, nn.Parameter)
+)
+"""Classes of tensors that keep nothing beside their numbers. Where memory is estimated,
+there are also tensors that stand for one of these.
+"""
 Parts = list[tuple[Any, Any]]
 """Each part of a value, with what an in-place change of it alters."""
 

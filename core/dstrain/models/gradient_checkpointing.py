@@ -50,6 +50,18 @@ def enable_checkpointing(
     Raises UsageError if the network does not support it.
     """
     block = checkpoint_in_ram if offload else partial(checkpoint, use_reentrant=False)
+    checkpoint_through(name, module, block)
+
+
+def checkpoint_through(
+    name: str,
+    module: nn.Module,
+    block: Callable[..., Any],
+) -> None:
+    """Let a network call its blocks through a function: block(function, *arguments).
+
+    Raises UsageError if the network does not support it.
+    """
     try:
         if hasattr(module, "enable_gradient_checkpointing"):  # of diffusers
             enable_blocks: Any = module.enable_gradient_checkpointing

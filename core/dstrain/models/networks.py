@@ -252,6 +252,13 @@ def place_buffers(network: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = buffer.to(device)
 
 
+def set_dtype(network: nn.Module, dtype: torch.dtype) -> None:
+    """Give the weights of a network without memory the dtype that loading gives them."""
+    for weight in network.state_dict(keep_vars=True).values():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+
+
 def check_files(network: nn.Module, files: Files) -> Weights:
     """Return a network's weights in its files, not read yet, each of tied ones present.
 

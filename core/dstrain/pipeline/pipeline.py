@@ -29,7 +29,7 @@ from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
-from dstrain.models.networks import Place, keep
+from dstrain.models.networks import Place, keep, set_dtype
 from dstrain.models.ram import ComponentInRam
 from dstrain.pipeline.loading import Loader
 from dstrain.pipeline.sampling import (
@@ -137,12 +137,13 @@ class Pipeline:
                 spec.unused_parameters.get(name, ()),
                 stores.get(name, keep),
             )
+            own_dtype = torch.float32 if name in full_precision else dtype
             if empty and not known[name].is_folder:
                 module = loader.build_empty(found.configs[name])
                 if module is not None:
+                    set_dtype(module, own_dtype)
                     components[name] = module
             else:
-                own_dtype = torch.float32 if name in full_precision else dtype
                 components[name] = loader.load(configs.get(name), own_dtype)
         in_ram = {}
         for name, files in found.files.items():

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,11 @@ from dstrain.runs.build import load_module, open_training_data, total_steps
 from dstrain.runs.checkpoints.directory import refuse_unlisted
 from dstrain.runs.checkpoints.resume import check_start
 from dstrain.runs.feature_plan import check_configs
+from dstrain.runs.memory.facts import facts_of
+from dstrain.runs.memory.report import planned, report
 from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.setup import Setup, metadata_path
+from dstrain.runs.training_run import TrainingData
 from dstrain.training.module import TrainingModule
 
 
@@ -33,34 +36,61 @@ def as_summary(setup: Setup) -> str:
     weights, decodes no image and asks no hub.
     """
     absent: list[str] = []
-    setup = _without_absent_weights(setup, absent)
+    setup = _without_absent_weights(planned(setup), absent)
     _check_output(setup, absent)
     dataset = _dataset(setup, absent)
-    plans = _plans(setup, dataset, absent)
-    _check_models(setup, plans, _preview_plans(setup, dataset), absent)
-    lines = ["", "this run", *_length(setup)]
+    plans, data = _plans(setup, dataset, absent)
+    loaded = _check_models(setup, plans, _preview_plans(setup, dataset), absent)
+    length = _Length.of(setup)
+    lines = ["", "this run", *length.lines(setup)]
+    if loaded is None:
+        lines += ["", "memory: not known, since no model files are given"]
+    else:
+        facts = facts_of(setup, plans, loaded, data, dataset)
+        lines += report(
+            setup, plans, facts, length.steps, length.per_epoch, length.rows
+        )
     if absent:
         lines += ["", "to fetch", *(f"    {line}" for line in dict.fromkeys(absent))]
     return redacted("\n".join(lines) + "\n")
 
 
-def _length(setup: Setup) -> Iterator[str]:
-    """Yield rows and steps; rows with videos may give several samples."""
-    config = setup.config
-    rows = 0
-    path = metadata_path(config)
-    if path is not None:
-        table = read_metadata(path)
-        rows = len(table.rows) - len({fault.row for fault in table.faults})
-        yield f"    {rows} rows in {path} x {config.dataset_repeat}"
-    if setup.stage == "data_process":
-        return
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    batch = config.batch_size * config.gradient_accumulation_steps * processes
-    yield f"    samples per step: {batch}"
-    if rows:
-        steps = total_steps(config, math.ceil(rows * config.dataset_repeat / batch))
-        yield f"    {steps} steps, if each row is one sample and all have the same size"
+@dataclass(frozen=True)
+class _Length:
+    """How long a run is; rows with videos may give several samples."""
+
+    rows: int
+    """Rows of the dataset; 0 if there is none here."""
+    samples_per_step: int
+    per_epoch: int | None
+    """Steps of an epoch."""
+    steps: int | None
+
+    @classmethod
+    def of(cls, setup: Setup) -> "_Length":
+        config = setup.config
+        rows = 0
+        path = metadata_path(config)
+        if path is not None:
+            table = read_metadata(path)
+            rows = len(table.rows) - len({fault.row for fault in table.faults})
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        batch = config.batch_size * config.gradient_accumulation_steps * processes
+        if not rows:
+            return cls(0, batch, None, config.max_steps)
+        per_epoch = math.ceil(rows * config.dataset_repeat / batch)
+        return cls(rows, batch, per_epoch, total_steps(config, per_epoch))
+
+    def lines(self, setup: Setup) -> Iterator[str]:
+        """Yield rows and steps."""
+        path = metadata_path(setup.config)
+        if path is not None:
+            yield f"    {self.rows} rows in {path} x {setup.config.dataset_repeat}"
+        if setup.stage == "data_process":
+            return
+        yield f"    samples per step: {self.samples_per_step}"
+        if self.rows:
+            yield f"    {self.steps} steps, if each row is one sample and all have the same size"
 
 
 def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:
@@ -107,23 +137,28 @@ def _dataset(setup: Setup, absent: list[str]) -> Dataset | None:
     return check_rows(table, setup.data_config, setup.spec.inputs, setup.check_inputs)
 
 
-def _plans(setup: Setup, dataset: Dataset | None, absent: list[str]) -> list[Plan]:
-    """Return the plans of the rows; of stage 2, from the feature cache."""
+def _plans(
+    setup: Setup, dataset: Dataset | None, absent: list[str]
+) -> tuple[list[Plan], TrainingData | None]:
+    """Return the plans of the rows; of stage 2, from the feature cache, and its
+    samples.
+    """
     if setup.stage == "train":
         if setup.config.feature_cache is None and not setup.config.dataset_base_path:
-            return [setup.plan(setup.all_inputs())]
+            return [setup.plan(setup.all_inputs())], None
         folder = setup.cache_path
         if not (folder / MARKER).exists():
             absent.append(f"{folder} is not a feature cache yet: stage 1 fills it")
-            return [setup.plan(setup.all_inputs())]
+            return [setup.plan(setup.all_inputs())], None
         data = open_training_data(setup)
         plans = [setup.plan(inputs) for inputs in sorted(data.input_sets, key=sorted)]
         if data.cache_info is not None:
             check_configs(data.cache_info, setup.find(plans, []))
-        return plans
+        return plans, data
     if dataset is None:
-        return [setup.plan(setup.all_inputs())]
-    return [setup.plan(one) for one in dict.fromkeys(map(frozenset, dataset.rows))]
+        return [setup.plan(setup.all_inputs())], None
+    input_sets = dict.fromkeys(map(frozenset, dataset.rows))
+    return [setup.plan(one) for one in input_sets], None
 
 
 def _preview_plans(setup: Setup, dataset: Dataset | None) -> list[Plan]:
@@ -140,17 +175,18 @@ def _check_models(
     plans: Sequence[Plan],
     preview_plans: Sequence[Plan],
     absent: list[str],
-) -> None:
-    """Compare model files with their networks, and what is trained with these."""
+) -> Pipeline | TrainingModule | None:
+    """Compare model files with their networks, and what is trained with these; return
+    what the run loads, without memory, or None without model files.
+    """
     if not setup.models:
-        return
+        return None
     missing: list[MissingFiles] = []
     found = setup.find([*plans, *preview_plans], missing)
     absent += [f"{error.where}: {error.what}" for error in missing]
     trained = {name.partition(".")[0] for name in setup.trainables.components}
     if setup.stage == "data_process" or not trained <= found.configs.keys():
-        Pipeline.from_found(
+        return Pipeline.from_found(
             setup.family, setup.spec, found, setup.device, setup.dtype, empty=True
         )
-        return
-    load_module(setup, plans, found, TrainingModule, empty=True)
+    return load_module(setup, plans, found, TrainingModule, empty=True)

@@ -10,6 +10,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "initialize_model_on_cpu": (False, ""),
     "use_gradient_checkpointing": (False, ""),
     "use_gradient_checkpointing_offload": (False, ""),
+    "device_memory": (None, "start"),
 }
 """Name -> default and effects. Stored files are compared by the effects."""
 

@@ -1,0 +1,1 @@
+"""Estimate how much memory and disk a run needs, before any weight is opened."""

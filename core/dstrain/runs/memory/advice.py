@@ -1,0 +1,120 @@
+"""Find the cheapest flags with which a run fits on a device."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dstrain.config.fields import flags
+from dstrain.config.options.train import TrainConfig
+from dstrain.config.serialize import command_line
+from dstrain.config.validation import validate
+from dstrain.errors import UsageError
+
+PLANNED = {"dry_run": False, "device_memory": None}
+"""The options of a dry run, for a command that is to be run."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """Flags to add to a command, all that cost less included."""
+
+    config: TrainConfig
+    changes: dict[str, Any]
+
+    def with_changes(self, **changes: Any) -> "Way":
+        """Return the way with more flags."""
+        return Way(replace(self.config, **changes), {**self.changes, **changes})
+
+    @property
+    def is_split(self) -> bool:
+        """Return whether it makes two stages of a run that is not split."""
+        return "task" in self.changes
+
+
+def ways(config: TrainConfig, precision: str, can_split: bool) -> Iterator[Way]:
+    """Yield flags that need less memory, each way with those before it, in the order of
+    what they cost in time or exactness.
+
+    Args:
+        config: The flags given.
+        precision: 'bf16' or 'no'.
+        can_split: Whether two stages load less than one run.
+    """
+    way = Way(config, {})
+    if not (
+        config.use_gradient_checkpointing or config.use_gradient_checkpointing_offload
+    ):
+        way = way.with_changes(use_gradient_checkpointing=True)
+        yield way
+    if can_split and not config.stage:
+        way = way.with_changes(
+            task=f"{config.task_name}:train", feature_cache=_cache_of(config)
+        )
+        yield way
+    if precision == "no":
+        way = way.with_changes(mixed_precision="bf16")
+        yield way
+    if config.batch_size > 1:
+        steps = config.gradient_accumulation_steps * config.batch_size
+        way = way.with_changes(batch_size=1, gradient_accumulation_steps=steps)
+        yield way
+    if not config.use_gradient_checkpointing_offload:
+        way = way.with_changes(
+            use_gradient_checkpointing=False, use_gradient_checkpointing_offload=True
+        )
+        yield way
+
+
+def cheapest(
+    config: TrainConfig,
+    precision: str,
+    can_split: bool,
+    fits: Callable[[Way], bool | None],
+) -> Way | None:
+    """Return the first way with which a run fits; None if there is none."""
+    for way in ways(config, precision, can_split):
+        if fits(way):
+            return way
+    return None
+
+
+def as_commands(config: TrainConfig, way: Way) -> list[str]:
+    """Return the commands of a way as they are typed; the flags alone for a command that
+    is not complete yet.
+    """
+    changes = {**PLANNED, **way.changes}
+    try:
+        validate(replace(config, **changes))
+    except UsageError:
+        return [f"add {added_flags(way)}"]
+    second = command_line(config, **changes)
+    if not way.is_split:
+        return [second]
+    first = {
+        "task": f"{config.task_name}:data_process",
+        "feature_cache": way.changes["feature_cache"],
+    }
+    return [command_line(config, **PLANNED, **first), second]
+
+
+def added_flags(way: Way) -> str:
+    """Return the flags of a way as they are typed."""
+    words = []
+    defaults = {flag.name: flag.default for flag in flags(TrainConfig)}
+    for name, value in way.changes.items():
+        if value == defaults[name] or value is False:
+            continue
+        words.append(f"--{name}")
+        if value is not True:
+            words.append(str(value))
+    return shlex.join(words)
+
+
+def _cache_of(config: TrainConfig) -> Path:
+    """Return a folder for the feature cache of a run."""
+    if config.feature_cache is not None:
+        return config.feature_cache
+    output = config.output_path or Path("output")
+    return output.with_name(f"{output.name}-features")

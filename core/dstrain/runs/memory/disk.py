@@ -1,0 +1,59 @@
+"""The bytes that a training run writes."""
+
+from dataclasses import dataclass
+
+from dstrain.config.options.train import TrainConfig
+from dstrain.runs.checkpoints.outputs import KEPT_STATES
+
+
+@dataclass(frozen=True)
+class Disk:
+    """What a run leaves in its output folder, at the most."""
+
+    weights: int
+    """Bytes of one save of weights."""
+    state: int
+    """Bytes of one training state."""
+    saves: int | None
+    """How many saves of weights are there in the end; None where the number of steps is
+    not known."""
+    states: int
+    """How many states are there while one is written."""
+
+    @property
+    def most(self) -> int | None:
+        """Return the bytes at the most; None if that is not known."""
+        if self.saves is None:
+            return None
+        return self.saves * self.weights + self.states * self.state
+
+
+def disk_of(
+    config: TrainConfig,
+    weights: int,
+    state: int,
+    steps: int | None,
+    per_epoch: int | None,
+) -> Disk:
+    """Return what a run writes.
+
+    Args:
+        config: Its flags.
+        weights: Bytes of one save of weights.
+        state: Bytes of one training state.
+        steps: Optimizer steps of the run; None if they are not known.
+        per_epoch: Those of an epoch; None if they are not known.
+    """
+    kept = config.keep_checkpoints
+    every = config.save_steps or per_epoch
+    saves = None
+    if kept is not None:
+        # One more while an old one is not removed yet.
+        saves = kept + 1
+    if steps is not None and every:
+        made = -(-steps // every)
+        saves = made if saves is None else min(saves, made)
+    states = (kept or KEPT_STATES) + 1
+    if steps is not None and every:
+        states = min(states, -(-steps // every))
+    return Disk(weights, state, saves, states)

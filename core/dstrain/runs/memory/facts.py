@@ -1,0 +1,140 @@
+"""What an estimate is computed from: sizes of components and counted activations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from dstrain.data.dataset import Dataset
+from dstrain.errors import DstrainError
+from dstrain.graph.plan import Plan
+from dstrain.models.components import Files, components_of
+from dstrain.models.toy import fill_folder
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.runs.build import load_module
+from dstrain.runs.memory.activations import Activations, count_activations
+from dstrain.runs.memory.components import ComponentSize, component_size
+from dstrain.runs.memory.samples import ChosenSample, of_cache, of_dataset, of_flags
+from dstrain.runs.setup import Setup
+from dstrain.runs.training_run import TrainingData
+from dstrain.training.module import TrainingModule
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What does not depend on how a run saves memory."""
+
+    components: Mapping[str, ComponentSize]
+    unknown: tuple[str, ...]
+    """Components with weights whose configuration is not known."""
+    activations: Activations | None
+    origin: str
+    """The sample that was counted, in words, or why none was."""
+
+
+def facts_of(
+    setup: Setup,
+    plans: Sequence[Plan],
+    loaded: Pipeline | TrainingModule,
+    data: TrainingData | None,
+    dataset: Dataset | None,
+) -> Facts:
+    """Measure what a run loads and trains. Afterwards, `loaded` is of no use.
+
+    Args:
+        setup: The run.
+        plans: Its plans.
+        loaded: Its pipeline, or module, without memory.
+        data: The samples of its feature cache, if it has one.
+        dataset: The rows of its dataset, if they are here.
+    """
+    pipeline = loaded if isinstance(loaded, Pipeline) else loaded.pipeline
+    lora = () if isinstance(loaded, Pipeline) else tuple(loaded.trained.lora)
+    sizes = {
+        name: component_size(name, network, name in lora)
+        for name, network in pipeline.components.items()
+        if isinstance(network, nn.Module)
+    }
+    known = components_of(setup.family)
+    wanted = dict.fromkeys(
+        name for plan in plans for name in plan.components[setup.stage]
+    )
+    unknown = tuple(
+        name for name in wanted if not known[name].is_folder and name not in sizes
+    )
+    if unknown:
+        why = f"the configuration of {', '.join(unknown)} is not known"
+        return Facts(sizes, unknown, None, why)
+    try:
+        chosen, module = _sample_and_module(setup, plans, loaded, data, dataset)
+        counted = count_activations(
+            module,
+            [chosen.sample] * setup.config.batch_size,
+            trains=setup.stage != "data_process",
+        )
+    # Whatever a unit needs beyond shapes: without an answer there is no estimate, and
+    # the rest of the dry run is as useful.
+    except Exception as error:
+        reason = error.what if isinstance(error, DstrainError) else repr(error)
+        return Facts(sizes, unknown, None, reason.partition("\n")[0][:200])
+    return Facts(sizes, unknown, counted, chosen.origin)
+
+
+def _sample_and_module(
+    setup: Setup,
+    plans: Sequence[Plan],
+    loaded: Pipeline | TrainingModule,
+    data: TrainingData | None,
+    dataset: Dataset | None,
+) -> tuple[ChosenSample, TrainingModule]:
+    """Return the sample to count, and a module that can run it."""
+    if isinstance(loaded, Pipeline):
+        module = TrainingModule(loaded, setup.task)
+        module.trained.components = setup.trainables.components
+    else:
+        module = loaded
+    if data is not None and setup.stage == "train":
+        return of_cache(data), module
+    if setup.stage == "train":
+        # Without a feature cache, its values are made as stage 1 makes them.
+        whole = replace(
+            setup, stage="", config=replace(setup.config, task=setup.config.task_name)
+        )
+        module = load_module(
+            whole, plans, whole.find(plans), TrainingModule, empty=True
+        )
+    chosen = of_flags(setup)
+    if dataset is not None and dataset.rows:
+        chosen = of_dataset(setup, dataset)
+    if _add_tokenizers(setup, plans, module.pipeline):
+        words = f"{chosen.origin}; tokens as of the toy's tokenizer, which makes more"
+        chosen = replace(chosen, origin=words)
+    return chosen, module
+
+
+def _add_tokenizers(setup: Setup, plans: Sequence[Plan], pipeline: Pipeline) -> bool:
+    """Put the toy's tokenizers in the place of those that are not here; return whether
+    there was one.
+    """
+    known = components_of(setup.family)
+    stage = "data_process" if setup.stage == "data_process" else ""
+    wanted = dict.fromkeys(name for plan in plans for name in plan.components[stage])
+    absent = [
+        name
+        for name in wanted
+        if known[name].is_folder and name not in pipeline.components
+    ]
+    if not absent:
+        return False
+    with TemporaryDirectory(prefix="dstrain-toy-") as folder:
+        fill_folder(setup.family, setup.spec.variant, 0, Path(folder), "")
+        for name in absent:
+            place = Path(folder) / known[name].folder
+            network: Any = known[name].network
+            pipeline.components[name] = network.load(
+                Files((place,)), None, pipeline.dtype
+            )
+    return True

@@ -1,0 +1,210 @@
+"""Say in a table what a run needs in memory and on disk, and with which flags it fits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from dstrain.config.sizes import as_size, parse_size
+from dstrain.graph.plan import Plan
+from dstrain.runs.memory.advice import Way, as_commands, cheapest
+from dstrain.runs.memory.components import ComponentSize
+from dstrain.runs.memory.disk import disk_of
+from dstrain.runs.memory.estimate import ADAMW, RESERVE, Estimate, estimate
+from dstrain.runs.memory.facts import Facts
+from dstrain.runs.setup import Setup
+
+WIDTH = 30
+
+
+def report(
+    setup: Setup,
+    plans: Sequence[Plan],
+    facts: Facts,
+    steps: int | None,
+    per_epoch: int | None,
+    rows: int,
+) -> Iterator[str]:
+    """Yield the lines of the table.
+
+    Args:
+        setup: The run.
+        plans: Its plans.
+        facts: What it loads and trains.
+        steps: Its optimizer steps, if they are known.
+        per_epoch: Those of an epoch, if they are known.
+        rows: Rows of the dataset; 0 if they are not known.
+    """
+    stage = setup.stage
+    found = _estimate(setup, plans, facts, Way(setup.config, {}), stage)
+    yield ""
+    yield f"memory of one device at the peak of {_stage_name(stage)}, computed from shapes"
+    for name in _names(plans, stage):
+        if name in facts.components:
+            yield _line(*_component(facts.components[name], found.weights[name]))
+    for name in facts.unknown:
+        yield _line(name, "not known", "its configuration is not here")
+    if stage != "data_process":
+        yield from _training(facts, found)
+    yield from _activations(setup, facts, found)
+    total = as_size(found.least + RESERVE)
+    words = total if found.activations is not None else f"more than {total}"
+    yield _line("peak", words, f"with {as_size(RESERVE)} for the device itself")
+    yield from _fit(setup, plans, facts, found)
+    yield from _disk(setup, facts, found, steps, per_epoch, rows)
+
+
+def _stage_name(stage: str) -> str:
+    return {"": "the run", "data_process": "stage 1", "train": "stage 2"}[stage]
+
+
+def _line(what: str, size: str, note: str = "") -> str:
+    return f"    {what:<{WIDTH}} {size:>12}  {note}".rstrip()
+
+
+def _names(plans: Sequence[Plan], stage: str) -> tuple[str, ...]:
+    """Return the components that a stage loads."""
+    return tuple(
+        dict.fromkeys(name for plan in plans for name in plan.components[stage])
+    )
+
+
+def _component(size: ComponentSize, stored: int) -> tuple[str, str, str]:
+    return size.name, as_size(stored), f"{_count(size.parameters)} in {size.dtype}"
+
+
+def _count(numbers: int) -> str:
+    """Write a number of parameters: '20.43 B', '1.3 M', '512'."""
+    for unit, value in (("B", 10**9), ("M", 10**6)):
+        if numbers >= value / 10:
+            return f"{numbers / value:.2f} {unit} parameters"
+    return f"{numbers} parameters"
+
+
+def _training(facts: Facts, found: Estimate) -> Iterator[str]:
+    numbers = sum(one.trained for one in facts.components.values())
+    yield _line("trained weights", as_size(found.trained), f"{_count(numbers)} in fp32")
+    yield _line("gradients", as_size(found.gradients), "fp32")
+    note = f"adamw, {ADAMW:g} bytes per trained parameter"
+    yield _line("optimizer state", as_size(found.optimizer), note)
+
+
+def _activations(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
+    if found.activations is None:
+        yield _line("activations", "not known", facts.origin)
+        return
+    config = setup.config
+    how = "without checkpointing"
+    if config.use_gradient_checkpointing_offload:
+        how = "with checkpointing and offloading"
+    elif config.use_gradient_checkpointing:
+        how = "with checkpointing"
+    what = "activations"
+    if setup.stage == "data_process":
+        what, how = "encoding", "one sample at a time"
+    note = f"{facts.origin}, batch {config.batch_size}, {how}"
+    yield _line(what, as_size(found.activations), note)
+
+
+def _estimate(
+    setup: Setup, plans: Sequence[Plan], facts: Facts, way: Way, stage: str
+) -> Estimate:
+    """Estimate a stage of the run with the flags of a way."""
+    mixed = (way.config.mixed_precision or setup.mixed_precision) == "bf16"
+    return estimate(facts, _names(plans, stage), way.config, stage, mixed)
+
+
+def device_memory(setup: Setup) -> tuple[int, str] | None:
+    """Return the bytes of the device to plan for, and its name: that of
+    --device_memory, else of the GPU that is here; None without either.
+    """
+    text = setup.config.device_memory
+    if text is not None:
+        return parse_size("--device_memory", text), f"--device_memory {text}"
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return properties.total_memory, str(properties.name)
+
+
+def _fit(
+    setup: Setup, plans: Sequence[Plan], facts: Facts, found: Estimate
+) -> Iterator[str]:
+    """Yield whether it fits on the device, and what makes it fit."""
+    device = device_memory(setup)
+    if device is None:
+        yield "    no GPU is here; --device_memory 24GB says whether it fits on one"
+        return
+    size, name = device
+    fits = found.fits(size)
+    where = f"{name} ({as_size(size)})"
+    if fits is None:
+        yield f"    whether it fits on {where} is not known"
+        return
+    if fits:
+        yield f"    it fits on {where}"
+        return
+    yield f"    it does not fit on {where}"
+    if found.activations is None:
+        return
+    if setup.stage == "data_process":
+        return
+    can_split = set(_names(plans, "")) - set(_names(plans, "train")) != set()
+
+    def fits_with(way: Way) -> bool | None:
+        stages = ("data_process", "train") if way.is_split else (setup.stage,)
+        every = [_estimate(setup, plans, facts, way, one).fits(size) for one in stages]
+        return all(every)
+
+    way = cheapest(setup.config, setup.mixed_precision, can_split, fits_with)
+    if way is None:
+        yield "    no flags are known with which it fits"
+        return
+    stage = "train" if way.is_split else setup.stage
+    peak = _estimate(setup, plans, facts, way, stage).least + RESERVE
+    yield f"    it fits, with a peak of {as_size(peak)}:"
+    yield from (f"        {command}" for command in as_commands(setup.config, way))
+
+
+def _disk(
+    setup: Setup,
+    facts: Facts,
+    found: Estimate,
+    steps: int | None,
+    per_epoch: int | None,
+    rows: int,
+) -> Iterator[str]:
+    config = setup.config
+    yield ""
+    yield "disk"
+    counted = facts.activations
+    if setup.stage != "train" and counted is not None and counted.sample:
+        size = counted.sample
+        words = as_size(size * rows) if rows else as_size(size)
+        what = "feature cache" if rows else "feature cache, per sample"
+        if setup.stage == "data_process":
+            yield _line(what, words, f"at most, {as_size(size)} for the largest sample")
+    if setup.stage == "data_process":
+        return
+    trained = [one for one in facts.components.values() if one.trained]
+    if not trained:
+        yield "    not known"
+        return
+    weights = sum(one.saved_bytes for one in trained)
+    state = found.trained + found.optimizer
+    disk = disk_of(config, weights, state, steps, per_epoch)
+    saves = "unknown" if disk.saves is None else str(disk.saves)
+    yield _line("weights files", as_size(disk.weights), f"x {saves} saves")
+    note = f"x {disk.states}, one of them while it is written"
+    yield _line("training states", as_size(disk.state), note)
+    if disk.most is not None:
+        yield _line("in all", as_size(disk.most), "at most")
+
+
+def planned(setup: Setup) -> Setup:
+    """Return the setup as on a GPU, if --device_memory plans for one: there, frozen
+    weights are in bf16 by default.
+    """
+    if setup.config.device_memory is None:
+        return setup
+    return replace(setup, device=torch.device("cuda"))

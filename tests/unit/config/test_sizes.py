@@ -1,0 +1,34 @@
+"""Sizes are read as cards are named, and written for people."""
+
+import pytest
+from dstrain.config.sizes import as_size, parse_size
+from dstrain.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("24GB", 24 * 10**9),
+        ("24", 24 * 10**9),
+        ("24 gb", 24 * 10**9),
+        ("24GiB", 24 * 2**30),
+        ("0.5GiB", 2**29),
+        ("512MiB", 2**29),
+    ],
+)
+def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
+    assert parse_size("--device_memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "GB", "-24GB", "24GBs", "24 KB", "1e9", "∞"])
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_size("--device_memory", text)
+    assert error.value.where == "--device_memory"
+    assert "expected a size such as 24GB, 24GiB or 24" in error.value.what
+
+
+def test_sizes_are_written_in_the_unit_that_shows_them() -> None:
+    sizes = {38.06 * 2**30: "38.06 GiB", 512 * 2**20: "0.50 GiB", 3174: "3.1 KiB"}
+    assert {size: as_size(size) for size in sizes} == sizes
+    assert as_size(50 * 2**20) == "50.0 MiB"

@@ -1,0 +1,128 @@
+"""What a step keeps for its backward pass is counted as autograd saves it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.models.gradient_checkpointing import checkpoint_through
+from dstrain.randomness import SampleKey
+from dstrain.runs.build import load_module, open_training_data
+from dstrain.runs.memory.activations import Activations, count_activations
+from dstrain.runs.resolve import resolve
+from dstrain.training.loader import Sample
+from dstrain.training.module import TrainingModule
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from tests.support.runs import config, project
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def counted_and_module(
+    folder: Path, samples: int = 1, **flags: Any
+) -> tuple[Activations, TrainingModule, list[Sample]]:
+    """The estimate of a run of the tiny family, its loaded module and its samples."""
+    setup = resolve(config(project(folder), **flags))
+    data = open_training_data(setup)
+    plans = [setup.plan(inputs) for inputs in data.input_sets]
+    found = setup.find(plans)
+    batch = [data.source.sample(0)] * samples
+    empty = load_module(setup, plans, found, TrainingModule, empty=True)
+    counted = count_activations(empty, batch)
+    return counted, load_module(setup, plans, found, TrainingModule), batch
+
+
+def saved_bytes(module: TrainingModule, batch: list[Sample]) -> int:
+    """The bytes that autograd really saves, weights aside."""
+    weights = {
+        tensor.untyped_storage().data_ptr()
+        for network in module.pipeline.components.values()
+        if isinstance(network, nn.Module)
+        for tensor in (*network.parameters(), *network.buffers())
+    }
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage
+        return tensor
+
+    keys = [SampleKey(0, 0, 0, row) for row in range(len(batch))]
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        losses = module.losses(batch, keys)
+    del losses
+    return sum(storage.nbytes() for storage in saved.values())
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"samples": 3},
+        {"mixed_precision": "bf16"},
+        {"trainable_models": "dit"},
+        {"trainable_models": "dit", "mixed_precision": "bf16"},
+        {"trainable_models": "text_encoder"},
+    ],
+    ids=str,
+)
+def test_it_is_what_autograd_saves(tmp_path: Path, flags: dict[str, Any]) -> None:
+    counted, module, batch = counted_and_module(tmp_path, **flags)
+    wanted = saved_bytes(module, batch)
+    assert counted.kept(False, False) - counted.working == pytest.approx(wanted, 0.15)
+
+
+def test_with_checkpointing_it_is_inputs_of_blocks_and_one_block(
+    tmp_path: Path,
+) -> None:
+    counted, module, batch = counted_and_module(tmp_path, trainable_models="dit")
+    inputs: dict[int, Tensor] = {}
+    blocks: list[int] = []
+
+    def block(function: Callable[..., Any], *args: Any) -> Any:
+        """Keep the inputs, and count what one block saves by itself."""
+        inputs.update({one.untyped_storage().data_ptr(): one for one in args})
+        saved: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = function(*args)
+        own = {one.untyped_storage().data_ptr() for one in function.parameters()}  # type: ignore[attr-defined]  # a module
+        blocks.append(sum(size for key, size in saved.items() if key not in own))
+        return result
+
+    for name, network in module.networks.items():
+        if name == "dit":
+            checkpoint_through(name, network, block)
+    outside = saved_bytes(module, batch)
+    assert counted.outside == pytest.approx(outside, 0.15)
+    assert counted.largest_block == max(blocks)
+    wanted = outside + max(blocks)
+    offloaded = counted.kept(True, True) - counted.working
+    assert offloaded == pytest.approx(wanted, 0.15)
+    kept = counted.kept(True, False) - counted.working
+    assert offloaded < kept <= offloaded + sum(one.nbytes for one in inputs.values())
+
+
+def test_what_stage_1_stores_of_a_sample_is_counted(tmp_path: Path) -> None:
+    counted, module, batch = counted_and_module(tmp_path)
+    values = module.preprocess(batch[0], module.plan(batch[0].inputs))
+    stored = sum(one.nbytes for one in values.values() if isinstance(one, Tensor))
+    assert counted.sample == stored
+    assert counted.encoding >= stored
+
+
+def test_copies_of_trained_weights_count_while_blocks_are_recomputed() -> None:
+    counted = Activations(1, 20, 4000, 300, 50_000, 0)
+    assert counted.kept(False, False, 999) == 54_001
+    assert counted.kept(True, False, 0) == 50_321
+    assert counted.kept(True, False, 999) == 51_020
+    assert counted.kept(False, True, 999) == 51_000

@@ -1,0 +1,102 @@
+"""The table says what a run needs, whether it fits, and what makes it fit."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from dstrain.cli.main import main
+
+from tests.support.runs import project
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command in a folder with a dataset."""
+    project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = "--model tiny --toy --dataset_base_path data --output_path out"
+    return [*given.split(), "--max_steps", "2"]
+
+
+def dry_run(
+    capsys: pytest.CaptureFixture[str], words: list[str], memory: str, status: int = 0
+) -> str:
+    more = ["--dry_run", "--device_memory", memory]
+    assert main([*words, *more]) == status
+    captured = capsys.readouterr()
+    return captured.out if not status else captured.err
+
+
+def test_each_stage_names_its_own_components(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {}
+    for stage in ("", ":data_process", ":train"):
+        cache = ["--feature_cache", "cache"] if stage else []
+        out = dry_run(capsys, [*words, *cache, "--task", f"sft{stage}"], "24")
+        table = out.partition("memory of one device")[2]
+        names[stage] = re.findall(r"^    (\w+) +[\d.]+ \wiB", table, re.MULTILINE)
+    assert {"dit", "text_encoder", "vae"} <= set(names[""])
+    assert names[":data_process"][:2] == ["text_encoder", "vae"]
+    assert "gradients" not in names[":data_process"]
+    assert names[":train"][:2] == ["dit", "gradients"]
+
+
+def test_what_does_not_fit_comes_with_commands_that_work(
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def peak(*more: str) -> float:
+        out = dry_run(capsys, [*words, *more], "24")
+        line = next(one for one in out.splitlines() if one.startswith("    peak"))
+        size, unit = line.split()[1:3]
+        return float(size) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+
+    monkeypatch.setattr("dstrain.runs.memory.report.RESERVE", 0)
+    monkeypatch.setattr("dstrain.runs.memory.estimate.RESERVE", 0)
+    before = peak()
+    out = dry_run(capsys, words, f"{(before - 200) / 2**20:.6f}MiB")
+    assert "it does not fit on --device_memory" in out
+    commands = [
+        shlex.split(line)
+        for line in out.splitlines()
+        if line.startswith("        dstrain")
+    ]
+    assert commands
+    for command in commands:
+        assert command[0] == "dstrain"
+        assert main(command[1:]) == 0
+    assert Path("out/epoch-0.safetensors").exists() or Path("out").is_dir()
+
+
+def test_without_a_gpu_it_says_how_to_plan_for_one(
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main([*words, "--dry_run"]) == 0
+    assert "--device_memory 24GB says whether it fits" in capsys.readouterr().out
+
+
+def test_disk_is_what_the_run_leaves(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = dry_run(capsys, [*words, "--save_steps", "1"], "24")
+    assert re.search(r"weights files +[\d.]+ KiB  x 2 saves", out)
+    assert re.search(r"training states +[\d.]+ KiB  x 2, one of them", out)
+    assert re.search(r"in all +[\d.]+ KiB  at most", out)
+
+
+def test_the_size_goes_with_a_dry_run(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--device_memory", "24GB"]) == 2
+    said = "--device_memory: has no effect without --dry_run"
+    assert said in capsys.readouterr().err
+    said = "--device_memory: expected a size such as 24GB, 24GiB or 24, got 'big'"
+    assert said in dry_run(capsys, words, "big", status=2)

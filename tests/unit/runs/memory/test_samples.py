@@ -1,0 +1,65 @@
+"""The sample that is counted is the largest, and nothing is decoded for it."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.runs.build import open_training_data
+from dstrain.runs.memory.samples import of_cache, of_dataset, of_flags
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import run
+from dstrain.runs.setup import Setup
+from PIL import Image
+from torch import Tensor
+
+from tests.support.runs import config, project
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def setup_of(folder: Path, **flags: Any) -> Setup:
+    return resolve(config(project(folder), **flags))
+
+
+def test_of_a_dataset_it_has_the_largest_image_and_the_longest_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = setup_of(tmp_path)
+    dataset = setup.dataset
+
+    def refuse(*given: object, **named: object) -> None:
+        raise AssertionError("decoded an image")
+
+    monkeypatch.setattr(Image.Image, "load", refuse)
+    chosen = of_dataset(setup, dataset)
+    monkeypatch.undo()
+    assert chosen.sample.values["input_image"].size == (24, 16)
+    assert chosen.sample.values["prompt"] == "two dogs on a bridge"
+    assert "with the longest prompt" in chosen.origin
+
+
+def test_of_flags_it_has_their_size(tmp_path: Path) -> None:
+    chosen = of_flags(setup_of(tmp_path, height=32, width=64))
+    assert chosen.sample.values["input_image"].size == (64, 32)
+    assert chosen.origin == "a sample of 64 x 32 with a prompt of 512 letters"
+    square = of_flags(setup_of(tmp_path / "other", max_pixels=1000))
+    assert square.sample.values["input_image"].size == (24, 24)
+
+
+def test_of_a_cache_it_is_the_largest_stored(tmp_path: Path) -> None:
+    cache = {"feature_cache": tmp_path / "cache"}
+    run(config(project(tmp_path), task="sft:data_process", **cache))
+    setup = resolve(config(tmp_path, task="sft:train", **cache))
+    data = open_training_data(setup)
+    chosen = of_cache(data)
+
+    def size(values: Mapping[str, Any]) -> int:
+        return sum(one.nbytes for one in values.values() if isinstance(one, Tensor))
+
+    sizes = [size(data.source.sample(*one).values) for one in data.sample_ids]
+    assert size(chosen.sample.values) == max(sizes)
+    assert re.fullmatch(
+        r"the largest of \d samples of the feature cache", chosen.origin
+    )
