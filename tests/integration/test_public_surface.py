@@ -39,7 +39,7 @@ PUBLIC = {
 FLAGS = {
     TrainConfig: """
         batch_size data_file_keys dataset_base_path dataset_metadata_path
-        dataset_num_workers dataset_repeat dataset_root disabled_plugins dry_run
+        dataset_num_workers dataset_repeat dataset_root device_memory disabled_plugins dry_run
         customized_optimizer ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         optimizer optimizer_args
         family_options feature_cache find_unused_parameters frame_samples frame_sampling
