@@ -63,6 +63,7 @@ FOREIGN_FLAGS = frozenset(
         "--find-links",
         "--local-dir",
         "--help",
+        "--config_file",
         "--cpu",
         "--num_processes",
         "--nproc_per_node",

@@ -15,7 +15,7 @@ from dstrain.distributed.world import distributed_run
 from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.graph.render import as_text
 from dstrain.models.toy import write_toy
-from dstrain.runs.launch.settings import Launch, check_launch, read_launch
+from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import WHERE, world_size
 from dstrain.runs.loop import train
@@ -82,6 +82,7 @@ def _start(
     config: TrainConfig, module_class: type[TrainingModule], launch: Launch
 ) -> None:
     setup = resolve(config)
+    launch = in_stage(launch, setup.stage, world_size(os.environ))
     if config.dry_run:
         with toy_models(setup) as ready:
             summary = as_summary(ready)

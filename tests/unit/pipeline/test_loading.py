@@ -207,8 +207,11 @@ def test_a_network_that_loads_itself_is_placed_afterwards(tmp_path: Path) -> Non
     assert not network[0].weight.any()
 
 
-def test_an_empty_network_is_compared_with_its_files(tmp_path: Path) -> None:
+def test_an_empty_network_is_compared_with_its_files_and_reads_no_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files, _ = deep(tmp_path, 4, 2)
+    monkeypatch.setattr("dstrain.models.weights._tensors_of", None)
     loader = Loader(RECORD, component(NETWORK), files, CPU)
     network = loader.build_empty({"side": 4, "depth": 2})
     assert network is not None

@@ -5,7 +5,7 @@ variables, so that these are all there is to read.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from dstrain.config.options.model import Precision
@@ -61,6 +61,29 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
     return Launch(flags=flags)
 
 
+def in_stage(launch: Launch, stage: str, processes: int) -> Launch:
+    """Return what the launcher says about a stage of a run: stage 1 trains nothing, and
+    one process has nothing to divide.
+
+    Raises UsageError for one process that would keep in RAM what is divided.
+    """
+    if launch.sharding is None:
+        return launch
+    if stage == "data_process":
+        return replace(launch, sharding=None, said="")
+    if processes > 1:
+        return launch
+    if launch.sharding.offload:
+        raise UsageError(
+            WHERE,
+            "one process divides nothing, so that nothing of what is trained can be offloaded",
+            "start several processes; or choose a configuration without offload, and give "
+            "--enable_model_cpu_offload, which keeps frozen weights in RAM",
+        )
+    said = f"{WHERE}: one process has everything, so that nothing is divided"
+    return replace(launch, sharding=None, said=said)
+
+
 def check_launch(config: TrainConfig, launch: Launch, processes: int) -> None:
     """Refuse flags that contradict the launcher; raises UsageError naming both.
 
@@ -110,7 +133,7 @@ def _refuse_others(environment: Mapping[str, str]) -> None:
         raise UsageError(
             WHERE,
             f"dynamo_backend {backend} is not supported",
-            "leave dynamo_config out of the configuration: what is compiled is said by flags of dstrain",
+            "leave dynamo_config out of the configuration, and give --compile",
         )
     if switched_on(environment, GROUPS):
         refuse_groups(environment)

@@ -9,7 +9,7 @@ import pytest
 from dstrain.config.options.train import TrainConfig
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
-from dstrain.runs.launch.settings import Launch, check_launch, read_launch
+from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 
 from tests.support.launchers import FILES, FSDP_2, ZERO_3, handed_on
 
@@ -42,7 +42,13 @@ def test_published_files_are_translated(
     assert launch.said.startswith(
         f"ZeRO stage {2 + WANTED[name].reshard_after_forward}"
     )
-    check(launch, 8)
+    processes = settings["num_processes"]
+    check(launch, processes)
+    if processes > 1:
+        assert in_stage(launch, "train", processes) is launch
+        return
+    with pytest.raises(UsageError, match="one process divides nothing, so that"):
+        in_stage(launch, "train", processes)
 
 
 def test_every_published_file_has_a_translation() -> None:
@@ -57,6 +63,17 @@ def test_files_of_fsdp_are_translated(tmp_path: Path) -> None:
     settings = {**FSDP_2, "fsdp_config": {**FSDP_2["fsdp_config"], **older}}
     launch = read_launch(handed_on(settings, tmp_path))
     assert launch.sharding == Sharding("full", False)
+
+
+def test_one_process_and_stage_1_divide_nothing(tmp_path: Path) -> None:
+    launch = read_launch(handed_on(FSDP_2, tmp_path))
+    alone = in_stage(launch, "", 1)
+    assert alone.sharding is None
+    assert alone.said.endswith("nothing is divided")
+    assert in_stage(launch, "", 2) is launch
+    kept = Launch(Sharding(offload=True), "words", launch.flags)
+    assert in_stage(kept, "data_process", 1) == Launch(flags=launch.flags)
+    assert in_stage(Launch(), "", 1) == Launch()
 
 
 @pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU"])
