@@ -25,9 +25,9 @@ PUBLIC = {
     "dstrain.plugin": """
         CheckpointFormat Column Component Constant DiffusersNetwork ExpertSchedule Files
         FlowMatchSchedule Frames InferenceOnly InputError KeyMap LatentConstraint
-        LoraKeyFormat Measured ModelFamily Option PipelineSpec Shapes Tokenizer
+        LoraKeyFormat Measured ModelFamily Option PipelineSpec QuantizationMethod Shapes Tokenizer
         TransformersNetwork Unit at_least hookimpl read_key_maps
-        same_config toy_writer
+        same_config stored_linear toy_writer
     """,
     "dstrain.plugin.functional": """
         LongPrompt apply_guidance as_uint8 check_length check_sides convert_image
@@ -42,14 +42,14 @@ FLAGS = {
         dataset_num_workers dataset_repeat dataset_root device_memory disabled_plugins dry_run
         customized_optimizer ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
         optimizer optimizer_args
-        family_options feature_cache find_unused_parameters frame_samples frame_sampling
+        family_options feature_cache find_unused_parameters fp8_models frame_samples frame_sampling
         gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
         lora_alpha lora_base_model lora_checkpoint lora_format lora_rank
         lora_target_modules
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
         model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt
-        output_path overwrite preset_lora_model preset_lora_path preview_prompt
+        output_path overwrite preset_lora_model preset_lora_path preview_prompt quant_options
         preview_steps remove_prefix_in_ckpt resume resume_from_checkpoint save_steps
         seed task timestep_sampling toy trainable_models url_cache
         use_gradient_checkpointing use_gradient_checkpointing_offload variant
@@ -59,12 +59,13 @@ FLAGS = {
         weight_decay width
     """,
     GenerateConfig: """
-        dataset disabled_plugins family_options guidance_scale height hub input lora
+        dataset disabled_plugins family_options fp8_models guidance_scale height hub input lora
         mixed_precision model model_id_with_origin_paths model_paths negative_prompt
-        num_frames num_inference_steps offload_models on_long_prompt output prompt run seed toy variant width
+        num_frames num_inference_steps offload_models on_long_prompt output prompt quant_options run
+seed toy variant width
     """,
 }
-HOOKS = "dstrain_commands dstrain_modify_step dstrain_step_end dstrain_tasks"
+HOOKS = "dstrain_commands dstrain_modify_step dstrain_quantizers dstrain_step_end dstrain_tasks"
 LAZY = ("dstrain", "dstrain.plugin")
 FAMILIES = ("flux", "qwen_image", "wan")
 

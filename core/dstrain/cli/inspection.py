@@ -116,6 +116,12 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
 
         tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
         adds += [f"task {name}" for name in tasks]
+    if alone.implement("dstrain_quantizers"):
+        from dstrain.graph.storing import QuantizationMethod
+        from dstrain.models.quantization.methods import METHODS  # imports torch
+
+        methods = alone.offered("dstrain_quantizers", QuantizationMethod, METHODS)
+        adds += [f"quantization method {name}" for name in methods]
     if alone.implement("dstrain_step_end"):
         adds.append("reads the numbers of each step")
     if alone.implement("dstrain_modify_step"):

@@ -121,7 +121,8 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
     if recorded["model"] != config.model:
         what = f"is {config.model}, but {config.run} trained {recorded['model']}"
         raise UsageError("--model", what)
-    names = [] if config.mixed_precision else ["mixed_precision"]
+    shared = ("mixed_precision", "fp8_models", "quant_options")
+    names = [name for name in shared if getattr(config, name) is None]
     if not (config.model_paths or config.model_id_with_origin_paths or config.toy):
         names += ["model_paths", "model_id_with_origin_paths", "toy", "hub"]
     # An older version may have written fewer options.

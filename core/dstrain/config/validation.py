@@ -15,6 +15,7 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.trackers import TRACKERS
 from dstrain.config.options.train import TrainConfig
+from dstrain.config.quantization import parse_storage
 from dstrain.config.sizes import parse_size
 from dstrain.console import secrets
 from dstrain.errors import UsageError, nearest, secret_error
@@ -27,6 +28,7 @@ def validate(config: ModelChoice) -> None:
     for flag in flags(type(config)):
         check_value(flag, getattr(config, flag.name))
     _check_model(config)
+    parse_storage(config.fp8_models, config.quant_options)
     if isinstance(config, TrainConfig):
         _check_task(config)
         _check_trainables(config)

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -18,14 +18,16 @@ from dstrain.lora.reader import check_lora_file
 from dstrain.models.component_files import ModelConfig, model_configs, saved_weights
 from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
-from dstrain.models.kept import Kept
+from dstrain.models.kept import AS_LOADED, Kept
 from dstrain.models.needed_components import Found
 from dstrain.models.toy import write_toy
+from dstrain.pipeline.kept_choice import check_loaded, kept_components
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import find_for_inference
 from dstrain.pipeline.variant_choice import choose_variant, score_inputs, with_overrides
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
+from dstrain.registry.hooks import load_extensions
 from dstrain.storage.run_files import RunFiles
 from dstrain.storage.safetensors import verify_file
 
@@ -41,19 +43,27 @@ class PipelineSource:
     """The files of its components."""
     weights: Mapping[str, Files]
     """Components that the run of --run trained in full, by name."""
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+    """Component -> how its weights are kept, where not as they are loaded."""
 
     def find(self) -> Found:
         """Find the files of every component that inference loads."""
         found = find_for_inference(self.family, self.spec, self.models)
         files = {**found.files, **self.weights}
+        check_loaded(self.kept, self.config, files)
+        kept = {
+            name: replace(part, kept=self.kept.get(name, AS_LOADED))
+            for name, part in files.items()
+        }
         for name in split_commas(self.config.offload_models):
-            if name not in files or files[name].paths[0].is_dir():
+            if name not in kept or kept[name].paths[0].is_dir():
                 weights = [one for one in files if not files[one].paths[0].is_dir()]
                 what = f"loads no weights of {name!r}{nearest(name, weights)}"
                 advice = f"it loads those of {', '.join(weights)}"
                 raise UsageError("--offload_models", what, advice)
-            files[name] = replace(files[name], kept=Kept(offloaded=True))
-        return replace(found, files=files)
+            offloaded = replace(kept[name].kept, offloaded=True)
+            kept[name] = replace(kept[name], kept=offloaded)
+        return replace(found, files=kept)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -89,7 +99,15 @@ def open_source(
     spec = with_overrides(family.spec(variant), family, config)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(family, spec.variant, Path(folder)) if config.toy else ()
-        yield PipelineSource(config, family, spec, (*toy, *models), weights)
+        models = (*toy, *models)
+        kept = kept_components(
+            config,
+            family,
+            spec,
+            models,
+            lambda: load_extensions(config.disabled_plugins),
+        )
+        yield PipelineSource(config, family, spec, models, weights, kept)
 
 
 def _with_weights(

@@ -53,10 +53,16 @@ class Prefix(NamedTuple):
 
 
 def base_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a network's weights by name, as if it had no LoRA layers."""
+    """Return the shapes of a network's weights by name, as if it had no LoRA layers, and
+    none of its weights were stored in another form.
+    """
+    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Linear) and f"{name}.weight" in shapes:
+            shapes[f"{name}.weight"] = (layer.out_features, layer.in_features)
     return {
-        name.replace(".base_layer.", "."): tuple(value.shape)
-        for name, value in network.state_dict().items()
+        name.replace(".base_layer.", "."): shape
+        for name, shape in shapes.items()
         if ".lora_" not in name
     }
 

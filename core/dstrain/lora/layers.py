@@ -10,7 +10,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -387,7 +388,7 @@ def _add(
     make_config = import_name("peft", "LoraConfig")
     inject_adapter = import_name("peft", "inject_adapter_in_model")
     cast_adapter = import_name("peft.tuners.tuners_utils", "cast_adapter_dtype")
-    with warnings.catch_warnings(), without_quantizers():
+    with warnings.catch_warnings(), without_quantizers(), _drawn_in_fp32(module):
         # peft warns of a second adapter; several are intended here.
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")
         inject_adapter(make_config(**settings), module, adapter_name)
@@ -395,3 +396,21 @@ def _add(
     adapters: Any = module.peft_config
     for layer in _lora_modules(module):
         layer.set_adapter(list(adapters), inference_mode=True)
+
+
+@contextmanager
+def _drawn_in_fp32(module: nn.Module) -> Iterator[None]:
+    """Within, peft does not round the weights of new layers to the dtype of the layer
+    that they are added to: they are the same however that one is stored.
+    """
+    layers: list[Any] = [
+        layer for layer in module.modules() if not hasattr(layer, "compute_dtype")
+    ]
+    for layer in layers:
+        # peft asks for it before the dtype of the weight.
+        layer.compute_dtype = torch.float32
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.compute_dtype

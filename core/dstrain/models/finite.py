@@ -23,7 +23,8 @@ def has_nan(value: Any) -> bool:
 
 def damaged_weight(module: nn.Module) -> str:
     """Return the name of a weight with NaN or infinity; '' without any."""
-    for name, weight in module.state_dict().items():
+    # Scales of stored weights are buffers that no state dict has.
+    for name, weight in (*module.state_dict().items(), *module.named_buffers()):
         if isinstance(weight, Tensor) and not _comparable(weight).isfinite().all():
             return name
     return ""

@@ -2,54 +2,21 @@
 it, and what identifies results can contain it, before anything is loaded.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
+from dstrain.graph.storing import QuantizationMethod
 
 ALL_BLOCKS = -1
 """A number of swapped blocks that stands for every block."""
 
 
 @dataclass(frozen=True)
-class Method:
-    """A way to store the frozen weights of linear layers in fewer bytes."""
-
-    name: str
-    store: Callable[[nn.Linear, Tensor], nn.Linear]
-    """(the layer, its weight (out, in) on its device) -> the layer with the weight
-    stored. The first has a bias or None, and a weight that may have no memory. The
-    returned layer is frozen, has the same bias, and computes what an `nn.Linear` with
-    the restored weight computes; what it stores are parameters, or buffers that no
-    state dict has.
-    """
-    stored_bytes: Callable[[tuple[int, int]], int]
-    """(out, in) -> bytes of the stored weight, with its scales."""
-    gives_gradient: bool = True
-    """Whether a gradient passes through the layer to its input."""
-    version: int = 1
-    """Raise it when stored weights become other numbers: results that were computed
-    with them are then computed anew."""
-
-    @property
-    def identity(self) -> str:
-        """Return its name, with its version unless that is the first."""
-        return (
-            self.name if self.version == 1 else f"{self.name} (version {self.version})"
-        )
-
-
-@dataclass(frozen=True)
 class StoredLayers:
     """Linear layers of a component that are stored by one method."""
 
-    method: Method
+    method: QuantizationMethod
     only: tuple[str, ...] = ()
     """Patterns of the layers; () for all. A layer matches if its dotted name is the
     pattern or ends with '.' + pattern; `*` stands for anything. Layers that the
@@ -117,7 +84,7 @@ def combined(entries: Iterable[StoredLayers]) -> tuple[StoredLayers, ...]:
     """Return entries that store the same layers, without repetitions and without those
     that another one of the same method contains.
     """
-    by_method: dict[Method, list[StoredLayers]] = {}
+    by_method: dict[QuantizationMethod, list[StoredLayers]] = {}
     for entry in entries:
         by_method.setdefault(entry.method, []).append(entry)
     found: list[StoredLayers] = []

@@ -14,16 +14,16 @@ from dstrain.lora.layers import LoraLayer, merge_layers, merged
 from dstrain.lora.reader import read_lora
 from dstrain.models.blocks import repeated_blocks
 from dstrain.models.components import Component, Files
-from dstrain.models.kept import ALL_BLOCKS
+from dstrain.models.kept import ALL_BLOCKS, AS_LOADED
 from dstrain.models.networks import (
     Place,
     check_files,
     empty_component,
-    keep,
     place_buffers,
     place_weights,
     tied_names,
 )
+from dstrain.models.quantization.layers import LayerStore
 from dstrain.models.ram import stored_tensors
 from dstrain.registry.family import ModelFamily
 
@@ -42,12 +42,18 @@ class Loader:
     device: torch.device
     unused_parameters: Collection[str] = ()
     """Patterns of parameters that no loss reaches, whose layers a preset may lack."""
-    store: Place = keep
-    """Stores each weight of a network, on its device, in another form."""
+    store: Place | None = None
+    """Stores each weight of a network, on its device, in another form; by default as its
+    files say that it is kept."""
     _layers: Mapping[str, LoraLayer] | None = field(default=None, init=False)
     """The preset's layers by parameter."""
     _swapped: tuple[str, ...] | None = field(default=None, init=False)
     """What the names of weights of swapped blocks begin with."""
+
+    def __post_init__(self) -> None:
+        kept = AS_LOADED if self.files is None else self.files.kept
+        name, unquantized = self.component.name, self.component.unquantized
+        self._layer_store = LayerStore(kept, name, unquantized)
 
     def load(self, configuration: Any, dtype: torch.dtype) -> Any:
         """Load the component; raises what its network raises, and `read_lora`.
@@ -83,6 +89,7 @@ class Loader:
         if self.files is not None:
             check_files(network, self.files)
             self._layers_of(network)
+        self._layer_store.check(network)
         return network.requires_grad_(False).eval().to("meta")
 
     def place(self, network: nn.Module, name: str, weight: Tensor) -> Tensor:
@@ -92,13 +99,15 @@ class Loader:
         """
         layer = self._layers_of(network).get(name)
         is_in_ram = self._is_in_ram(network, name)
-        if is_in_ram and layer is None and self.store is keep:
+        stays_as_it_is = self.store is None and not self._layer_store.kept.methods
+        if is_in_ram and layer is None and stays_as_it_is:
             return weight
         weight = weight.to(self.device)
         if layer is not None and name not in tied_names(network):
             module = network.get_submodule(name.rpartition(".")[0])
             weight = merged(module, weight, layer)
-        stored = self.store(network, name, weight)
+        store = self.store or self._layer_store
+        stored = store(network, name, weight)
         if is_in_ram:
             module = network.get_submodule(name.rpartition(".")[0])
             for tensor in (stored, *stored_tensors(module)):

@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
-from dstrain.models.networks import Place, keep, set_dtype
+from dstrain.models.networks import set_dtype
 from dstrain.models.ram import ComponentInRam
 from dstrain.pipeline.loading import Loader
 from dstrain.pipeline.sampling import (
@@ -45,7 +44,6 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
-NO_STORES: Mapping[str, Place] = MappingProxyType({})
 
 
 @dataclass
@@ -104,7 +102,6 @@ class Pipeline:
         dtype: torch.dtype,
         full_precision: Collection[str] = (),
         empty: bool = False,
-        stores: Mapping[str, Place] = NO_STORES,
     ) -> "Pipeline":
         """Load what was found, frozen and in eval mode, with preset LoRAs merged: weight
         by weight, so that no more than one of those that go to a GPU is in RAM.
@@ -119,8 +116,6 @@ class Pipeline:
             empty: Read no weights: networks are built without memory, also of
                 components whose configuration alone was found, and files are compared
                 with them.
-            stores: Component -> stores each of its weights, which is on its device and
-                has the preset merged, in another form.
         """
         known = components_of(family)
         configs = {
@@ -129,14 +124,9 @@ class Pipeline:
         }
         components = {}
         for name in dict.fromkeys((*found.files, *(found.configs if empty else ()))):
-            loader = Loader(
-                family,
-                known[name],
-                found.files.get(name),
-                device,
-                spec.unused_parameters.get(name, ()),
-                stores.get(name, keep),
-            )
+            unused = spec.unused_parameters.get(name, ())
+            files = found.files.get(name)
+            loader = Loader(family, known[name], files, device, unused)
             own_dtype = torch.float32 if name in full_precision else dtype
             if empty and not known[name].is_folder:
                 module = loader.build_empty(found.configs[name])

@@ -14,6 +14,7 @@ from dstrain.graph.spec import (
     ExpertSchedule as ExpertSchedule,
     PipelineSpec as PipelineSpec,
 )
+from dstrain.graph.storing import QuantizationMethod as QuantizationMethod
 from dstrain.graph.unit import Unit as Unit
 from dstrain.graph.values import Frames as Frames
 from dstrain.models.components import Component as Component, Files as Files
@@ -30,6 +31,7 @@ from dstrain.models.networks import (
     Tokenizer as Tokenizer,
     TransformersNetwork as TransformersNetwork,
 )
+from dstrain.models.quantization.methods import stored_linear as stored_linear
 from dstrain.models.toy import toy_writer as toy_writer
 from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
 from dstrain.registry.hooks import hookimpl as hookimpl

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from dstrain.graph.storing import QuantizationMethod
     from dstrain.graph.task import Task
 
 
@@ -38,6 +39,11 @@ class Hooks:
     @hookspec
     def dstrain_tasks(self) -> Sequence[Task]:
         """Return extra tasks for `--task`."""
+        raise NotImplementedError
+
+    @hookspec
+    def dstrain_quantizers(self) -> Sequence[QuantizationMethod]:
+        """Return extra methods for `--quant_options`."""
         raise NotImplementedError
 
     @hookspec

@@ -69,7 +69,7 @@ def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[st
     for name in sorted(cached_with):
         kept = setup.kept.get(name, AS_LOADED).identity
         if kept:
-            facts[f"component {name} kept as"] = "; ".join(kept)
+            facts[f"how weights of {name} are stored"] = "; ".join(kept)
     constants = {f"--{name}": one.value for name, one in spec.constants.items()}
     dtype = str(setup.dtype).removeprefix("torch.")
     return {**facts, **flags, "dtype": dtype, **constants}

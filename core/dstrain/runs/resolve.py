@@ -18,11 +18,17 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.key_names import key_formats
 from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.models.component_files import ModelConfig, component_at, model_configs
+from dstrain.models.component_files import ModelConfig, model_configs
 from dstrain.models.components import components_of
 from dstrain.models.device import default_device
 from dstrain.models.formats import NATIVE
 from dstrain.models.kept import described
+from dstrain.pipeline.kept_choice import (
+    check_loaded,
+    check_trained,
+    given_expert,
+    kept_components,
+)
 from dstrain.pipeline.sampling import generate_task
 from dstrain.pipeline.variant_choice import (
     Scorer,
@@ -80,6 +86,7 @@ def resolve(config: TrainConfig) -> Setup:
         extensions=extensions,
         # Now, since what hooks keep in their modules changes as they run.
         modifiers=extensions.modifiers(),
+        kept=kept_components(config, family, spec, models, lambda: extensions),
     )
     check_saved_names(setup)
     path = config.preset_lora_path
@@ -88,6 +95,7 @@ def resolve(config: TrainConfig) -> Setup:
     if config.stage != "data_process":
         # Tried before anything is loaded, and not saved for the first time hours later.
         refuse_unwritable(setup.optimizer.name, setup.optimizer.trial.state)
+    check_kept(setup)
     # Built once here, so that boundaries that leave nothing are refused before anything
     # is loaded.
     setup.build_timestep_sampler()
@@ -163,16 +171,10 @@ def resolve_experts(
     """Train the expert whose files are given where the denoiser as a whole is asked
     for.
     """
-    if spec.experts is None:
+    expert = given_expert(spec, family, models)
+    if spec.experts is None or not expert:
         return trainables
-    denoiser = spec.experts.denoiser
-    known = family.load("components")
-    given = {component_at(model, known) for model in models} & set(
-        spec.experts.components
-    )
-    if len(given) != 1:
-        return trainables
-    experts = {denoiser: given.pop()}
+    experts = {spec.experts.denoiser: expert}
     full = []
     for name in trainables.full:
         component, dot, part = name.partition(".")
@@ -226,18 +228,33 @@ def check_preset(setup: Setup) -> None:
     stage.
     """
     preset = setup.preset
-    spec = setup.spec
     if preset is None:
         return
+    loaded = loaded_components(setup)
+    if preset.component not in loaded:
+        what = f"has no effect: {preset.path} is for {preset.component}, which this run does not load"
+        raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
+
+
+def check_kept(setup: Setup) -> None:
+    """Refuse ways to keep components that this run cannot have, or that have no effect."""
+    if not setup.kept:
+        return
+    config = setup.config
+    check_loaded(setup.kept, config, loaded_components(setup))
+    in_steps = setup.plan(setup.all_inputs()).components["train"]
+    check_trained(setup.kept, config, setup.trainables.full, in_steps)
+
+
+def loaded_components(setup: Setup) -> list[str]:
+    """Return the components that training or a preview loads, in any stage."""
+    spec = setup.spec
     plans = [setup.plan(setup.all_inputs())]
     if setup.config.preview_prompt:
         inference = generate_task(spec, guided=True)
         plans.append(make_plan(spec, frozenset(spec.inputs), inference))
     # '' is the run that is not split, which loads what both stages load.
-    loaded = dict.fromkeys(name for plan in plans for name in plan.components[""])
-    if preset.component not in loaded:
-        what = f"has no effect: {preset.path} is for {preset.component}, which this run does not load"
-        raise UsageError("--preset_lora_path", what, f"it loads {', '.join(loaded)}")
+    return list(dict.fromkeys(name for plan in plans for name in plan.components[""]))
 
 
 def plan_of(config: TrainConfig) -> tuple[Plan, Mapping[str, str]]:

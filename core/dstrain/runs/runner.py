@@ -14,6 +14,7 @@ from dstrain.console import get_logger
 from dstrain.distributed.world import distributed_run
 from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.graph.render import as_text
+from dstrain.models.kept import described
 from dstrain.models.toy import write_toy
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own
@@ -86,7 +87,9 @@ def _start(
     if config.dry_run:
         with toy_models(setup) as ready:
             summary = as_summary(ready)
-        print(as_text(setup.plan(dataset_inputs(setup))) + summary, end="")
+        plan = setup.plan(dataset_inputs(setup))
+        kept = described(setup.kept, plan.components[""])
+        print(as_text(plan, kept) + summary, end="")
         return
     if launch.sharding is not None and setup.stage != "data_process":
         what = "sharding (FSDP, ZeRO stages 1 to 3) is not supported yet"

@@ -66,6 +66,10 @@ COMPONENTS = (
         },
         infer=infer_dit,
         original_filenames=("flux1-*",),
+        unquantized=(
+            *("time_text_embed.*", "context_embedder", "x_embedder"),
+            *("norm_out.*", "proj_out"),
+        ),
         **KEY_MAPS["dit"],
     ),
     Component(

@@ -55,6 +55,7 @@ COMPONENTS = (
             "Qwen/Qwen-Image-Edit-2511": CONFIGS / "dit_edit_2511.json",
         },
         infer=infer_dit,
+        unquantized=("time_text_embed.*", "img_in", "txt_in", "norm_out.*", "proj_out"),
         **KEY_MAPS["dit"],
     ),
     Component(
@@ -63,6 +64,7 @@ COMPONENTS = (
             "Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLConfig"
         ),
         folder="text_encoder",
+        unquantized=("lm_head",),
         default_configs=dict.fromkeys(IDS, CONFIGS / "text_encoder.json"),
         **KEY_MAPS["text_encoder"],
     ),

@@ -122,6 +122,7 @@ def _dit(name: str, folder: str, original: str, *filenames: str) -> Component:
         default_configs=of_published(DIT_CONFIGS),
         infer=infer_dit,
         original_filenames=filenames,
+        unquantized=("condition_embedder.*", "proj_out"),
         **KEY_MAPS["dit"],
     )
 

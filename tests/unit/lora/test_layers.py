@@ -133,6 +133,19 @@ def test_lora_layers_of_a_bfloat16_module_are_fp32() -> None:
     assert module["blocks"](X.bfloat16()).dtype == torch.bfloat16
 
 
+def test_initial_numbers_do_not_depend_on_the_dtype_of_the_module() -> None:
+    starts = []
+    for dtype in (torch.float32, torch.bfloat16):
+        module = net().to(dtype)
+        torch.manual_seed(3)
+        inject(module, SPEC, {})
+        starts.append(lora_state(module))
+    assert all(
+        torch.equal(weight, starts[1][name]) for name, weight in starts[0].items()
+    )
+    assert not any(hasattr(layer, "compute_dtype") for layer in module.modules())
+
+
 def test_the_global_generator_decides_the_initial_numbers() -> None:
     states = []
     for _ in range(2):

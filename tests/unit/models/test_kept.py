@@ -1,19 +1,23 @@
 """How a component is kept is said in words, and identified by what changes numbers."""
 
+from dstrain.graph.storing import QuantizationMethod
 from dstrain.models.kept import (
     Kept,
-    Method,
     StoredLayers,
     combined,
     described,
     matches,
 )
 
-HALF = Method("half", lambda layer, weight: layer, lambda shape: shape[0] * shape[1])
-QUARTER = Method("quarter", HALF.store, lambda shape: shape[0], version=2)
+HALF = QuantizationMethod(
+    "half", lambda layer, weight: layer, lambda shape: shape[0] * shape[1]
+)
+QUARTER = QuantizationMethod("quarter", HALF.store, lambda shape: shape[0], version=2)
 
 
-def stored(method: Method, only: str = "", excluded: str = "") -> StoredLayers:
+def stored(
+    method: QuantizationMethod, only: str = "", excluded: str = ""
+) -> StoredLayers:
     return StoredLayers(method, tuple(only.split()), tuple(excluded.split()))
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
+from dstrain.graph.storing import QuantizationMethod
 from dstrain.models.device import default_device
-from dstrain.models.kept import Kept, Method, StoredLayers
+from dstrain.models.kept import Kept, StoredLayers
 from dstrain.models.needed_components import component_digests
 from dstrain.runs.resolve import resolve
 from dstrain.runs.setup import metadata_path
@@ -118,7 +119,7 @@ def test_files_say_how_their_component_is_kept_and_their_digests_depend_on_its_m
         digest = component_digests(files, digests)
         return [files.files[name].kept for name in names], digest
 
-    kept = Kept((StoredLayers(Method("half", lambda *_: _[0], sum)),))
+    kept = Kept((StoredLayers(QuantizationMethod("half", lambda *_: _[0], sum)),))
     _, before = found()
     swapped, same = found(text_encoder=Kept(swapped_blocks=1))
     stored, after = found(text_encoder=kept)

@@ -54,6 +54,18 @@ class ModelChoice:
         "Components to keep in CPU memory, comma-separated; they are on the device only while a unit or "
         "decoder uses them.",
     )
+    fp8_models: str | None = option(
+        "memory",
+        "Components to store as fp8, by name or as the model flags have them, comma-separated; "
+        "`--quant_options COMPONENT:int8_block` takes as many bytes and is three times as exact.",
+        affects={"resolved", "recipe"},
+    )
+    quant_options: str | None = option(
+        "memory",
+        "How frozen weights are stored: COMPONENT:METHOD, with /EXCLUDED,... or @ONLY,... for layers; "
+        "several are separated by semicolons. METHOD is fp8, int8_block, bitsandbytes_nf4 or another.",
+        affects={"resolved", "recipe"},
+    )
     seed: int = option(
         "general",
         "Random seed.",

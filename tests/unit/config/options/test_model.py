@@ -5,6 +5,7 @@ from dstrain.config.options.model import ModelChoice
 from tests.support.options import options_of
 
 OPTIONS: dict[str, tuple[object, str]] = {
+    "fp8_models": (None, "recipe resolved"),
     "height": (None, "cache training"),
     "hub": ("modelscope", ""),
     "mixed_precision": (None, "resolved"),
@@ -12,6 +13,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "model_id_with_origin_paths": (None, ""),
     "model_paths": (None, ""),
     "offload_models": (None, ""),
+    "quant_options": (None, "recipe resolved"),
     "seed": (0, "training"),
     "toy": (False, ""),
     "variant": (None, "resolved"),
