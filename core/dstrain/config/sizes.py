@@ -1,10 +1,13 @@
 """Parse sizes of memory, and write them."""
 
 import re
+from types import MappingProxyType
 
 from dstrain.errors import UsageError
 
-UNITS = {"": 10**9, "GB": 10**9, "GIB": 2**30, "MB": 10**6, "MIB": 2**20}
+UNITS = MappingProxyType(
+    {"": 10**9, "GB": 10**9, "GIB": 2**30, "MB": 10**6, "MIB": 2**20}
+)
 """Unit -> its bytes. The least that a name of a card may mean: one of '24 GB' has at
 least 24 * 10**9."""
 

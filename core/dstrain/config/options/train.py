@@ -9,6 +9,7 @@ from dstrain.config.options.memory import MemoryOptions
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.config.options.output import OutputOptions
+from dstrain.config.options.task import TaskChoice
 from dstrain.config.options.trackers import TrackerOptions
 from dstrain.config.options.training import TrainingOptions
 
@@ -22,33 +23,18 @@ class TrainConfig(
     OptimizerOptions,
     TrainingOptions,
     DataOptions,
+    TaskChoice,
     ModelChoice,
 ):
     """A training run, or one stage of it, as plain data."""
 
     # The last base comes first in the order of the fields, and so in --help.
-    task: str = option(
-        "training",
-        "Training task. TASK:data_process and TASK:train run its two stages separately.",
-        "sft",
-        affects={"recipe"},
-    )
     dry_run: bool = option(
         "general",
         "Check the command, print what it would do, and exit.",
         False,
         affects={"start"},
     )
-
-    @property
-    def task_name(self) -> str:
-        """Return the task without its stage."""
-        return self.task.partition(":")[0]
-
-    @property
-    def stage(self) -> str:
-        """Return 'data_process', 'train', or '' for a run that is not split."""
-        return self.task.partition(":")[2]
 
 
 def options_affecting(*effects: Effect) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ variables, so that these are all there is to read.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import get_args
 
 from dstrain.config.options.model import Precision
@@ -16,7 +17,9 @@ from dstrain.runs.launch.deepspeed import DEEPSPEED, read_deepspeed
 from dstrain.runs.launch.fsdp import FSDP, GROUPS, read_fsdp, refuse_groups
 from dstrain.runs.launch.variables import WHERE, number, switched_on
 
-SILENT = {"mixed_precision": ("no",), "gradient_accumulation_steps": ("1", "auto")}
+SILENT = MappingProxyType(
+    {"mixed_precision": ("no",), "gradient_accumulation_steps": ("1", "auto")}
+)
 """Settings -> values that `accelerate launch` also hands on when its user said nothing."""
 
 

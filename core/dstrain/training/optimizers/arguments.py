@@ -4,12 +4,15 @@ import ast
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from dstrain.errors import UsageError, nearest
 
 FLAG = "--optimizer_args"
-OWN_FLAGS = {"lr": "--learning_rate", "weight_decay": "--weight_decay"}
+OWN_FLAGS = MappingProxyType(
+    {"lr": "--learning_rate", "weight_decay": "--weight_decay"}
+)
 """Arguments that have a flag of their own."""
 NOT_GIVEN = ("self", "params")
 

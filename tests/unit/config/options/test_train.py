@@ -44,7 +44,7 @@ def test_the_options_of_the_run_itself_are_these() -> None:
         for name, what in options_of(TrainConfig).items()
         if name not in inherited
     }
-    assert own == {"task": ("sft", "recipe"), "dry_run": (False, "start")}
+    assert own == {"dry_run": (False, "start")}
 
 
 def test_options_of_several_effects_are_named_once_in_the_order_of_the_fields() -> None:

@@ -1,0 +1,27 @@
+"""The task of a run."""
+
+from dataclasses import dataclass
+
+from dstrain.config.fields import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChoice:
+    """What a run does: a task, or one of its two stages."""
+
+    task: str = option(
+        "training",
+        "Training task. TASK:data_process and TASK:train run its two stages separately.",
+        "sft",
+        affects={"recipe"},
+    )
+
+    @property
+    def task_name(self) -> str:
+        """Return the task without its stage."""
+        return self.task.partition(":")[0]
+
+    @property
+    def stage(self) -> str:
+        """Return 'data_process', 'train', or '' for a run that is not split."""
+        return self.task.partition(":")[2]
