@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,13 @@ FINISH_SECONDS = 300
 VIDEO_PICTURES = 4
 """Frames that a preview's video is sent as."""
 PROJECT = "dstrain"
-NO_METADATA = {
-    "metadata_collect": False,
-    "requirements_collect": False,
-    "log_proxy_type": "none",
-}
+NO_METADATA = MappingProxyType(
+    {
+        "metadata_collect": False,
+        "requirements_collect": False,
+        "log_proxy_type": "none",
+    }
+)
 """SwanLab's settings by which it sends neither the command line nor what is printed."""
 
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dstrain.errors import StateError
@@ -153,12 +154,12 @@ def opened(path: Path) -> Iterator[Any]:
         raise StateError(path, f"cannot be read as safetensors: {error}") from error
 
 
-DTYPES = {
+DTYPES = MappingProxyType({
     "uint64": "U64", "int64": "I64", "float64": "F64", "complex64": "C64", "float32": "F32", "uint32": "U32",
     "int32": "I32", "bfloat16": "BF16", "float16": "F16", "uint16": "U16", "int16": "I16",
     "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e8m0fnu": "F8_E8M0",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
+})  # fmt: skip
 """torch's names of dtypes -> the format's, in the order in which files have them: the
 largest numbers come first, so that all are aligned."""
 

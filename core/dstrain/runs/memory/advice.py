@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.fields import flags
@@ -12,7 +13,7 @@ from dstrain.config.serialize import command_line
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError
 
-PLANNED = {"dry_run": False, "device_memory": None}
+PLANNED = MappingProxyType({"dry_run": False, "device_memory": None})
 """The options of a dry run, for a command that is to be run."""
 
 
