@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -54,45 +55,51 @@ INT8_BLOCK = QuantizationMethod(
     partial(stored_linear, encodings.to_int8_block, encodings.from_int8_block),
     encodings.int8_block_bytes,
 )
-METHODS: Mapping[str, QuantizationMethod] = {
-    one.name: one
-    for one in (
-        FP8,
-        INT8_BLOCK,
-        QuantizationMethod(
-            "bitsandbytes_nf4", _In4Bits("nf4"), libraries.bytes_of_4bit
-        ),
-        QuantizationMethod(
-            "bitsandbytes_fp4", _In4Bits("fp4"), libraries.bytes_of_4bit
-        ),
-        QuantizationMethod(
-            "torchao_int8_w8a16",
-            partial(stored_linear, libraries.to_int8_rows, encodings.from_int8_rows),
-            encodings.fp8_bytes,
-        ),
-        QuantizationMethod(
-            "torchao_fp8_w8a16",
-            partial(stored_linear, libraries.to_fp8_rows, encodings.from_fp8),
-            encodings.fp8_bytes,
-        ),
-    )
-}
+METHODS: Mapping[str, QuantizationMethod] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            FP8,
+            INT8_BLOCK,
+            QuantizationMethod(
+                "bitsandbytes_nf4", _In4Bits("nf4"), libraries.bytes_of_4bit
+            ),
+            QuantizationMethod(
+                "bitsandbytes_fp4", _In4Bits("fp4"), libraries.bytes_of_4bit
+            ),
+            QuantizationMethod(
+                "torchao_int8_w8a16",
+                partial(
+                    stored_linear, libraries.to_int8_rows, encodings.from_int8_rows
+                ),
+                encodings.fp8_bytes,
+            ),
+            QuantizationMethod(
+                "torchao_fp8_w8a16",
+                partial(stored_linear, libraries.to_fp8_rows, encodings.from_fp8),
+                encodings.fp8_bytes,
+            ),
+        )
+    }
+)
 """dstrain's own methods, and those of libraries that it can use where installed."""
-REFUSED: Mapping[str, str] = {
-    "torchao_int4_w4a16": "torchao computes it on some GPUs alone, with a package of its own; use bitsandbytes_nf4",
-    "torchao_nvfp4_w4a16": "torchao computes it on some GPUs alone; use bitsandbytes_nf4",
-    **dict.fromkeys(
-        (
-            *("torchao_int8_w8a8", "torchao_fp8_w8a8", "torchao_int4_w4a8"),
-            *("torchao_mxfp8_w8a8", "torchao_mxfp4_w4a4", "torchao_nvfp4_w4a4"),
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "torchao_int4_w4a16": "torchao computes it on some GPUs alone, with a package of its own; use bitsandbytes_nf4",
+        "torchao_nvfp4_w4a16": "torchao computes it on some GPUs alone; use bitsandbytes_nf4",
+        **dict.fromkeys(
+            (
+                *("torchao_int8_w8a8", "torchao_fp8_w8a8", "torchao_int4_w4a8"),
+                *("torchao_mxfp8_w8a8", "torchao_mxfp4_w4a4", "torchao_nvfp4_w4a4"),
+            ),
+            "it quantizes activations too, and gives no gradient to train with; use int8_block",
         ),
-        "it quantizes activations too, and gives no gradient to train with; use int8_block",
-    ),
-    **dict.fromkeys(
-        ("comfy_kitchen_int8_w8a8", "comfy_kitchen_fp8_w8a8"),
-        "it quantizes activations too, so that gradients would not be those of the computation; use int8_block",
-    ),
-}
+        **dict.fromkeys(
+            ("comfy_kitchen_int8_w8a8", "comfy_kitchen_fp8_w8a8"),
+            "it quantizes activations too, so that gradients would not be those of the computation; use int8_block",
+        ),
+    }
+)
 """DiffSynth-Studio's methods that dstrain does not have -> why, and what to use."""
 DISTRIBUTIONS = ("bitsandbytes", "torchao")
 """What a method's name begins with if it needs that package."""
