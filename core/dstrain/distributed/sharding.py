@@ -19,3 +19,13 @@ class Sharding:
     divided for the rest of the step."""
     offload: bool = False
     """Whether rows, gradients and optimizer state lie in RAM."""
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        words = {
+            "full": "divided over all processes",
+            "hybrid": "divided over the processes of each machine",
+        }[self.mode]
+        if not self.reshard_after_forward:
+            words += ", weights whole from the first forward pass of a step on"
+        return f"{words}, in RAM" if self.offload else words

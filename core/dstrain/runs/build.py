@@ -16,6 +16,7 @@ from dstrain.models.needed_components import Found
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
+from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.offload import start_swap, swap_flag
 from dstrain.runs.setup import Setup
@@ -29,6 +30,7 @@ from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.averaged import has_modes
 from dstrain.training.optimizers.build import build_optimizer, check_fit
 from dstrain.training.optimizers.schedules import build_lr_scheduler
+from dstrain.training.sharding import shard_networks
 from dstrain.training.trainables import start_from_lora
 
 logger = get_logger(__name__)
@@ -97,7 +99,12 @@ def prepare(
     found = setup.find(plans)
     if data.cache_info is not None:
         check_configs(data.cache_info, found)
+    sharding = setup.sharding if processes.size > 1 else None
+    if sharding is not None:
+        refuse_unshardable(setup, plans)
     module = load_module(setup, plans, found, module_class)
+    if sharding is not None:
+        shard_networks(module, sharding, setup.device)
     order = Order(
         data.groups,
         config.dataset_repeat,
@@ -117,7 +124,7 @@ def prepare(
         module=module,
         # Not the optimizer: without loss scaling, accelerate's wrapper adds nothing but
         # a search for packages at every step.
-        model=processes.accelerator.prepare(module),
+        model=module if sharding else processes.accelerator.prepare(module),
         optimizer=optimizer,
         lr_scheduler=build_lr_scheduler(config, optimizer, steps),
         order=order,

@@ -14,6 +14,7 @@ import torch
 
 from dstrain.config.serialize import NEW_START, command_line
 from dstrain.console import get_logger, progress_bar
+from dstrain.distributed.liveness import peer_failed
 from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory, StateError, UsageError, first_few
@@ -41,6 +42,7 @@ from dstrain.training.memory import (
     peak_memory,
 )
 from dstrain.training.module import TrainingModule
+from dstrain.training.sharding import clip_gradients
 
 logger = get_logger(__name__)
 
@@ -217,11 +219,10 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
 
     Returns its mean loss and the norm of its gradient before clipping.
     """
-    accelerator = run.processes.accelerator
     losses = []
     for batch in batches:
         ends_step = batch.micro_batch.ends_step
-        with nullcontext() if ends_step else accelerator.no_sync(run.model):
+        with nullcontext() if ends_step else run.adding_up():
             loss = run.model(batch)
             # DDP averages gradients over processes, and each loss is already a share of
             # the global mean.
@@ -230,9 +231,7 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
         losses.append(loss.detach())
     if run.step == 0:
         warn_without_gradient(run)
-    norm = torch.nn.utils.clip_grad_norm_(
-        run.module.trained_parameters, run.setup.config.max_grad_norm
-    )
+    norm = clip_gradients(run.module.trained_parameters, run.setup.config.max_grad_norm)
     total = run.processes.total(torch.stack(losses).sum())
     loss_value, norm_value = torch.stack([total, norm]).tolist()
     if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
@@ -254,6 +253,9 @@ def refuse_damaged_weights(run: TrainingRun) -> None:
     pipeline = run.module.pipeline
     with run.module.block_swap.readable():
         found = pipeline.damaged(pipeline.components)
+    if run.is_sharded and run.processes.any(bool(found)) and not found:
+        # Each looks at its own rows.
+        raise peer_failed("another process has weights that are not finite")
     if found:
         what = f"its loss is not finite: {found[0]}"
         raise StateError(f"step {run.step + 1}", what, *found[1:], "download it again")

@@ -15,6 +15,7 @@ from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_dataset
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.images import Resolution
+from dstrain.distributed.sharding import Sharding
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.graph.code_digest import loading_code
 from dstrain.graph.inputs import Column, InferenceOnly
@@ -84,6 +85,8 @@ class Setup:
     """Component -> how its weights are kept, where not as they are loaded."""
     modifiers: Mapping[str, str] = field(default_factory=dict)
     """What changes training after each step: the plugin -> the digest of its code."""
+    sharding: Sharding | None = None
+    """How trained networks are divided among processes, if they are."""
 
     @cached_property
     def dataset(self) -> Dataset:

@@ -20,6 +20,7 @@ from dstrain.training.loader import CachedSamples, SampleSource
 from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.averaged import averaged_weights
 from dstrain.training.optimizers.build import effective_rate
+from dstrain.training.sharding import keeping_gradients, sharded_networks
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,22 @@ class TrainingRun:
     cache_info: CacheInfo | None = None
     step: int = 0
     """Optimizer steps made."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether each process has only some rows of what is trained."""
+        return bool(sharded_networks(self.module))
+
+    def adding_up(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients add up in each process, to be exchanged
+        with those of the last micro-batch.
+        """
+        if self.is_sharded:
+            return keeping_gradients(self.module)
+        context: AbstractContextManager[None] = self.processes.accelerator.no_sync(
+            self.model
+        )
+        return context
 
     @property
     def learning_rate(self) -> float:

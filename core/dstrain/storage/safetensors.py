@@ -62,11 +62,16 @@ def take_part(tensors: "Mapping[str, Tensor]") -> None:
         whole(tensors[name])
 
 
+def is_divided(value: object) -> bool:
+    """Return whether a value is a tensor of which each process has some rows."""
+    return hasattr(value, "full_tensor")
+
+
 def whole(tensor: "Tensor") -> "Tensor":
     """Return a tensor, put together if each process has some of its rows: then every
     process must call this, in the same order.
     """
-    if not hasattr(tensor, "full_tensor"):
+    if not is_divided(tensor):
         return tensor
     # Rows that are kept in RAM are exchanged by the devices.
     moved: Any = tensor.detach().to(tensor.device_mesh.device_type)  # type: ignore[attr-defined]  # of a DTensor

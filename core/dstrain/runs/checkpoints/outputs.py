@@ -18,9 +18,7 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
 from dstrain.lora.export import save_lora_for
 from dstrain.lora.header import base_weights
-from dstrain.lora.key_names import key_formats
 from dstrain.lora.layers import save_lora
-from dstrain.models.components import components_of
 from dstrain.runs.checkpoints.directory import (
     LOG,
     LOSS_CSV,
@@ -31,6 +29,7 @@ from dstrain.runs.checkpoints.directory import (
     restore_run,
     run_in,
 )
+from dstrain.runs.checkpoints.parts import key_format, take_part_in_save
 from dstrain.runs.checkpoints.resume import (
     MODIFIERS,
     PROCESSES,
@@ -39,6 +38,7 @@ from dstrain.runs.checkpoints.resume import (
     load_training_state,
     modifiers_in_words,
     optimizer_identity,
+    state_reader,
     training_state,
 )
 from dstrain.runs.checkpoints.state import (
@@ -134,7 +134,7 @@ class RunDirectory:
             self.starts_anew = True
             return
         path = newest_state(self.folder) if resume == "auto" else Path(resume)
-        saved = load_state(path)
+        saved = load_state(path, state_reader(run))
         if resume != "auto":
             self._refuse_newer_states(path)
         load_training_state(run, saved, self.data_digests)
@@ -254,6 +254,8 @@ class RunDirectory:
             save_state(self.folder / state, training_state(run, self.data_digests))
             RunFiles.read(self.folder).commit()
             self._prune(run)
+        elif run.is_sharded:
+            take_part_in_save(run, self.data_digests)
         self.processes.wait()
 
     def _prune(self, run: TrainingRun) -> None:
@@ -308,8 +310,7 @@ class RunDirectory:
         family = setup.family
         program = setup.saved_names(component)
         if lora_config is None:
-            named = key_formats(components_of(family)[component], family)[program]
-            save_full(path, network, model_config, header, named.checkpoint_format)
+            save_full(path, network, model_config, header, key_format(setup, component))
             return
         options = options_affecting("recipe", "training")
         values = {name: getattr(setup.config, name) for name in options}

@@ -1,12 +1,14 @@
 """Resume exactly: what a state contains, and what must be equal to resume from it."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from dstrain.config.fields import split_commas
 from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
@@ -28,9 +30,12 @@ from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.run_files import RUN, RunFiles
 from dstrain.training.loader import CachedSamples
 from dstrain.training.optimizers.names import named
+from dstrain.training.sharding import read_own_rows
 
 logger = get_logger(__name__)
 
+OF_PARAMETER = re.compile(r"optimizer/state/(\d+)/")
+"""Names of an optimizer's tensors that belong to its parameter of this number."""
 PROCESSES = "processes"
 """Entry of the versions in a run's configuration: how many processes trained."""
 MODIFIERS = "plugins that change steps"
@@ -167,6 +172,23 @@ def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingStat
         average=run.averaged.tensors,
         average_facts=run.averaged.facts,
     )
+
+
+def state_reader(run: TrainingRun) -> Callable[[Path], dict[str, Tensor]] | None:
+    """Return how the files of a state are read: where the run is sharded, of each
+    tensor the rows that are this process's; None for all of each.
+    """
+    if not run.is_sharded:
+        return None
+    trained = run.module.trained.parameters
+    groups = run.optimizer.param_groups
+    numbered = [parameter for group in groups for parameter in group["params"]]
+
+    def owner_of(name: str) -> nn.Parameter | None:
+        found = OF_PARAMETER.match(name)
+        return numbered[int(found[1])] if found else trained.get(name)
+
+    return lambda path: read_own_rows(path, owner_of)
 
 
 @torch.no_grad()

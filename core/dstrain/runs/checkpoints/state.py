@@ -24,6 +24,7 @@ from dstrain.models.formats import NATIVE, CheckpointFormat, to_checkpoint
 from dstrain.storage.files import remove_folder, replacing_folder, write_json
 from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import (
+    is_divided,
     read_tensors,
     take_part,
     whole,
@@ -261,7 +262,7 @@ def _pack(
     if value is None or type(value) in (str, bool, int, float):
         return value
     # Subclasses are of layouts that the file does not know.
-    if type(value) in (Tensor, nn.Parameter):
+    if type(value) in (Tensor, nn.Parameter) or is_divided(value):
         tensors[name] = value
         return {"tensor": name}
     kind = type(value).__name__

@@ -40,6 +40,11 @@ def log_start(run: TrainingRun) -> None:
         f"training {', '.join(module.trained.components)}: {count:,} parameters, "
         f"{count / total:.1%} of those used in a step"
     )
+    if run.is_sharded:
+        components = ", ".join(module.trained.components)
+        logger.info(
+            f"sharding: {components} {setup.sharding}, {run.processes.size} processes"
+        )
     for component, matched_modules in module.trained.matched_modules.items():
         layers = [f"{pattern} x{number}" for pattern, number in matched_modules.items()]
         logger.info(f"LoRA on {component}: {', '.join(layers)}")

@@ -1,0 +1,43 @@
+"""What the other processes do while the main process saves a run that is divided among
+them.
+"""
+
+from collections.abc import Mapping
+
+from dstrain.lora.key_names import key_formats
+from dstrain.lora.layers import lora_state
+from dstrain.models.components import components_of
+from dstrain.models.formats import CheckpointFormat
+from dstrain.runs.checkpoints.resume import training_state
+from dstrain.runs.checkpoints.state import published, take_part_in_saving
+from dstrain.runs.setup import Setup
+from dstrain.runs.training_run import TrainingRun
+from dstrain.storage.safetensors import take_part
+
+
+def take_part_in_save(run: TrainingRun, data_digests: Mapping[str, str]) -> None:
+    """Give this process's rows to the main process, in the order in which that writes
+    weights, averages and the state.
+    """
+    saved = [run.averaged_weights()]
+    if run.averaged:
+        saved.append(run.averaged.applied())
+    for weights in saved:
+        with weights:
+            for component in run.module.trained.components:
+                _take_part_in(run, component)
+    take_part_in_saving(training_state(run, data_digests))
+
+
+def _take_part_in(run: TrainingRun, component: str) -> None:
+    network = run.module.pipeline.components[component]
+    if component in run.module.trained.lora:
+        lora_state(network)
+    else:
+        take_part(published(network, key_format(run.setup, component)))
+
+
+def key_format(setup: Setup, component: str) -> CheckpointFormat:
+    """Return the format of the keys of a component's weights files."""
+    formats = key_formats(components_of(setup.family)[component], setup.family)
+    return formats[setup.saved_names(component)].checkpoint_format

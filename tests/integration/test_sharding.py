@@ -1,0 +1,160 @@
+"""Two processes that divide what is trained among them train as one process that has
+all of it, and save the same; what one number of processes saved, another resumes.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.distributed.sharding import Sharding
+from dstrain.runs import runner
+from dstrain.runs.checkpoints.state import load_state
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.support.family import weights_of
+from tests.support.processes import commands, in_processes, words
+from tests.support.runs import files, log, same, warm_project
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@pytest.fixture(scope="module")
+def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_project(tmp_path_factory.mktemp("project"))
+
+
+TRAINED: dict[str, dict[str, Any]] = {
+    "LoRA": {"lora_rank": 2, "lora_target_modules": "to_q,to_out"},
+    "LoRA on bf16": {"lora_rank": 2, "mixed_precision": "bf16"},
+    "in full": {"trainable_models": "dit", "ema_decay": 0.5},
+    "schedule-free": {"trainable_models": "dit.blocks.1", "optimizer": "schedulefree"},
+    "lion": {"trainable_models": "dit", "optimizer": "lion", "learning_rate": 1e-3},
+}
+SHARDING = Sharding()
+
+
+def flags(here: Path, output: Path, processes: int, **changes: Any) -> list[str]:
+    return words(
+        {
+            "model": "tiny", "dataset_base_path": here / "data", "output_path": output, "learning_rate": 1e-2,
+            "model_paths": json.dumps(list(weights_of(here / "model").values())),
+            "gradient_accumulation_steps": 4 // processes, "save_steps": 1, "max_steps": 3, "keep_checkpoints": 3,
+            **changes,
+        }
+    )  # fmt: skip
+
+
+def divided(sharding: Sharding, *lines: list[str]) -> Callable[[int], int]:
+    """Work that runs these command lines with what is trained divided."""
+
+    def work(rank: int) -> int:
+        resolve = runner.resolve
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                runner,
+                "resolve",
+                lambda config: replace(resolve(config), sharding=sharding),
+            )
+            return commands(*lines)(rank)
+
+    return work
+
+
+@pytest.fixture(scope="module")
+def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For each kind: a run of one process, one of two that divide, the same resumed
+    from its second state, and a copy to resume.
+    """
+    folder = tmp_path_factory.mktemp("trained")
+    runs: list[list[str]] = []
+    for name, kind in TRAINED.items():
+        assert commands(flags(here, folder / name / "one", 1, **kind))(0) == 0
+        runs.append(flags(here, folder / name / "two", 2, **kind))
+    ended = in_processes(2, divided(SHARDING, *runs), folder)
+    assert ended.codes == (0, 0), ended.said
+    runs = []
+    for name, kind in TRAINED.items():
+        for start in ("one", "two"):
+            shutil.copytree(folder / name / start, folder / name / f"{start} goes on")
+            shutil.rmtree(folder / name / f"{start} goes on/states/step-3")
+            on = flags(here, folder / name / f"{start} goes on", 2, **kind)
+            runs.append([*on, "--resume"])
+    ended = in_processes(2, divided(SHARDING, *runs), folder)
+    assert ended.codes == (0, 0), ended.said
+    return folder
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_two_processes_train_as_one(trained: Path, name: str) -> None:
+    one, two = trained / name / "one", trained / name / "two"
+    assert len(log(one)) == 3
+    for a, b in zip(log(one), log(two), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    assert_close(files(two), files(one))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_state_does_not_say_how_many_processes_saved_it(
+    trained: Path, name: str
+) -> None:
+    for step in (1, 3):
+        one = trained / name / f"one/states/step-{step}"
+        two = trained / name / f"two/states/step-{step}"
+        for file in ("trainable.safetensors", "optimizer.safetensors"):
+            assert header(one / file) == header(two / file)
+            assert_close({file: load_file(two / file)}, {file: load_file(one / file)})
+        assert json.loads((one / "state.json").read_text()) == json.loads(
+            (two / "state.json").read_text()
+        )
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_two_saved_two_resume_bit_for_bit(trained: Path, name: str) -> None:
+    two, on = trained / name / "two", trained / name / "two goes on"
+    assert log(on) == log(two)
+    assert same(files(on), files(two))
+    state = "states/step-3"
+    assert same(vars(load_state(on / state)), vars(load_state(two / state)))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_one_process_saved_two_resume(trained: Path, name: str) -> None:
+    one, on = trained / name / "one", trained / name / "one goes on"
+    for a, b in zip(log(one), log(on), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    assert_close(files(on), files(one))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_two_processes_saved_one_resumes(
+    here: Path, trained: Path, tmp_path: Path, name: str
+) -> None:
+    two, on = trained / name / "two", tmp_path / "on"
+    shutil.copytree(two, on)
+    shutil.rmtree(on / "states/step-3")
+    assert commands([*flags(here, on, 1, **TRAINED[name]), "--resume"])(0) == 0
+    for a, b in zip(log(two), log(on), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    assert_close(files(on), files(two))
+
+
+def assert_close(
+    made: dict[str, dict[str, Tensor]], wanted: dict[str, dict[str, Tensor]]
+) -> None:
+    assert made.keys() == wanted.keys()
+    for file, tensors in wanted.items():
+        assert made[file].keys() == tensors.keys()
+        for key, tensor in tensors.items():
+            torch.testing.assert_close(made[file][key], tensor, rtol=1e-4, atol=1e-5)
+
+
+def header(path: Path) -> bytes:
+    """The names, dtypes, shapes and places of a file's tensors."""
+    content = path.read_bytes()
+    return content[: 8 + int.from_bytes(content[:8], "little")]

@@ -1,0 +1,165 @@
+"""Networks divided between two processes: whole tensors, norms and rows come out as
+those of one process.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dstrain.distributed.sharding import Sharding
+from dstrain.errors import UsageError
+from dstrain.lora.layers import LoraConfig, inject
+from dstrain.storage.safetensors import take_part, whole, write_tensors
+from dstrain.training.sharding import (
+    clip_gradients,
+    keeping_gradients,
+    read_own_rows,
+    shard_networks,
+    sharded_networks,
+)
+from dstrain.training.trainables import TrainableModules
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tests.support.processes import in_processes
+
+
+class Net(nn.Module):
+    """Five rows, one row, and two blocks; returns a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(3, 5)
+        self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.last = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x).tanh()
+        return self.last(x).view(-1)
+
+
+class Module(nn.Module):
+    """What a TrainingModule has of networks."""
+
+    def __init__(self, lora: bool) -> None:
+        super().__init__()
+        net = Net()
+        self.networks = nn.ModuleDict({"dit": net})
+        self.trained = TrainableModules(("dit",))
+        if lora:
+            layers = LoraConfig("dit", ("blocks.*",), 2, 2.0)
+            inject(net, layers, {})
+            self.trained.lora["dit"] = layers
+        for name, parameter in net.named_parameters():
+            if parameter.requires_grad:
+                self.trained.add("dit", net, name)
+
+
+def gradients(module: Any, samples: list[float]) -> float:
+    """Backward passes of these samples; the norm of the mean gradient, clipped."""
+    for number, sample in enumerate(samples):
+        prediction = module.networks["dit"](torch.full((1, 3), sample))
+        prediction += 1  # a view's hook would be lost
+        share = prediction.square().sum() / len(samples)
+        if number + 1 < len(samples):
+            with keeping_gradients(module):
+                share.backward()
+        else:
+            share.backward()
+    parameters = list(module.trained.parameters.values())
+    return float(clip_gradients(parameters, 0.1))
+
+
+def of_two(rank: int, folder: Path) -> dict[str, Any]:
+    """What one of two processes finds."""
+    found: dict[str, Any] = {}
+    for name, lora, sharding in (
+        ("full", False, Sharding()),
+        ("kept whole", False, Sharding(reshard_after_forward=False, offload=True)),
+        ("LoRA", True, Sharding()),
+        ("hybrid", False, Sharding("hybrid")),
+    ):
+        module: Any = Module(lora)
+        before = module.trained.parameters
+        if sharding.mode == "hybrid":
+            os.environ["LOCAL_WORLD_SIZE"] = "1"
+        shard_networks(module, sharding, torch.device("cpu"))
+        os.environ["LOCAL_WORLD_SIZE"] = "2"
+        after = module.trained.parameters
+        assert not any(after[name] is one for name, one in before.items())
+        assert sharded_networks(module) == [module.networks["dit"]]
+        found[name] = {
+            "norm": gradients(module, [0.5, 1.5] if rank else [1.0, -1.0]),
+            "grads": {k: whole(p.grad).tolist() for k, p in after.items()},
+            "rows": {k: len(p.to_local()) for k, p in after.items()},
+        }
+        if name in ("full", "hybrid"):
+            (write_tensors(folder / name, after, {}) if not rank else take_part(after))
+            torch.distributed.barrier()
+            read = read_own_rows(folder / name, after.get)
+            for key, parameter in after.items():
+                back: Any = read[key]
+                assert isinstance(back, DTensor)
+                assert torch.equal(back.to_local(), parameter.to_local())
+                assert back.placements == parameter.placements
+    os.environ["LOCAL_WORLD_SIZE"] = "3"
+    with pytest.raises(UsageError, match="2 processes do not make machines of 3 each"):
+        shard_networks(Module(False), Sharding("hybrid"), torch.device("cpu"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the two processes find."""
+    folder = tmp_path_factory.mktemp("two")
+
+    def work(rank: int) -> None:
+        torch.distributed.init_process_group("gloo")
+        (folder / f"{rank}.json").write_text(json.dumps(of_two(rank, folder)))
+        torch.distributed.destroy_process_group()
+
+    ended = in_processes(2, work, folder)
+    assert ended.codes == (0, 0), ended.said
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["full", "kept whole", "LoRA", "hybrid"])
+def test_gradients_and_their_norm_are_those_of_one_process(
+    found: list[dict[str, Any]], kind: str
+) -> None:
+    alone = Module(kind == "LoRA")
+    norm = gradients(alone, [1.0, -1.0, 0.5, 1.5])
+    for one in found:
+        assert one[kind]["norm"] == pytest.approx(norm, rel=1e-5)
+        for name, parameter in alone.trained.parameters.items():
+            assert parameter.grad is not None
+            torch.testing.assert_close(
+                torch.tensor(one[kind]["grads"][name]),
+                parameter.grad,
+                rtol=1e-4,
+                atol=1e-7,
+            )
+
+
+def test_each_process_has_its_rows_and_with_hybrid_each_machine_has_all(
+    found: list[dict[str, Any]],
+) -> None:
+    for name, rows in (("dit.first.weight", (3, 2)), ("dit.last.weight", (1, 0))):
+        assert tuple(one["full"]["rows"][name] for one in found) == rows
+        assert tuple(one["hybrid"]["rows"][name] for one in found) == (sum(rows),) * 2
+    assert found[0]["LoRA"]["rows"].keys() == Module(True).trained.parameters.keys()
+
+
+def test_one_process_clips_as_torch_does() -> None:
+    module, other = Module(False), Module(False)
+    norm = gradients(module, [1.0, 2.0])
+    for sample in (1.0, 2.0):
+        output = other.networks["dit"](torch.full((1, 3), sample)) + 1
+        (output.square().sum() / 2).backward()
+    assert norm == float(nn.utils.clip_grad_norm_(other.parameters(), 0.1))
