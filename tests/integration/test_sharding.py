@@ -4,20 +4,20 @@ all of it, and save the same; what one number of processes saved, another resume
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from dstrain.distributed.sharding import Sharding
-from dstrain.runs import runner
+from dstrain.cli.main import main
 from dstrain.runs.checkpoints.state import load_state
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.family import weights_of
+from tests.support.launchers import FSDP_2, handed_on
 from tests.support.processes import commands, in_processes, words
 from tests.support.runs import files, log, same, warm_project
 
@@ -36,7 +36,21 @@ TRAINED: dict[str, dict[str, Any]] = {
     "schedule-free": {"trainable_models": "dit.blocks.1", "optimizer": "schedulefree"},
     "lion": {"trainable_models": "dit", "optimizer": "lion", "learning_rate": 1e-3},
 }
-SHARDING = Sharding()
+FULL: Mapping[str, Any] = {**FSDP_2, "mixed_precision": "no"}
+FILES: Mapping[str, Mapping[str, Any]] = {
+    "hybrid": {
+        **FULL,
+        "fsdp_config": {"fsdp_version": 1, "fsdp_sharding_strategy": "HYBRID_SHARD"},
+    },
+    **{
+        f"ZeRO-{stage}": {
+            "distributed_type": "DEEPSPEED", "num_processes": 2, "mixed_precision": "no",
+            "deepspeed_config": {"zero_stage": stage},
+        }
+        for stage in (2, 3)
+    },
+}  # fmt: skip
+"""Files of other kinds of sharding -> their settings."""
 
 
 def flags(here: Path, output: Path, processes: int, **changes: Any) -> list[str]:
@@ -50,18 +64,21 @@ def flags(here: Path, output: Path, processes: int, **changes: Any) -> list[str]
     )  # fmt: skip
 
 
-def divided(sharding: Sharding, *lines: list[str]) -> Callable[[int], int]:
-    """Work that runs these command lines with what is trained divided."""
+def launched(*lines: tuple[Mapping[str, Any], list[str]]) -> Callable[[int], int]:
+    """Work that runs these command lines, each as `accelerate launch` does under a
+    configuration file with these settings.
+    """
 
     def work(rank: int) -> int:
-        resolve = runner.resolve
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                runner,
-                "resolve",
-                lambda config: replace(resolve(config), sharding=sharding),
-            )
-            return commands(*lines)(rank)
+        for settings, line in lines:
+            with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+                for name, value in handed_on(settings, Path(folder)).items():
+                    if name.startswith(("ACCELERATE_", "FSDP_")):
+                        patch.setenv(name, value)
+                patch.setenv("ACCELERATE_USE_CPU", "1")
+                if code := main(line):
+                    return code
+        return 0
 
     return work
 
@@ -72,11 +89,14 @@ def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from its second state, and a copy to resume.
     """
     folder = tmp_path_factory.mktemp("trained")
-    runs: list[list[str]] = []
+    runs: list[tuple[Mapping[str, Any], list[str]]] = []
     for name, kind in TRAINED.items():
         assert commands(flags(here, folder / name / "one", 1, **kind))(0) == 0
-        runs.append(flags(here, folder / name / "two", 2, **kind))
-    ended = in_processes(2, divided(SHARDING, *runs), folder)
+        runs.append((FULL, flags(here, folder / name / "two", 2, **kind)))
+    for name, settings in FILES.items():
+        two = flags(here, folder / name / "two", 2, **TRAINED["in full"])
+        runs.append((settings, two))
+    ended = in_processes(2, launched(*runs), folder)
     assert ended.codes == (0, 0), ended.said
     runs = []
     for name, kind in TRAINED.items():
@@ -84,8 +104,8 @@ def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(folder / name / start, folder / name / f"{start} goes on")
             shutil.rmtree(folder / name / f"{start} goes on/states/step-3")
             on = flags(here, folder / name / f"{start} goes on", 2, **kind)
-            runs.append([*on, "--resume"])
-    ended = in_processes(2, divided(SHARDING, *runs), folder)
+            runs.append((FULL, [*on, "--resume"]))
+    ended = in_processes(2, launched(*runs), folder)
     assert ended.codes == (0, 0), ended.said
     return folder
 
@@ -97,6 +117,25 @@ def test_two_processes_train_as_one(trained: Path, name: str) -> None:
     for a, b in zip(log(one), log(two), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
     assert_close(files(two), files(one))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_kind_of_sharding_trains_the_same(trained: Path, name: str) -> None:
+    one, other = trained / "in full/one", trained / name / "two"
+    for a, b in zip(log(one), log(other), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    assert_close(files(other), files(one))
+
+
+def test_the_log_says_what_is_divided(trained: Path) -> None:
+    said = {
+        name: (trained / name / "two/logs/dstrain.log").read_text()
+        for name in ("in full", *FILES)
+    }
+    assert "sharding: dit divided over all processes, 2 processes" in said["in full"]
+    assert "sharding: dit divided over the processes of each machine" in said["hybrid"]
+    assert "weights whole from the first forward pass" in said["ZeRO-2"]
+    assert "weights whole" not in said["ZeRO-3"]
 
 
 @pytest.mark.parametrize("name", TRAINED)

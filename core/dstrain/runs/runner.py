@@ -12,13 +12,13 @@ from dstrain.config.serialize import refill_advice
 from dstrain.config.validation import validate
 from dstrain.console import get_logger
 from dstrain.distributed.world import distributed_run
-from dstrain.errors import CacheError, SystemFault, UsageError
+from dstrain.errors import CacheError, SystemFault
 from dstrain.graph.render import as_text
 from dstrain.models.kept import described
 from dstrain.models.toy import write_toy
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own
-from dstrain.runs.launch.variables import WHERE, world_size
+from dstrain.runs.launch.variables import world_size
 from dstrain.runs.loop import train
 from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.dry_run import as_summary
@@ -91,9 +91,6 @@ def _start(
         kept = described(setup.kept, plan.components[""])
         print(as_text(plan, kept) + summary, end="")
         return
-    if launch.sharding is not None and setup.stage != "data_process":
-        what = "sharding (FSDP, ZeRO stages 1 to 3) is not supported yet"
-        raise UsageError(WHERE, what, "use a configuration of MULTI_GPU")
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1
     steps = config.gradient_accumulation_steps
@@ -102,7 +99,7 @@ def _start(
         logger.info(launch.said)
     if config.initialize_model_on_cpu and accelerator.is_main_process:
         logger.info(STREAMED)
-    setup = replace(setup, device=accelerator.device)
+    setup = replace(setup, device=accelerator.device, sharding=launch.sharding)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
         if ready.stage == "data_process":
             with oom_as_error("stage 1", *STAGE_1_ADVICE):
