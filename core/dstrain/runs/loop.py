@@ -231,7 +231,8 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
         losses.append(loss.detach())
     if run.step == 0:
         warn_without_gradient(run)
-    norm = clip_gradients(run.module.trained_parameters, run.setup.config.max_grad_norm)
+    limit = run.setup.config.max_grad_norm
+    norm = clip_gradients(run.module.trained_parameters, limit)
     total = run.processes.total(torch.stack(losses).sum())
     loss_value, norm_value = torch.stack([total, norm]).tolist()
     if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
