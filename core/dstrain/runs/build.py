@@ -13,6 +13,7 @@ from dstrain.lora.reader import check_lora_file
 from dstrain.models.compilation import compile_blocks
 from dstrain.models.gradient_checkpointing import enable_checkpointing
 from dstrain.models.needed_components import Found
+from dstrain.models.networks import Place, keep
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
@@ -30,7 +31,7 @@ from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.averaged import has_modes
 from dstrain.training.optimizers.build import build_optimizer, check_fit
 from dstrain.training.optimizers.schedules import build_lr_scheduler
-from dstrain.training.sharding import shard_networks
+from dstrain.training.sharding import Division
 from dstrain.training.trainables import start_from_lora
 
 logger = get_logger(__name__)
@@ -99,12 +100,15 @@ def prepare(
     found = setup.find(plans)
     if data.cache_info is not None:
         check_configs(data.cache_info, found)
-    sharding = setup.sharding if processes.size > 1 else None
-    if sharding is not None:
+    division = None
+    if setup.sharding is not None and processes.size > 1:
         refuse_unshardable(setup, plans)
-    module = load_module(setup, plans, found, module_class)
-    if sharding is not None:
-        shard_networks(module, sharding, setup.device)
+        division = Division(setup.sharding, setup.device)
+    module = load_module(setup, plans, found, module_class, division=division)
+    if division is None:
+        keep_frozen_apart(module)
+    else:
+        division.divide(module)
     order = Order(
         data.groups,
         config.dataset_repeat,
@@ -113,7 +117,6 @@ def prepare(
         data.sample_ids,
     )
     steps = total_steps(config, order.steps_per_epoch)
-    keep_frozen_apart(module)
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
     if config.ema_decay is not None and has_modes(optimizer):
         what = f"{setup.optimizer.name} averages the weights itself"
@@ -124,7 +127,7 @@ def prepare(
         module=module,
         # Not the optimizer: without loss scaling, accelerate's wrapper adds nothing but
         # a search for packages at every step.
-        model=module if sharding else processes.accelerator.prepare(module),
+        model=module if division else processes.accelerator.prepare(module),
         optimizer=optimizer,
         lr_scheduler=build_lr_scheduler(config, optimizer, steps),
         order=order,
@@ -144,10 +147,12 @@ def load_module(
     found: Found,
     module_class: type[TrainingModule],
     empty: bool = False,
+    division: Division | None = None,
 ) -> TrainingModule:
     """Load the pipeline, and put what is trained into training mode.
 
-    `empty` is as in `Pipeline.from_found`: everything is checked, and no weights are read.
+    `empty` is as in `Pipeline.from_found`: everything is checked, and no weights are
+    read. With a division, of what is trained this process's rows are kept.
     """
     config = setup.config
     found, loras = initial_weights(setup, found)
@@ -162,6 +167,7 @@ def load_module(
         setup.dtype,
         _full_precision(setup, plans),
         empty,
+        _stores(setup, division),
     )
     module = module_class(
         pipeline, setup.task, setup.build_timestep_sampler(), setup.stage
@@ -188,6 +194,13 @@ def load_module(
         compile_blocks(trained, check_only=empty)
     start_swap(setup, module, empty)
     return module
+
+
+def _stores(setup: Setup, division: Division | None) -> dict[str, Place]:
+    """Return, by component, what keeps its weights otherwise than as they are read."""
+    if division is None:
+        return {}
+    return {name: division.keeping_rows(keep) for name in setup.trainables.components}
 
 
 def _full_precision(setup: Setup, plans: Sequence[Plan]) -> list[str]:

@@ -6,7 +6,7 @@ together while it computes, and its gradients are averaged over the processes as
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,36 +27,94 @@ from torch.utils._pytree import tree_map_only
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
 from dstrain.models.blocks import repeated_blocks
+from dstrain.models.networks import Place, put, tied_names
 from dstrain.storage.safetensors import read_rows
 from dstrain.training.module import TrainingModule
 
 
-def shard_networks(
-    module: TrainingModule,
-    sharding: Sharding,
-    device: torch.device,
-) -> None:
-    """Divide the trained networks that a step uses, block by block; parameters that
-    were looked up before are no longer theirs.
+class Division:
+    """The division of trained networks among the processes of a run, from when they are
+    loaded.
     """
-    mesh = _mesh(sharding, device)
-    on_gpu = device.type != "cpu"
-    policy = CPUOffloadPolicy() if sharding.offload and on_gpu else OffloadPolicy()
-    for name in module.trained.components:
-        network = module.networks[name]
-        for part in (*repeated_blocks(network).values(), network):
-            # Before the hooks of torch, which see what this one returns.
-            part.register_forward_hook(_without_views)
-            try:
-                fully_shard(
-                    part,
-                    mesh=mesh,
-                    reshard_after_forward=sharding.reshard_after_forward,
-                    offload_policy=policy,
+
+    def __init__(self, sharding: Sharding, device: torch.device) -> None:
+        """Arrange the processes, which have met.
+
+        Raises UsageError for machines with different numbers of processes.
+        """
+        self._sharding = sharding
+        self._device = device
+        self._mesh = _mesh(sharding, device)
+        self._rows: dict[int, tuple[nn.Parameter, Tensor]] = {}
+        """A parameter's id -> the parameter, and this process's rows of it."""
+
+    def keeping_rows(self, store: Place) -> Place:
+        """Return a `Place` that stores a weight, and keeps only this process's rows of
+        it: until `divide`, the network's parameter has a shape and no numbers.
+        """
+
+        def place(network: nn.Module, name: str, weight: Tensor) -> Tensor:
+            stored = store(network, name, weight).detach()
+            owner, _, own = name.rpartition(".")
+            is_buffer = own not in network.get_submodule(owner)._parameters
+            if is_buffer or stored.ndim == 0 or name in tied_names(network):
+                return stored
+            rows = stored[_own_rows(len(stored), self._mesh)].clone()
+            one = stored.new_zeros((1,) * stored.ndim)
+            empty = nn.Parameter(one.expand(stored.shape), requires_grad=False)
+            if self._sharding.offload:
+                rows = rows.cpu()
+            self._rows[id(empty)] = (empty, rows)
+            return empty
+
+        return place
+
+    def divide(self, module: TrainingModule) -> None:
+        """Divide the trained networks that a step uses, block by block; parameters that
+        were looked up before are no longer theirs.
+        """
+        offloads = self._sharding.offload and self._device.type != "cpu"
+        policy = CPUOffloadPolicy() if offloads else OffloadPolicy()
+        for name in module.trained.components:
+            network = module.networks[name]
+            rows = self._take_rows(network)
+            for part in (*repeated_blocks(network).values(), network):
+                # Before the hooks of torch, which see what this one returns.
+                part.register_forward_hook(_without_views)
+                try:
+                    fully_shard(
+                        part,
+                        mesh=self._mesh,
+                        reshard_after_forward=self._sharding.reshard_after_forward,
+                        offload_policy=policy,
+                    )
+                except ValueError as error:
+                    # It has a weight that is a single number.
+                    raise UsageError(f"sharding of {name}", str(error)) from error
+            self._fill(network, rows)
+
+    def _take_rows(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return this process's rows by parameter, each of which becomes one without
+        memory: those are left to be filled.
+        """
+        found = {}
+        for name, parameter in list(network.named_parameters()):
+            if id(parameter) in self._rows:
+                _, found[name] = self._rows.pop(id(parameter))
+                empty = torch.empty(
+                    parameter.shape, dtype=parameter.dtype, device="meta"
                 )
-            except ValueError as error:
-                # It has a weight that is a single number.
-                raise UsageError(f"sharding of {name}", str(error)) from error
+                put(network, name, nn.Parameter(empty, parameter.requires_grad))
+        return found
+
+    def _fill(self, network: nn.Module, rows: Mapping[str, Tensor]) -> None:
+        parameters = dict(network.named_parameters())
+        divided = {}
+        for name, own in rows.items():
+            parameter: Any = parameters[name]
+            # What is trained in part was read in the dtype of the rest.
+            divided[name] = _as_divided(own.to(parameter.dtype), parameter, own.device)
+        network.load_state_dict(divided, strict=False, assign=True)
 
 
 def _mesh(sharding: Sharding, device: torch.device) -> DeviceMesh:
@@ -139,27 +197,27 @@ def read_own_rows(
         if not isinstance(owner, DTensor) or list(owner.shape) != shape:
             return None
         divided[name] = owner
-        return _own_rows(owner)
+        return _own_rows(len(owner), owner.device_mesh)
 
     tensors = read_rows(path, rows)
     return tensors | {
-        name: _as_divided(tensors[name], owner) for name, owner in divided.items()
+        name: _as_divided(tensors[name], owner, owner.to_local().device)
+        for name, owner in divided.items()
     }
 
 
-def _own_rows(parameter: DTensor) -> slice:
-    """Return which rows of a parameter this process has: torch gives each the same
-    number, and the last ones what is left.
+def _own_rows(count: int, mesh: DeviceMesh) -> slice:
+    """Return which of so many rows this process has: torch gives each the same number,
+    and the last ones what is left.
     """
-    mesh = parameter.device_mesh
-    of_each = -(-parameter.shape[0] // mesh.size(mesh.ndim - 1))
-    start = min(of_each * mesh.get_local_rank(mesh.ndim - 1), parameter.shape[0])
-    return slice(start, start + parameter.to_local().shape[0])
+    of_each = -(-count // mesh.size(mesh.ndim - 1))
+    start = min(of_each * mesh.get_local_rank(mesh.ndim - 1), count)
+    return slice(start, min(start + of_each, count))
 
 
-def _as_divided(rows: Tensor, parameter: DTensor) -> DTensor:
+def _as_divided(rows: Tensor, parameter: DTensor, device: torch.device) -> DTensor:
     return DTensor.from_local(
-        rows.to(parameter.to_local().device),
+        rows.to(device),
         parameter.device_mesh,
         parameter.placements,
         run_check=False,

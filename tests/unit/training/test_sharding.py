@@ -12,12 +12,13 @@ import torch
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
 from dstrain.lora.layers import LoraConfig, inject
+from dstrain.models.networks import Place, keep, place_weights
 from dstrain.storage.safetensors import take_part, whole, write_tensors
 from dstrain.training.sharding import (
+    Division,
     clip_gradients,
     keeping_gradients,
     read_own_rows,
-    shard_networks,
     sharded_networks,
 )
 from dstrain.training.trainables import TrainableModules
@@ -47,9 +48,12 @@ class Net(nn.Module):
 class Module(nn.Module):
     """What a TrainingModule has of networks."""
 
-    def __init__(self, lora: bool) -> None:
+    def __init__(self, lora: bool, place: Place = keep) -> None:
         super().__init__()
-        net = Net()
+        net = Net().requires_grad_(False)
+        place_weights(net, place)
+        self.bytes_loaded = memory(net)
+        net.requires_grad_(True)
         self.networks = nn.ModuleDict({"dit": net})
         self.trained = TrainableModules(("dit",))
         if lora:
@@ -59,6 +63,11 @@ class Module(nn.Module):
         for name, parameter in net.named_parameters():
             if parameter.requires_grad:
                 self.trained.add("dit", net, name)
+
+
+def memory(net: nn.Module) -> int:
+    """Bytes that the parameters take."""
+    return sum(one.untyped_storage().nbytes() for one in net.parameters())
 
 
 def gradients(module: Any, samples: list[float]) -> float:
@@ -85,18 +94,21 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
         ("LoRA", True, Sharding()),
         ("hybrid", False, Sharding("hybrid")),
     ):
-        module: Any = Module(lora)
-        before = module.trained.parameters
         if sharding.mode == "hybrid":
             os.environ["LOCAL_WORLD_SIZE"] = "1"
-        shard_networks(module, sharding, torch.device("cpu"))
+        division = Division(sharding, torch.device("cpu"))
         os.environ["LOCAL_WORLD_SIZE"] = "2"
+        place = division.keeping_rows(keep) if name != "kept whole" else keep
+        module: Any = Module(lora, place)
+        before = module.trained.parameters
+        division.divide(module)
         after = module.trained.parameters
         assert not any(after[name] is one for name, one in before.items())
         assert sharded_networks(module) == [module.networks["dit"]]
         found[name] = {
             "norm": gradients(module, [0.5, 1.5] if rank else [1.0, -1.0]),
             "grads": {k: whole(p.grad).tolist() for k, p in after.items()},
+            "loaded": module.bytes_loaded,
             "rows": {k: len(p.to_local()) for k, p in after.items()},
         }
         if name in ("full", "hybrid"):
@@ -110,7 +122,7 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
                 assert back.placements == parameter.placements
     os.environ["LOCAL_WORLD_SIZE"] = "3"
     with pytest.raises(UsageError, match="2 processes do not make machines of 3 each"):
-        shard_networks(Module(False), Sharding("hybrid"), torch.device("cpu"))
+        Division(Sharding("hybrid"), torch.device("cpu"))
     return found
 
 
@@ -154,6 +166,17 @@ def test_each_process_has_its_rows_and_with_hybrid_each_machine_has_all(
         assert tuple(one["full"]["rows"][name] for one in found) == rows
         assert tuple(one["hybrid"]["rows"][name] for one in found) == (sum(rows),) * 2
     assert found[0]["LoRA"]["rows"].keys() == Module(True).trained.parameters.keys()
+
+
+def test_no_process_has_more_than_its_rows_once_they_are_loaded(
+    found: list[dict[str, Any]],
+) -> None:
+    names = len(dict(Net().named_parameters()))
+    assert Module(False).bytes_loaded == memory(Net()) > 4 * names
+    for one in found:
+        # One number for each parameter, in place of all.
+        assert one["full"]["loaded"] == one["LoRA"]["loaded"] == 4 * names
+        assert one["kept whole"]["loaded"] == memory(Net())
 
 
 def test_one_process_clips_as_torch_does() -> None:

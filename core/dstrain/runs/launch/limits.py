@@ -36,6 +36,11 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan]) -> None:
         if name in setup.kept and setup.kept[name].swapped_blocks:
             what = f"cannot divide {name}: its swapped blocks must be whole in each process"
             raise UsageError("sharding", what, "leave out --blocks_to_swap", WITHOUT)
+    if setup.config.compile:
+        what = (
+            "sharding puts other weights in the place of those that were compiled with"
+        )
+        raise UsageError("--compile", what, "leave it out", WITHOUT)
     if setup.optimizer.identity["optimizer"] not in ELEMENTWISE:
         name = setup.optimizer.name
         what = f"{name} is not known to do with rows what it does with whole tensors"

@@ -26,6 +26,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"trainable_models": "text_encoder"}, {},
          "cannot divide text_encoder: encode_prompt runs it once for each sample"),
         ({"preview_prompt": ("dog",)}, {}, "one process makes the previews"),
+        ({"compile": True}, {}, "--compile: sharding puts other weights"),
         ({"optimizer": "muon"}, {}, "muon is not known to do with rows what"),
         ({"customized_optimizer": "torch.optim.Adafactor"}, {}, "use adamw, lion or"),
         ({}, {"dit": Kept(swapped_blocks=1)}, "leave out --blocks_to_swap"),
