@@ -32,6 +32,8 @@ def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 TRAINED: dict[str, dict[str, Any]] = {
     "LoRA": {"lora_rank": 2, "lora_target_modules": "to_q,to_out"},
     "LoRA on bf16": {"lora_rank": 2, "mixed_precision": "bf16"},
+    "LoRA on fp8": {"lora_rank": 2, "mixed_precision": "bf16", "fp8_models": "dit"},
+    "LoRA on nf4": {"lora_rank": 2, "quant_options": "dit:bitsandbytes_nf4"},
     "in full": {"trainable_models": "dit", "ema_decay": 0.5},
     "schedule-free": {"trainable_models": "dit.blocks.1", "optimizer": "schedulefree"},
     "lion": {"trainable_models": "dit", "optimizer": "lion", "learning_rate": 1e-3},

@@ -19,6 +19,7 @@ from dstrain.models.networks import (
     Place,
     check_files,
     empty_component,
+    keep,
     place_buffers,
     place_weights,
     tied_names,
@@ -45,6 +46,8 @@ class Loader:
     store: Place | None = None
     """Stores each weight of a network, on its device, in another form; by default as its
     files say that it is kept."""
+    part: Place = keep
+    """Takes the part of a stored weight that this process has."""
     _layers: Mapping[str, LoraLayer] | None = field(default=None, init=False)
     """The preset's layers by parameter."""
     _swapped: tuple[str, ...] | None = field(default=None, init=False)
@@ -99,7 +102,11 @@ class Loader:
         """
         layer = self._layers_of(network).get(name)
         is_in_ram = self._is_in_ram(network, name)
-        stays_as_it_is = self.store is None and not self._layer_store.kept.methods
+        stays_as_it_is = (
+            self.store is None
+            and self.part is keep
+            and not self._layer_store.kept.methods
+        )
         if is_in_ram and layer is None and stays_as_it_is:
             return weight
         weight = weight.to(self.device)
@@ -107,7 +114,7 @@ class Loader:
             module = network.get_submodule(name.rpartition(".")[0])
             weight = merged(module, weight, layer)
         store = self.store or self._layer_store
-        stored = store(network, name, weight)
+        stored = self.part(network, name, store(network, name, weight))
         if is_in_ram:
             module = network.get_submodule(name.rpartition(".")[0])
             for tensor in (stored, *stored_tensors(module)):

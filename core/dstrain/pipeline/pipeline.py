@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
 from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
-from dstrain.models.networks import set_dtype
+from dstrain.models.networks import Place, keep, set_dtype
 from dstrain.models.ram import ComponentInRam
 from dstrain.pipeline.loading import Loader
 from dstrain.pipeline.sampling import (
@@ -44,6 +45,8 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
+
+NO_PARTS: Mapping[str, Place] = MappingProxyType({})
 
 
 @dataclass
@@ -102,6 +105,7 @@ class Pipeline:
         dtype: torch.dtype,
         full_precision: Collection[str] = (),
         empty: bool = False,
+        parts: Mapping[str, Place] = NO_PARTS,
     ) -> "Pipeline":
         """Load what was found, frozen and in eval mode, with preset LoRAs merged: weight
         by weight, so that no more than one of those that go to a GPU is in RAM.
@@ -116,6 +120,8 @@ class Pipeline:
             empty: Read no weights: networks are built without memory, also of
                 components whose configuration alone was found, and files are compared
                 with them.
+            parts: Component -> takes the part of each of its weights that this process
+                has.
         """
         known = components_of(family)
         configs = {
@@ -126,7 +132,8 @@ class Pipeline:
         for name in dict.fromkeys((*found.files, *(found.configs if empty else ()))):
             unused = spec.unused_parameters.get(name, ())
             files = found.files.get(name)
-            loader = Loader(family, known[name], files, device, unused)
+            part = parts.get(name, keep)
+            loader = Loader(family, known[name], files, device, unused, part=part)
             own_dtype = torch.float32 if name in full_precision else dtype
             if empty and not known[name].is_folder:
                 module = loader.build_empty(found.configs[name])

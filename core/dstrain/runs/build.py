@@ -13,7 +13,6 @@ from dstrain.lora.reader import check_lora_file
 from dstrain.models.compilation import compile_blocks
 from dstrain.models.gradient_checkpointing import enable_checkpointing
 from dstrain.models.needed_components import Found
-from dstrain.models.networks import Place, keep
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
@@ -167,7 +166,9 @@ def load_module(
         setup.dtype,
         _full_precision(setup, plans),
         empty,
-        _stores(setup, division),
+        dict.fromkeys(setup.trainables.components, division.keep_rows)
+        if division
+        else {},
     )
     module = module_class(
         pipeline, setup.task, setup.build_timestep_sampler(), setup.stage
@@ -194,13 +195,6 @@ def load_module(
         compile_blocks(trained, check_only=empty)
     start_swap(setup, module, empty)
     return module
-
-
-def _stores(setup: Setup, division: Division | None) -> dict[str, Place]:
-    """Return, by component, what keeps its weights otherwise than as they are read."""
-    if division is None:
-        return {}
-    return {name: division.keeping_rows(keep) for name in setup.trainables.components}
 
 
 def _full_precision(setup: Setup, plans: Sequence[Plan]) -> list[str]:

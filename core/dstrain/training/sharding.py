@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
 from dstrain.models.blocks import repeated_blocks
-from dstrain.models.networks import Place, put, tied_names
+from dstrain.models.networks import put, tied_names
 from dstrain.storage.safetensors import read_rows
 from dstrain.training.module import TrainingModule
 
@@ -48,26 +48,21 @@ class Division:
         self._rows: dict[int, tuple[nn.Parameter, Tensor]] = {}
         """A parameter's id -> the parameter, and this process's rows of it."""
 
-    def keeping_rows(self, store: Place) -> Place:
-        """Return a `Place` that stores a weight, and keeps only this process's rows of
-        it: until `divide`, the network's parameter has a shape and no numbers.
+    def keep_rows(self, network: nn.Module, name: str, stored: Tensor) -> Tensor:
+        """Keep this process's rows of a weight that is stored; until `divide`, the
+        network's parameter has a shape and no numbers.
         """
-
-        def place(network: nn.Module, name: str, weight: Tensor) -> Tensor:
-            stored = store(network, name, weight).detach()
-            owner, _, own = name.rpartition(".")
-            is_buffer = own not in network.get_submodule(owner)._parameters
-            if is_buffer or stored.ndim == 0 or name in tied_names(network):
-                return stored
-            rows = stored[_own_rows(len(stored), self._mesh)].clone()
-            one = stored.new_zeros((1,) * stored.ndim)
-            empty = nn.Parameter(one.expand(stored.shape), requires_grad=False)
-            if self._sharding.offload:
-                rows = rows.cpu()
-            self._rows[id(empty)] = (empty, rows)
-            return empty
-
-        return place
+        owner, _, own = name.rpartition(".")
+        is_buffer = own not in network.get_submodule(owner)._parameters
+        if is_buffer or stored.ndim == 0 or name in tied_names(network):
+            return stored
+        rows = stored.detach()[_own_rows(len(stored), self._mesh)].clone()
+        one = rows.new_zeros((1,) * stored.ndim)
+        empty = nn.Parameter(one.expand(stored.shape), requires_grad=False)
+        if self._sharding.offload:
+            rows = rows.cpu()
+        self._rows[id(empty)] = (empty, rows)
+        return empty
 
     def divide(self, module: TrainingModule) -> None:
         """Divide the trained networks that a step uses, block by block; parameters that

@@ -98,7 +98,7 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
             os.environ["LOCAL_WORLD_SIZE"] = "1"
         division = Division(sharding, torch.device("cpu"))
         os.environ["LOCAL_WORLD_SIZE"] = "2"
-        place = division.keeping_rows(keep) if name != "kept whole" else keep
+        place = division.keep_rows if name != "kept whole" else keep
         module: Any = Module(lora, place)
         before = module.trained.parameters
         division.divide(module)
