@@ -86,6 +86,7 @@ class Division:
                 except ValueError as error:
                     # It has a weight that is a single number.
                     raise UsageError(f"sharding of {name}", str(error)) from error
+                part.register_forward_hook(_give_up)
             self._fill(network, rows)
 
     def _take_rows(self, network: nn.Module) -> dict[str, Tensor]:
@@ -135,6 +136,14 @@ def _without_views(part: nn.Module, args: Any, output: Any) -> Any:
     return tree_map_only(
         Tensor, lambda one: one.clone() if one._is_view() else one, output
     )
+
+
+def _give_up(part: Any, args: Any, output: Any) -> None:
+    """Give up a part's whole weights where no backward pass will: the next forward pass
+    would not see what was changed meanwhile, such as an average put in their place.
+    """
+    if not torch.is_grad_enabled():
+        part.reshard()
 
 
 def sharded_networks(module: TrainingModule) -> list[FSDPModule]:

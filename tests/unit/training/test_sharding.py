@@ -111,6 +111,11 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
             "loaded": module.bytes_loaded,
             "rows": {k: len(p.to_local()) for k, p in after.items()},
         }
+        with torch.no_grad():
+            output = module.networks["dit"](torch.ones(1, 3))
+            after["dit.last.bias" if not lora else next(iter(after))].add_(1.0)
+            other = module.networks["dit"](torch.ones(1, 3))
+        found[name]["moved"] = (other - output).item()
         if name in ("full", "hybrid"):
             (write_tensors(folder / name, after, {}) if not rank else take_part(after))
             torch.distributed.barrier()
@@ -157,6 +162,14 @@ def test_gradients_and_their_norm_are_those_of_one_process(
                 rtol=1e-4,
                 atol=1e-7,
             )
+
+
+@pytest.mark.parametrize("kind", ["full", "kept whole", "hybrid"])
+def test_a_pass_without_gradient_sees_what_was_changed_since_the_last(
+    found: list[dict[str, Any]], kind: str
+) -> None:
+    for one in found:
+        assert one[kind]["moved"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_each_process_has_its_rows_and_with_hybrid_each_machine_has_all(
