@@ -22,6 +22,7 @@ from dstrain.runs.resolve import plan_of, resolve
 from dstrain.runs.runner import run, toy_models
 from dstrain.training.losses import SFT
 
+from tests.support.launchers import FILES, ZERO_3, handed_on
 from tests.support.runs import config, files, project, same, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -330,3 +331,30 @@ def test_tasks_of_one_name_are_left_out_with_the_reason(
         f"plugin extra-two 1.0: {ours}",
         both,
     ]
+
+
+def test_a_dry_run_opens_no_weight(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dstrain.models.weights._tensors_of", None)
+    run(config(here, dry_run=True, output_path=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_published_launcher_file_reaches_accelerates_own_way(
+    name: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = FILES[name]
+    file = settings["deepspeed_config"].get("deepspeed_config_file")
+    if file is not None:
+        Path(file).parent.mkdir(parents=True)
+        Path(file).write_text(json.dumps(ZERO_3))
+    for variable, value in handed_on(settings, tmp_path).items():
+        monkeypatch.setenv(variable, value)
+    wanted = config(here, output_path=tmp_path / "out", max_steps=1)
+    if "offload" not in name:
+        run(wanted)  # one process: nothing is divided
+        return
+    with pytest.raises(UsageError, match="one process divides nothing"):
+        run(wanted)
