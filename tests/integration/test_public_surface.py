@@ -41,7 +41,7 @@ FLAGS = {
         batch_size data_file_keys dataset_base_path dataset_metadata_path
         dataset_num_workers dataset_repeat dataset_root device_memory disabled_plugins dry_run
         customized_optimizer ema_decay extra_inputs lr_scheduler_num_cycles lr_scheduler_power
-        optimizer optimizer_args
+        loraplus_lr_ratio optimizer optimizer_args trainable_dtype
         family_options feature_cache find_unused_parameters fp8_models frame_samples frame_sampling
         gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
         lora_alpha lora_base_model lora_checkpoint lora_format lora_rank

@@ -287,6 +287,7 @@ VALUES = {
     "use_gradient_checkpointing": (),
     "learning_rate": ("1e-3",),
     "weight_decay": ("0.1",),
+    "optimizer": ("lion8bit",),
     "task": ("sft",),
     "max_grad_norm": ("0.5",),
     "max_pixels": ("1024",),

@@ -36,8 +36,8 @@ BUGS = (
         "full_training_in_bf16",
         "P2: trained parameters are fp32",
         f"{CORE}/training/trainables.py",
-        ".float().requires_grad_(True)",
-        ".requires_grad_(True)",
+        "parameter.data.to(dtype)",
+        "parameter.data.to(torch.bfloat16)",
         ("tests/unit/training/test_trainables.py", "tests/unit/runs/test_loop.py"),
     ),
     Bug(

@@ -210,7 +210,8 @@ def save_lora_for(
     key_format = _key_format(path, lora_config.component, family, program)
     layers = lora_layers(network, lora_config)
     lora = Lora(lora_config.component, layers, {})
-    tensors = layers_in(lora, key_format, base_shapes(network))
+    named = layers_in(lora, key_format, base_shapes(network))
+    tensors = {name: value.float() for name, value in named.items()}
     header = lora_header(network, lora_config, metadata)
     write_tensors(path, tensors, header, checksum=True)
 

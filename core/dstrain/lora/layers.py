@@ -198,7 +198,7 @@ def save_lora(
     for name, value in lora_state(module).items():
         if UP.search(name):
             value = rescaled(value, lora_config.alpha, rank)
-        tensors[f"{prefix}.{name}"] = value
+        tensors[f"{prefix}.{name}"] = value.float()
     header = lora_header(module, lora_config, metadata)
     adapter = {
         f"{prefix}.r": rank,

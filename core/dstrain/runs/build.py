@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
@@ -173,7 +175,8 @@ def load_module(
     module = module_class(
         pipeline, setup.task, setup.build_timestep_sampler(), setup.stage
     )
-    module.switch_to_training_mode(setup.trainables, config.seed)
+    dtype = torch.bfloat16 if setup.optimizer.rounds else torch.float32
+    module.switch_to_training_mode(setup.trainables, config.seed, dtype)
     check_fit(setup.optimizer, module.trained.parameters)
     for path in loras:
         start_from_lora(pipeline, module.trained.lora, path)
@@ -199,6 +202,8 @@ def load_module(
 
 def _full_precision(setup: Setup, plans: Sequence[Plan]) -> list[str]:
     """Return the components that are loaded in fp32, since they are trained in full."""
+    if setup.optimizer.rounds:
+        return []
     in_units = {
         name
         for plan in plans

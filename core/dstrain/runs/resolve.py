@@ -94,12 +94,20 @@ def resolve(config: TrainConfig) -> Setup:
         check_preset(setup)
     if config.stage != "data_process":
         # Tried before anything is loaded, and not saved for the first time hours later.
+        refuse_precision(setup)
         refuse_unwritable(setup.optimizer.name, setup.optimizer.trial.state)
     check_kept(setup)
     # Built once here, so that boundaries that leave nothing are refused before anything
     # is loaded.
     setup.build_timestep_sampler()
     return with_offload(setup)
+
+
+def refuse_precision(setup: Setup) -> None:
+    """Refuse bf16 weights where the rest computes in fp32."""
+    if setup.optimizer.rounds and setup.mixed_precision != "bf16":
+        what = "bf16 goes together with --mixed_precision bf16"
+        raise UsageError("--trainable_dtype", what)
 
 
 def refuse_unused(

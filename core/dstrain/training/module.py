@@ -63,10 +63,17 @@ class TrainingModule(nn.Module):
         """The blocks of networks whose weights lie in RAM."""
         self._plans: dict[frozenset[str], Plan] = {}
 
-    def switch_to_training_mode(self, trainables: Trainables, seed: int = 0) -> None:
-        """Freeze everything, then make the named components or LoRA layers trainable."""
+    def switch_to_training_mode(
+        self,
+        trainables: Trainables,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Freeze everything, then make the named components or LoRA layers trainable, in
+        this dtype.
+        """
         seed_global((seed,), "lora")
-        self.trained = prepare_trainables(self.pipeline, trainables)
+        self.trained = prepare_trainables(self.pipeline, trainables, dtype)
         self._plans.clear()
 
     @property

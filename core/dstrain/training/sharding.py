@@ -30,6 +30,7 @@ from dstrain.models.blocks import repeated_blocks
 from dstrain.models.networks import put, tied_names
 from dstrain.storage.safetensors import read_rows
 from dstrain.training.module import TrainingModule
+from dstrain.training.optimizers.clipping import clip_gradients as clip_whole
 
 
 class Division:
@@ -173,7 +174,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tenso
     """
     grads = [one.grad for one in parameters if isinstance(one.grad, DTensor)]
     if not grads:
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return clip_whole(parameters, max_norm)
     mesh = grads[0].device_mesh
     rows = [grad.to_local() for grad in grads]
     norms = torch.stack([norm.float() for norm in torch._foreach_norm(rows)])

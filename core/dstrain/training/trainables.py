@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from dstrain.errors import UsageError, nearest
@@ -65,8 +66,10 @@ def start_from_lora(
             load_layers(network, layers, lora_config, path, unused)
 
 
-def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableModules:
-    """Freeze every component except what is trained: that is in fp32, and alone in
+def prepare_trainables(
+    pipeline: Pipeline, trainables: Trainables, dtype: torch.dtype = torch.float32
+) -> TrainableModules:
+    """Freeze every component except what is trained: that is of the dtype, and alone in
     training mode.
 
     Raises UsageError for a name that is not a loaded network or part of one, and if
@@ -76,7 +79,11 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
         if isinstance(component, nn.Module):
             component.requires_grad_(False).eval()
     for name in trainables.full:
-        _part(pipeline, name).float().requires_grad_(True).train()
+        part = _part(pipeline, name)
+        if dtype == torch.float32:
+            part.float()
+        part.requires_grad_(True).train()
+        _cast_trained(part, dtype)
     trained = TrainableModules(trainables.components)
     for lora_config in trainables.lora:
         name = lora_config.component
@@ -84,6 +91,7 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
         trained.lora[name] = lora_config
         matched = inject(module, lora_config, pipeline.family.lora_aliases)
         trained.matched_modules[name] = matched
+        _cast_trained(module, dtype)  # they are drawn in fp32
         module.train()
     for component in trainables.components:
         network = pipeline.components[component]
@@ -103,6 +111,13 @@ def prepare_trainables(pipeline: Pipeline, trainables: Trainables) -> TrainableM
         names = ", ".join(trainables.components) or "no component"
         raise UsageError("--trainable_models", f"nothing to train in {names}")
     return trained
+
+
+def _cast_trained(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast trained parameters; buffers, which may be complex, stay as they are."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
 
 
 def _part(pipeline: Pipeline, name: str) -> nn.Module:

@@ -86,3 +86,16 @@ class OptimizerOptions:
         affects={"resolved"},
         several=True,
     )
+    loraplus_lr_ratio: float | None = option(
+        "LoRA",
+        "LoRA+: the B matrices of LoRA layers learn at so many times the learning rate.",
+        affects={"LoRA", "resolved"},
+        above=0,
+    )
+    trainable_dtype: Literal["fp32", "bf16"] = option(
+        "memory",
+        "Precision of trained weights; bf16 ones have no copy in fp32, and their updates are "
+        "rounded up or down by chance.",
+        "fp32",
+        affects={"resolved"},
+    )

@@ -145,7 +145,12 @@ def optimizer_identity(setup: Setup) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if not setup.optimizer.is_default:
         found |= setup.optimizer.identity
-    for name, default in (("lr_scheduler_num_cycles", 1), ("lr_scheduler_power", 1.0)):
+    for name, default in (
+        ("lr_scheduler_num_cycles", 1),
+        ("lr_scheduler_power", 1.0),
+        ("loraplus_lr_ratio", 1.0),
+        ("trainable_dtype", "fp32"),
+    ):
         value = getattr(config, name)
         if value not in (None, default):
             found[name] = value

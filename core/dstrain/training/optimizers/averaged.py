@@ -1,13 +1,13 @@
 """Use the weights that an optimizer averages, where it has modes for that."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch.optim import Optimizer
 
 
-def has_modes(optimizer: Optimizer) -> bool:
+def has_modes(optimizer: Optimizer | Callable[..., Optimizer]) -> bool:
     """Return whether an optimizer trains other weights than those to be used, as
     schedule-free ones do.
     """

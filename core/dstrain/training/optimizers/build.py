@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from dstrain.errors import UsageError
 from dstrain.training.optimizers.choice import OptimizerChoice
 from dstrain.training.optimizers.groups import parameter_groups
-from dstrain.training.optimizers.trial import enter_training
+from dstrain.training.optimizers.rounding import StochasticRounding
+from dstrain.training.optimizers.trial import construct, enter_training
 
 
 def build_optimizer(
@@ -28,13 +29,13 @@ def build_optimizer(
     if len(groups) == 1:
         # Written to states as groups always were.
         arguments["lr"] = groups[0]["lr"]
-        optimizer = choice.kind(groups[0]["params"], **arguments)
+        optimizer = construct(choice.kind, groups[0]["params"], arguments)
     else:
-        optimizer = choice.kind(groups, **arguments)
+        optimizer = construct(choice.kind, groups, arguments)
     enter_training(optimizer)
     if not choice.is_default:
         optimizer.register_step_post_hook(_keep_layout)
-    return optimizer
+    return StochasticRounding(optimizer) if choice.rounds else optimizer
 
 
 def _keep_layout(optimizer: Optimizer, *_: object) -> None:
@@ -43,7 +44,9 @@ def _keep_layout(optimizer: Optimizer, *_: object) -> None:
     SOAP's are column by column after a decomposition, and products with these are
     rounded otherwise: a resumed run would differ.
     """
-    for parameter, state in optimizer.state.items():
+    own = [one for group in optimizer.param_groups for one in group["params"]]
+    for parameter in own:
+        state = optimizer.state.get(parameter, {})
         for name, value in state.items():
             items = value if isinstance(value, list) else [value]
             for position, item in enumerate(items):
@@ -70,7 +73,7 @@ def check_fit(
                 f"{choice.name} takes matrices only, but {name} is {list(parameter.shape)}",
                 "use --optimizer muon, which trains such with AdamW, or train LoRA alone",
             )
-    groups = parameter_groups(parameters, choice.rates)
+    groups = parameter_groups(parameters, choice.rates, choice.b_ratio)
     if len(groups) > 1 and not choice.trial.takes_rates:
         what = f"optimizer {choice.name} takes one learning rate for all parameters"
         raise UsageError("--learning_rate", what)

@@ -19,8 +19,9 @@ from dstrain.training.optimizers.arguments import (
     parameters_of,
     parse_arguments,
 )
+from dstrain.training.optimizers.averaged import has_modes
 from dstrain.training.optimizers.names import OPTIMIZERS, NamedOptimizer, named
-from dstrain.training.optimizers.trial import Trial, try_optimizer
+from dstrain.training.optimizers.trial import Trial, steps_apart, try_optimizer
 
 EXCLUDED = ("torchao",)
 """Packages whose optimizers keep state that no file can hold."""
@@ -36,6 +37,10 @@ class OptimizerChoice:
     arguments: Mapping[str, Any]
     """All that it is called with, except the parameters."""
     rates: LearningRates
+    b_ratio: float
+    """Factor of the learning rate of LoRA's B matrices."""
+    rounds: bool
+    """Whether the weights are in bf16, rounded by chance after each step."""
     identity: Mapping[str, str]
     """What two runs must have in common to continue each other's state."""
     trial: Trial
@@ -72,8 +77,31 @@ def choose_optimizer(config: TrainConfig) -> OptimizerChoice:
         what = f"has no effect: optimizer {name} takes no weight decay"
         raise UsageError("--weight_decay", what)
     trial = try_optimizer(flag, name, kind, arguments, given)
+    ratio = config.loraplus_lr_ratio or 1.0
+    if ratio != 1 and not trial.takes_rates:
+        what = f"optimizer {name} takes one learning rate for all parameters"
+        raise UsageError("--loraplus_lr_ratio", what)
+    rounds = config.trainable_dtype == "bf16"
+    if rounds:
+        _check_rounding(name, kind, arguments)
     identity = _identity(kind, arguments)
-    return OptimizerChoice(name, kind, arguments, rates, identity, trial)
+    return OptimizerChoice(name, kind, arguments, rates, ratio, rounds, identity, trial)
+
+
+def _check_rounding(
+    name: str, kind: Callable[..., Optimizer], arguments: Mapping[str, Any]
+) -> None:
+    """Raise UsageError for an optimizer that cannot train bf16 weights."""
+    flag = "--trainable_dtype"
+    why = ""
+    if has_modes(kind):
+        why = "keeps weights of its own to average"
+    elif not steps_apart(kind, arguments):
+        why = "computes something from all parameters together"
+    if why:
+        what = f"bf16 weights are updated one after another, but {name} {why}"
+        advice = "use another optimizer, such as adamw8bit, or --trainable_dtype fp32"
+        raise UsageError(flag, what, advice)
 
 
 def _default() -> tuple[type, dict[str, Any]]:

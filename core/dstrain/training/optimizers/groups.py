@@ -7,6 +7,7 @@ from torch import nn
 
 from dstrain.config.learning_rates import FLAG, LearningRates
 from dstrain.errors import UsageError, first_few, nearest
+from dstrain.lora.layers import UP
 
 
 def check_names(
@@ -45,7 +46,7 @@ def check_names(
 
 
 def parameter_groups(
-    parameters: Mapping[str, nn.Parameter], rates: LearningRates
+    parameters: Mapping[str, nn.Parameter], rates: LearningRates, b_ratio: float = 1.0
 ) -> list[dict[str, Any]]:
     """Return the groups of an optimizer, one for each learning rate, in the order of the
     parameters; a single one is without a rate of its own.
@@ -56,6 +57,8 @@ def parameter_groups(
     Args:
         parameters: 'component.name' -> trained parameter.
         rates: Learning rates by the names of components and parts of them.
+        b_ratio: Factor of the learning rate of LoRA's B matrices (Hayou et al. 2024,
+            "LoRA+: efficient low rank adaptation of large models").
     """
     for name in rates.by_name:
         if not any(f"{one}.".startswith(f"{name}.") for one in parameters):
@@ -68,8 +71,10 @@ def parameter_groups(
         rate = rates.of(name)
         if rate is None:
             without.append(name)
-        else:
-            groups.setdefault(rate, []).append(parameter)
+            continue
+        if UP.search(name):
+            rate *= b_ratio
+        groups.setdefault(rate, []).append(parameter)
     if without:
         what = f"{len(without)} trained parameters have none: {first_few(without)}"
         raise UsageError(FLAG, what, "give a first number for all others")

@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.optim import Optimizer
 
 from dstrain.errors import UsageError
 from dstrain.training.optimizers.arguments import FLAG
+from dstrain.training.optimizers.rounding import StochasticRounding
 
 SIDE = 64
 """8-bit optimizers keep what has fewer than 4096 numbers in 32 bits."""
@@ -94,13 +97,59 @@ def _after_a_step(
         # What is done with an optimizer in a trial is no reason to warn of it.
         warnings.simplefilter("ignore")
         try:
-            optimizer = kind(groups or parameters, **arguments)
+            optimizer = construct(kind, groups or parameters, arguments)
             enter_training(optimizer)
             optimizer.step()
         except Exception:
             return None
     is_finite = all(bool(torch.isfinite(one).all()) for one in parameters)
     return optimizer if is_finite else None
+
+
+def steps_apart(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) -> bool:
+    """Return whether steps with one parameter at a time are those with all together."""
+    found = []
+    counted = []
+    for apart in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        # From 0, so that what they become is how far they moved.
+        parameters = [nn.Parameter(torch.zeros(SIDE, SIDE)) for _ in range(2)]
+        with warnings.catch_warnings(), torch.random.fork_rng([]):
+            warnings.simplefilter("ignore")
+            optimizer = construct(kind, parameters, arguments)
+            wrapped = StochasticRounding(optimizer, exact=True)
+            for _ in range(8):
+                for number, parameter in enumerate(parameters):
+                    size = 10.0**-number
+                    gradient = torch.randn(SIDE, SIDE, generator=generator)
+                    parameter.grad = size * (gradient + 1)
+                step: Callable[[], Any] = wrapped.step if apart else optimizer.step
+                step()
+        numbers = [
+            value
+            for value in optimizer.param_groups[0].values()
+            if isinstance(value, int | float)
+        ]
+        found.append([one.detach() for one in parameters])
+        counted.append(torch.tensor(numbers, dtype=torch.float64))
+    # An estimate from all parameters shows in the group before it shows in these. What is
+    # computed for several at once may be rounded in another order.
+    one, other = counted
+    return torch.allclose(one, other, rtol=1e-3, atol=0, equal_nan=True) and all(
+        bool((one - other).abs().max() <= 1e-3 * one.abs().max())
+        for one, other in zip(*found, strict=True)
+    )
+
+
+def construct(
+    kind: Callable[..., Optimizer], parameters: Any, arguments: Mapping[str, Any]
+) -> Optimizer:
+    """Call an optimizer with parameters, or groups of these, and arguments.
+
+    Some print what they were called with, where results of commands belong.
+    """
+    with redirect_stdout(StringIO()):
+        return kind(parameters, **arguments)
 
 
 def enter_training(optimizer: Optimizer) -> None:

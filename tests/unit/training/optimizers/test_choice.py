@@ -129,3 +129,10 @@ def test_paged_and_not_paged_continue_each_other(name: str) -> None:
     assert chosen(name).identity == chosen(f"paged_{name}").identity
     other = chosen(name, "min_8bit_size=1").identity
     assert other != chosen(f"paged_{name}").identity
+
+
+def test_one_rate_for_all_leaves_none_for_b_matrices() -> None:
+    assert chosen("lion", loraplus_lr_ratio=16.0).b_ratio == 16
+    with pytest.raises(UsageError, match="prodigy takes one learning rate") as found:
+        chosen("prodigy", loraplus_lr_ratio=16.0)
+    assert found.value.where == "--loraplus_lr_ratio"

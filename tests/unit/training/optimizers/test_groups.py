@@ -65,3 +65,13 @@ def test_components_are_checked_before_anything_is_loaded(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         check_names(parse_learning_rates(value, 1.0), TRAINED, {})
+
+
+def test_b_matrices_learn_at_a_multiple() -> None:
+    layer = "dit.to_q.lora_{}.default.weight"
+    own = {layer.format(one): nn.Parameter(torch.zeros(1)) for one in "AB"}
+    rates = parse_learning_rates(0.5, 1.0)
+    down, up = parameter_groups(own, rates, 16.0)
+    assert (down["lr"], up["lr"]) == (0.5, 8.0)
+    assert up["params"][0] is own[layer.format("B")]
+    assert len(parameter_groups(own, rates, 1.0)) == 1

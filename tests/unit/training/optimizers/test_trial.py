@@ -1,8 +1,17 @@
 """An optimizer is tried on a tiny matrix: what it can do is seen, not believed."""
 
+import pytest
 import torch
-from dstrain.training.optimizers.trial import Trial, enter_training, try_optimizer
+from bitsandbytes.optim import Lion8bit
+from dstrain.training.optimizers.trial import (
+    Trial,
+    construct,
+    enter_training,
+    steps_apart,
+    try_optimizer,
+)
 from prodigyopt import Prodigy
+from pytorch_optimizer import SOAP
 from schedulefree import AdamWScheduleFree
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
@@ -31,6 +40,20 @@ def test_the_trial_leaves_generators_alone() -> None:
     before = torch.get_rng_state()
     tried(SGD)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_steps_with_one_at_a_time_is_seen() -> None:
+    for kind in (AdamW, Muon, SOAP, Lion8bit):
+        assert steps_apart(kind, {"lr": 0.1}), kind
+    for rate in (1.0, 1e-3):
+        assert not steps_apart(Prodigy, {"lr": rate})
+
+
+def test_what_optimizers_print_is_not_printed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    construct(Prodigy, [torch.nn.Parameter(torch.zeros(1))], {"decouple": True})
+    assert capfd.readouterr().out == ""
 
 
 def test_modes_are_switched_where_there_are_any() -> None:

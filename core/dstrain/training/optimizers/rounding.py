@@ -1,0 +1,129 @@
+"""Train bf16 weights without a copy in fp32: updates are computed in fp32, and rounded
+up or down by chance.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+LOST_BITS = 16
+"""Low bits of an fp32 number that a bf16 number lacks."""
+
+
+def round_stochastically(values: Tensor) -> Tensor:
+    """Round fp32 numbers to bf16, up with the chance that keeps their mean.
+
+    Rounded to the nearest, an update of less than half of a weight's last bit, one 256th
+    of it, would always be lost. The chances come from torch's global generator.
+    """
+    bits = values.contiguous().view(torch.int32)
+    noise = torch.randint(
+        0, 1 << LOST_BITS, bits.shape, dtype=torch.int32, device=bits.device
+    )
+    # The sum carries into the kept bits with the chance that the lost ones stand for; the
+    # sign is a bit of its own, so that this holds for negative numbers, too.
+    kept = (bits + noise) & -(1 << LOST_BITS)
+    return kept.view(torch.float32).to(torch.bfloat16)
+
+
+class StochasticRounding(Optimizer):
+    """An optimizer of bf16 parameters around one that computes in fp32.
+
+    It steps with one parameter at a time, which is in fp32 only meanwhile. So the other
+    optimizer may write to its parameters as it likes, as 8-bit ones do, but must not
+    compute anything from all of them.
+    """
+
+    def __init__(self, inner: Optimizer, exact: bool = False) -> None:
+        """Take an optimizer before its first step; `exact` is for fp32 parameters, which
+        need no rounding.
+        """
+        # Groups, state and defaults are those of the other.
+        self.inner = inner
+        self.exact = exact
+        self._optimizer_step_pre_hooks = {}
+        self._optimizer_step_post_hooks = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Return the groups of the other."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """Return the state of the other."""
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Return the arguments of the other."""
+        return self.inner.defaults
+
+    def __repr__(self) -> str:
+        """Name the other."""
+        return f"StochasticRounding({self.inner!r})"
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make a step with each parameter that has a gradient; gradients are used up.
+
+        The chances come from torch's global generator, in the order of the parameters.
+        """
+        if closure is not None:
+            raise NotImplementedError("a closure would see weights in two precisions")
+        groups = self.inner.param_groups
+        try:
+            for group in groups:
+                self._step_group(group)
+        finally:
+            self.inner.param_groups = groups
+        return None
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        before = dict(group)
+        after = before
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            gradient = parameter.grad.float()
+            # A gradient must be of its parameter's dtype.
+            parameter.grad = None
+            weights = parameter.data
+            parameter.data = weights.to(torch.float32, copy=True)
+            parameter.grad = gradient
+            # What optimizers count in a group, they count once for a step.
+            after = {**before, "params": [parameter]}
+            self.inner.param_groups = [after]
+            step: Callable[[], Any] = self.inner.step
+            try:
+                step()
+                updated = parameter.data
+                weights.copy_(updated if self.exact else round_stochastically(updated))
+            finally:
+                parameter.grad = None
+                parameter.data = weights
+        group.update({key: one for key, one in after.items() if key != "params"})
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the other's, which is in its own precision."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state back as it was saved."""
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        weights = [one.data for one in parameters]
+        try:
+            # Optimizers give a state the dtype of its parameter.
+            for parameter in parameters:
+                parameter.data = torch.empty(0, device=parameter.device)
+            self.inner.load_state_dict(state_dict)
+        finally:
+            for parameter, value in zip(parameters, weights, strict=True):
+                parameter.data = value
