@@ -114,6 +114,7 @@ def _check_pairs(config: TrainConfig) -> None:
     """Refuse an option that is given without the one it goes together with."""
     for name, other in (
         ("preview_steps", "preview_prompt"),
+        ("validation_steps", "validation_split"),
         ("preset_lora_model", "preset_lora_path"),
     ):
         if getattr(config, name) is not None and not getattr(config, other):

@@ -27,6 +27,7 @@ from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.training.averaging import AveragedWeights
 from dstrain.training.batching import Order, with_skipped_rows
 from dstrain.training.copies import keep_frozen_apart
+from dstrain.training.held_out import hold_out
 from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.averaged import has_modes
@@ -97,6 +98,9 @@ def prepare(
 ) -> TrainingRun:
     """Load what the stage needs, and build the module, order, optimizer and schedule."""
     config = setup.config
+    groups, held_out = hold_out(
+        data.groups, data.sample_ids, config.seed, config.validation_split
+    )
     plans = [setup.plan(inputs) for inputs in sorted(data.input_sets, key=sorted)]
     found = setup.find(plans)
     if data.cache_info is not None:
@@ -111,7 +115,7 @@ def prepare(
     else:
         division.divide(module)
     order = Order(
-        data.groups,
+        groups,
         config.dataset_repeat,
         processes.size * config.batch_size * config.gradient_accumulation_steps,
         config.seed,
@@ -139,6 +143,7 @@ def prepare(
         total_steps=steps,
         trackers=Trackers(config, processes.is_main),
         cache_info=data.cache_info,
+        held_out=held_out,
     )
 
 

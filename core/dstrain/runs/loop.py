@@ -27,6 +27,7 @@ from dstrain.runs.offload import swap_advice
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
+from dstrain.runs.reports.validation import Validation
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
@@ -105,13 +106,16 @@ def run_steps(
     extensions = run.setup.extensions
     is_main = run.processes.is_main
     log = MetricsLogger(directory.folder, extensions, run.trackers, is_main)
+    validation = Validation(run)
     tracked = run.trackers.opened(directory.folder, run.step)
     with (
         log.opened(run.step),
+        validation.opened(),
         tracked,
         bar as progress,
         catch_stop_signals() as is_stopping,
     ):
+        validation.compute_if_due(is_stopping)
         previews.make_if_due(run, saved=True, is_stopping=is_stopping)
         saved = True
         waiting = steps(run, is_stopping)
@@ -125,11 +129,13 @@ def run_steps(
             )
             progress.update()
             saved = directory.save_if_due(run, int(numbers["epoch"]))
+            validation.compute_if_due(is_stopping)
             previews.make_if_due(run, saved, is_stopping)
             if run.processes.any(is_stopping()) and run.step < run.total_steps:
                 directory.stop(run, saved)
     if statistics.steps:
         logger.info(statistics.summary(peak_memory()))
+        validation.conclude()
 
 
 def _next_step(

@@ -57,6 +57,8 @@ class TrainingRun:
     total_steps: int
     trackers: Trackers
     cache_info: CacheInfo | None = None
+    held_out: Sequence[tuple[int, int]] = ()
+    """(row, chunk) of the samples for validation."""
     step: int = 0
     """Optimizer steps made."""
 

@@ -33,6 +33,8 @@ class Sample:
     """Its inputs, or in stage 2 its cached values."""
     inputs: frozenset[str]
     """The names of the inputs that are present."""
+    is_preprocessed: bool = False
+    """Whether its values are the cached ones in an unsplit run, too."""
 
 
 @dataclass(frozen=True)

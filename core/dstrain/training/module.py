@@ -143,7 +143,8 @@ class TrainingModule(nn.Module):
 
     def _run_units(self, sample: Sample, key: SampleKey, plan: Plan) -> dict[str, Any]:
         """Run the units of one sample; return the values."""
-        table = sample.values if self.stage else self.preprocess(sample, plan)
+        is_ready = self.stage or sample.is_preprocessed
+        table = sample.values if is_ready else self.preprocess(sample, plan)
         values: dict[str, Any] = send_to_device(
             dict(table), self.pipeline.device, non_blocking=True
         )

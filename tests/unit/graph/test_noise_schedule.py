@@ -4,12 +4,19 @@ fp32.
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import FlowMatchSchedule, TimestepSampler
+from dstrain.graph.noise_schedule import (
+    STRATA,
+    FlowMatchSchedule,
+    StratifiedSampler,
+    TimestepDistribution,
+    TimestepSampler,
+)
 from dstrain.randomness import Rng, SampleKey
 from numpy.typing import NDArray
 
@@ -188,3 +195,27 @@ def test_without_weighting_every_weight_is_one() -> None:
 def test_a_schedule_has_one_form(name: str) -> None:
     with pytest.raises(UsageError, match="has both shift and base_mu or max_mu"):
         FlowMatchSchedule(shift=3.0, **{name: 0.5})
+
+
+@pytest.mark.parametrize("sampling", ["shifted", "uniform", "logit_normal", "mode"])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.2, 0.7)])
+def test_the_four_parts_of_a_distribution_are_the_distribution_in_order_of_noise(
+    sampling: TimestepDistribution, bounds: tuple[float, float]
+) -> None:
+    levels = TimestepSampler(PLAIN, sampling, "bsmntw", *bounds)
+    stratified = levels.stratified()
+    assert isinstance(stratified, StratifiedSampler)
+    parts = []
+    for part in range(STRATA):
+        keys = [SampleKey(0, -1, part, row) for row in range(DRAWS // STRATA)]
+        parts.append(stratified.draw(Rng(keys)))
+    for low, high in pairwise(parts):
+        assert low.dtype == torch.float32
+        assert low.max() <= high.min()
+    free = draw(levels).sort().values
+    drawn = torch.cat(parts).sort().values
+    # The two samples have the same quantiles.
+    assert (free - drawn).abs().max() < 0.03
+    assert torch.equal(stratified.weight(drawn), levels.weight(drawn))
+    keys = [SampleKey(0, -1, 1, 5)]
+    assert torch.equal(stratified.draw(Rng(keys)), stratified.draw(Rng(keys)))

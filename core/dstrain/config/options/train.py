@@ -12,6 +12,7 @@ from dstrain.config.options.output import OutputOptions
 from dstrain.config.options.task import TaskChoice
 from dstrain.config.options.trackers import TrackerOptions
 from dstrain.config.options.training import TrainingOptions
+from dstrain.config.options.validation import ValidationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class TrainConfig(
     LoraOptions,
     MemoryOptions,
     OptimizerOptions,
+    ValidationOptions,
     TrainingOptions,
     DataOptions,
     TaskChoice,

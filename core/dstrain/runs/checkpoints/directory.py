@@ -15,6 +15,8 @@ from dstrain.storage.run_files import RUN, RunFiles, not_listed, remove_empty
 
 LOSS_CSV = "logs/loss.csv"
 LOSS_JSONL = "logs/loss.jsonl"
+VALIDATION_CSV = "logs/validation.csv"
+VALIDATION_JSONL = "logs/validation.jsonl"
 LOG = "logs/dstrain.log"
 SKIPPED_ROWS = f"logs/{LIST}"
 PREVIEWS = "previews"
@@ -27,6 +29,8 @@ WRITTEN = (
     CONFIG,
     LOSS_CSV,
     LOSS_JSONL,
+    VALIDATION_CSV,
+    VALIDATION_JSONL,
     LOG,
     TRACKER_RUNS,
     SKIPPED_ROWS,

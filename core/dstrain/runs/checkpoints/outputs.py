@@ -24,6 +24,8 @@ from dstrain.runs.checkpoints.directory import (
     LOSS_CSV,
     LOSS_JSONL,
     SKIPPED_ROWS,
+    VALIDATION_CSV,
+    VALIDATION_JSONL,
     refuse_unlisted,
     remove_run,
     restore_run,
@@ -62,6 +64,12 @@ from dstrain.storage.run_files import RunFiles, averaged_name
 logger = get_logger(__name__)
 
 KEPT_STATES = 2
+
+
+def save_is_due(run: TrainingRun) -> bool:
+    """Return whether a run saves after the step that it is at."""
+    every = run.setup.config.save_steps or run.order.steps_per_epoch
+    return run.step == run.total_steps or run.step % every == 0
 
 
 @dataclass
@@ -169,6 +177,8 @@ class RunDirectory:
             remove_leftovers(folder)
         self._prune(run)
         records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL]
+        if run.held_out:
+            records += [VALIDATION_CSV, VALIDATION_JSONL]
         if setup.stage != "train" and setup.dataset.skipped:
             records.append(SKIPPED_ROWS)
         RunFiles.read(self.folder).add(records)
@@ -188,14 +198,12 @@ class RunDirectory:
         """Save at every --save_steps, else after each epoch, and always at the last
         step; return whether it did.
         """
-        every = self.setup.config.save_steps
-        if every is None and run.step % run.order.steps_per_epoch == 0:
-            self.save(run, f"epoch-{epoch}")
-            return True
-        if run.step == run.total_steps or (every is not None and run.step % every == 0):
-            self.save(run, f"step-{run.step}")
-            return True
-        return False
+        if not save_is_due(run):
+            return False
+        ends_epoch = run.step % run.order.steps_per_epoch == 0
+        by_epoch = self.setup.config.save_steps is None and ends_epoch
+        self.save(run, f"epoch-{epoch}" if by_epoch else f"step-{run.step}")
+        return True
 
     def stop(self, run: TrainingRun, saved: bool) -> NoReturn:
         """Save unless that was just done, and raise Interrupted."""

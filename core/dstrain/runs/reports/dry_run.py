@@ -25,6 +25,7 @@ from dstrain.runs.memory.report import planned, report
 from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.setup import Setup, metadata_path
 from dstrain.runs.training_run import TrainingData
+from dstrain.training.held_out import hold_out
 from dstrain.training.module import TrainingModule
 
 
@@ -61,6 +62,8 @@ class _Length:
 
     rows: int
     """Rows of the dataset; 0 if there is none here."""
+    held_out: int
+    """Of these, rows for validation."""
     samples_per_step: int
     per_epoch: int | None
     """Steps of an epoch."""
@@ -70,22 +73,31 @@ class _Length:
     def of(cls, setup: Setup) -> "_Length":
         config = setup.config
         rows = 0
+        held_out = 0
         path = metadata_path(config)
         if path is not None:
             table = read_metadata(path)
-            rows = len(table.rows) - len({fault.row for fault in table.faults})
+            bad = {fault.row for fault in table.faults}
+            ids = [(row, 0) for row in range(len(table.rows)) if row not in bad]
+            rows = len(ids)
+            groups = [0] * rows
+            chosen = hold_out(groups, ids, config.seed, config.validation_split)[1]
+            held_out = len(chosen)
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         batch = config.batch_size * config.gradient_accumulation_steps * processes
         if not rows:
-            return cls(0, batch, None, config.max_steps)
-        per_epoch = math.ceil(rows * config.dataset_repeat / batch)
-        return cls(rows, batch, per_epoch, total_steps(config, per_epoch))
+            return cls(0, 0, batch, None, config.max_steps)
+        trained = rows - held_out
+        per_epoch = math.ceil(trained * config.dataset_repeat / batch)
+        return cls(rows, held_out, batch, per_epoch, total_steps(config, per_epoch))
 
     def lines(self, setup: Setup) -> Iterator[str]:
         """Yield rows and steps."""
         path = metadata_path(setup.config)
         if path is not None:
             yield f"    {self.rows} rows in {path} x {setup.config.dataset_repeat}"
+        if self.held_out:
+            yield f"    {self.held_out} of these for validation"
         if setup.stage == "data_process":
             return
         yield f"    samples per step: {self.samples_per_step}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dstrain.console import get_logger
 from dstrain.graph.inputs import Column
+from dstrain.graph.noise_schedule import STRATA
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import components_of
@@ -71,6 +72,11 @@ def log_start(run: TrainingRun) -> None:
         f"{config.lr_scheduler}; "
         f"seed {config.seed}"
     )
+    if run.held_out:
+        rows = len({row for row, _ in run.held_out})
+        logger.info(
+            f"validation: {len(run.held_out)} samples of {rows} rows, {STRATA} timesteps each"
+        )
     logger.info(f"writing to {setup.output}")
 
 

@@ -111,7 +111,7 @@ def test_a_row_that_cannot_be_written_is_an_error_that_names_the_file(
 ) -> None:
     log = log_in(tmp_path)
     with log.opened(0), open("/dev/full", "wb") as full:
-        os.dup2(full.fileno(), log._files[1].fileno())
+        os.dup2(full.fileno(), log._table._files[1].fileno())
         with pytest.raises(
             SystemFault, match=r"loss\.jsonl: row 1 cannot be written: No space left"
         ):

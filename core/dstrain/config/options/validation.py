@@ -1,0 +1,23 @@
+"""The options of validation."""
+
+from dataclasses import dataclass
+
+from dstrain.config.fields import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationOptions:
+    """The rows that are not trained on, and when their loss is computed."""
+
+    validation_split: float | None = option(
+        "training",
+        "Fraction of the rows that are not trained on; their loss is logged. They are chosen by --seed.",
+        affects={"resolved", "timestep_sampler"},
+        above=0,
+        below=1,
+    )
+    validation_steps: int | None = option(
+        "training",
+        "Compute the validation loss every N steps. Defaults to whenever weights are saved.",
+        minimum=1,
+    )

@@ -1,0 +1,177 @@
+"""Compute the loss of the rows that are held out of training.
+
+Each sample has one draw of noise and timestep in each of four equal parts of the
+distribution that training draws from, and these are the same every time: what changes
+from one row of the table to the next is the model alone.
+
+    logs/validation.csv, logs/validation.jsonl  a row for each step at which it was computed
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dstrain.console import get_logger, progress_bar
+from dstrain.errors import UsageError, about_rows
+from dstrain.graph.long_prompts import noticing_long_prompts
+from dstrain.graph.noise_schedule import STRATA
+from dstrain.randomness import SampleKey
+from dstrain.runs.checkpoints.directory import VALIDATION_CSV, VALIDATION_JSONL
+from dstrain.runs.checkpoints.outputs import save_is_due
+from dstrain.runs.reports.previews import undisturbed
+from dstrain.runs.reports.tables import NumberTable
+from dstrain.runs.training_run import TrainingRun, name_row
+from dstrain.training.loader import Sample
+from dstrain.training.memory import oom_as_error
+
+logger = get_logger(__name__)
+
+COLUMNS = (
+    "step",
+    "validation_loss",
+    *(f"validation_loss_q{number}" for number in range(1, STRATA + 1)),
+)
+VALIDATION = -1
+"""The epoch of a validation sample's key: no sample of training has it."""
+ADVICE = ("lower --max_pixels, or --num_frames, or leave out --validation_split",)
+
+
+@dataclass
+class Validation:
+    """The validation losses of a run: computed by all processes, written by the main
+    one. Without rows that are held out there are none.
+    """
+
+    run: TrainingRun
+    _losses: dict[int, float] = field(default_factory=dict)
+    """Step -> mean loss; in the main process only."""
+    _table: NumberTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        output = self.run.setup.output
+        paths = output / VALIDATION_CSV, output / VALIDATION_JSONL
+        self._table = NumberTable(*paths, COLUMNS)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the table, with the rows up to the step that the run is at."""
+        writes = self.run.held_out and self.run.processes.is_main
+        with self._table.opened(self.run.step) if writes else nullcontext():
+            for row in self._table.kept:
+                self._losses[int(row["step"])] = row["validation_loss"]
+            yield
+
+    def compute_if_due(self, is_stopping: Callable[[], bool]) -> None:
+        """Compute the losses that are due at this step and not in the table.
+
+        They are due at the start, every --validation_steps, else with each save, and at
+        the last step. A run that is asked to stop leaves them to the resumed one.
+        """
+        run = self.run
+        if not run.held_out or not self._is_due():
+            return
+        is_missing = run.processes.is_main and run.step not in self._losses
+        if not run.processes.any(is_missing):
+            return
+        losses = held_out_losses(run, is_stopping)
+        if losses is None or not run.processes.is_main:
+            return
+        # In the order of the rows, whichever process computed which.
+        parts = losses.double().mean(0).tolist()
+        numbers = {"validation_loss": sum(parts) / STRATA}
+        numbers |= dict(zip(COLUMNS[2:], parts, strict=True))
+        self._losses[run.step] = numbers["validation_loss"]
+        self._table.add({"step": run.step, **numbers})
+        run.trackers.log(numbers, run.step)
+        logger.info(
+            f"validation loss {numbers['validation_loss']:.4f} at step {run.step}"
+        )
+
+    def _is_due(self) -> bool:
+        run = self.run
+        every = run.setup.config.validation_steps
+        if every is None:
+            return save_is_due(run)
+        return run.step == run.total_steps or run.step % every == 0
+
+    def conclude(self) -> None:
+        """Say which step had the lowest loss, if there were several."""
+        finite = {
+            step: loss for step, loss in self._losses.items() if math.isfinite(loss)
+        }
+        if len(finite) > 1:
+            best = min(finite, key=finite.__getitem__)
+            last = max(finite)
+            logger.info(
+                f"validation loss {finite[last]:.4g} at step {last}, "
+                f"lowest {finite[best]:.4g} at step {best}"
+            )
+
+
+def held_out_losses(
+    run: TrainingRun, is_stopping: Callable[[], bool] = lambda: False
+) -> Tensor | None:
+    """Return the losses of the samples that are held out, (samples, 4) fp32, one for each
+    part of the timesteps, on every process; None if the run is to stop.
+
+    Samples are computed one by one, and each by one process, so that the numbers depend
+    neither on the batch size nor on the number of processes. Weights, modes and
+    generators are afterwards what they were.
+    """
+    processes = run.processes
+    samples = run.held_out
+    module = run.module
+    losses = torch.zeros(len(samples), STRATA, device=module.pipeline.device)
+    bar = progress_bar("validation", len(samples), brief=True)
+    sampler = module.timestep_sampler
+    with run.weights_to_use(), undisturbed(module.pipeline), bar:
+        module.timestep_sampler = sampler.stratified()
+        try:
+            for start in range(0, len(samples), processes.size):
+                if processes.any(is_stopping()):
+                    return None
+                own = start + processes.rank
+                # Every process must run equally many forward passes, or the collectives
+                # of sharded weights hang: one without a sample repeats the first.
+                computed = _sample_losses(
+                    run, *samples[own if own < len(samples) else 0]
+                )
+                if own < len(samples):
+                    losses[own] = computed
+                bar.update(min(processes.size, len(samples) - start))
+        finally:
+            module.timestep_sampler = sampler
+    with processes.together():
+        return processes.total(losses)
+
+
+def _sample_losses(run: TrainingRun, row: int, chunk: int) -> Tensor:
+    """Return the losses of one sample, (4,) fp32."""
+    module = run.module
+    seed = run.setup.config.seed
+    keys = [SampleKey(seed, VALIDATION, part, row, chunk) for part in range(STRATA)]
+    try:
+        with run.processes.together(), oom_as_error("validation", *ADVICE):
+            sample = run.source.sample(row, chunk)
+            if not module.stage:
+                sample = _preprocessed(run, sample, keys[0])
+            return torch.cat([module.losses([sample], [key]) for key in keys])
+    except UsageError as error:
+        if not error.rows:
+            raise
+        raise error.at(name_row(run, row) for row in error.rows) from error
+
+
+def _preprocessed(run: TrainingRun, sample: Sample, key: SampleKey) -> Sample:
+    """Return the sample with its cached values, computed once for all its losses."""
+    module = run.module
+    notice: Any = partial(module.on_long_prompt, key)
+    with about_rows([key.row]), noticing_long_prompts(notice):
+        values = module.preprocess(sample, module.plan(sample.inputs))
+    return replace(sample, values=values, is_preprocessed=True)

@@ -1,0 +1,50 @@
+"""Rows are held out by their number and the seed alone, whole, and never all or none."""
+
+import pytest
+from dstrain.errors import UsageError
+from dstrain.training.batching import SKIPPED
+from dstrain.training.held_out import hold_out, is_held_out
+
+
+def chosen(rows: int, seed: int, fraction: float) -> set[int]:
+    return {row for row in range(rows) if is_held_out(row, seed, fraction)}
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5])
+def test_as_many_rows_are_held_out_as_the_fraction_says(fraction: float) -> None:
+    found = chosen(20_000, 0, fraction)
+    assert abs(len(found) / 20_000 - fraction) < 0.01
+    assert chosen(20_000, 1, fraction) != found
+
+
+def test_more_rows_or_a_larger_fraction_only_add_rows() -> None:
+    assert chosen(200, 3, 0.2) == {row for row in chosen(400, 3, 0.2) if row < 200}
+    assert chosen(400, 3, 0.2) < chosen(400, 3, 0.4)
+
+
+def test_all_chunks_of_a_row_are_on_one_side_and_skipped_rows_on_neither() -> None:
+    ids = [(row, chunk) for row in range(40) for chunk in range(2)]
+    groups = [SKIPPED if row < 10 else row % 3 for row, _ in ids]
+    trained, held_out = hold_out(groups, ids, 0, 0.3)
+    rows = {row for row, _ in held_out}
+    assert rows == {row for row in chosen(40, 0, 0.3) if row >= 10}
+    assert held_out == [one for one in ids if one[0] in rows]
+    for group, kept, (row, _) in zip(groups, trained, ids, strict=True):
+        assert kept == (SKIPPED if row in rows else group)
+
+
+def test_without_a_fraction_nothing_is_held_out() -> None:
+    assert hold_out([0, 1], [(0, 0), (1, 0)], 0, None) == ([0, 1], [])
+
+
+@pytest.mark.parametrize(
+    ("fraction", "words"),
+    [(1e-6, "chooses 0 of 3 rows"), (1 - 1e-6, "chooses 3 of 3 rows")],
+)
+def test_a_fraction_that_leaves_no_row_on_one_side_is_refused(
+    fraction: float, words: str
+) -> None:
+    ids = [(row, 0) for row in range(4)]
+    with pytest.raises(UsageError, match=words) as caught:
+        hold_out([0, 0, SKIPPED, 0], ids, 0, fraction)
+    assert caught.value.where == "--validation_split"
