@@ -56,14 +56,15 @@ FLAGS = {
         use_gradient_checkpointing use_gradient_checkpointing_offload variant
         blocks_to_swap compile enable_model_cpu_offload offload_models
         enable_csv_log enable_swanlab_log enable_tensorboard_log enable_wandb_log report_to
-        swanlab_project wandb_project
+        framewise_decoding swanlab_project tile_size tile_stride tiled wandb_project
         weight_decay width
     """,
     GenerateConfig: """
         dataset disabled_plugins family_options fp8_models guidance_scale height hub input lora
         mixed_precision model model_id_with_origin_paths model_paths negative_prompt
         num_frames num_inference_steps offload_models on_long_prompt output prompt quant_options run
-seed toy variant width
+        seed toy variant width
+        framewise_decoding tile_size tile_stride tiled
     """,
 }
 HOOKS = "dstrain_commands dstrain_modify_step dstrain_quantizers dstrain_step_end dstrain_tasks"

@@ -125,6 +125,10 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
     names = [name for name in shared if getattr(config, name) is None]
     if not (config.model_paths or config.model_id_with_origin_paths or config.toy):
         names += ["model_paths", "model_id_with_origin_paths", "toy", "hub"]
+    if not config.tiled and not config.framewise_decoding:
+        names += ["tiled", "framewise_decoding"]
+        if config.tile_size is None and config.tile_stride is None:
+            names += ["tile_size", "tile_stride"]
     # An older version may have written fewer options.
     values = {name: recorded[name] for name in names if name in recorded}
     known = {flag.name for flag in flags(TrainConfig)} | {"p", "versions"}

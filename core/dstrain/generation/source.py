@@ -20,6 +20,7 @@ from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.kept import AS_LOADED, Kept
 from dstrain.models.needed_components import Found
+from dstrain.models.tiling import Tiling, check_tiling, with_tiles
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.kept_choice import check_loaded, kept_components
 from dstrain.pipeline.pipeline import Pipeline
@@ -63,7 +64,8 @@ class PipelineSource:
                 raise UsageError("--offload_models", what, advice)
             offloaded = replace(kept[name].kept, offloaded=True)
             kept[name] = replace(kept[name], kept=offloaded)
-        return replace(found, files=kept)
+        tiling = Tiling.of(self.config)
+        return with_tiles(replace(found, files=kept), self.family, tiling)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,6 +99,7 @@ def open_source(
     score = score_inputs({*input_names(config), *columns})
     variant = choose_variant(family, config.variant, models, score, config.toy)
     spec = with_overrides(family.spec(variant), family, config)
+    check_tiling(Tiling.of(config), family, spec)
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(family, spec.variant, Path(folder)) if config.toy else ()
         models = (*toy, *models)

@@ -15,6 +15,7 @@ import torch
 from dstrain.graph.frozen import freeze
 from dstrain.models.formats import NATIVE, CheckpointFormat, LoraKeyFormat, Shapes
 from dstrain.models.kept import AS_LOADED, Kept
+from dstrain.models.tiles import Tiles
 from dstrain.registry.family import ModelFamily
 
 
@@ -34,6 +35,8 @@ class Files:
     """A LoRA file to merge into the weights."""
     kept: Kept = AS_LOADED
     """How the weights are kept; a preset is merged before they are stored."""
+    tiles: Tiles | None = None
+    """How a VAE computes a large picture, if not as a whole."""
 
     @property
     def folder(self) -> Path:

@@ -207,6 +207,8 @@ def component_digests(found: Found, digests: Digests) -> dict[str, str]:
             parts.append(digests.of(files.preset))
         if files.kept.identity:
             parts.append({"kept": files.kept.identity})
+        if files.tiles is not None:
+            parts.append({"tiles": files.tiles.identity})
         digest[name] = hash_json("component", parts)
     for name, config in found.configs.items():
         digest[f"{name}_config"] = hash_json("config", config)

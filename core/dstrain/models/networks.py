@@ -44,6 +44,11 @@ class DiffusersNetwork:
     name: str
     """A class of diffusers, or "package.module:Class" of a network of the same kind."""
 
+    @property
+    def network_class(self) -> Any:
+        """Return its class, which is imported."""
+        return _load_class(self.name, "diffusers")
+
     def accepts_config(self, data: Config) -> bool:
         """Return whether the content of a `config.json` can be this network's: it names
         no other class, nor one of transformers.
@@ -58,9 +63,10 @@ class DiffusersNetwork:
         Entries that the constructor does not take (version marks, retired ones) are
         left out.
         """
-        network = _load_class(self.name, "diffusers")
         configuration = {}
-        for parameter in inspect.signature(network.__init__).parameters.values():
+        for parameter in inspect.signature(
+            self.network_class.__init__
+        ).parameters.values():
             value = data.get(parameter.name, parameter.default)
             if parameter.name != "self" and value is not inspect.Parameter.empty:
                 configuration[parameter.name] = value
@@ -80,7 +86,7 @@ class DiffusersNetwork:
 
     def build(self, configuration: Any) -> nn.Module:
         """Build the network for a configuration from `configure`, its weights random."""
-        network: nn.Module = _load_class(self.name, "diffusers")(**vars(configuration))
+        network: nn.Module = self.network_class(**vars(configuration))
         return network
 
 

@@ -78,6 +78,8 @@ class Loader:
             return loaded
         place_buffers(loaded, self.device)
         self._merge_tied(loaded)
+        if self.files.tiles is not None:
+            self.files.tiles.apply(loaded)
         if self.files.preset is not None:
             logger.info(f"preset {self.files.preset} merged into {self.component.name}")
         return loaded.requires_grad_(False).eval()

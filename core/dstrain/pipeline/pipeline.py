@@ -31,6 +31,7 @@ from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import Place, keep, set_dtype
 from dstrain.models.ram import ComponentInRam
+from dstrain.models.tiling import Tiling, check_tiling, with_tiles
 from dstrain.pipeline.loading import Loader
 from dstrain.pipeline.sampling import (
     SamplerOptions,
@@ -75,11 +76,14 @@ class Pipeline:
         variant: str | None = None,
         device: torch.device | str | None = None,
         torch_dtype: torch.dtype = torch.float32,
+        tiled: bool = False,
+        tile_size: int | None = None,
+        tile_stride: int | None = None,
     ) -> "Pipeline":
         """Load everything that inference needs.
 
         Raises StateError for files that are missing or do not fit, UsageError for an
-        unknown family or variant.
+        unknown family or variant, or for tiles that its VAE cannot take.
 
         Args:
             family: The name of an installed family.
@@ -87,11 +91,18 @@ class Pipeline:
             variant: The variant, if the files do not tell it.
             device: By default, the GPU if there is one.
             torch_dtype: The dtype of the components.
+            tiled: Whether the VAE encodes and decodes in tiles that overlap.
+            tile_size: Side of a tile in pixels; by default, the VAE's own.
+            tile_stride: Pixels from one tile to the next; by default, the share of
+                `tile_size` that is the VAE's own.
         """
         loaded = load_family(family)
         name = choose_variant(loaded, variant, model_configs)
         spec = loaded.spec(name)
+        tiling = Tiling(tiled, tile_size, tile_stride)
+        check_tiling(tiling, loaded, spec)
         found = find_for_inference(loaded, spec, model_configs)
+        found = with_tiles(found, loaded, tiling)
         device = torch.device(device or default_device())
         return cls.from_found(loaded, spec, found, device, torch_dtype)
 

@@ -122,9 +122,11 @@ def _identity(setup: Setup, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the identity that this run gives to a plan of the sets of inputs in a
     stored one.
     """
-    input_sets = [frozenset(names) for names in plan["about"]["inputs"]]
+    about = plan["about"]
+    input_sets = [frozenset(names) for names in about["inputs"]]
+    facts = plan_identity(setup, input_sets, about["configs"])
     # As JSON has it.
-    identity: dict[str, Any] = json.loads(json.dumps(plan_identity(setup, input_sets)))
+    identity: dict[str, Any] = json.loads(json.dumps(facts))
     return identity
 
 

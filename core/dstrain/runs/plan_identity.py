@@ -2,8 +2,9 @@
 known before a file is opened.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.fields import split_commas
@@ -14,14 +15,21 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.plan import Plan
 from dstrain.graph.task import NEGATIVE
+from dstrain.models.formats import Config
 from dstrain.models.kept import AS_LOADED
+from dstrain.models.tiling import tiles_of
 from dstrain.runs.setup import Setup
 
+NO_CONFIGS: Mapping[str, Config] = MappingProxyType({})
 NO_CONTENT = ("optional", "check")
 """Fields of a column that decide which rows there are, but no value."""
 
 
-def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[str, Any]:
+def plan_identity(
+    setup: Setup,
+    input_sets: Sequence[frozenset[str]],
+    configs: Mapping[str, Config] = NO_CONFIGS,
+) -> dict[str, Any]:
     """Return what must be equal in both stages: each fact by its name in errors, and
     those of a unit or an input in a record of its own.
 
@@ -29,6 +37,8 @@ def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[st
         setup: The run.
         input_sets: The sets of inputs that its samples have. Each has a plan of its own,
             and all of these count.
+        configs: The configurations of the components, on which the sides of their tiles
+            depend.
     """
     spec = setup.spec
     facts: dict[str, Any] = {
@@ -70,6 +80,9 @@ def plan_identity(setup: Setup, input_sets: Sequence[frozenset[str]]) -> dict[st
         kept = setup.kept.get(name, AS_LOADED).identity
         if kept:
             facts[f"how weights of {name} are stored"] = "; ".join(kept)
+    for name, tiles in tiles_of(setup.tiling, setup.family, configs).items():
+        if name in cached_with:
+            facts[f"tiles of {name}"] = tiles.identity
     constants = {f"--{name}": one.value for name, one in spec.constants.items()}
     dtype = str(setup.dtype).removeprefix("torch.")
     return {**facts, **flags, "dtype": dtype, **constants}

@@ -374,7 +374,8 @@ def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
         ],
     )
     lines = plan_lines(setup, keyed, samples, input_sets, cache)
-    cache.write_plan(plan_identity(setup, input_sets), asdict(info), lines)
+    identity = plan_identity(setup, input_sets, keyed.found.configs)
+    cache.write_plan(identity, asdict(info), lines)
 
 
 def plan_lines(

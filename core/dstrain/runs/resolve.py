@@ -23,6 +23,7 @@ from dstrain.models.components import components_of
 from dstrain.models.device import default_device
 from dstrain.models.formats import NATIVE
 from dstrain.models.kept import described
+from dstrain.models.tiling import Tiling, check_tiling
 from dstrain.pipeline.kept_choice import (
     check_loaded,
     check_trained,
@@ -74,6 +75,7 @@ def resolve(config: TrainConfig) -> Setup:
     if not spec.reads_videos:
         refuse_unused(config, "video", f"variant {variant} reads no videos")
     check_component_flags(config, spec)
+    check_tiling(Tiling.of(config), family, spec)
     setup = Setup(
         config=config,
         family=family,

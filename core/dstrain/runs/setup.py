@@ -30,6 +30,7 @@ from dstrain.models.components import components_of
 from dstrain.models.device import DTYPES, precision
 from dstrain.models.kept import AS_LOADED, Kept
 from dstrain.models.needed_components import Found, find
+from dstrain.models.tiling import Tiling, with_tiles
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
 from dstrain.registry.family import ModelFamily, Option
@@ -181,7 +182,12 @@ class Setup:
         if preset is not None and preset.component in files:
             merged = replace(files[preset.component], preset=preset.path)
             files[preset.component] = merged
-        return replace(found, files=files)
+        return with_tiles(replace(found, files=files), self.family, self.tiling)
+
+    @property
+    def tiling(self) -> Tiling:
+        """Return what the flags ask of VAEs."""
+        return Tiling.of(self.config)
 
     @property
     def data_config(self) -> DataConfig:

@@ -66,6 +66,30 @@ class ModelChoice:
         "several are separated by semicolons. METHOD is fp8, int8_block, bitsandbytes_nf4 or another.",
         affects={"resolved", "recipe"},
     )
+    tiled: bool = option(
+        "memory",
+        "Encode and decode with the VAE in tiles that overlap, which takes less memory and changes results a little.",
+        False,
+        affects={"resolved"},
+    )
+    tile_size: int | None = option(
+        "memory",
+        "Side of a tile in pixels. Defaults to the VAE's own.",
+        affects={"resolved"},
+        minimum=1,
+    )
+    tile_stride: int | None = option(
+        "memory",
+        "Pixels from one tile to the next. Defaults to the share of --tile_size that is the VAE's own.",
+        affects={"resolved"},
+        minimum=1,
+    )
+    framewise_decoding: bool = option(
+        "memory",
+        "Encode and decode videos in groups of frames, with a VAE that can do either.",
+        False,
+        affects={"resolved"},
+    )
     seed: int = option(
         "general",
         "Random seed.",

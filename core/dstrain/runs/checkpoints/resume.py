@@ -21,6 +21,7 @@ from dstrain.config.serialize import (
 )
 from dstrain.console import get_logger
 from dstrain.errors import StateError
+from dstrain.models.tiling import tiles_of
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
 from dstrain.runs.setup import Setup
@@ -132,6 +133,17 @@ def config_digest(run: TrainingRun) -> str:
     stored = {name: setup.kept[name].identity for name in used}
     if any(stored.values()):
         numbers.append({"kept": stored})
+    # Stage 2 does not load what stage 1 encoded with.
+    configs = {
+        **(run.cache_info.configs if run.cache_info else {}),
+        **run.found.configs,
+    }
+    tiles = tiles_of(setup.tiling, setup.family, configs).items()
+    used_tiles = {
+        name: one.identity for name, one in tiles if name in run.module.used_components
+    }
+    if used_tiles:
+        numbers.append({"tiles": used_tiles})
     order = [run.order.groups, run.order.samples_per_step]
     trainables = asdict(setup.trainables)
     return hash_json("run", [setup.task.name, trainables, order, numbers])

@@ -6,6 +6,7 @@ from tests.support.options import options_of
 
 OPTIONS: dict[str, tuple[object, str]] = {
     "fp8_models": (None, "recipe resolved"),
+    "framewise_decoding": (False, "resolved"),
     "height": (None, "cache training"),
     "hub": ("modelscope", ""),
     "mixed_precision": (None, "resolved"),
@@ -15,6 +16,9 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "offload_models": (None, ""),
     "quant_options": (None, "recipe resolved"),
     "seed": (0, "training"),
+    "tile_size": (None, "resolved"),
+    "tile_stride": (None, "resolved"),
+    "tiled": (False, "resolved"),
     "toy": (False, ""),
     "variant": (None, "resolved"),
     "width": (None, "cache training"),
