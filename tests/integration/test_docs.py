@@ -68,6 +68,22 @@ FOREIGN_FLAGS = frozenset(
         "--num_processes",
         "--nproc_per_node",
         "--standalone",
+        *(
+            "--nnodes",
+            "--rdzv_id",
+            "--rdzv_backend",
+            "--rdzv_endpoint",
+            "--max_restarts",
+        ),
+        *(
+            "--num_machines",
+            "--machine_rank",
+            "--main_process_ip",
+            "--main_process_port",
+        ),
+        *("--job-name", "--nodes", "--ntasks-per-node", "--gpus-per-node", "--time"),
+        *("--signal", "--requeue", "--open-mode", "--dependency"),
+        *("--init", "--shm-size", "--ipc", "--logdir"),
     }
 )
 

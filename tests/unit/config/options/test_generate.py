@@ -4,9 +4,9 @@ from dstrain.config.fields import flags
 from dstrain.config.options.generate import GenerateConfig
 
 PUBLIC_GENERATE_FLAGS = """
-dataset fp8_models guidance_scale height hub input lora mixed_precision model model_id_with_origin_paths model_paths
-negative_prompt num_frames num_inference_steps offload_models on_long_prompt output prompt quant_options run
-seed toy variant width
+dataset fp8_models framewise_decoding guidance_scale height hub input lora mixed_precision model
+model_id_with_origin_paths model_paths negative_prompt num_frames num_inference_steps offload_models
+on_long_prompt output prompt quant_options run seed tile_size tile_stride tiled toy variant width
 """
 
 
