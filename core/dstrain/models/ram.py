@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -132,20 +132,29 @@ class ComponentInRam:
             yield
 
 
-def stored_tensors(network: nn.Module, part: str = "") -> list[Tensor]:
+def stored_tensors(
+    network: nn.Module, part: str = "", saved: Collection[str] = ()
+) -> list[Tensor]:
     """Return the tensors that hold the frozen weights and the buffers of a part of a
     network, each once: of a weight that is made of others, those. What the rest of the
     network holds, too, is not among them.
 
-    part: The dotted name of a module of the network; '' for all of it.
+    Args:
+        network: The network.
+        part: The dotted name of a module of it; '' for all of it.
+        saved: The names of frozen weights that are left out, since they are saved with
+            what is trained.
     """
     found: dict[int, Tensor] = {}
     others: set[int] = set()
     for name, module in network.named_modules():
         is_inside = not part or f"{name}.".startswith(f"{part}.")
-        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        for tensor in own:
-            if not is_inside:
+        own = (
+            *module.named_parameters(name, recurse=False),
+            *module.named_buffers(name, recurse=False),
+        )
+        for full_name, tensor in own:
+            if not is_inside or full_name in saved:
                 others.add(id(tensor))
             elif not tensor.requires_grad:
                 found[id(tensor)] = tensor

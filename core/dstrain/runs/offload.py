@@ -132,7 +132,12 @@ def start_swap(setup: Setup, module: TrainingModule, empty: bool) -> None:
         network = module.pipeline.components[name]
         swapped_blocks(name, network, counts[name])
         if not empty and counts[name]:
-            module.block_swap.add(name, network, counts[name])
+            # LoRA layers that no loss reaches are frozen, and saved with the others.
+            saved = [
+                full_name.removeprefix(f"{name}.")
+                for full_name in module.trained.unused_parameters
+            ]
+            module.block_swap.add(name, network, counts[name], saved)
 
 
 def blocks_to_swap(

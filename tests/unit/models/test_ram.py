@@ -137,6 +137,7 @@ def test_what_is_trained_or_held_elsewhere_stays() -> None:
     network.first.weight = network.block.weight
     assert list(map(id, stored_tensors(network, "block"))) == [id(network.block.scale)]
     assert len(stored_tensors(network)) == 5
+    assert len(stored_tensors(network, saved=["blockade.bias"])) == 4
 
 
 def test_a_component_is_on_the_device_only_while_it_is_borrowed(

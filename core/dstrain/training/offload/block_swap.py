@@ -11,7 +11,7 @@ diffusers are, fires before any gradient inside it.) It is what musubi-tuner cal
 one-way swap, attached to networks from outside.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,9 @@ from dstrain.models.blocks import repeated_blocks
 from dstrain.models.ram import WeightsInRam, stored_tensors
 
 FLAG = "--blocks_to_swap"
+CHECKPOINT = "_gradient_checkpointing_func"
+"""A layer of transformers calls this within its forward pass, so that hooks of the layer
+are not called when it is recomputed."""
 CUDA: Any = torch.cuda
 """Its streams and events have no types."""
 
@@ -63,18 +66,26 @@ class BlockSwap:
         self._computed: Any = None
         """On a GPU: the event at the end of what used the block that was dropped last."""
 
-    def add(self, component: str, network: nn.Module, count: int) -> None:
+    def add(
+        self,
+        component: str,
+        network: nn.Module,
+        count: int,
+        saved: Collection[str] = (),
+    ) -> None:
         """Swap the last `count` blocks of a network.
 
         Its trained layers exist and its blocks are checkpointed. They may be in RAM; what
         they train is put on the device. Raises UsageError for a network with fewer blocks.
+
+        saved: As in `stored_tensors`.
         """
         if self._is_cuda and self._copies is None:
             self._copies = CUDA.Stream(self._device)
         previous: int | None = None
         for name, block in swapped_blocks(component, network, count).items():
             number = len(self.blocks)
-            weights = WeightsInRam(stored_tensors(network, name), self._device)
+            weights = WeightsInRam(stored_tensors(network, name, saved), self._device)
             for parameter in block.parameters():
                 parameter.data = parameter.data.to(self._device)
             self.blocks.append(SwappedBlock(f"{component}.{name}", weights, previous))
@@ -103,6 +114,19 @@ class BlockSwap:
             if not _in_backward_pass():
                 self._drop(number)
 
+        checkpoint: Any = getattr(block, CHECKPOINT, None)
+        if checkpoint is not None:
+
+            def checkpoint_with_weights(
+                function: Callable[..., object], *inputs: object
+            ) -> object:
+                def recomputed(*inputs: object) -> object:
+                    self._before(number, block)
+                    return function(*inputs)
+
+                return checkpoint(recomputed, *inputs)
+
+            setattr(block, CHECKPOINT, checkpoint_with_weights)
         block.register_forward_pre_hook(before)
         # Also when the block fails: nothing stays on the device.
         block.register_forward_hook(after, always_call=True)
@@ -112,7 +136,7 @@ class BlockSwap:
         following = block.next
         if _in_backward_pass():
             following = block.previous
-        elif torch.is_grad_enabled() and not _is_checkpointed():
+        elif torch.is_grad_enabled() and not _is_checkpointed(module):
             raise UsageError(
                 FLAG,
                 f"{block.name} ({type(module).__name__}) is called without gradient checkpointing",
@@ -180,8 +204,10 @@ def _in_backward_pass() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _is_checkpointed() -> bool:
+def _is_checkpointed(block: nn.Module) -> bool:
     """Return whether something else than autograd keeps what the backward pass needs, as
-    checkpointing does.
+    checkpointing does, or the block itself is going to see to that.
     """
+    if getattr(block, CHECKPOINT, None) is not None and block.training:
+        return bool(block.gradient_checkpointing)
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
