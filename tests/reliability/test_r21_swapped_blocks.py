@@ -50,19 +50,19 @@ TOYS = (
     Toy("flux", "dev", "dit", 2, "text_encoder_1,text_encoder_2,vae"),
     Toy("flux", "kontext", "text_encoder_2", 2, "vae,text_encoder_1"),
 )
-METHODS = (None,)
-"""How the weights of the trained component are stored."""
+METHODS = ("fp8", "int8_block", "bitsandbytes_nf4")
+"""How the weights of the trained component may be stored."""
 SWAPS: tuple[dict[str, Any], ...] = (
     {"blocks_to_swap": 1},
     {"enable_model_cpu_offload": True},
 )
-CASES = [
-    (toy, method, swap, is_split)
+WAYS = [(None, swap, is_split) for swap in SWAPS for is_split in (False, True)]
+WAYS += [
+    (method, swap, is_split)
     for method in METHODS
-    for swap in SWAPS
-    for is_split in (False, True)
-    for toy in TOYS
+    for swap, is_split in zip(SWAPS, (True, False), strict=True)
 ]
+CASES = [(toy, *way) for way in WAYS for toy in TOYS]
 
 
 def flags(toy: Toy, method: str | None, folder: Path) -> dict[str, Any]:
@@ -83,6 +83,7 @@ def flags(toy: Toy, method: str | None, folder: Path) -> dict[str, Any]:
         "width": size.width,
         "max_steps": 2,
         "mixed_precision": "no",
+        "quant_options": f"{toy.trained}:{method}" if method else None,
         **({"num_frames": size.frames} if spec.reads_videos else {}),
     }
 
