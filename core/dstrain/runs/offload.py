@@ -59,6 +59,17 @@ def with_offload(setup: Setup) -> Setup:
     return replace(setup, kept=kept)
 
 
+def refuse_swap_of_shards(setup: Setup) -> None:
+    """Raise UsageError for block swap where processes divide what is trained."""
+    flag = swap_flag(setup.config)
+    if flag and setup.stage != "data_process":
+        raise UsageError(
+            flag,
+            "cannot be combined with sharding (FSDP, ZeRO stages 1 to 3): blocks are divided among processes",
+            "leave the flag out, or use a configuration of MULTI_GPU, where each process swaps",
+        )
+
+
 def _refuse_trained_in_full(setup: Setup, flag: str) -> None:
     for name in setup.trainables.full:
         raise UsageError(

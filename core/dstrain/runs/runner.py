@@ -20,6 +20,7 @@ from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_la
 from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import world_size
 from dstrain.runs.loop import train
+from dstrain.runs.offload import refuse_swap_of_shards
 from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.dry_run import as_summary
 from dstrain.runs.resolve import dataset_inputs, resolve
@@ -84,6 +85,8 @@ def _start(
 ) -> None:
     setup = resolve(config)
     launch = in_stage(launch, setup.stage, world_size(os.environ))
+    if launch.sharding is not None:
+        refuse_swap_of_shards(setup)
     if config.dry_run:
         with toy_models(setup) as ready:
             summary = as_summary(ready)

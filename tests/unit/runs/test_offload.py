@@ -142,6 +142,18 @@ def test_what_cannot_be_swapped_is_refused(
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_swap_and_sharding_exclude_each_other(
+    is_dry: bool, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    asked = config(here, output_path=tmp_path / "out", blocks_to_swap=1, dry_run=is_dry)
+    with pytest.raises(UsageError) as caught:
+        run(asked)
+    assert "--blocks_to_swap: cannot be combined with sharding" in str(caught.value)
+
+
 def test_out_of_memory_names_the_flag(here: Path) -> None:
     advice = []
     for way in ({}, *WAYS.values()):
