@@ -24,6 +24,8 @@ previews; beyond them torch would silently compile no more. Its own limit is 8."
 OWN_WARNINGS = (
     (r"The \.grad attribute of a Tensor", UserWarning),
     (r"`torch\.jit\.script_method` is deprecated", DeprecationWarning),
+    # Of an autograd.Function with its own backward pass, as stored weights have.
+    (r".* should not be instantiated", DeprecationWarning),
 )
 """What torch says of itself while it compiles."""
 

@@ -76,16 +76,17 @@ class _Saved:
         self.outside: Storages = {}
         self.inputs: Storages = {}
         self.blocks: list[Storages] = []
-        self.saved = 0
         self.working = 0
+        self._held: Storages = {}
+        """All that is in one of these."""
+        self._held_bytes = 0
         self._inside = False
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Note a tensor that autograd saves."""
         storages = self.blocks[-1] if self._inside else self.outside
-        if self._add(storages, tensor):
-            self.saved += tensor.untyped_storage().nbytes()
-        self.working = max(self.working, self.mode.live - self.saved)
+        self._add(storages, tensor)
+        self.working = max(self.working, self.mode.live - self._held_bytes)
         return tensor
 
     def block(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -102,13 +103,15 @@ class _Saved:
         finally:
             self._inside = False
 
-    def _add(self, storages: Storages, tensor: Tensor) -> bool:
+    def _add(self, storages: Storages, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.weights or key in storages:
-            return False
+        if key in self.weights:
+            return
         storages[key] = storage
-        return True
+        if key not in self._held:
+            self._held[key] = storage
+            self._held_bytes += storage.nbytes()
 
     def count(self, encoding: int, sample: int) -> Activations:
         """Return the bytes."""

@@ -34,14 +34,27 @@ class Way:
         return "task" in self.changes
 
 
-def ways(config: TrainConfig, precision: str, can_split: bool) -> Iterator[Way]:
+@dataclass(frozen=True)
+class Possible:
+    """What a run could do."""
+
+    precision: str
+    """'bf16' or 'no', as the run is."""
+    can_split: bool
+    """Whether two stages load less than one run."""
+    blocks: int = 0
+    """Blocks of its largest network with LoRA, which can be swapped; 0 for none."""
+    lora: tuple[str, ...] = ()
+    """Components with LoRA, whose frozen weights can be stored in fewer bytes; () if
+    others are trained in full."""
+    modulation: tuple[str, ...] = ()
+    """Patterns of layers of these that scale others."""
+    has_bitsandbytes: bool = False
+
+
+def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
     """Yield flags that need less memory, each way with those before it, in the order of
     what they cost in time or exactness.
-
-    Args:
-        config: The flags given.
-        precision: 'bf16' or 'no'.
-        can_split: Whether two stages load less than one run.
     """
     way = Way(config, {})
     if not (
@@ -49,33 +62,67 @@ def ways(config: TrainConfig, precision: str, can_split: bool) -> Iterator[Way]:
     ):
         way = way.with_changes(use_gradient_checkpointing=True)
         yield way
-    if can_split and not config.stage:
+    if possible.can_split and not config.stage:
         way = way.with_changes(
             task=f"{config.task_name}:train", feature_cache=_cache_of(config)
         )
         yield way
-    if precision == "no":
+    if possible.precision == "no":
         way = way.with_changes(mixed_precision="bf16")
         yield way
     if config.batch_size > 1:
         steps = config.gradient_accumulation_steps * config.batch_size
         way = way.with_changes(batch_size=1, gradient_accumulation_steps=steps)
         yield way
+    for smaller in _with_fewer_bytes(way, possible):
+        yield smaller
+        way = smaller
+    if possible.has_bitsandbytes and config.optimizer == "adamw":
+        way = way.with_changes(optimizer="adamw8bit")
+        yield way
+
+
+def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
+    """Yield ways to keep frozen weights: in 8 bits, then inputs of blocks in RAM, then
+    up to half of the blocks swapped, then in 4 bits, then more and more blocks swapped.
+    """
+    config = way.config
+    is_free = not (config.fp8_models or config.quant_options)
+    can_swap = config.blocks_to_swap is None and not config.enable_model_cpu_offload
+    blocks = possible.blocks if can_swap else 0
+    if possible.lora and is_free:
+        way = way.with_changes(quant_options=_options(possible.lora, "int8_block"))
+        yield way
     if not config.use_gradient_checkpointing_offload:
         way = way.with_changes(
             use_gradient_checkpointing=False, use_gradient_checkpointing_offload=True
         )
         yield way
+    for count in range(1, blocks // 2 + 1):
+        yield way.with_changes(blocks_to_swap=count)
+    if possible.lora and is_free and possible.has_bitsandbytes:
+        nf4 = "bitsandbytes_nf4"
+        options = _options(possible.lora, nf4)
+        if possible.modulation:
+            named = ",".join(possible.modulation)
+            mild = _options(possible.lora, f"int8_block@{named}")
+            options = f"{_options(possible.lora, f'{nf4}/{named}')};{mild}"
+        way = way.with_changes(quant_options=options)
+        yield way
+    for count in range(1, blocks + 1):
+        way = way.with_changes(blocks_to_swap=count)
+        yield way
+
+
+def _options(components: tuple[str, ...], method: str) -> str:
+    return ";".join(f"{name}:{method}" for name in components)
 
 
 def cheapest(
-    config: TrainConfig,
-    precision: str,
-    can_split: bool,
-    fits: Callable[[Way], bool | None],
+    config: TrainConfig, possible: Possible, fits: Callable[[Way], bool | None]
 ) -> Way | None:
     """Return the first way with which a run fits; None if there is none."""
-    for way in ways(config, precision, can_split):
+    for way in ways(config, possible):
         if fits(way):
             return way
     return None

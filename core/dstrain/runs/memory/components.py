@@ -1,11 +1,15 @@
 """The bytes of a component's weights as a run keeps them, from its configuration."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
+from dstrain.graph.storing import QuantizationMethod
 from dstrain.models.blocks import repeated_blocks
+from dstrain.models.kept import ALL_BLOCKS, Kept, matches
 
 TRAINED = 4
 """Bytes of a number that is trained: it is in fp32."""
@@ -42,6 +46,8 @@ class ComponentSize:
     """What its weights are loaded as: 'bf16', also where only some are, or 'fp32'."""
     stored: tuple[Stored, ...]
     has_lora: bool = False
+    unquantized: tuple[str, ...] = ()
+    """Patterns of the whole names of layers that no method stores."""
 
     @property
     def parameters(self) -> int:
@@ -75,9 +81,69 @@ class ComponentSize:
         return sum(one.size for one in self.stored if one.is_parameter)
 
 
-def component_size(name: str, network: nn.Module, has_lora: bool) -> ComponentSize:
+@dataclass(frozen=True)
+class Place:
+    """Where the frozen weights of a component are."""
+
+    device: int
+    """Bytes on the device: of swapped blocks, those of the two largest."""
+    ram: int
+    """Bytes of swapped blocks in RAM."""
+    largest_stored: int
+    """Numbers of the largest weight that a method stores."""
+
+
+def as_kept(size: ComponentSize, kept: Kept) -> Place:
+    """Return where the frozen weights of a component are if they are kept so."""
+    count = 1 + max((one.block for one in size.stored), default=-1)
+    first_swapped = (
+        max(0, count - kept.swapped_blocks) if kept.swapped_blocks else count
+    )
+    if kept.swapped_blocks == ALL_BLOCKS:
+        first_swapped = 0
+    device = largest_stored = 0
+    swapped: dict[int, int] = {}
+    for one in size.stored:
+        if one.is_trained:
+            continue
+        stored_by = _method_of(one, kept, size.unquantized)
+        bytes_ = one.size
+        if stored_by is not None:
+            rows, columns = one.shape
+            bytes_ = stored_by.stored_bytes((rows, columns))
+            largest_stored = max(largest_stored, one.numbers)
+        if one.block >= first_swapped:
+            swapped[one.block] = swapped.get(one.block, 0) + bytes_
+        else:
+            device += bytes_
+    device += sum(sorted(swapped.values())[-2:])
+    return Place(device, sum(swapped.values()), largest_stored)
+
+
+def _method_of(
+    one: Stored, kept: Kept, unquantized: Collection[str]
+) -> QuantizationMethod | None:
+    """Return the method that stores a weight, as `methods_of_layers` decides it."""
+    if not one.is_linear or any(fnmatchcase(one.layer, name) for name in unquantized):
+        return None
+    for entry in kept.methods:
+        is_meant = not entry.only or matches(one.layer, entry.only)
+        if is_meant and not matches(one.layer, entry.excluded):
+            return entry.method
+    return None
+
+
+def component_size(
+    name: str, network: nn.Module, has_lora: bool, unquantized: Collection[str] = ()
+) -> ComponentSize:
     """Measure the network of a component, with what is trained in it; it may be on any
     device.
+
+    Args:
+        name: The component.
+        network: Its network, its weights as they are loaded.
+        has_lora: Whether LoRA is trained on it.
+        unquantized: Patterns of layers that its record leaves as they are loaded.
     """
     blocks = {
         block: number for number, block in enumerate(repeated_blocks(network).keys())
@@ -85,8 +151,14 @@ def component_size(name: str, network: nn.Module, has_lora: bool) -> ComponentSi
     linear = {
         key for key, layer in network.named_modules() if isinstance(layer, nn.Linear)
     }
+    tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
+    seen: set[str] = set()
     stored = []
     for full_name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        # Tied weights are one only after loading.
+        if tied.get(full_name, full_name) in seen:
+            continue
+        seen.add(tied.get(full_name, full_name))
         place, _, last = full_name.rpartition(".")
         is_parameter = isinstance(tensor, nn.Parameter)
         is_trained = is_parameter and tensor.requires_grad
@@ -104,4 +176,4 @@ def component_size(name: str, network: nn.Module, has_lora: bool) -> ComponentSi
         )
     weights = (one.dtype for one in network.parameters() if one.is_floating_point())
     kept = "bf16" if torch.bfloat16 in weights else "fp32"
-    return ComponentSize(name, kept, tuple(stored), has_lora)
+    return ComponentSize(name, kept, tuple(stored), has_lora, tuple(unquantized))

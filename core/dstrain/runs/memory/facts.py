@@ -53,12 +53,12 @@ def facts_of(
     """
     pipeline = loaded if isinstance(loaded, Pipeline) else loaded.pipeline
     lora = () if isinstance(loaded, Pipeline) else tuple(loaded.trained.lora)
+    known = components_of(setup.family)
     sizes = {
-        name: component_size(name, network, name in lora)
+        name: component_size(name, network, name in lora, known[name].unquantized)
         for name, network in pipeline.components.items()
         if isinstance(network, nn.Module)
     }
-    known = components_of(setup.family)
     wanted = dict.fromkeys(
         name for plan in plans for name in plan.components[setup.stage]
     )

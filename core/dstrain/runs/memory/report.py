@@ -2,19 +2,40 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 
 import torch
 
+from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import as_size, parse_size
 from dstrain.graph.plan import Plan
-from dstrain.runs.memory.advice import Way, as_commands, cheapest
+from dstrain.models.kept import AS_LOADED, matches
+from dstrain.pipeline.kept_choice import kept_components
+from dstrain.runs.memory.advice import Possible, Way, as_commands, cheapest
 from dstrain.runs.memory.components import ComponentSize
 from dstrain.runs.memory.disk import disk_of
-from dstrain.runs.memory.estimate import ADAMW, RESERVE, Estimate, estimate
+from dstrain.runs.memory.estimate import (
+    RESERVE,
+    Choice,
+    Estimate,
+    estimate,
+    state_bytes,
+)
 from dstrain.runs.memory.facts import Facts
+from dstrain.runs.offload import with_offload
 from dstrain.runs.setup import Setup
 
 WIDTH = 30
+MODULATION = (
+    "img_mod.1",
+    "txt_mod.1",
+    "norm1.linear",
+    "norm1_context.linear",
+    "norm.linear",
+)
+"""Patterns of layers whose results scale and shift those of others: a third of
+Qwen-Image's weights. An error in them is one in all that they scale, so 4 bits are too
+few for them."""
 
 
 def report(
@@ -36,20 +57,24 @@ def report(
         rows: Rows of the dataset; 0 if they are not known.
     """
     stage = setup.stage
-    found = _estimate(setup, plans, facts, Way(setup.config, {}), stage)
+    found = estimate_way(setup, plans, facts, Way(setup.config, {}), stage)
     yield ""
     yield f"memory of one device at the peak of {_stage_name(stage)}, computed from shapes"
     for name in _names(plans, stage):
         if name in facts.components:
-            yield _line(*_component(facts.components[name], found.weights[name]))
+            kept = setup.kept.get(name, AS_LOADED).describe()
+            size = facts.components[name]
+            yield _line(*_component(size, found.weights[name], kept))
     for name in facts.unknown:
         yield _line(name, "not known", "its configuration is not here")
     if stage != "data_process":
-        yield from _training(facts, found)
+        yield from _training(setup, facts, found)
     yield from _activations(setup, facts, found)
     total = as_size(found.least + RESERVE)
     words = total if found.activations is not None else f"more than {total}"
     yield _line("peak", words, f"with {as_size(RESERVE)} for the device itself")
+    if found.ram:
+        yield _line("RAM for weights", as_size(found.ram))
     yield from _fit(setup, plans, facts, found)
     yield from _disk(setup, facts, found, steps, per_epoch, rows)
 
@@ -69,8 +94,9 @@ def _names(plans: Sequence[Plan], stage: str) -> tuple[str, ...]:
     )
 
 
-def _component(size: ComponentSize, stored: int) -> tuple[str, str, str]:
-    return size.name, as_size(stored), f"{_count(size.parameters)} in {size.dtype}"
+def _component(size: ComponentSize, stored: int, kept: str) -> tuple[str, str, str]:
+    how = f"{size.dtype}; {kept}" if kept else size.dtype
+    return size.name, as_size(stored), f"{_count(size.parameters)} in {how}"
 
 
 def _count(numbers: int) -> str:
@@ -81,12 +107,16 @@ def _count(numbers: int) -> str:
     return f"{numbers} parameters"
 
 
-def _training(facts: Facts, found: Estimate) -> Iterator[str]:
+def _training(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
     numbers = sum(one.trained for one in facts.components.values())
     yield _line("trained weights", as_size(found.trained), f"{_count(numbers)} in fp32")
     yield _line("gradients", as_size(found.gradients), "fp32")
-    note = f"adamw, {ADAMW:g} bytes per trained parameter"
+    optimizer = setup.optimizer
+    per_number = state_bytes(optimizer.trial)
+    note = f"{optimizer.name}, {per_number:g} bytes per trained parameter"
     yield _line("optimizer state", as_size(found.optimizer), note)
+    if found.average:
+        yield _line("average (EMA)", as_size(found.average), "fp32")
 
 
 def _activations(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
@@ -106,12 +136,31 @@ def _activations(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
     yield _line(what, as_size(found.activations), note)
 
 
-def _estimate(
+def estimate_way(
     setup: Setup, plans: Sequence[Plan], facts: Facts, way: Way, stage: str
 ) -> Estimate:
     """Estimate a stage of the run with the flags of a way."""
-    mixed = (way.config.mixed_precision or setup.mixed_precision) == "bf16"
-    return estimate(facts, _names(plans, stage), way.config, stage, mixed)
+    changed = with_flags(setup, way.config)
+    choice = Choice(
+        way.config,
+        changed.kept,
+        state_bytes(changed.optimizer.trial) if stage != "data_process" else 0.0,
+        changed.mixed_precision == "bf16",
+    )
+    return estimate(facts, _names(plans, stage), choice, stage)
+
+
+def with_flags(setup: Setup, config: TrainConfig) -> Setup:
+    """Return the setup of other flags about memory."""
+    if config is setup.config:
+        return setup
+    kept = kept_components(
+        config, setup.family, setup.spec, setup.models, lambda: setup.extensions
+    )
+    changed = replace(setup, config=config, kept=kept)
+    if config.optimizer == setup.config.optimizer:
+        vars(changed)["optimizer"] = setup.optimizer  # tried once
+    return with_offload(changed)
 
 
 def device_memory(setup: Setup) -> tuple[int, str] | None:
@@ -149,21 +198,43 @@ def _fit(
         return
     if setup.stage == "data_process":
         return
-    can_split = set(_names(plans, "")) - set(_names(plans, "train")) != set()
+    possible = possible_ways(setup, plans, facts)
 
     def fits_with(way: Way) -> bool | None:
         stages = ("data_process", "train") if way.is_split else (setup.stage,)
-        every = [_estimate(setup, plans, facts, way, one).fits(size) for one in stages]
+        every = [
+            estimate_way(setup, plans, facts, way, one).fits(size) for one in stages
+        ]
         return all(every)
 
-    way = cheapest(setup.config, setup.mixed_precision, can_split, fits_with)
+    way = cheapest(setup.config, possible, fits_with)
     if way is None:
         yield "    no flags are known with which it fits"
         return
     stage = "train" if way.is_split else setup.stage
-    peak = _estimate(setup, plans, facts, way, stage).least + RESERVE
+    peak = estimate_way(setup, plans, facts, way, stage).least + RESERVE
     yield f"    it fits, with a peak of {as_size(peak)}:"
     yield from (f"        {command}" for command in as_commands(setup.config, way))
+
+
+def possible_ways(setup: Setup, plans: Sequence[Plan], facts: Facts) -> Possible:
+    """Return what the run could do to need less."""
+    loaded = set(_names(plans, ""))
+    lora: tuple[str, ...] = ()
+    if not setup.trainables.full:
+        lora = tuple(one.component for one in setup.trainables.lora)
+    parts = [one for name in lora for one in facts.components[name].stored]
+    named = {one.layer for one in parts if one.is_linear}
+    return Possible(
+        precision=setup.mixed_precision,
+        can_split=loaded != set(_names(plans, "train")),
+        blocks=1 + max((one.block for one in parts), default=-1),
+        lora=lora,
+        modulation=tuple(
+            one for one in MODULATION if any(matches(name, [one]) for name in named)
+        ),
+        has_bitsandbytes=find_spec("bitsandbytes") is not None,
+    )
 
 
 def _disk(

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.models.kept import AS_LOADED
 from dstrain.runs.build import load_module, open_training_data
-from dstrain.runs.memory.components import component_size
+from dstrain.runs.memory.components import as_kept, component_size
 from dstrain.runs.resolve import resolve
 from dstrain.training.module import TrainingModule
 from torch import nn
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.usefixtures("tiny")
         {"trainable_models": "dit", "mixed_precision": "bf16"},
         {"trainable_models": "dit.blocks", "mixed_precision": "bf16"},
         {"trainable_models": "text_encoder", "lora_base_model": "dit"},
+        {"quant_options": "dit:int8_block;text_encoder:fp8"},
+        {"quant_options": "dit:fp8@to_q", "mixed_precision": "bf16"},
     ],
     ids=str,
 )
@@ -44,7 +47,8 @@ def test_they_are_what_is_then_allocated(tmp_path: Path, flags: dict[str, Any]) 
         )
         tensors = [*network.parameters(), *network.buffers()]
         allocated = sum(one.untyped_storage().nbytes() for one in tensors)
-        assert size.frozen_bytes + size.trained_bytes == pytest.approx(allocated, 0.02)
+        place = as_kept(size, setup.kept.get(name, AS_LOADED))
+        assert place.device + size.trained_bytes == pytest.approx(allocated, 0.02)
         trained = [one for one in network.parameters() if one.requires_grad]
         assert size.trained_bytes == sum(one.nbytes for one in trained)
         assert size.trained == sum(one.numel() for one in trained)

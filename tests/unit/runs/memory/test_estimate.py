@@ -1,11 +1,17 @@
 """An estimate adds up what is there at once."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 import pytest
 from dstrain.config.options.train import TrainConfig
+from dstrain.models.kept import ALL_BLOCKS, Kept
 from dstrain.runs.memory.activations import Activations
 from dstrain.runs.memory.components import ComponentSize, Stored
-from dstrain.runs.memory.estimate import RESERVE, estimate
+from dstrain.runs.memory.estimate import RESERVE, Choice, estimate, state_bytes
 from dstrain.runs.memory.facts import Facts
+from dstrain.training.optimizers.choice import choose_optimizer
 
 
 def stored(numbers: int, size: int, is_trained: bool = False) -> Stored:
@@ -24,12 +30,15 @@ FACTS = Facts(
     ACTIVATIONS,
     "a sample",
 )
-CONFIG = TrainConfig(model="tiny")
+
+
+def choice(kept: Mapping[str, Kept] = MappingProxyType({}), **flags: Any) -> Choice:
+    return Choice(TrainConfig(model="tiny", **flags), kept, 8.0, mixed=True)
 
 
 def test_a_stage_that_trains_has_weights_gradients_state_and_activations() -> None:
-    config = TrainConfig(model="tiny", use_gradient_checkpointing=True)
-    found = estimate(FACTS, ("dit",), config, "train", mixed=True)
+    flags = choice(use_gradient_checkpointing=True)
+    found = estimate(FACTS, ("dit",), flags, "train")
     assert found.weights == {"dit": 100}
     assert (found.trained, found.gradients, found.optimizer) == (24, 24, 48)
     assert found.activations == 10 + 20 + 30 + 5
@@ -37,25 +46,68 @@ def test_a_stage_that_trains_has_weights_gradients_state_and_activations() -> No
 
 
 def test_a_run_that_is_not_split_encodes_before_it_trains() -> None:
-    found = estimate(FACTS, ("dit", "vae"), CONFIG, "", mixed=True)
+    found = estimate(FACTS, ("dit", "vae"), choice(), "")
     assert found.weights == {"dit": 100, "vae": 80}
     assert found.activations == 1000
 
 
 def test_stage_1_trains_nothing() -> None:
-    found = estimate(FACTS, ("vae",), CONFIG, "data_process", mixed=True)
+    found = estimate(FACTS, ("vae",), choice(), "data_process")
     assert found.least == 80 + 1000
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_it_fits_where_the_device_itself_has_room_too(beyond: int) -> None:
-    found = estimate(FACTS, ("vae",), CONFIG, "data_process", mixed=True)
+    found = estimate(FACTS, ("vae",), choice(), "data_process")
     assert found.fits(1080 + RESERVE - beyond) is (not beyond)
 
 
 def test_without_activations_nothing_is_said_to_fit() -> None:
     facts = Facts(FACTS.components, (), None, "no tokenizer")
-    found = estimate(facts, ("dit",), CONFIG, "train", mixed=True)
+    found = estimate(facts, ("dit",), choice(), "train")
     assert found.activations is None
     assert found.fits(2**60) is None
     assert found.fits(RESERVE) is False
+
+
+def test_swapped_blocks_are_in_ram_and_two_of_them_on_the_device() -> None:
+    blocks = [Stored(f"b{i}", (1,), 100 + i, False, True, False, i) for i in range(4)]
+    size = ComponentSize("dit", "bf16", (stored(50, 7), *blocks))
+    facts = Facts({"dit": size}, (), ACTIVATIONS, "a sample")
+    for count, device in ((0, 7 + 406), (1, 7 + 406), (3, 7 + 100 + 205)):
+        kept = {"dit": Kept(swapped_blocks=count)}
+        found = estimate(facts, ("dit",), choice(kept), "train")
+        assert found.weights == {"dit": device}
+        assert found.ram == sum(100 + i for i in range(4 - count, 4))
+    found = estimate(
+        facts, ("dit",), choice({"dit": Kept(swapped_blocks=ALL_BLOCKS)}), "train"
+    )
+    assert (found.weights, found.ram) == ({"dit": 7 + 205}, 406)
+
+
+def test_swapping_recomputes_blocks() -> None:
+    assert choice(blocks_to_swap=1).checkpoints
+    assert choice(enable_model_cpu_offload=True).checkpoints
+    assert not choice().checkpoints
+
+
+def test_what_is_offloaded_is_on_the_device_while_a_unit_borrows_it() -> None:
+    kept = {"vae": Kept(offloaded=True)}
+    found = estimate(FACTS, ("dit", "vae"), choice(kept), "data_process")
+    assert (found.weights["vae"], found.activations, found.ram) == (0, 1080, 80)
+
+
+def test_an_average_is_one_copy_of_what_is_trained() -> None:
+    found = estimate(FACTS, ("dit",), choice(ema_decay=0.99), "train")
+    assert found.average == found.gradients == 24
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("adamw", 8, 8.1), ("adafactor", 0, 0.2), ("muon", 4, 4.1), ("adamw8bit", 2, 3)],
+)
+def test_the_state_of_an_optimizer_is_seen(
+    name: str, least: float, most: float
+) -> None:
+    trial = choose_optimizer(TrainConfig(model="tiny", optimizer=name)).trial
+    assert least <= state_bytes(trial) <= most

@@ -1,0 +1,1 @@
+"""Measure training steps at published widths, with random weights."""

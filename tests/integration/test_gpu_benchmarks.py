@@ -1,0 +1,31 @@
+"""The benchmarks for a GPU run at toy sizes on a CPU, so that a sitting with a GPU is not
+spent on their errors.
+"""
+
+import math
+
+import pytest
+import torch
+
+from benchmarks.gpu.calls import CALLS, lines
+
+
+@pytest.mark.parametrize("number", sorted(CALLS))
+def test_a_call_runs_at_toy_size(number: int) -> None:
+    about, *cases = lines(number, torch.device("cpu"), tiny=True)
+    assert about["call"] == number
+    assert len(cases) == len(CALLS[number])
+    for one in cases:
+        assert "failed" not in one, one
+        assert all(math.isfinite(loss) for loss in one["losses"])
+        assert one["trained"] > 0 and one["step_s"] > 0
+
+
+def test_methods_and_places_of_weights_are_what_is_measured() -> None:
+    """At least one case stores, swaps, offloads, compiles and trains in full."""
+    every = [case for cases in CALLS.values() for case in cases]
+    assert {case.method for case in every} >= {"", "fp8", "bitsandbytes_nf4"}
+    assert {case.checkpointing for case in every} == {"none", "block", "offload"}
+    assert any(case.swap for case in every) and any(case.compile for case in every)
+    assert {case.train for case in every} == {"lora", "full"}
+    assert {case.model for case in every} == {"qwen_image", "flux", "wan"}
