@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from accelerate import Accelerator
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
+from dstrain.config.serialize import with_run_options
 from dstrain.distributed.world import ProcessGroup
 from dstrain.generation.run import start as generate
 from dstrain.randomness import SampleKey
@@ -71,16 +73,12 @@ def train_config(out: Path, weights: list[str], **more: Any) -> TrainConfig:
 
 def two_stages(config: TrainConfig) -> None:
     """Run both stages of a configuration."""
-    from dataclasses import replace
-
     for stage in ("data_process", "train"):
         run(replace(config, task=f"sft:{stage}"))
 
 
 def held_out_loss(config: TrainConfig, data: Path, lora: Path) -> float:
     """Return the mean loss of a LoRA on the rows of a dataset, without training."""
-    from dataclasses import replace
-
     given = replace(
         config,
         dataset_base_path=data,
@@ -115,15 +113,17 @@ def read_right(folder: Path, run_folder: Path, each: int) -> float:
     folder.mkdir(parents=True)
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     generate(
-        GenerateConfig(
-            model="qwen_image",
-            run=run_folder,
-            dataset=prompts,
-            output=folder / "images",
-            height=64,
-            width=64,
-            num_inference_steps=20,
-            guidance_scale=1.0,
+        with_run_options(
+            GenerateConfig(
+                model="qwen_image",
+                run=run_folder,
+                dataset=prompts,
+                output=folder / "images",
+                height=64,
+                width=64,
+                num_inference_steps=20,
+                guidance_scale=1.0,
+            )
         )
     )
     images = [Image.open(path) for path in sorted((folder / "images").glob("*.png"))]
