@@ -68,6 +68,8 @@ FOREIGN_FLAGS = frozenset(
         "--num_processes",
         "--nproc_per_node",
         "--standalone",
+        "--tiny",
+        "--memory",
         *(
             "--nnodes",
             "--rdzv_id",

@@ -33,8 +33,8 @@ MODULATION = (
     "norm1_context.linear",
     "norm.linear",
 )
-"""Patterns of layers whose results scale and shift those of others: a third of
-Qwen-Image's weights. An error in them is one in all that they scale, so 4 bits are too
+"""Patterns of layers whose results scale and shift those of others: a third of the weights
+of some networks. An error in them is one in all that they scale, so 4 bits are too
 few for them."""
 
 
