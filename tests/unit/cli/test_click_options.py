@@ -63,6 +63,22 @@ def test_values_reach_the_configuration_with_their_types(
     assert config.variant == "edit"
 
 
+def test_several_words_may_follow_a_flag_that_takes_them(
+    runs: list[TrainConfig],
+) -> None:
+    words = ["--optimizer-args", "a=1", "b=2", "--seed", "3", "--optimizer_args", "c=4"]
+    assert main([*BASE, *words]) == 0
+    assert runs[0].optimizer_args == ("a=1", "b=2", "c=4")
+    assert runs[0].seed == 3
+    assert main([*BASE, "--optimizer_args"]) == 2
+    assert main([*BASE, "--seed", "3", "4"]) == 2
+
+
+def test_a_learning_rate_may_be_one_for_each_component(runs: list[TrainConfig]) -> None:
+    assert main([*BASE, "--learning_rate", "1e-4,text_encoder=1e-5"]) == 0
+    assert runs[0].learning_rate == "1e-4,text_encoder=1e-5"
+
+
 def test_option_names_are_folded_and_values_are_not(runs: list[TrainConfig]) -> None:
     words = [
         "--model",

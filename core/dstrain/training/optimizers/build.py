@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from dstrain.errors import UsageError
 from dstrain.training.optimizers.choice import OptimizerChoice
 from dstrain.training.optimizers.groups import parameter_groups
-from dstrain.training.optimizers.rounding import StochasticRounding
+from dstrain.training.optimizers.rounding import StochasticRounding, stand_in
 from dstrain.training.optimizers.trial import construct, enter_training
 
 
@@ -22,6 +22,16 @@ def build_optimizer(
     Raises UsageError for tensors that it cannot optimize, and for learning rates that do
     not fit the parameters.
     """
+    if not choice.rounds:
+        return _build(choice, parameters)
+    stand_ins = {name: stand_in(one) for name, one in parameters.items()}
+    trained = {stand_ins[name]: one for name, one in parameters.items()}
+    return StochasticRounding(_build(choice, stand_ins), trained)
+
+
+def _build(
+    choice: OptimizerChoice, parameters: Mapping[str, nn.Parameter]
+) -> Optimizer:
     # A warning at every parameter's first step; the guide says it once.
     warnings.filterwarnings("ignore", "Paged optimizers are not supported on CPU")
     groups = check_fit(choice, parameters)
@@ -35,7 +45,7 @@ def build_optimizer(
     enter_training(optimizer)
     if not choice.is_default:
         optimizer.register_step_post_hook(_keep_layout)
-    return StochasticRounding(optimizer) if choice.rounds else optimizer
+    return optimizer
 
 
 def _keep_layout(optimizer: Optimizer, *_: object) -> None:

@@ -2,11 +2,11 @@
 up or down by chance.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 LOST_BITS = 16
@@ -29,20 +29,41 @@ def round_stochastically(values: Tensor) -> Tensor:
     return kept.view(torch.float32).to(torch.bfloat16)
 
 
+def stand_in(parameter: nn.Parameter) -> nn.Parameter:
+    """Return an fp32 parameter of the same shape that takes no memory."""
+    return nn.Parameter(_nothing(parameter))
+
+
+def _nothing(like: Tensor) -> Tensor:
+    """Return fp32 zeros of the shape, all of which are one number."""
+    return torch.zeros((), device=like.device).expand(like.shape)
+
+
 class StochasticRounding(Optimizer):
     """An optimizer of bf16 parameters around one that computes in fp32.
 
-    It steps with one parameter at a time, which is in fp32 only meanwhile. So the other
-    optimizer may write to its parameters as it likes, as 8-bit ones do, but must not
-    compute anything from all of them.
+    The other optimizer has stand-ins, of which one at a time holds a parameter's numbers.
+    So it may write to its parameters as it likes, as 8-bit ones do, but must not compute
+    anything from all of them. Parameters themselves stay in bf16: DDP would no longer
+    notice the gradients of one that was of another dtype meanwhile.
     """
 
-    def __init__(self, inner: Optimizer, exact: bool = False) -> None:
-        """Take an optimizer before its first step; `exact` is for fp32 parameters, which
-        need no rounding.
+    def __init__(
+        self,
+        inner: Optimizer,
+        parameters: Mapping[nn.Parameter, nn.Parameter],
+        exact: bool = False,
+    ) -> None:
+        """Take an optimizer before its first step.
+
+        Args:
+            inner: The optimizer.
+            parameters: Each parameter that it has, made by `stand_in` -> the trained one.
+            exact: Whether trained parameters are fp32, and need no rounding.
         """
         # Groups, state and defaults are those of the other.
         self.inner = inner
+        self.parameters = dict(parameters)
         self.exact = exact
         self._optimizer_step_pre_hooks = {}
         self._optimizer_step_post_hooks = {}
@@ -86,30 +107,30 @@ class StochasticRounding(Optimizer):
         before = dict(group)
         after = before
         for parameter in group["params"]:
-            if parameter.grad is None:
+            trained = self.parameters[parameter]
+            if trained.grad is None:
                 continue
-            gradient = parameter.grad.float()
-            # A gradient must be of its parameter's dtype.
-            parameter.grad = None
-            weights = parameter.data
-            parameter.data = weights.to(torch.float32, copy=True)
-            parameter.grad = gradient
+            parameter.data = trained.detach().to(torch.float32, copy=True)
+            parameter.grad = trained.grad.float()
+            trained.grad = None
             # What optimizers count in a group, they count once for a step.
             after = {**before, "params": [parameter]}
             self.inner.param_groups = [after]
             step: Callable[[], Any] = self.inner.step
-            try:
-                step()
-                updated = parameter.data
-                weights.copy_(updated if self.exact else round_stochastically(updated))
-            finally:
-                parameter.grad = None
-                parameter.data = weights
+            step()
+            updated = parameter.detach()
+            trained.copy_(updated if self.exact else round_stochastically(updated))
+            parameter.grad = None
+            parameter.data = _nothing(trained)
         group.update({key: one for key, one in after.items() if key != "params"})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
-        self.inner.zero_grad(set_to_none)
+        for parameter in self.parameters.values():
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the other's, which is in its own precision."""
@@ -117,13 +138,4 @@ class StochasticRounding(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state back as it was saved."""
-        parameters = [one for group in self.param_groups for one in group["params"]]
-        weights = [one.data for one in parameters]
-        try:
-            # Optimizers give a state the dtype of its parameter.
-            for parameter in parameters:
-                parameter.data = torch.empty(0, device=parameter.device)
-            self.inner.load_state_dict(state_dict)
-        finally:
-            for parameter, value in zip(parameters, weights, strict=True):
-                parameter.data = value
+        self.inner.load_state_dict(state_dict)

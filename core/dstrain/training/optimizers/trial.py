@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from dstrain.errors import UsageError
 from dstrain.training.optimizers.arguments import FLAG
-from dstrain.training.optimizers.rounding import StochasticRounding
+from dstrain.training.optimizers.rounding import StochasticRounding, stand_in
 
 SIDE = 64
 """8-bit optimizers keep what has fewer than 4096 numbers in 32 bits."""
@@ -116,8 +116,10 @@ def steps_apart(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) ->
         parameters = [nn.Parameter(torch.zeros(SIDE, SIDE)) for _ in range(2)]
         with warnings.catch_warnings(), torch.random.fork_rng([]):
             warnings.simplefilter("ignore")
-            optimizer = construct(kind, parameters, arguments)
-            wrapped = StochasticRounding(optimizer, exact=True)
+            own = [stand_in(one) for one in parameters] if apart else parameters
+            optimizer = construct(kind, own, arguments)
+            pairs = dict(zip(own, parameters, strict=True))
+            wrapped = StochasticRounding(optimizer, pairs, exact=True)
             for _ in range(8):
                 for number, parameter in enumerate(parameters):
                     size = 10.0**-number

@@ -151,5 +151,24 @@ def test_parameters_without_a_gradient_stay() -> None:
     optimizer = built("adamw", own, learning_rate=0.5)
     own[0].grad = torch.ones_like(own[0])
     optimizer.step()
-    assert torch.equal(own[1], before) and own[1] not in optimizer.state
-    assert own[0] in optimizer.state
+    assert torch.equal(own[1], before) and len(optimizer.state) == 1
+
+
+def test_parameters_are_never_of_another_dtype_and_stand_ins_take_no_memory() -> None:
+    """Autograd forgets who waits for the gradient of one that was: DDP would."""
+    own = parameters()
+    noticed = []
+    for one in own:
+        one.register_post_accumulate_grad_hook(lambda _: noticed.append(1))
+    node = own[0].view_as(own[0]).grad_fn
+    assert node is not None
+    accumulator = node.next_functions[0][0]
+    optimizer = built("adamw", own, learning_rate=0.5)
+    step(own, optimizer, 0)
+    (own[0].float().sum()).backward()
+    assert noticed == [1]
+    again = own[0].view_as(own[0]).grad_fn
+    assert again is not None and again.next_functions[0][0] is accumulator
+    stand_ins = [one for group in optimizer.param_groups for one in group["params"]]
+    assert [one.shape for one in stand_ins] == [one.shape for one in own]
+    assert all(one.untyped_storage().nbytes() == 4 for one in stand_ins)

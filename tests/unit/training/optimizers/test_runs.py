@@ -8,10 +8,12 @@ import torch
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.runs.resolve import resolve
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from tests.support.processes import in_processes
 from tests.support.runs import (
     PowerCut,
+    changed,
     config,
     log,
     outcome,
@@ -174,6 +176,44 @@ def test_the_default_run_is_what_it_was(here: Path) -> None:
         optimizer_args=("betas=0.9,0.999", "fused=True"),
     )
     assert not differing(outcome(given), outcome(spelled))
+
+
+def test_two_processes_round_alike(here: Path) -> None:
+    flags: dict[str, Any] = {
+        **FULL,
+        **BF16,
+        "max_steps": 4,
+        "output_path": here / "two",
+    }
+
+    def work(rank: int) -> None:
+        steps = []
+
+        def note(module: Any) -> None:
+            own = module.trained.parameters
+            steps.append({name: one.detach().clone() for name, one in own.items()})
+
+        train(here, changed(note), **flags)
+        assert len(steps) == 4
+        save_file(
+            {
+                f"{i}.{name}": one
+                for i, own in enumerate(steps)
+                for name, one in own.items()
+            },
+            here / f"rank-{rank}.safetensors",
+        )
+
+    ended = in_processes(2, work, here)
+    assert ended.codes == (0, 0), ended.said
+    one, other = (load_file(here / f"rank-{rank}.safetensors") for rank in (0, 1))
+    drifted = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not drifted
+    first, last = (
+        [value for name, value in one.items() if name.startswith(f"{step}.")]
+        for step in (0, 3)
+    )
+    assert not same(first, last)
 
 
 def test_an_error_has_the_way_out(here: Path) -> None:
