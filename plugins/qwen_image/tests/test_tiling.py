@@ -13,6 +13,9 @@ from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import StateError, UsageError
 from dstrain.generation.run import generate
+from dstrain.models.toy import write_toy
+from dstrain.pipeline.pipeline import Pipeline
+from dstrain.registry.discovery import load_family
 from dstrain.runs.runner import run
 from PIL import Image
 
@@ -92,3 +95,15 @@ def test_tiles_are_a_part_of_what_is_trained_on(data: Path, tmp_path: Path) -> N
     assert image(tiled=True) != of_the_run  # one tile
     with pytest.raises(UsageError, match="20 is not a multiple of the 8 pixels"):
         image(tiled=True, tile_size=20)
+
+
+def test_a_script_asks_for_tiles_of_its_pipeline(tmp_path: Path) -> None:
+    models = write_toy(load_family("qwen_image"), "base", tmp_path)
+    pipeline = Pipeline.from_pretrained(
+        "qwen_image", models, "base", tiled=True, tile_size=64
+    )
+    vae = pipeline.components["vae"]
+    assert vae.use_tiling
+    assert (vae.tile_sample_min_height, vae.tile_sample_stride_width) == (64, 48)
+    with pytest.raises(UsageError, match="20 is not a multiple"):
+        Pipeline.from_pretrained("qwen_image", models, "base", tiled=True, tile_size=20)
