@@ -7,6 +7,7 @@ saw: the mean loss, and the share of generated digits that the demo's judge read
 the look's colours.
 """
 
+import csv
 import json
 import statistics
 import sys
@@ -126,7 +127,9 @@ def read_right(folder: Path, run_folder: Path, each: int) -> float:
             )
         )
     )
-    images = [Image.open(path) for path in sorted((folder / "images").glob("*.png"))]
+    made = folder / "images"
+    with (made / "metadata.csv").open(encoding="utf-8", newline="") as file:
+        images = [Image.open(made / row["image"]) for row in csv.DictReader(file)]
     digits = [digit for digit in range(10) for _ in range(each)]
     right = Judge().read(images) == digits
     looks = [in_look(image, LOOK) for image in images]

@@ -33,6 +33,8 @@ class Facts:
     activations: Activations | None
     origin: str
     """The sample that was counted, in words, or why none was."""
+    absent: tuple[str, ...] = ()
+    """Components with weights whose files are not on this machine."""
 
 
 def facts_of(
@@ -65,9 +67,10 @@ def facts_of(
     unknown = tuple(
         name for name in wanted if not known[name].is_folder and name not in sizes
     )
+    absent = tuple(name for name in sizes if name not in pipeline.files)
     if unknown:
         why = f"the configuration of {', '.join(unknown)} is not known"
-        return Facts(sizes, unknown, None, why)
+        return Facts(sizes, unknown, None, why, absent)
     try:
         chosen, module = _sample_and_module(setup, plans, loaded, data, dataset)
         counted = count_activations(
@@ -79,8 +82,9 @@ def facts_of(
     # the rest of the dry run is as useful.
     except Exception as error:
         reason = error.what if isinstance(error, DstrainError) else repr(error)
-        return Facts(sizes, unknown, None, reason.partition("\n")[0][:200])
-    return Facts(sizes, unknown, counted, chosen.origin)
+        short = reason.partition("\n")[0][:200]
+        return Facts(sizes, unknown, None, short, absent)
+    return Facts(sizes, unknown, counted, chosen.origin, absent)
 
 
 def _sample_and_module(

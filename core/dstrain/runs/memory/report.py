@@ -15,6 +15,7 @@ from dstrain.runs.memory.advice import Possible, Way, as_commands, cheapest
 from dstrain.runs.memory.components import ComponentSize
 from dstrain.runs.memory.disk import disk_of
 from dstrain.runs.memory.estimate import (
+    CAST,
     RESERVE,
     Choice,
     Estimate,
@@ -248,6 +249,10 @@ def _disk(
     config = setup.config
     yield ""
     yield "disk"
+    fetched = sum(facts.components[name].parameters for name in facts.absent)
+    if fetched:
+        note = "about, if they are published in bf16"
+        yield _line("downloads", as_size(fetched * CAST), note)
     counted = facts.activations
     if setup.stage != "train" and counted is not None and counted.sample:
         size = counted.sample

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from dstrain.cli.main import main
 
+from tests.support.family import IDS
+
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
@@ -39,6 +41,18 @@ def test_a_component_without_configuration_is_named(
     assert re.search(r"\n    dit +not known  its configuration is not here\n", out)
     assert "whether it fits on --device_memory 24 (22.35 GiB) is not known" in out
     assert out.partition("\ndisk\n")[2].startswith("    not known\n")
+
+
+def test_files_that_are_not_here_are_downloads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", str(tmp_path))
+    words = ["--variant", "base", "--device_memory", "24"]
+    out = printed(capsys, "--model_id_with_origin_paths", IDS, *words)
+    assert re.search(
+        r"downloads +[\d.]+ KiB  about, if they are published in bf16", out
+    )
+    assert "downloads" not in printed(capsys, "--toy", *words)
 
 
 def test_a_unit_that_needs_numbers_makes_it_unknown(
