@@ -68,7 +68,15 @@ class Division:
     def divide(self, module: TrainingModule) -> None:
         """Divide the trained networks that a step uses, block by block; parameters that
         were looked up before are no longer theirs.
+
+        Raises UsageError for weights in training that are not fp32.
         """
+        dtypes = {one.dtype for one in module.trained.parameters.values()}
+        if dtypes - {torch.float32}:
+            # Each number is rounded by its own draw, which follows from its place in the
+            # whole tensor.
+            what = "sharding divides weights in training that are fp32, not bf16"
+            raise UsageError("--trainable_dtype", what, "leave it out")
         offloads = self._sharding.offload and self._device.type != "cpu"
         policy = CPUOffloadPolicy() if offloads else OffloadPolicy()
         for name in module.trained.components:

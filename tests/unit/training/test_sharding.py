@@ -125,6 +125,9 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
                 assert isinstance(back, DTensor)
                 assert torch.equal(back.to_local(), parameter.to_local())
                 assert back.placements == parameter.placements
+    low: Any = Module(False).bfloat16()
+    with pytest.raises(UsageError, match="that are fp32, not bf16"):
+        Division(Sharding(), torch.device("cpu")).divide(low)
     os.environ["LOCAL_WORLD_SIZE"] = "3"
     with pytest.raises(UsageError, match="2 processes do not make machines of 3 each"):
         Division(Sharding("hybrid"), torch.device("cpu"))
