@@ -105,3 +105,15 @@ def rows(one: Planned) -> Iterator[tuple[str, str, str, str]]:
             as_size(found.least + RESERVE),
             as_size(found.ram),
         )
+
+
+def main() -> None:
+    """Print the table."""
+    print("| model | card | flags | peak | weights in RAM |\n|---|---|---|---|---|")
+    for model, flags in MODELS.items():
+        for row in rows(plan(flags)):
+            print("| " + " | ".join((model, *row)) + " |")
+
+
+if __name__ == "__main__":
+    main()
