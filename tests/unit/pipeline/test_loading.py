@@ -2,9 +2,12 @@
 read, and a weight is merged before it is stored.
 """
 
+import ctypes
+import gc
 import re
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -14,8 +17,9 @@ import torch
 from dstrain.errors import StateError
 from dstrain.lora.layers import LoraLayer, merge_layers
 from dstrain.models.components import Component, Files
-from dstrain.models.kept import ALL_BLOCKS, Kept
+from dstrain.models.kept import ALL_BLOCKS, Kept, StoredLayers
 from dstrain.models.networks import DiffusersNetwork, keep, load_network
+from dstrain.models.quantization.methods import METHODS
 from dstrain.pipeline import loading
 from dstrain.pipeline.loading import Loader
 from dstrain.registry.family import ModelFamily
@@ -86,6 +90,13 @@ def anonymous_mib() -> float:
     return int(found[1]) / 1024
 
 
+def anonymous_mib_at_rest() -> float:
+    """The same, when the allocator has given back what was freed."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return anonymous_mib()
+
+
 def test_only_the_weight_that_is_read_is_in_memory(tmp_path: Path) -> None:
     files, configuration = deep(tmp_path, 4, 1)  # what loading imports is no weight
     Loader(RECORD, component(NETWORK), files, CPU).load(configuration, torch.float32)
@@ -96,13 +107,37 @@ def test_only_the_weight_that_is_read_is_in_memory(tmp_path: Path) -> None:
         seen.append(anonymous_mib())
         return weight.to("meta")  # as on a GPU: nothing of it is left here
 
-    before = anonymous_mib()
+    before = anonymous_mib_at_rest()
     Loader(RECORD, component(NETWORK), files, CPU, store=store).load(
         configuration, torch.float32
     )
     assert len(seen) == 32
     # The allocator keeps a few freed weights, however many there are.
     assert max(seen) - before < 8 * SIZE_MIB
+
+
+def test_a_network_in_nf4_never_needs_half_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept((StoredLayers(METHODS["bitsandbytes_nf4"]),))
+    files, configuration = deep(tmp_path, 64, 1)  # what loading imports is no weight
+    small = replace(files, kept=kept)
+    Loader(RECORD, component(NETWORK), small, CPU).load(configuration, torch.float32)
+    files, configuration = deep(tmp_path, SIDE, 32)
+    seen: list[float] = []
+    place = Loader.place
+
+    def noting(*arguments: Any) -> Tensor:
+        seen.append(anonymous_mib_at_rest())
+        return place(*arguments)
+
+    monkeypatch.setattr(Loader, "place", noting)
+    before = anonymous_mib_at_rest()
+    loader = Loader(RECORD, component(NETWORK), replace(files, kept=kept), CPU)
+    network = loader.load(configuration, torch.float32)
+    seen.append(anonymous_mib())
+    assert max(seen) - before < 32 * SIZE_MIB / 2
+    assert network.layers[0].weight.dtype != torch.float32
 
 
 def test_a_weight_is_free_before_the_next_is_read(tmp_path: Path) -> None:
