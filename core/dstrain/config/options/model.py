@@ -58,13 +58,13 @@ class ModelChoice:
         "memory",
         "Components to store as fp8, by name or as the model flags have them, comma-separated; "
         "`--quant_options COMPONENT:int8_block` takes as many bytes and is three times as exact.",
-        affects={"resolved", "recipe"},
+        affects={"resolved"},
     )
     quant_options: str | None = option(
         "memory",
         "How frozen weights are stored: COMPONENT:METHOD, with /EXCLUDED,... or @ONLY,... for layers; "
         "several are separated by semicolons. METHOD is fp8, int8_block, bitsandbytes_nf4 or another.",
-        affects={"resolved", "recipe"},
+        affects={"resolved"},
     )
     tiled: bool = option(
         "memory",

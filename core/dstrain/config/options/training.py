@@ -79,7 +79,7 @@ class TrainingOptions:
         "training",
         "Compile the blocks of trained networks with torch.compile: the first steps take longer, the others less time.",
         False,
-        affects={"training"},
+        affects={"resolved"},
     )
     find_unused_parameters: bool = option(
         "training",

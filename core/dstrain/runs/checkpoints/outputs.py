@@ -41,6 +41,7 @@ from dstrain.runs.checkpoints.resume import (
     modifiers_in_words,
     optimizer_identity,
     state_reader,
+    stored_components,
     training_state,
 )
 from dstrain.runs.checkpoints.state import (
@@ -328,6 +329,9 @@ class RunDirectory:
         }
         recipe["learning_rate"] = setup.optimizer.rates.plain
         recipe |= optimizer_identity(setup)
+        stored = stored_components(run)
+        if stored:
+            recipe["stored"] = stored
         recipe["steps"] = run.step
         if setup.preset is not None:
             recipe["preset_lora"] = setup.preset.digest

@@ -125,13 +125,14 @@ def config_digest(run: TrainingRun) -> str:
     optimizer = optimizer_identity(setup)
     if optimizer:
         numbers.append(optimizer)
+    if config.compile:
+        numbers.append({"compile": True})
     if setup.modifiers:
         numbers.append({"modify step": dict(setup.modifiers)})
     if setup.preset is not None:
         numbers.append([setup.preset.component, setup.preset.digest])
-    used = sorted(run.module.used_components & setup.kept.keys())
-    stored = {name: setup.kept[name].identity for name in used}
-    if any(stored.values()):
+    stored = stored_components(run)
+    if stored:
         numbers.append({"kept": stored})
     # Stage 2 does not load what stage 1 encoded with.
     configs = {
@@ -147,6 +148,16 @@ def config_digest(run: TrainingRun) -> str:
     order = [run.order.groups, run.order.samples_per_step]
     trainables = asdict(setup.trainables)
     return hash_json("run", [setup.task.name, trainables, order, numbers])
+
+
+def stored_components(run: TrainingRun) -> dict[str, list[str]]:
+    """Return the methods by which the components that the run uses are stored, nothing
+    where all are as they are loaded.
+    """
+    kept = run.setup.kept
+    used = sorted(run.module.used_components & kept.keys())
+    stored = {name: kept[name].identity for name in used}
+    return stored if any(stored.values()) else {}
 
 
 def optimizer_identity(setup: Setup) -> dict[str, Any]:

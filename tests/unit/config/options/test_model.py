@@ -5,7 +5,7 @@ from dstrain.config.options.model import ModelChoice
 from tests.support.options import options_of
 
 OPTIONS: dict[str, tuple[object, str]] = {
-    "fp8_models": (None, "recipe resolved"),
+    "fp8_models": (None, "resolved"),
     "framewise_decoding": (False, "resolved"),
     "height": (None, "cache training"),
     "hub": ("modelscope", ""),
@@ -14,7 +14,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "model_id_with_origin_paths": (None, ""),
     "model_paths": (None, ""),
     "offload_models": (None, ""),
-    "quant_options": (None, "recipe resolved"),
+    "quant_options": (None, "resolved"),
     "seed": (0, "training"),
     "tile_size": (None, "resolved"),
     "tile_stride": (None, "resolved"),

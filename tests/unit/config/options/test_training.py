@@ -7,7 +7,7 @@ from tests.support.options import options_of
 OPTIONS: dict[str, tuple[object, str]] = {
     "batch_size": (1, "recipe resolved"),
     "ema_decay": (None, ""),
-    "compile": (False, "training"),
+    "compile": (False, "resolved"),
     "find_unused_parameters": (False, ""),
     "gradient_accumulation_steps": (1, "recipe resolved"),
     "loss_weighting": ("bsmntw", "timestep_sampler training"),

@@ -131,7 +131,7 @@ def test_the_configuration_is_written_as_it_was_given(
     assert printed == {
         name: value
         for name, value in wanted.items()
-        if name not in ("overwrite", "resume", "dry_run")
+        if name not in ("overwrite", "resume", "dry_run", "device_memory")
     }
 
 
