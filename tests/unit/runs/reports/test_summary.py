@@ -47,7 +47,7 @@ def test_the_start_says_samples_shapes_batch_schedule_and_previews(
         "LoRA on dit: to_q x2, to_out x2\n",
         "6 samples x 2 in 2 shape(s), 4 steps per epoch; runs to step 12, 3 epochs\n",
         "batch: 1 process(es) x 2 x 2 accumulated = 4 samples per step; "
-        "learning rate 0.01, constant_with_warmup; seed 7\n",
+        "adamw, learning rate 0.01, constant_with_warmup; seed 7\n",
         f"writing to {tmp_path}\n",
     ):
         assert words in printed, words
