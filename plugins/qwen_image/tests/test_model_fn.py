@@ -155,6 +155,12 @@ class Step(torch.nn.Module):
         return predict(**given, dit=self.dit)
 
 
+HELD: list[torch.nn.Module] = []
+"""What must not be freed while threads of its process group may still run: that waits for
+them with Python's lock, which they may wait for.
+"""
+
+
 def test_ddp_gives_the_gradients_of_the_bare_module(
     loaded: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -170,6 +176,7 @@ def test_ddp_gives_the_gradients_of_the_bare_module(
     )
     try:
         wrapped = torch.nn.parallel.DistributedDataParallel(Step(dit))
+        HELD.append(wrapped)
         for _ in range(2):
             parallel = gradients(dit, wrapped, torch.bfloat16)
     finally:
