@@ -293,6 +293,8 @@ VALUES = {
     "max_pixels": ("1024",),
     "height": ("16",),
     "width": ("16",),
+    "fp8_models": ("dit",),
+    "quant_options": ("text_encoder:int8_block",),
 }
 
 
