@@ -27,9 +27,9 @@ def check_names(
     by_name: dict[str, float] = {}
     for name, rate in rates.by_name.items():
         component, dot, part = name.partition(".")
-        known = [
-            one for one in aliases.get(component, [component]) if one in components
-        ]
+        # The denoiser's name may be that of one expert too, which is meant if it is trained.
+        meant = [component] if component in components else aliases.get(component, [])
+        known = [one for one in meant if one in components]
         if not known:
             hint = nearest(component, components)
             what = f"{component!r} is not trained{hint}"

@@ -53,6 +53,18 @@ def test_a_name_may_stand_for_several_components() -> None:
     assert found.by_name == {"transformer.blocks": 0.5}
 
 
+def test_the_denoisers_name_is_that_of_an_expert_where_that_is_trained() -> None:
+    both = {"dit": ("dit", "dit2")}
+    for value in ("dit=2,dit2=1", "dit2=1,dit=2"):
+        rates = parse_learning_rates(value, 1.0)
+        assert check_names(rates, ("dit", "dit2"), both).by_name == {
+            "dit": 2,
+            "dit2": 1,
+        }
+    other = check_names(parse_learning_rates("dit=2", 1.0), ("dit2",), both)
+    assert other.by_name == {"dit2": 2}
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
