@@ -8,11 +8,11 @@ import torch
 from dstrain.config.options.train import TrainConfig
 from dstrain.graph.inputs import InferenceOnly
 from dstrain.lora.layers import LoraConfig, Trainables
-from dstrain.models.blocks import repeated_blocks
-from dstrain.models.compilation import compile_blocks
 from dstrain.models.components import components_of
-from dstrain.models.gradient_checkpointing import enable_checkpointing
-from dstrain.models.kept import Kept, StoredLayers
+from dstrain.models.execution.blocks import repeated_blocks
+from dstrain.models.execution.compilation import compile_blocks
+from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
+from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.networks import Place, keep
 from dstrain.models.quantization.layers import LayerStore
 from dstrain.models.quantization.methods import METHODS

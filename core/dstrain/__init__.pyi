@@ -18,7 +18,7 @@ from dstrain.lora.layers import (
     save_lora as save_lora,
 )
 from dstrain.models.component_files import ModelConfig as ModelConfig
-from dstrain.models.gradient_checkpointing import (
+from dstrain.models.execution.gradient_checkpointing import (
     gradient_checkpoint_forward as gradient_checkpoint_forward,
 )
 from dstrain.pipeline.pipeline import Pipeline as Pipeline

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain.errors import StateError
-from dstrain.models import compilation
+from dstrain.models.execution import compilation
 from dstrain.runs.runner import run
 
 from tests.support.runs import config, files, log, project, train

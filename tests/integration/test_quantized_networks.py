@@ -12,9 +12,9 @@ import torch
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import with_run_options
 from dstrain.generation.source import open_source
-from dstrain.graph.storing import QuantizationMethod
+from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.components import Component, Files
-from dstrain.models.kept import Kept, StoredLayers
+from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.networks import DiffusersNetwork
 from dstrain.models.quantization.linear import StoredLinear
 from dstrain.models.quantization.methods import FP8, METHODS

@@ -243,10 +243,13 @@ BUGS = (
     Bug(
         "what_a_hub_sends_is_believed",
         "downloads are compared with the hub's digests",
-        f"{CORE}/models/hub_record.py",
+        f"{CORE}/models/hub/record.py",
         "            return None\n        return DownloadedFile(",
         "            pass\n        return DownloadedFile(",
-        ("tests/unit/models/test_hub_clients.py", "tests/unit/models/test_hub.py"),
+        (
+            "tests/unit/models/hub/test_clients.py",
+            "tests/unit/models/hub/test_source.py",
+        ),
     ),
     Bug(
         "tokens_in_what_is_written",

@@ -1,7 +1,7 @@
 """Weights to store in fewer bytes, and the error of what is restored."""
 
 import torch
-from dstrain.graph.storing import QuantizationMethod
+from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.quantization.linear import StoredLinear
 from torch import Tensor, nn
 

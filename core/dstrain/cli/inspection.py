@@ -117,7 +117,7 @@ def _additions(plugin: Installed) -> tuple[list[str], str]:
         tasks = alone.offered("dstrain_tasks", Task, OWN_TASKS)
         adds += [f"task {name}" for name in tasks]
     if alone.implement("dstrain_quantizers"):
-        from dstrain.graph.storing import QuantizationMethod
+        from dstrain.graph.quantization import QuantizationMethod
         from dstrain.models.quantization.methods import METHODS  # imports torch
 
         methods = alone.offered("dstrain_quantizers", QuantizationMethod, METHODS)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from dstrain.console import shown
 from dstrain.data.clips import frames_at_rate
-from dstrain.data.damage import check_unchanged
+from dstrain.data.damage.detection import check_unchanged
 from dstrain.data.images import (
     LOADER_VERSION,
     ImageInfo,

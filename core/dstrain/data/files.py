@@ -14,7 +14,7 @@ from stat import S_ISDIR, S_ISREG
 
 from dstrain.console import shown
 from dstrain.data.cells import file_names
-from dstrain.data.faults import raise_system_fault
+from dstrain.data.damage.faults import raise_system_fault
 from dstrain.data.images import ImageInfo, read_size
 from dstrain.data.metadata import Table
 from dstrain.data.urls import UrlCache, is_url, remove_abandoned

@@ -11,10 +11,10 @@ from types import MappingProxyType
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from dstrain.data.damage import check_content
-from dstrain.data.faults import raise_system_fault
+from dstrain.data.damage.detection import check_content
+from dstrain.data.damage.faults import raise_system_fault
+from dstrain.data.damage.truncation import check_end
 from dstrain.data.packets import MAX_FRAME_PIXELS
-from dstrain.data.truncation import check_end
 from dstrain.errors import DstrainError, UsageError
 from dstrain.storage.hashing import FileMark
 

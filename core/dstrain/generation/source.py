@@ -18,13 +18,13 @@ from dstrain.lora.reader import check_lora_file
 from dstrain.models.component_files import ModelConfig, model_configs, saved_weights
 from dstrain.models.components import Files
 from dstrain.models.device import DTYPES, default_device, precision
-from dstrain.models.kept import AS_LOADED, Kept
+from dstrain.models.execution.kept import AS_LOADED, Kept
 from dstrain.models.needed_components import Found
-from dstrain.models.tiling import Tiling, check_tiling, with_tiles
 from dstrain.models.toy import write_toy
 from dstrain.pipeline.kept_choice import check_loaded, kept_components
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import find_for_inference
+from dstrain.pipeline.tile_choice import Tiling, check_tiling, with_tiles
 from dstrain.pipeline.variant_choice import choose_variant, score_inputs, with_overrides
 from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily

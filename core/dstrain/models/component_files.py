@@ -9,7 +9,7 @@ from dstrain.config.options.model import Hub, ModelChoice
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import Config
-from dstrain.models.hub import ModelSource, fetch
+from dstrain.models.hub.source import ModelSource, fetch
 from dstrain.models.weights import header, recognize
 from dstrain.registry.family import ModelFamily
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from dstrain.graph.frozen import freeze
+from dstrain.models.execution.kept import AS_LOADED, Kept
+from dstrain.models.execution.tiles import Tiles
 from dstrain.models.formats import NATIVE, CheckpointFormat, LoraKeyFormat, Shapes
-from dstrain.models.kept import AS_LOADED, Kept
-from dstrain.models.tiles import Tiles
 from dstrain.registry.family import ModelFamily
 
 

@@ -10,8 +10,8 @@ from dstrain.console import get_logger
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
-from dstrain.models.hub import ModelSource, fetch
-from dstrain.models.hub_record import RECORD
+from dstrain.models.hub.record import RECORD
+from dstrain.models.hub.source import ModelSource, fetch
 from dstrain.models.networks import empty_component
 from dstrain.models.weights import Weights, header
 from dstrain.storage.files import read_limited

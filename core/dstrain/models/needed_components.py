@@ -16,7 +16,7 @@ from dstrain.models.component_files import (
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import Config
-from dstrain.models.hub import model_base
+from dstrain.models.hub.source import model_base
 from dstrain.registry.family import ModelFamily
 from dstrain.storage.hashing import Digests, hash_json
 

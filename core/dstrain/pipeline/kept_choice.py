@@ -6,11 +6,11 @@ from dstrain.config.fields import parse_model_paths, parse_origins
 from dstrain.config.options.model import ModelChoice
 from dstrain.config.quantization import StorageRequest, parse_storage
 from dstrain.errors import MissingFiles, UsageError, nearest
+from dstrain.graph.quantization import QuantizationMethod
 from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.storing import QuantizationMethod
 from dstrain.models.component_files import ModelConfig, component_at
 from dstrain.models.components import Component, components_of
-from dstrain.models.kept import Kept, StoredLayers
+from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.quantization.methods import METHODS, method_named
 from dstrain.models.weights import recognize
 from dstrain.registry.family import ModelFamily

@@ -12,9 +12,10 @@ from dstrain.console import get_logger
 from dstrain.lora.key_names import base_shapes
 from dstrain.lora.layers import LoraLayer, merge_layers, merged
 from dstrain.lora.reader import read_lora
-from dstrain.models.blocks import repeated_blocks
 from dstrain.models.components import Component, Files
-from dstrain.models.kept import ALL_BLOCKS, AS_LOADED
+from dstrain.models.execution.blocks import repeated_blocks
+from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED
+from dstrain.models.execution.ram import stored_tensors
 from dstrain.models.networks import (
     Place,
     check_files,
@@ -25,7 +26,6 @@ from dstrain.models.networks import (
     tied_names,
 )
 from dstrain.models.quantization.layers import LayerStore
-from dstrain.models.ram import stored_tensors
 from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)

@@ -27,11 +27,10 @@ from dstrain.lora.reader import read_lora
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import Files, components_of
 from dstrain.models.device import default_device
+from dstrain.models.execution.ram import ComponentInRam
 from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import Place, keep, set_dtype
-from dstrain.models.ram import ComponentInRam
-from dstrain.models.tiling import Tiling, check_tiling, with_tiles
 from dstrain.pipeline.loading import Loader
 from dstrain.pipeline.sampling import (
     SamplerOptions,
@@ -40,6 +39,7 @@ from dstrain.pipeline.sampling import (
     plan_inference,
     seeded_noise,
 )
+from dstrain.pipeline.tile_choice import Tiling, check_tiling, with_tiles
 from dstrain.pipeline.variant_choice import choose_variant
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry.discovery import load_family

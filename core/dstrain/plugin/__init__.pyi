@@ -10,11 +10,11 @@ from dstrain.graph.noise_schedule import (
     FlowMatchSchedule as FlowMatchSchedule,
     LatentConstraint as LatentConstraint,
 )
+from dstrain.graph.quantization import QuantizationMethod as QuantizationMethod
 from dstrain.graph.spec import (
     ExpertSchedule as ExpertSchedule,
     PipelineSpec as PipelineSpec,
 )
-from dstrain.graph.storing import QuantizationMethod as QuantizationMethod
 from dstrain.graph.unit import Unit as Unit
 from dstrain.graph.values import Frames as Frames
 from dstrain.models.components import Component as Component, Files as Files

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from dstrain.graph.storing import QuantizationMethod
+    from dstrain.graph.quantization import QuantizationMethod
     from dstrain.graph.task import Task
 
 

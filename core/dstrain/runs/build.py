@@ -12,8 +12,8 @@ from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
 from dstrain.lora.reader import check_lora_file
-from dstrain.models.compilation import compile_blocks
-from dstrain.models.gradient_checkpointing import enable_checkpointing
+from dstrain.models.execution.compilation import compile_blocks
+from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
 from dstrain.models.needed_components import Found
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights

@@ -12,9 +12,9 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.plan import make_plan
-from dstrain.models.blocks import repeated_blocks
 from dstrain.models.components import components_of
-from dstrain.models.kept import ALL_BLOCKS, AS_LOADED, Kept
+from dstrain.models.execution.blocks import repeated_blocks
+from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED, Kept
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.setup import Setup
 from dstrain.training.module import TrainingModule

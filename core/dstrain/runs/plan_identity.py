@@ -15,9 +15,9 @@ from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.plan import Plan
 from dstrain.graph.task import NEGATIVE
+from dstrain.models.execution.kept import AS_LOADED
 from dstrain.models.formats import Config
-from dstrain.models.kept import AS_LOADED
-from dstrain.models.tiling import tiles_of
+from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.setup import Setup
 
 NO_CONFIGS: Mapping[str, Config] = MappingProxyType({})

@@ -21,9 +21,8 @@ from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.models.component_files import ModelConfig, model_configs
 from dstrain.models.components import components_of
 from dstrain.models.device import default_device
+from dstrain.models.execution.kept import described
 from dstrain.models.formats import NATIVE
-from dstrain.models.kept import described
-from dstrain.models.tiling import Tiling, check_tiling
 from dstrain.pipeline.kept_choice import (
     check_loaded,
     check_trained,
@@ -31,6 +30,7 @@ from dstrain.pipeline.kept_choice import (
     kept_components,
 )
 from dstrain.pipeline.sampling import generate_task
+from dstrain.pipeline.tile_choice import Tiling, check_tiling
 from dstrain.pipeline.variant_choice import (
     Scorer,
     choose_variant,

@@ -14,7 +14,7 @@ from dstrain.console import get_logger
 from dstrain.distributed.world import distributed_run
 from dstrain.errors import CacheError, SystemFault
 from dstrain.graph.render import as_text
-from dstrain.models.kept import described
+from dstrain.models.execution.kept import described
 from dstrain.models.toy import write_toy
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own

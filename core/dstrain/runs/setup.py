@@ -28,9 +28,9 @@ from dstrain.lora.reader import check_lora_file, groups_in
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.device import DTYPES, precision
-from dstrain.models.kept import AS_LOADED, Kept
+from dstrain.models.execution.kept import AS_LOADED, Kept
 from dstrain.models.needed_components import Found, find
-from dstrain.models.tiling import Tiling, with_tiles
+from dstrain.pipeline.tile_choice import Tiling, with_tiles
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
 from dstrain.registry.family import ModelFamily, Option

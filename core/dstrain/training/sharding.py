@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
-from dstrain.models.blocks import repeated_blocks
+from dstrain.models.execution.blocks import repeated_blocks
 from dstrain.models.networks import put, tied_names
 from dstrain.storage.safetensors import read_rows
 from dstrain.training.module import TrainingModule

@@ -16,7 +16,7 @@ from dstrain.models.component_files import ModelConfig, assign
 from dstrain.models.components import Files
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import NATIVE, to_checkpoint
-from dstrain.models.hub import ModelSource
+from dstrain.models.hub.source import ModelSource
 from dstrain.models.weights import recognize
 from dstrain_wan.components import COMPONENTS, CONFIGS
 from safetensors.torch import save_file

@@ -17,7 +17,7 @@ from dstrain.models.component_files import ModelConfig, assign, component_at
 from dstrain.models.components import Component, Files
 from dstrain.models.configs import ConfigQuery, find_config
 from dstrain.models.formats import CheckpointFormat, KeyMap, same_config
-from dstrain.models.hub import ModelSource
+from dstrain.models.hub.source import ModelSource
 from dstrain.models.needed_components import denoiser_config, find
 from dstrain.models.networks import DiffusersNetwork, TransformersNetwork
 from dstrain.pipeline.pipeline import Pipeline

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
-from dstrain.graph.storing import QuantizationMethod
-from dstrain.models.kept import Kept, StoredLayers
+from dstrain.graph.quantization import QuantizationMethod
+from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.quantization.methods import FP8, INT8_BLOCK
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run

@@ -17,7 +17,7 @@ import torch
 from dstrain.errors import StateError
 from dstrain.lora.layers import LoraLayer, merge_layers
 from dstrain.models.components import Component, Files
-from dstrain.models.kept import ALL_BLOCKS, Kept, StoredLayers
+from dstrain.models.execution.kept import ALL_BLOCKS, Kept, StoredLayers
 from dstrain.models.networks import DiffusersNetwork, keep, load_network
 from dstrain.models.quantization.methods import METHODS
 from dstrain.pipeline import loading

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import Diverged, StateError, UsageError
-from dstrain.models.kept import ALL_BLOCKS
+from dstrain.models.execution.kept import ALL_BLOCKS
 from dstrain.runs.loop import optimizer_steps, out_of_memory, steps
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run

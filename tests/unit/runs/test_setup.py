@@ -7,9 +7,9 @@ import pytest
 import torch
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import UsageError
-from dstrain.graph.storing import QuantizationMethod
+from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.device import default_device
-from dstrain.models.kept import Kept, StoredLayers
+from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.needed_components import component_digests
 from dstrain.runs.resolve import resolve
 from dstrain.runs.setup import metadata_path

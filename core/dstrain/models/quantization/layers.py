@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.graph.storing import QuantizationMethod
-from dstrain.models.kept import Kept, StoredLayers, matches
+from dstrain.graph.quantization import QuantizationMethod
+from dstrain.models.execution.kept import Kept, StoredLayers, matches
 from dstrain.models.networks import tied_names
 
 FLAG = "--quant_options"

@@ -21,7 +21,7 @@ from dstrain.config.serialize import (
 )
 from dstrain.console import get_logger
 from dstrain.errors import StateError
-from dstrain.models.tiling import tiles_of
+from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
 from dstrain.runs.setup import Setup

@@ -26,7 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from dstrain.errors import UsageError
-from dstrain.models.gradient_checkpointing import checkpoint_through
+from dstrain.models.execution.gradient_checkpointing import checkpoint_through
 from dstrain.randomness import SampleKey
 from dstrain.runs.memory.without_memory import WithoutMemory, make_fake, without_memory
 from dstrain.training.loader import Sample

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from dstrain.graph.storing import QuantizationMethod
-from dstrain.models.blocks import repeated_blocks
-from dstrain.models.kept import ALL_BLOCKS, Kept, matches
+from dstrain.graph.quantization import QuantizationMethod
+from dstrain.models.execution.blocks import repeated_blocks
+from dstrain.models.execution.kept import ALL_BLOCKS, Kept, matches
 
 TRAINED = 4
 """Bytes of a number that is trained: it is in fp32."""

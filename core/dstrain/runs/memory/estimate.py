@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from dstrain.config.options.train import TrainConfig
-from dstrain.models.kept import AS_LOADED, Kept
+from dstrain.models.execution.kept import AS_LOADED, Kept
 from dstrain.runs.memory.components import TRAINED, ComponentSize, as_kept
 from dstrain.runs.memory.facts import Facts
 from dstrain.training.optimizers.trial import SIDE, Trial

@@ -9,7 +9,7 @@ import torch
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import as_size, parse_size
 from dstrain.graph.plan import Plan
-from dstrain.models.kept import AS_LOADED, matches
+from dstrain.models.execution.kept import AS_LOADED, matches
 from dstrain.pipeline.kept_choice import kept_components
 from dstrain.runs.memory.advice import Possible, Way, as_commands, cheapest
 from dstrain.runs.memory.components import ComponentSize

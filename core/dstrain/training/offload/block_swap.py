@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from dstrain.errors import UsageError
-from dstrain.models.blocks import repeated_blocks
-from dstrain.models.ram import WeightsInRam, stored_tensors
+from dstrain.models.execution.blocks import repeated_blocks
+from dstrain.models.execution.ram import WeightsInRam, stored_tensors
 
 FLAG = "--blocks_to_swap"
 CHECKPOINT = "_gradient_checkpointing_func"

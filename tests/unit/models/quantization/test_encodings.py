@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dstrain.graph.storing import QuantizationMethod
+from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.quantization.encodings import (
     from_fp8,
     from_int8_block,

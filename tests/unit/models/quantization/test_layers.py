@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.models.kept import Kept, StoredLayers
+from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.networks import put
 from dstrain.models.quantization.layers import (
     LayerStore,

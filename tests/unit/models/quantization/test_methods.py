@@ -3,7 +3,7 @@
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.graph.storing import QuantizationMethod
+from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.quantization import methods
 from dstrain.models.quantization.methods import METHODS, REFUSED, method_named
 from torch import nn

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dstrain.errors import UsageError
-from dstrain.models.kept import Kept
+from dstrain.models.execution.kept import Kept
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.resolve import dataset_inputs, resolve
 

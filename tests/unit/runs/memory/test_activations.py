@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.models.gradient_checkpointing import checkpoint_through
+from dstrain.models.execution.gradient_checkpointing import checkpoint_through
 from dstrain.randomness import SampleKey
 from dstrain.runs.build import load_module, open_training_data
 from dstrain.runs.memory.activations import Activations, count_activations

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.models.kept import AS_LOADED
+from dstrain.models.execution.kept import AS_LOADED
 from dstrain.runs.build import load_module, open_training_data
 from dstrain.runs.memory.components import as_kept, component_size
 from dstrain.runs.resolve import resolve

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dstrain.config.options.train import TrainConfig
-from dstrain.models.kept import ALL_BLOCKS, Kept
+from dstrain.models.execution.kept import ALL_BLOCKS, Kept
 from dstrain.runs.memory.activations import Activations
 from dstrain.runs.memory.components import ComponentSize, Stored
 from dstrain.runs.memory.estimate import RESERVE, Choice, estimate, state_bytes

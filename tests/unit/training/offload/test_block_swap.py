@@ -13,7 +13,7 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from dstrain.errors import UsageError
-from dstrain.models.gradient_checkpointing import enable_checkpointing
+from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
 from dstrain.training.offload.block_swap import BlockSwap
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel

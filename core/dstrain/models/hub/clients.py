@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dstrain.console import redacted, shown
-from dstrain.models.hub_record import RemoteFile
+from dstrain.models.hub.record import RemoteFile
 
 Listing = tuple[str, dict[str, RemoteFile]]
 """The commit, '' if the hub does not tell it, and the files of a model."""

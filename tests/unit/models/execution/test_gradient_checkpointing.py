@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.models.gradient_checkpointing import (
+from dstrain.models.execution.gradient_checkpointing import (
     checkpoint_in_ram,
     enable_checkpointing,
     gradient_checkpoint_forward,

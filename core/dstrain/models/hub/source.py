@@ -20,8 +20,8 @@ from dstrain.errors import (
     UsageError,
     nearest,
 )
-from dstrain.models.hub_clients import CLIENTS, first_line, is_absent
-from dstrain.models.hub_record import Record, local_files, missing_shards, select
+from dstrain.models.hub.clients import CLIENTS, first_line, is_absent
+from dstrain.models.hub.record import Record, local_files, missing_shards, select
 from dstrain.storage.files import folder_lock
 from dstrain.storage.hashing import file_mark
 

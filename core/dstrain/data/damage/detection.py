@@ -10,8 +10,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from dstrain.data.faults import raise_system_fault
-from dstrain.data.truncation import JPEG_END, JPEG_FILL, JPEG_SCAN, jpeg_segments
+from dstrain.data.damage.faults import raise_system_fault
+from dstrain.data.damage.truncation import JPEG_END, JPEG_FILL, JPEG_SCAN, jpeg_segments
 from dstrain.errors import StateError, UsageError
 from dstrain.storage.hashing import FileMark, file_mark
 

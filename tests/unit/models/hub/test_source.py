@@ -16,9 +16,9 @@ from dstrain.config.options.model import Hub
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.graph.unit import Unit
 from dstrain.models.component_files import ModelConfig, assign
-from dstrain.models.hub import ModelSource, fetch
-from dstrain.models.hub_clients import CLIENTS, first_line
-from dstrain.models.hub_record import RECORD
+from dstrain.models.hub.clients import CLIENTS, first_line
+from dstrain.models.hub.record import RECORD
+from dstrain.models.hub.source import ModelSource, fetch
 from dstrain.models.needed_components import find
 
 from tests.support import family

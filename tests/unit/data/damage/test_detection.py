@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain.data import damage
-from dstrain.data.damage import check_content, check_unchanged
+from dstrain.data.damage import detection
+from dstrain.data.damage.detection import check_content, check_unchanged
 from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.storage.hashing import file_mark
 from PIL import Image
@@ -109,14 +109,14 @@ def test_a_jpeg_without_an_end_is_damaged(tmp_path: Path) -> None:
 def test_a_jpeg_that_is_too_large_to_be_read_at_once_is_left_to_pillow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(damage, "MAX_BYTES", 100)
+    monkeypatch.setattr(detection, "MAX_BYTES", 100)
     check(tmp_path, jpeg(NOISE)[:-2])
 
 
 def test_without_pyav_a_jpeg_is_left_to_pillow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(damage, "find_spec", lambda name: None)
+    monkeypatch.setattr(detection, "find_spec", lambda name: None)
     check(tmp_path, jpeg(NOISE)[:-2])
 
 

@@ -11,8 +11,8 @@ import pytest
 from dstrain.config.options.model import Hub
 from dstrain.errors import StateError
 from dstrain.models.component_files import ModelConfig
-from dstrain.models.hub import ModelSource, fetch, find_local
-from dstrain.models.hub_record import RECORD, Record, select
+from dstrain.models.hub.record import RECORD, Record, select
+from dstrain.models.hub.source import ModelSource, fetch, find_local
 from dstrain.storage.hashing import file_mark, sha256
 
 from tests.support.hub_server import SHARDS, TINY, Hub as Server, commit
@@ -69,7 +69,7 @@ def test_a_copy_is_not_read_again_if_it_kept_the_times_and_is_whole_if_it_did_no
         read.append(path)
         return sha256(path)
 
-    monkeypatch.setattr("dstrain.models.hub_record.sha256", reading)
+    monkeypatch.setattr("dstrain.models.hub.record.sha256", reading)
     assert find_local(source, "transformer/*.safetensors") == SHARDS
     assert read == []
     os.utime(folder / SHARDS[0])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from dstrain.graph.storing import QuantizationMethod
+from dstrain.graph.quantization import QuantizationMethod
 
 ALL_BLOCKS = -1
 """A number of swapped blocks that stands for every block."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dstrain.errors import UsageError
-from dstrain.models.blocks import repeated_blocks
+from dstrain.models.execution.blocks import repeated_blocks
 
 FLAG = "--compile"
 BACKEND = "inductor"

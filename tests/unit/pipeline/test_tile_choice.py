@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from dstrain.errors import UsageError
 from dstrain.models.components import Component, Files
+from dstrain.models.execution.tiles import Tiles
 from dstrain.models.needed_components import Found, component_digests
 from dstrain.models.networks import DiffusersNetwork, Tokenizer
-from dstrain.models.tiles import Tiles
-from dstrain.models.tiling import Tiling, check_tiling, tiles_of, with_tiles
+from dstrain.pipeline.tile_choice import Tiling, check_tiling, tiles_of, with_tiles
 from torch import nn
 
 from tests.support.command_lines import toy_config

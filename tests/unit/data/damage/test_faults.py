@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.data.faults import check_readable, raise_system_fault
+from dstrain.data.damage.faults import check_readable, raise_system_fault
 from dstrain.data.images import frame_durations, load_image, read_size
 from dstrain.data.videos import probe, read_frames
 from dstrain.errors import OutOfMemory, SystemFault, UsageError

@@ -1,7 +1,7 @@
 """How a component is kept is said in words, and identified by what changes numbers."""
 
-from dstrain.graph.storing import QuantizationMethod
-from dstrain.models.kept import (
+from dstrain.graph.quantization import QuantizationMethod
+from dstrain.models.execution.kept import (
     Kept,
     StoredLayers,
     combined,

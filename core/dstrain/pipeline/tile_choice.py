@@ -8,10 +8,10 @@ from dstrain.config.options.model import ModelChoice
 from dstrain.errors import UsageError
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import Component, components_of
+from dstrain.models.execution.tiles import Tiles
 from dstrain.models.formats import Config
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import empty_component
-from dstrain.models.tiles import Tiles
 from dstrain.registry.family import ModelFamily
 
 

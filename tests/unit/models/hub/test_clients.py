@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from dstrain.config.options.model import Hub
 from dstrain.errors import DstrainError, StateError, SystemFault
-from dstrain.models.hub import STAGING, ModelSource, fetch
+from dstrain.models.hub.source import STAGING, ModelSource, fetch
 from dstrain.storage.hashing import sha256
 
 from tests.support.forks import fork
@@ -257,7 +257,8 @@ def test_too_little_room_is_reported_before_anything_is_fetched(
     source: ModelSource, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "dstrain.models.hub.shutil.disk_usage", lambda _: SimpleNamespace(free=SIZE)
+        "dstrain.models.hub.source.shutil.disk_usage",
+        lambda _: SimpleNamespace(free=SIZE),
     )
     with pytest.raises(
         SystemFault,
@@ -275,7 +276,7 @@ def test_what_is_there_of_a_file_needs_no_room(
     with pytest.raises(SystemFault, match="cannot be downloaded"):
         fetch(source, PATTERN)
     free = SimpleNamespace(free=200_011)
-    monkeypatch.setattr("dstrain.models.hub.shutil.disk_usage", lambda _: free)
+    monkeypatch.setattr("dstrain.models.hub.source.shutil.disk_usage", lambda _: free)
     with pytest.raises(SystemFault, match="200,012 bytes are to be downloaded, but"):
         fetch(source, PATTERN)
     free.free += 1

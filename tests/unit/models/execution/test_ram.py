@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.models.ram import ComponentInRam, WeightsInRam, stored_tensors
+from dstrain.models.execution.ram import ComponentInRam, WeightsInRam, stored_tensors
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -143,7 +143,9 @@ def test_what_is_trained_or_held_elsewhere_stays() -> None:
 def test_a_component_is_on_the_device_only_while_it_is_borrowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dstrain.models.ram.PIECE", 16)  # so that it has several
+    monkeypatch.setattr(
+        "dstrain.models.execution.ram.PIECE", 16
+    )  # so that it has several
     network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
     wanted = network(torch.ones(1, 2))
     component = ComponentInRam(network, CPU)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import UsageError
-from dstrain.models import compilation
-from dstrain.models.compilation import compile_blocks
-from dstrain.models.gradient_checkpointing import enable_checkpointing
+from dstrain.models.execution import compilation
+from dstrain.models.execution.compilation import compile_blocks
+from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
 from dstrain.training.offload.block_swap import BlockSwap
 from torch import Tensor, nn
 

@@ -1,0 +1,1 @@
+"""Tell damage of a file from faults of the machine."""

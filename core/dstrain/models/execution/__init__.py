@@ -1,0 +1,1 @@
+"""How a network runs: its blocks, their weights in RAM, checkpointing, compilation, tiles."""

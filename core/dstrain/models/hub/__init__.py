@@ -1,0 +1,1 @@
+"""Find published models on this machine and on hubs, and download them."""
