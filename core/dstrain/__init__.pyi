@@ -12,11 +12,8 @@ from dstrain.errors import (
 )
 from dstrain.generation.run import generate as generate
 from dstrain.graph.task import Task as Task
-from dstrain.lora.layers import (
-    LoraConfig as LoraConfig,
-    Trainables as Trainables,
-    save_lora as save_lora,
-)
+from dstrain.lora.layers import LoraConfig as LoraConfig, Trainables as Trainables
+from dstrain.lora.writer import save_lora as save_lora
 from dstrain.models.component_files import ModelConfig as ModelConfig
 from dstrain.models.execution.gradient_checkpointing import (
     gradient_checkpoint_forward as gradient_checkpoint_forward,

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from dstrain.lora.export import layers_in
 from dstrain.lora.key_names import base_shapes, key_formats
-from dstrain.lora.layers import LoraConfig, LoraLayer, inject, lora_state, save_lora
+from dstrain.lora.layers import LoraConfig, LoraLayer, inject, lora_state
 from dstrain.lora.reader import Lora, read_lora
+from dstrain.lora.writer import layers_in, save_lora
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat, KeyMap, LoraKeyFormat
 from dstrain.models.networks import DiffusersNetwork

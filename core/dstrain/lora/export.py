@@ -1,4 +1,4 @@
-"""Write a LoRA, or the weights of a component, with the key names of another program.
+"""Convert a LoRA file, or the weights of a component, to the key names of another program.
 
 No model files are opened: the network's shapes follow from its configuration, which is
 in the header of every file that dstrain writes, or from the published configuration
@@ -14,34 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from dstrain.errors import StateError, UsageError, first_few
-from dstrain.lora.key_names import Rows, base_shapes, key_formats, key_table
-from dstrain.lora.key_parser import (
-    ADAPTER_HEADER,
-    FOLDED,
-    KEY,
-    is_folded,
-    parse_keys,
-)
-from dstrain.lora.layers import (
-    LoraConfig,
-    LoraLayer,
-    lora_header,
-    lora_layers,
-    rescaled,
-)
+from dstrain.lora.key_names import base_shapes
+from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED, KEY, is_folded, parse_keys
+from dstrain.lora.layers import rescaled
 from dstrain.lora.reader import Alpha, Lora, read_lora
+from dstrain.lora.writer import adapter_fields, key_format_of, layers_in
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import recorded_config
-from dstrain.models.formats import (
-    NATIVE,
-    LoraKeyFormat,
-    Shapes,
-    from_checkpoint,
-    to_checkpoint,
-)
+from dstrain.models.formats import NATIVE, Shapes, from_checkpoint, to_checkpoint
 from dstrain.models.networks import empty_component
 from dstrain.models.weights import recognize
 from dstrain.registry.discovery import load_family
@@ -144,107 +126,6 @@ def _with_alpha(
     return found
 
 
-def layers_in(
-    lora: Lora,
-    key_format: LoraKeyFormat,
-    shapes: Shapes,
-) -> dict[str, Tensor]:
-    """Return the tensors of a LoRA by their keys in a program's file.
-
-    alpha / rank becomes part of lora_B, as in every file that dstrain writes. ComfyUI
-    and kohya have lora_down, lora_up and an alpha that equals the rank.
-
-    Args:
-        lora: The LoRA of one component.
-        key_format: The program's names for it.
-        shapes: The shapes of the component's network.
-    """
-    found: dict[str, Tensor] = {}
-    for name, rows in key_table(key_format.checkpoint_format, shapes).items():
-        if not any(one.layer in lora.layers for one in rows):
-            continue
-        if key_format.underscored:
-            name = name.replace(".", "_")
-        matrices = _matrices(fuse(lora.layers, rows), key_format.program)
-        for ending, tensor in matrices.items():
-            found[f"{key_format.prefixes[0]}{name}.{ending}"] = tensor
-    return found
-
-
-def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
-    """Return the one layer of a file that stands for one or several of the network,
-    with alpha / rank as part of `up`.
-
-    Several are joined exactly, block by block: of n layers of rank r it has rank n r. A
-    layer without LoRA has no block.
-    """
-    parts = {
-        one.layer: layers[one.layer].folded() for one in rows if one.layer in layers
-    }
-    if len(rows) == 1:
-        return parts[rows[0].layer]
-    height = max(one.stop for one in rows)
-    blocks = []
-    for name, layer in parts.items():
-        block = layer.up.new_zeros(height, *layer.up.shape[1:])
-        for one in rows:
-            if one.layer == name:
-                part = layer.up[one.offset :][: one.stop - one.start]
-                block[one.start : one.stop] = part
-        blocks.append(block)
-    down = torch.cat([layer.down for layer in parts.values()])
-    return LoraLayer(down, torch.cat(blocks, 1), float(len(down)))
-
-
-def save_lora_for(
-    program: str,
-    path: Path,
-    network: Module,
-    lora_config: LoraConfig,
-    family: ModelFamily,
-    metadata: Mapping[str, Any],
-) -> None:
-    """Write the trained LoRA weights as `save_lora` does, with the names of another
-    program than diffusers.
-    """
-    key_format = _key_format(path, lora_config.component, family, program)
-    layers = lora_layers(network, lora_config)
-    lora = Lora(lora_config.component, layers, {})
-    named = layers_in(lora, key_format, base_shapes(network))
-    tensors = {name: value.float() for name, value in named.items()}
-    header = lora_header(network, lora_config, metadata)
-    write_tensors(path, tensors, header, checksum=True)
-
-
-def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
-    """Return the fields of `lora_adapter_metadata`, where diffusers finds rank and
-    alpha; in files that dstrain writes they are equal.
-    """
-    ranks = {name: layer.rank for name, layer in lora.layers.items()}
-    rank = max(ranks.values())
-    others = {name: one for name, one in ranks.items() if one != rank}
-    targets = sorted(lora.layers)
-    if "targets" in lora.header:
-        targets = lora.header["targets"].split(",")
-    fields = {
-        "r": rank,
-        "lora_alpha": rank,
-        "target_modules": targets,
-        "rank_pattern": others,
-        "alpha_pattern": others,
-    }
-    return {prefix + name: value for name, value in fields.items() if value != {}}
-
-
-def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
-    # DiffSynth-Studio's trainer writes `lora_A.default.weight`, which not all of its
-    # loaders find; all of them find these.
-    if program in ("diffusers", "diffsynth"):
-        return {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
-    alpha = torch.tensor(layer.alpha)
-    return {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": alpha}
-
-
 def _convert_lora(
     source: Path,
     header: dict[str, str],
@@ -259,7 +140,7 @@ def _convert_lora(
     tensors: dict[str, Tensor] = {}
     fields: dict[str, Any] = {}
     for lora in loras:
-        key_format = _key_format(source, lora.component, family, program)
+        key_format = key_format_of(source, lora.component, family, program)
         tensors |= layers_in(lora, key_format, networks[lora.component])
         fields |= adapter_fields(lora, key_format.prefixes[0])
     header.pop(ADAPTER_HEADER, None)
@@ -342,21 +223,6 @@ def _shapes(component: Component, config: Mapping[str, Any]) -> Shapes:
     return base_shapes(network)
 
 
-def _key_format(
-    source: Path,
-    component: str,
-    family: ModelFamily,
-    program: str,
-) -> LoraKeyFormat:
-    """Return a program's names for a component; raises UsageError if it has none."""
-    found = key_formats(components_of(family)[component], family)
-    if program not in found:
-        what = f"{program} has no key names for LoRA on {component}, but {source} has layers of it"
-        line = f"{component} has names in {', '.join(found)}"
-        raise UsageError("--format", what, line)
-    return found[program]
-
-
 def _convert_weights(
     source: Path,
     tensors: Mapping[str, Tensor],
@@ -381,7 +247,7 @@ def _convert_weights(
         if key.startswith(files.prefix)
     }
     state = from_checkpoint(files.checkpoint_format, inside)
-    wanted = _key_format(source, component.name, family, program).checkpoint_format
+    wanted = key_format_of(source, component.name, family, program).checkpoint_format
     converted = state if wanted is NATIVE else to_checkpoint(wanted, state)
     summary = f"{len(state)} weights of {component.name}, in {program}'s names"
     return converted, summary

@@ -1,12 +1,9 @@
-"""Add, save, load and merge LoRA layers through peft.
+"""Add, fill and merge LoRA layers through peft.
 
 LoRA (Hu et al. 2021, "LoRA: low-rank adaptation of large language models"):
-y = W x + (alpha / rank) B A x. Files use the keys that diffusers loads,
-`<prefix>.<layer>.lora_A.weight`. They contain (alpha / rank) B in place of B, because
-many programs do not find alpha and use B A as it is.
+y = W x + (alpha / rank) B A x.
 """
 
-import json
 import math
 import re
 import warnings
@@ -23,13 +20,8 @@ from torch import Tensor, nn
 from dstrain.errors import StateError, UsageError, first_few, nearest
 from dstrain.lazy import import_name, without_quantizers
 from dstrain.lora.key_names import base_shapes, layers_of
-from dstrain.lora.key_parser import (
-    ADAPTER_HEADER,
-    FOLDED,
-    LoraWeights,
-    parse_keys,
-)
-from dstrain.storage.safetensors import whole, write_tensors
+from dstrain.lora.key_parser import LoraWeights, parse_keys
+from dstrain.storage.safetensors import whole
 
 ADAPTER = "default"
 UP = re.compile(r"\.lora_(embedding_)?B(\.|$)")
@@ -172,65 +164,6 @@ def lora_state(module: nn.Module, adapter_name: str = ADAPTER) -> dict[str, Tens
         module, adapter_name=adapter_name, save_embedding_layers=False
     )
     return {name: whole(value) for name, value in state.items()}
-
-
-def save_lora(
-    path: Path,
-    module: nn.Module,
-    lora_config: LoraConfig,
-    prefix: str,
-    metadata: Mapping[str, Any],
-) -> None:
-    """Write the trained LoRA weights in fp32, with alpha / rank as part of B.
-
-    Raises SystemFault.
-
-    Args:
-        path: The file to write.
-        module: The network with LoRA layers.
-        lora_config: The layers that `inject` added.
-        prefix: What diffusers calls the component ('transformer').
-        metadata: Family, base, step, versions and the like; values that are not strings
-            are stored as JSON.
-    """
-    rank = lora_config.rank
-    tensors = {}
-    for name, value in lora_state(module).items():
-        if UP.search(name):
-            value = rescaled(value, lora_config.alpha, rank)
-        tensors[f"{prefix}.{name}"] = value.float()
-    header = lora_header(module, lora_config, metadata)
-    adapter = {
-        f"{prefix}.r": rank,
-        f"{prefix}.lora_alpha": rank,
-        f"{prefix}.target_modules": header["targets"].split(","),
-    }
-    header[ADAPTER_HEADER] = json.dumps(adapter, sort_keys=True)
-    write_tensors(path, tensors, header, checksum=True)
-
-
-def lora_header(
-    module: nn.Module,
-    lora_config: LoraConfig,
-    metadata: Mapping[str, Any],
-) -> dict[str, str]:
-    """Return the header of a file of the trained layers, whichever program it is for;
-    metadata as in `save_lora`. Its alpha is that of the training.
-    """
-    adapters: Any = module.peft_config
-    fields = {
-        **metadata,
-        "component": lora_config.component,
-        "rank": lora_config.rank,
-        "alpha": lora_config.alpha,
-        "targets": ",".join(sorted(adapters[ADAPTER].target_modules)),
-        **FOLDED,
-    }
-    header = {"format": "pt"}
-    for name, value in fields.items():
-        is_text = isinstance(value, str)
-        header[name] = value if is_text else json.dumps(value, sort_keys=True)
-    return header
 
 
 def lora_layers(module: nn.Module, lora_config: LoraConfig) -> dict[str, LoraLayer]:

@@ -21,7 +21,8 @@ from dstrain.cli.main import main
 from dstrain.errors import StateError
 from dstrain.lora.export import export
 from dstrain.lora.key_names import key_formats
-from dstrain.lora.layers import LoraConfig, save_lora
+from dstrain.lora.layers import LoraConfig
+from dstrain.lora.writer import save_lora
 from dstrain.models.components import components_of
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.registry.discovery import load_family

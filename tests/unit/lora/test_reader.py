@@ -4,23 +4,20 @@ exactly.
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from dstrain.errors import StateError
-from dstrain.lora.export import fuse
-from dstrain.lora.key_names import key_table
-from dstrain.lora.layers import LoraConfig, LoraLayer, add_layers, save_lora
-from dstrain.lora.reader import read_lora, split_fused
+from dstrain.lora.layers import LoraConfig, add_layers
+from dstrain.lora.reader import read_lora
+from dstrain.lora.writer import save_lora
 from safetensors.torch import load_file
 
 from tests.support.lora_family import (
     ENCODER_SHAPES,
     MODEL,
-    ORIGINAL,
     SHAPES,
-    SPEC,
     Change,
     Encoder,
     Header,
@@ -44,85 +41,6 @@ from tests.support.lora_family import (
 # Every naming, as its program writes it.
 
 
-class Naming(NamedTuple):
-    """program, a layer of the first block as it names it, and the ends of its keys."""
-
-    program: str
-    layer: str
-    ends: tuple[str, ...]
-
-
-NAMINGS = (
-    Naming(
-        "diffusers",
-        "transformer.blocks.0.attn.to_out.0",
-        ("lora_A.weight", "lora_B.weight"),
-    ),
-    Naming(
-        "comfyui",
-        "diffusion_model.double.0.proj",
-        ("alpha", "lora_down.weight", "lora_up.weight"),
-    ),
-    Naming(
-        "kohya",
-        "lora_unet_double_0_proj",
-        ("alpha", "lora_down.weight", "lora_up.weight"),
-    ),
-    Naming("diffsynth", "layers.0.o", ("lora_A.weight", "lora_B.weight")),
-)
-
-
-@pytest.mark.parametrize("naming", NAMINGS, ids=lambda naming: naming.program)
-@pytest.mark.parametrize(("rank", "alpha"), [(4, 4.0), (4, 6.0), (2, 8.0), (3, 0.7)])
-def test_a_file_in_any_naming_acts_as_what_was_trained(
-    naming: Naming, rank: int, alpha: float, tmp_path: Path
-) -> None:
-    lora_config = LoraConfig("dit", SPEC.targets, rank, alpha)
-    path, module = ours(tmp_path, lora_config)
-    tensors = in_names_of(naming.program, tmp_path, lora_config)
-    assert sorted(key for key in tensors if key.startswith(f"{naming.layer}.")) == [
-        f"{naming.layer}.{end}" for end in naming.ends
-    ]
-    header = {
-        "diffusers": adapter(r=rank, lora_alpha=rank),
-        "diffsynth": {"scale": "in lora_B"},
-    }.get(naming.program)
-    again = read(written(tmp_path / "x.safetensors", tensors, header))
-    plain = network()
-    add_layers(plain, again.layers)
-    assert torch.allclose(output(plain), output(module), atol=1e-5)
-    assert not torch.allclose(output(plain), output(network()), atol=1e-2)
-    assert same(again.layers, read(path).layers)
-
-
-def test_fused_layers_have_three_times_the_rank_and_come_back_bit_for_bit(
-    tmp_path: Path,
-) -> None:
-    layers = read(ours(tmp_path)[0]).layers
-    rows = key_table(ORIGINAL, SHAPES)["double.0.qkv"]
-    one = fuse(layers, rows)
-    assert (one.rank, one.alpha, tuple(one.up.shape)) == (12, 12.0, (18, 12))
-    assert same(
-        split_fused(one, rows),
-        {f"blocks.0.attn.to_{x}": layers[f"blocks.0.attn.to_{x}"] for x in "qkv"},
-    )
-
-
-@pytest.mark.parametrize(
-    "targets", [("to_q",), ("to_k", "to_v"), ("0.attn.to_v", "1.attn.to_q")]
-)
-def test_parts_of_a_fused_layer_without_lora_are_zero_rows(
-    targets: tuple[str, ...], tmp_path: Path
-) -> None:
-    lora_config = LoraConfig("dit", targets, 4, 6.0)
-    path, _ = ours(tmp_path, lora_config)
-    tensors = in_names_of("comfyui", tmp_path, lora_config)
-    ranks = {len(tensors[key]) for key in tensors if key.endswith("down.weight")}
-    assert ranks == {8 if targets == ("to_k", "to_v") else 4}
-    again = read(written(tmp_path / "x.safetensors", tensors))
-    assert same(again.layers, read(path).layers)
-
-
 def test_a_fused_layer_of_another_program_is_split_exactly(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     down, up = torch.randn(2, 6, generator=draw), torch.randn(18, 2, generator=draw)
@@ -137,25 +55,6 @@ def test_a_fused_layer_of_another_program_is_split_exactly(tmp_path: Path) -> No
         assert torch.equal(layer.down, down)
         assert torch.equal(layer.up, up[6 * i : 6 * i + 6])
         assert layer.alpha == 3.0
-
-
-def test_parts_of_unlike_strength_are_fused_exactly() -> None:
-    draw = torch.Generator().manual_seed(0)
-    names = [f"blocks.0.attn.to_{x}" for x in "qkv"]
-    layers = {
-        name: LoraLayer(
-            torch.randn(rank, 6, generator=draw),
-            torch.randn(6, rank, generator=draw),
-            alpha,
-        )
-        for name, rank, alpha in zip(names, (2, 2, 4), (2.0, 3.0, 1.0), strict=True)
-    }
-    one = fuse(layers, key_table(ORIGINAL, SHAPES)["double.0.qkv"])
-    assert (one.rank, one.alpha) == (8, 8.0)
-    wanted = torch.cat(
-        [layer.alpha / layer.rank * layer.up @ layer.down for layer in layers.values()]
-    )
-    assert torch.allclose(one.alpha / one.rank * one.up @ one.down, wanted, atol=1e-6)
 
 
 # What other programs and people make of such files.

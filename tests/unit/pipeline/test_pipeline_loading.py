@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain.errors import StateError, UsageError
-from dstrain.lora.layers import LoraConfig, inject, save_lora
+from dstrain.lora.layers import LoraConfig, inject
+from dstrain.lora.writer import save_lora
 from dstrain.models.component_files import ModelConfig
 from dstrain.pipeline.pipeline import Pipeline
 from safetensors import safe_open

@@ -16,9 +16,8 @@ from dstrain.console import get_logger, logging_to_file, redacted
 from dstrain.distributed.signals import is_interrupt
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
-from dstrain.lora.export import save_lora_for
 from dstrain.lora.header import base_weights
-from dstrain.lora.layers import save_lora
+from dstrain.lora.writer import save_lora, save_lora_for
 from dstrain.runs.checkpoints.directory import (
     LOG,
     LOSS_CSV,

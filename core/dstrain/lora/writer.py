@@ -1,0 +1,207 @@
+"""Write a LoRA, with the key names of diffusers or with those of another program.
+
+Files use the keys that diffusers loads, `<prefix>.<layer>.lora_A.weight`. They contain
+(alpha / rank) B in place of B, because many programs do not find alpha and use B A as it
+is.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dstrain.errors import UsageError
+from dstrain.lora.key_names import Rows, base_shapes, key_formats, key_table
+from dstrain.lora.key_parser import ADAPTER_HEADER, FOLDED
+from dstrain.lora.layers import (
+    ADAPTER,
+    UP,
+    LoraConfig,
+    LoraLayer,
+    lora_layers,
+    lora_state,
+    rescaled,
+)
+from dstrain.lora.reader import Lora
+from dstrain.models.components import components_of
+from dstrain.models.formats import LoraKeyFormat, Shapes
+from dstrain.registry.family import ModelFamily
+from dstrain.storage.safetensors import write_tensors
+
+
+def save_lora(
+    path: Path,
+    module: nn.Module,
+    lora_config: LoraConfig,
+    prefix: str,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write the trained LoRA weights in fp32, with alpha / rank as part of B.
+
+    Raises SystemFault.
+
+    Args:
+        path: The file to write.
+        module: The network with LoRA layers.
+        lora_config: The layers that `inject` added.
+        prefix: What diffusers calls the component ('transformer').
+        metadata: Family, base, step, versions and the like; values that are not strings
+            are stored as JSON.
+    """
+    rank = lora_config.rank
+    tensors = {}
+    for name, value in lora_state(module).items():
+        if UP.search(name):
+            value = rescaled(value, lora_config.alpha, rank)
+        tensors[f"{prefix}.{name}"] = value.float()
+    header = lora_header(module, lora_config, metadata)
+    adapter = {
+        f"{prefix}.r": rank,
+        f"{prefix}.lora_alpha": rank,
+        f"{prefix}.target_modules": header["targets"].split(","),
+    }
+    header[ADAPTER_HEADER] = json.dumps(adapter, sort_keys=True)
+    write_tensors(path, tensors, header, checksum=True)
+
+
+def save_lora_for(
+    program: str,
+    path: Path,
+    network: nn.Module,
+    lora_config: LoraConfig,
+    family: ModelFamily,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write the trained LoRA weights as `save_lora` does, with the names of another
+    program than diffusers.
+    """
+    key_format = key_format_of(path, lora_config.component, family, program)
+    layers = lora_layers(network, lora_config)
+    lora = Lora(lora_config.component, layers, {})
+    named = layers_in(lora, key_format, base_shapes(network))
+    tensors = {name: value.float() for name, value in named.items()}
+    header = lora_header(network, lora_config, metadata)
+    write_tensors(path, tensors, header, checksum=True)
+
+
+def lora_header(
+    module: nn.Module,
+    lora_config: LoraConfig,
+    metadata: Mapping[str, Any],
+) -> dict[str, str]:
+    """Return the header of a file of the trained layers, whichever program it is for;
+    metadata as in `save_lora`. Its alpha is that of the training.
+    """
+    adapters: Any = module.peft_config
+    fields = {
+        **metadata,
+        "component": lora_config.component,
+        "rank": lora_config.rank,
+        "alpha": lora_config.alpha,
+        "targets": ",".join(sorted(adapters[ADAPTER].target_modules)),
+        **FOLDED,
+    }
+    header = {"format": "pt"}
+    for name, value in fields.items():
+        is_text = isinstance(value, str)
+        header[name] = value if is_text else json.dumps(value, sort_keys=True)
+    return header
+
+
+def layers_in(
+    lora: Lora,
+    key_format: LoraKeyFormat,
+    shapes: Shapes,
+) -> dict[str, Tensor]:
+    """Return the tensors of a LoRA by their keys in a program's file.
+
+    alpha / rank becomes part of lora_B, as in every file that dstrain writes. ComfyUI
+    and kohya have lora_down, lora_up and an alpha that equals the rank.
+
+    Args:
+        lora: The LoRA of one component.
+        key_format: The program's names for it.
+        shapes: The shapes of the component's network.
+    """
+    found: dict[str, Tensor] = {}
+    for name, rows in key_table(key_format.checkpoint_format, shapes).items():
+        if not any(one.layer in lora.layers for one in rows):
+            continue
+        if key_format.underscored:
+            name = name.replace(".", "_")
+        matrices = _matrices(fuse(lora.layers, rows), key_format.program)
+        for ending, tensor in matrices.items():
+            found[f"{key_format.prefixes[0]}{name}.{ending}"] = tensor
+    return found
+
+
+def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:
+    """Return the one layer of a file that stands for one or several of the network,
+    with alpha / rank as part of `up`.
+
+    Several are joined exactly, block by block: of n layers of rank r it has rank n r. A
+    layer without LoRA has no block.
+    """
+    parts = {
+        one.layer: layers[one.layer].folded() for one in rows if one.layer in layers
+    }
+    if len(rows) == 1:
+        return parts[rows[0].layer]
+    height = max(one.stop for one in rows)
+    blocks = []
+    for name, layer in parts.items():
+        block = layer.up.new_zeros(height, *layer.up.shape[1:])
+        for one in rows:
+            if one.layer == name:
+                part = layer.up[one.offset :][: one.stop - one.start]
+                block[one.start : one.stop] = part
+        blocks.append(block)
+    down = torch.cat([layer.down for layer in parts.values()])
+    return LoraLayer(down, torch.cat(blocks, 1), float(len(down)))
+
+
+def adapter_fields(lora: Lora, prefix: str) -> dict[str, Any]:
+    """Return the fields of `lora_adapter_metadata`, where diffusers finds rank and
+    alpha; in files that dstrain writes they are equal.
+    """
+    ranks = {name: layer.rank for name, layer in lora.layers.items()}
+    rank = max(ranks.values())
+    others = {name: one for name, one in ranks.items() if one != rank}
+    targets = sorted(lora.layers)
+    if "targets" in lora.header:
+        targets = lora.header["targets"].split(",")
+    fields = {
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": targets,
+        "rank_pattern": others,
+        "alpha_pattern": others,
+    }
+    return {prefix + name: value for name, value in fields.items() if value != {}}
+
+
+def key_format_of(
+    source: Path,
+    component: str,
+    family: ModelFamily,
+    program: str,
+) -> LoraKeyFormat:
+    """Return a program's names for a component; raises UsageError if it has none."""
+    found = key_formats(components_of(family)[component], family)
+    if program not in found:
+        what = f"{program} has no key names for LoRA on {component}, but {source} has layers of it"
+        line = f"{component} has names in {', '.join(found)}"
+        raise UsageError("--format", what, line)
+    return found[program]
+
+
+def _matrices(layer: LoraLayer, program: str) -> dict[str, Tensor]:
+    # DiffSynth-Studio's trainer writes `lora_A.default.weight`, which not all of its
+    # loaders find; all of them find these.
+    if program in ("diffusers", "diffsynth"):
+        return {"lora_A.weight": layer.down, "lora_B.weight": layer.up}
+    alpha = torch.tensor(layer.alpha)
+    return {"lora_down.weight": layer.down, "lora_up.weight": layer.up, "alpha": alpha}
