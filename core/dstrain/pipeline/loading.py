@@ -14,7 +14,7 @@ from dstrain.lora.layers import LoraLayer, merge_layers, merged
 from dstrain.lora.reader import read_lora
 from dstrain.models.components import Component, Files
 from dstrain.models.execution.blocks import repeated_blocks
-from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED
+from dstrain.models.execution.kept import AS_LOADED, last_blocks
 from dstrain.models.execution.ram import stored_tensors
 from dstrain.models.networks import (
     Place,
@@ -133,9 +133,7 @@ class Loader:
         if kept.offloaded or not kept.swapped_blocks:
             return kept.offloaded
         if self._swapped is None:
-            blocks = [*repeated_blocks(network)]
-            count = kept.swapped_blocks
-            last = blocks if count == ALL_BLOCKS else blocks[-count:]
+            last = last_blocks([*repeated_blocks(network)], kept.swapped_blocks)
             self._swapped = tuple(f"{block}." for block in last)
         return name.startswith(self._swapped)
 

@@ -20,7 +20,7 @@ from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.feature_plan import CacheInfo, check_configs, open_plan
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded
-from dstrain.runs.offload import start_swap, swap_flag
+from dstrain.runs.offload import start_swap
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun
@@ -187,8 +187,8 @@ def load_module(
         start_from_lora(pipeline, module.trained.lora, path)
     for plan in plans:
         module.plan(plan.inputs)
-    offload = config.use_gradient_checkpointing_offload
-    if config.use_gradient_checkpointing or offload or swap_flag(config):
+    if config.checkpoints:
+        offload = config.use_gradient_checkpointing_offload
         for name, network in module.networks.items():
             try:
                 enable_checkpointing(name, network, offload)

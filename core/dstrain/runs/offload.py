@@ -2,10 +2,7 @@
 --offload_models ask.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-
-from torch import nn
 
 from dstrain.config.fields import split_commas
 from dstrain.config.options.train import TrainConfig
@@ -13,8 +10,7 @@ from dstrain.console import get_logger
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.plan import make_plan
 from dstrain.models.components import components_of
-from dstrain.models.execution.blocks import repeated_blocks
-from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED, Kept
+from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.setup import Setup
 from dstrain.training.module import TrainingModule
@@ -27,9 +23,9 @@ MODELS = "--offload_models"
 
 def swap_flag(config: TrainConfig) -> str:
     """Return the flag that asks for block swap; '' for none."""
-    if config.enable_model_cpu_offload:
-        return ALL
-    return FLAG if config.blocks_to_swap is not None else ""
+    if not config.swaps_blocks:
+        return ""
+    return ALL if config.enable_model_cpu_offload else FLAG
 
 
 def swap_advice(setup: Setup) -> list[str]:
@@ -129,36 +125,28 @@ def start_swap(setup: Setup, module: TrainingModule, empty: bool) -> None:
     flag = swap_flag(setup.config)
     if not flag:
         return
-    counts = blocks_to_swap(setup.kept, module.pipeline.components)
-    trained = [name for name in module.trained.components if name in counts]
-    if not any(counts[name] for name in trained):
-        names = ", ".join(module.trained.components)
-        raise UsageError(flag, f"has no effect: {names} repeats no blocks")
+    trained = module.trained.components
+    blocks = {
+        name: swapped_blocks(
+            name, module.pipeline.components[name], setup.kept[name].swapped_blocks
+        )
+        for name in trained
+    }
+    if not any(blocks.values()):
+        what = f"has no effect: {', '.join(trained)} repeats no blocks"
+        raise UsageError(flag, what)
     config = setup.config
-    if not (
+    asked = (
         config.use_gradient_checkpointing or config.use_gradient_checkpointing_offload
-    ):
+    )
+    if not asked:
         logger.info(f"{flag} turns gradient checkpointing on")
-    for name in trained:
-        network = module.pipeline.components[name]
-        swapped_blocks(name, network, counts[name])
-        if not empty and counts[name]:
+    for name, swapped in blocks.items():
+        if swapped and not empty:
             # LoRA layers that no loss reaches are frozen, and saved with the others.
             saved = [
                 full_name.removeprefix(f"{name}.")
                 for full_name in module.trained.unused_parameters
             ]
-            module.block_swap.add(name, network, counts[name], saved)
-
-
-def blocks_to_swap(
-    kept: Mapping[str, Kept], components: Mapping[str, object]
-) -> dict[str, int]:
-    """Return how many blocks of each network are swapped."""
-    counts = {}
-    for name, network in components.items():
-        count = kept.get(name, AS_LOADED).swapped_blocks
-        if count and isinstance(network, nn.Module):
-            is_all = count == ALL_BLOCKS
-            counts[name] = len(repeated_blocks(network)) if is_all else count
-    return counts
+            network = module.pipeline.components[name]
+            module.block_swap.add(name, network, len(swapped), saved)

@@ -95,7 +95,7 @@ def test_checkpointing_is_turned_on_and_said_once(
 def test_how_blocks_are_kept_is_said_and_changes_no_key(here: Path) -> None:
     setup = resolve(config(here, blocks_to_swap=1))
     assert setup.kept["dit"].swapped_blocks == 1
-    assert setup.kept["dit"].describe() == "1 blocks swapped"
+    assert setup.kept["dit"].describe() == "1 block swapped"
     every = resolve(config(here, enable_model_cpu_offload=True))
     assert every.kept["dit"].swapped_blocks == ALL_BLOCKS
     assert every.kept["dit"].describe() == "all blocks swapped"

@@ -40,3 +40,17 @@ class MemoryOptions:
         "Memory of the GPU that --dry_run plans for, such as 24GB. Defaults to that of the GPU found.",
         affects={"start"},
     )
+
+    @property
+    def swaps_blocks(self) -> bool:
+        """Return whether weights of blocks wait in RAM."""
+        return self.enable_model_cpu_offload or self.blocks_to_swap is not None
+
+    @property
+    def checkpoints(self) -> bool:
+        """Return whether blocks are recomputed in the backward pass."""
+        return (
+            self.use_gradient_checkpointing
+            or self.use_gradient_checkpointing_offload
+            or self.swaps_blocks
+        )

@@ -2,12 +2,14 @@
 it, and what identifies results can contain it, before anything is loaded.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from dstrain.graph.quantization import QuantizationMethod
 
+Block = TypeVar("Block")
 ALL_BLOCKS = -1
 """A number of swapped blocks that stands for every block."""
 
@@ -65,7 +67,8 @@ class Kept:
         if self.swapped_blocks:
             count = self.swapped_blocks
             number = "all" if count == ALL_BLOCKS else str(count)
-            swapped = f"{number} blocks swapped"
+            noun = "block" if count == 1 else "blocks"
+            swapped = f"{number} {noun} swapped"
             words = ", ".join(filter(None, (words, swapped)))
         if self.offloaded:
             words = ", ".join(filter(None, (words, "on the device only while used")))
@@ -73,6 +76,15 @@ class Kept:
 
 
 AS_LOADED = Kept()
+
+
+def last_blocks(blocks: Sequence[Block], count: int) -> Sequence[Block]:
+    """Return the blocks of a network that are swapped: the last `count`, or all if it is
+    `ALL_BLOCKS` or more than there are.
+    """
+    if count == ALL_BLOCKS:
+        return blocks
+    return blocks[max(0, len(blocks) - count) :]
 
 
 def matches(layer: str, patterns: Iterable[str]) -> bool:

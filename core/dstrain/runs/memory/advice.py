@@ -57,9 +57,7 @@ def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
     what they cost in time or exactness.
     """
     way = Way(config, {})
-    if not (
-        config.use_gradient_checkpointing or config.use_gradient_checkpointing_offload
-    ):
+    if not config.checkpoints:
         way = way.with_changes(use_gradient_checkpointing=True)
         yield way
     if possible.can_split and not config.stage:
@@ -88,8 +86,7 @@ def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
     """
     config = way.config
     is_free = not (config.fp8_models or config.quant_options)
-    can_swap = config.blocks_to_swap is None and not config.enable_model_cpu_offload
-    blocks = possible.blocks if can_swap else 0
+    blocks = 0 if config.swaps_blocks else possible.blocks
     if possible.lora and is_free:
         way = way.with_changes(quant_options=_options(possible.lora, "int8_block"))
         yield way

@@ -9,7 +9,7 @@ from torch import nn
 
 from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.execution.blocks import repeated_blocks
-from dstrain.models.execution.kept import ALL_BLOCKS, Kept, matches
+from dstrain.models.execution.kept import Kept, last_blocks, matches
 
 TRAINED = 4
 """Bytes of a number that is trained: it is in fp32."""
@@ -96,11 +96,7 @@ class Place:
 def as_kept(size: ComponentSize, kept: Kept) -> Place:
     """Return where the frozen weights of a component are if they are kept so."""
     count = 1 + max((one.block for one in size.stored), default=-1)
-    first_swapped = (
-        max(0, count - kept.swapped_blocks) if kept.swapped_blocks else count
-    )
-    if kept.swapped_blocks == ALL_BLOCKS:
-        first_swapped = 0
+    last = last_blocks(range(count), kept.swapped_blocks)
     device = largest_stored = 0
     swapped: dict[int, int] = {}
     for one in size.stored:
@@ -112,7 +108,7 @@ def as_kept(size: ComponentSize, kept: Kept) -> Place:
             rows, columns = one.shape
             bytes_ = stored_by.stored_bytes((rows, columns))
             largest_stored = max(largest_stored, one.numbers)
-        if one.block >= first_swapped:
+        if one.block in last:
             swapped[one.block] = swapped.get(one.block, 0) + bytes_
         else:
             device += bytes_

@@ -30,13 +30,6 @@ class Choice:
     mixed: bool
     """Whether it computes in bf16."""
 
-    @property
-    def checkpoints(self) -> bool:
-        """Return whether blocks are recomputed: swapping them implies it."""
-        config = self.config
-        swaps = config.enable_model_cpu_offload or config.blocks_to_swap is not None
-        return config.use_gradient_checkpointing or swaps
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -93,7 +86,7 @@ def estimate(
     activations = None
     if counted is not None and encoding is not None:
         activations = restored + counted.kept(
-            choice.checkpoints,
+            choice.config.checkpoints,
             choice.config.use_gradient_checkpointing_offload,
             numbers * CAST if choice.mixed else 0,
         )

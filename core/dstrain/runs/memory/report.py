@@ -128,7 +128,7 @@ def _activations(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
     how = "without checkpointing"
     if config.use_gradient_checkpointing_offload:
         how = "with checkpointing and offloading"
-    elif config.use_gradient_checkpointing:
+    elif config.checkpoints:
         how = "with checkpointing"
     what = "activations"
     if setup.stage == "data_process":

@@ -21,6 +21,7 @@ from torch import nn
 
 from dstrain.errors import UsageError
 from dstrain.models.execution.blocks import repeated_blocks
+from dstrain.models.execution.kept import last_blocks
 from dstrain.models.execution.ram import WeightsInRam, stored_tensors
 
 FLAG = "--blocks_to_swap"
@@ -73,7 +74,7 @@ class BlockSwap:
         count: int,
         saved: Collection[str] = (),
     ) -> None:
-        """Swap the last `count` blocks of a network.
+        """Swap the last `count` blocks of a network; `ALL_BLOCKS` for every one.
 
         Its trained layers exist and its blocks are checkpointed. They may be in RAM; what
         they train is put on the device. Raises UsageError for a network with fewer blocks.
@@ -185,7 +186,8 @@ class BlockSwap:
 def swapped_blocks(
     component: str, network: nn.Module, count: int
 ) -> Mapping[str, nn.Module]:
-    """Return the last `count` blocks that a network repeats, by name.
+    """Return the last `count` blocks that a network repeats, by name; all of them for
+    `ALL_BLOCKS`.
 
     Raises UsageError for a network with fewer blocks.
     """
@@ -193,7 +195,7 @@ def swapped_blocks(
     if count > len(found):
         what = f"{count} is more than the {len(found)} blocks of {component}"
         raise UsageError(FLAG, what)
-    return dict([*found.items()][len(found) - count :])
+    return dict(last_blocks([*found.items()], count))
 
 
 def _in_backward_pass() -> bool:

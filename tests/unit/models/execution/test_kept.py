@@ -1,11 +1,14 @@
 """How a component is kept is said in words, and identified by what changes numbers."""
 
+import pytest
 from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.execution.kept import (
+    ALL_BLOCKS,
     Kept,
     StoredLayers,
     combined,
     described,
+    last_blocks,
     matches,
 )
 
@@ -72,3 +75,11 @@ def test_it_is_described_in_words() -> None:
     assert offloaded.describe() == "on the device only while used"
     found = described({"b": offloaded, "a": kept, "c": Kept()}, ["a", "b", "c", "d"])
     assert list(found.items()) == [("a", words), ("b", offloaded.describe())]
+
+
+@pytest.mark.parametrize(
+    ("count", "swapped"),
+    [(0, []), (1, [2]), (3, [0, 1, 2]), (4, [0, 1, 2]), (ALL_BLOCKS, [0, 1, 2])],
+)
+def test_the_last_blocks_are_swapped(count: int, swapped: list[int]) -> None:
+    assert last_blocks([0, 1, 2], count) == swapped

@@ -85,10 +85,10 @@ def test_swapped_blocks_are_in_ram_and_two_of_them_on_the_device() -> None:
     assert (found.weights, found.ram) == ({"dit": 7 + 205}, 406)
 
 
-def test_swapping_recomputes_blocks() -> None:
-    assert choice(blocks_to_swap=1).checkpoints
-    assert choice(enable_model_cpu_offload=True).checkpoints
-    assert not choice().checkpoints
+@pytest.mark.parametrize("way", ["blocks_to_swap", "enable_model_cpu_offload"])
+def test_swapping_recomputes_blocks(way: str) -> None:
+    found = estimate(FACTS, ("dit",), choice(**{way: True}), "train")
+    assert found.activations == 10 + 20 + 30 + 5
 
 
 def test_what_is_offloaded_is_on_the_device_while_a_unit_borrows_it() -> None:

@@ -45,6 +45,13 @@ def test_each_stage_names_its_own_components(
     assert names[":train"][:2] == ["dit", "gradients"]
 
 
+def test_a_run_that_swaps_blocks_is_said_to_checkpoint(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = dry_run(capsys, [*words, "--blocks_to_swap", "1"], "24")
+    assert re.search("activations .* with checkpointing\n", out)
+
+
 def test_what_does_not_fit_comes_with_commands_that_work(
     words: list[str],
     capsys: pytest.CaptureFixture[str],
