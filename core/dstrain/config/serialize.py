@@ -121,8 +121,10 @@ def with_run_options(config: GenerateConfig) -> GenerateConfig:
     if recorded["model"] != config.model:
         what = f"is {config.model}, but {config.run} trained {recorded['model']}"
         raise UsageError("--model", what)
-    shared = ("mixed_precision", "fp8_models", "quant_options")
-    names = [name for name in shared if getattr(config, name) is None]
+    names = ["mixed_precision"] if config.mixed_precision is None else []
+    # Either may say how a component is stored that the run's other one stores.
+    if config.fp8_models is None and config.quant_options is None:
+        names += ["fp8_models", "quant_options"]
     if not (config.model_paths or config.model_id_with_origin_paths or config.toy):
         names += ["model_paths", "model_id_with_origin_paths", "toy", "hub"]
     if not config.tiled and not config.framewise_decoding:

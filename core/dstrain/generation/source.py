@@ -46,6 +46,8 @@ class PipelineSource:
     """Components that the run of --run trained in full, by name."""
     kept: Mapping[str, Kept] = field(default_factory=dict)
     """Component -> how its weights are kept, where not as they are loaded."""
+    presets: Mapping[str, Path] = field(default_factory=dict)
+    """Component -> a LoRA file that is merged into its weights as they are read."""
 
     def find(self) -> Found:
         """Find the files of every component that inference loads."""
@@ -53,7 +55,11 @@ class PipelineSource:
         files = {**found.files, **self.weights}
         check_loaded(self.kept, self.config, files)
         kept = {
-            name: replace(part, kept=self.kept.get(name, AS_LOADED))
+            name: replace(
+                part,
+                kept=self.kept.get(name, AS_LOADED),
+                preset=self.presets.get(name),
+            )
             for name, part in files.items()
         }
         for name in split_commas(self.config.offload_models):
@@ -92,8 +98,9 @@ def open_source(
     Raises StateError for a LoRA file that does not exist.
     """
     family = load_family(config.model, config.disabled_plugins)
-    config, weights = _with_weights(config, family)
-    for lora in config.lora:
+    trained = _Trained.by(config.run, family)
+    config = replace(config, variant=config.variant or trained.variant)
+    for lora in (*trained.lora, *trained.preset.values(), *config.lora):
         check_lora_file(lora.path)
     models = model_configs(config, family)
     score = score_inputs({*input_names(config), *columns})
@@ -110,38 +117,58 @@ def open_source(
             models,
             lambda: load_extensions(config.disabled_plugins),
         )
-        yield PipelineSource(config, family, spec, models, weights, kept)
+        # Training stored weights with the preset in them; what is stored without it and
+        # gets it as LoRA layers has other values.
+        presets = {
+            name: lora.path
+            for name, lora in trained.preset.items()
+            if kept.get(name, AS_LOADED).methods
+        }
+        added = [one for name, one in trained.preset.items() if name not in presets]
+        config = replace(config, lora=(*trained.lora, *added, *config.lora))
+        yield PipelineSource(config, family, spec, models, trained.full, kept, presets)
 
 
-def _with_weights(
-    config: GenerateConfig, family: ModelFamily
-) -> tuple[GenerateConfig, dict[str, Files]]:
-    """Add the newest weights of --run: LoRA files to --lora, others by component."""
-    run = config.run
-    if run is None:
-        return config, {}
-    newest = RunFiles.read(run).newest_weights()
-    if not newest:
-        raise StateError(run, "this run has not saved any weights")
-    loras = []
-    full = {}
-    variant = config.variant
-    for path in newest:
-        header = verify_file(path)
-        variant = variant or header["variant"]
-        if "base" in header:  # what a LoRA was trained on
-            loras.append(LoraFile(path))
-        else:
-            component = header["component"]
-            full[component] = saved_weights(family, component, path)
-    recorded = read_resolved(run)
-    preset = recorded.get("preset_lora_path")
-    # An older run may have merged it without recording into what.
-    merged_into = recorded.get("preset_lora_model") or next(iter(full), None)
-    # Weights that were trained in full have the preset in them.
-    if preset and merged_into not in full:
-        loras.append(LoraFile(Path(preset)))
-    return replace(config, variant=variant, lora=(*loras, *config.lora)), full
+@dataclass(frozen=True)
+class _Trained:
+    """What a run trained."""
+
+    variant: str | None = None
+    lora: tuple[LoraFile, ...] = ()
+    """Its newest LoRA files."""
+    full: Mapping[str, Files] = field(default_factory=dict)
+    """Component -> its newest weights, where it was trained in full."""
+    preset: Mapping[str, LoraFile] = field(default_factory=dict)
+    """Component -> the LoRA that was merged into its weights, unless it is in `full`."""
+
+    @classmethod
+    def by(cls, run: Path | None, family: ModelFamily) -> "_Trained":
+        """Return what a run trained; nothing without a run."""
+        if run is None:
+            return cls()
+        newest = RunFiles.read(run).newest_weights()
+        if not newest:
+            raise StateError(run, "this run has not saved any weights")
+        variant = None
+        loras = []
+        full = {}
+        for path in newest:
+            header = verify_file(path)
+            variant = variant or header["variant"]
+            if "base" in header:  # what a LoRA was trained on
+                loras.append(LoraFile(path))
+            else:
+                component = header["component"]
+                full[component] = saved_weights(family, component, path)
+        recorded = read_resolved(run)
+        preset = {}
+        if recorded.get("preset_lora_path"):
+            # An older run may have merged it without recording into what.
+            merged_into = recorded.get("preset_lora_model") or next(iter(full), "")
+            # Weights that were trained in full have the preset in them.
+            if merged_into not in full:
+                preset[merged_into] = LoraFile(Path(recorded["preset_lora_path"]))
+        return cls(variant, tuple(loras), full, preset)
 
 
 def check_used(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dstrain.cli.main import main
 from dstrain.config.fields import LoraFile
 from dstrain.config.options.generate import GenerateConfig
@@ -19,7 +20,7 @@ from dstrain.graph.spec import ExpertSchedule
 
 from tests.support import family
 from tests.support.family import weights_of
-from tests.support.runs import project, train
+from tests.support.runs import config as config_of, project, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 SIZE: dict[str, Any] = {"height": 16, "width": 16, "num_inference_steps": 1}
@@ -120,6 +121,54 @@ def test_a_preset_is_applied_unless_it_is_in_the_weights(
     )
     with open_source(with_run_options(config), ["prompt"]) as source:
         assert len(source.config.lora) == loras
+
+
+@pytest.mark.parametrize("stored", [None, "dit"])
+def test_a_preset_is_in_stored_weights_as_in_training(
+    stored: str | None, here: Path
+) -> None:
+    train(here, max_steps=1, learning_rate=0.3, output_path=here / "first")
+    given: dict[str, Any] = {
+        "preset_lora_path": here / "first/step-1.safetensors",
+        "fp8_models": stored,
+        "max_steps": 1,
+    }
+    trained = training_run(config_of(here, **given)).module.pipeline.components["dit"]
+    train(here, **given)
+    config = GenerateConfig(
+        model="tiny", prompt="dog", output=here / "a.png", run=here / "out"
+    )
+    with open_source(with_run_options(config), ["prompt"]) as source:
+        assert len(source.config.lora) == (1 if stored else 2)
+        generating = source.load().components["dit"]
+    if stored:
+        ours, theirs = (
+            one.blocks[0].to_out.base_layer for one in (generating, trained)
+        )
+        assert torch.equal(ours.restored(), theirs.restored())
+
+
+@pytest.mark.parametrize(
+    ("given", "inherited"),
+    [
+        ({}, ("dit", "text_encoder:int8_block")),
+        ({"quant_options": "dit:int8_block"}, (None, "dit:int8_block")),
+        ({"fp8_models": "text_encoder"}, ("text_encoder", None)),
+    ],
+    ids=str,
+)
+def test_how_weights_are_stored_is_inherited_as_a_whole(
+    given: dict[str, Any], inherited: tuple[str | None, str | None], here: Path
+) -> None:
+    stored = {"fp8_models": "dit", "quant_options": "text_encoder:int8_block"}
+    train(here, max_steps=1, **stored)
+    output = here / "a.png"
+    config = GenerateConfig(
+        model="tiny", prompt="dog", output=output, run=here / "out", **given
+    )
+    filled = with_run_options(config)
+    assert (filled.fp8_models, filled.quant_options) == inherited
+    image_of(output, run=here / "out", **given)
 
 
 def test_options_that_an_older_run_did_not_record_are_absent(here: Path) -> None:
