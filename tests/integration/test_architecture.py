@@ -41,6 +41,22 @@ def test_the_layers_drawn_are_those_of_the_contract() -> None:
     assert drawn == layers
 
 
+def test_no_package_below_runs_is_given_a_train_config() -> None:
+    below = (
+        "training",
+        "pipeline",
+        "lora",
+        "cache",
+        "models",
+        "data",
+        "graph",
+        "storage",
+    )
+    files = [path for package in below for path in (CORE / package).rglob("*.py")]
+    assert len(files) > 50
+    assert [path for path in files if "TrainConfig" in path.read_text()] == []
+
+
 def hidden_imports(source: str) -> list[str]:
     """Imports that import-linter takes for none: of the package as a whole, whose names
     are loaded on use, and of a module by its name in a string.

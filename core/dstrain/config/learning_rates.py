@@ -30,6 +30,12 @@ class LearningRates:
             return self.others
         return str(self)
 
+    @property
+    def all(self) -> list[float]:
+        """Return every learning rate."""
+        others = [] if self.others is None else [self.others]
+        return [*others, *self.by_name.values()]
+
     def of(self, name: str) -> float | None:
         """Return the learning rate of a component, a part of one or a parameter, by the
         longest name that fits; None if none does.

@@ -13,6 +13,7 @@ from dstrain.config.fields import (
 from dstrain.config.learning_rates import parse_learning_rates
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.model import ModelChoice
+from dstrain.config.options.optimizer import POLYNOMIAL_END, SCHEDULE_FREE
 from dstrain.config.options.trackers import TRACKERS
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.quantization import parse_storage
@@ -150,9 +151,20 @@ def _check_pairs(config: TrainConfig) -> None:
 
 
 def _check_optimizer(config: TrainConfig) -> None:
-    """Refuse two optimizers, and settings of a schedule that is not chosen."""
-    parse_learning_rates(config.learning_rate, 1.0)
+    """Refuse two optimizers, a second average, and settings of a schedule that is not
+    chosen, or that it cannot have.
+    """
+    rates = parse_learning_rates(config.learning_rate, 1.0)
+    lowest = min(rates.all)
+    if config.lr_scheduler == "polynomial" and lowest <= POLYNOMIAL_END:
+        what = (
+            f"is {lowest:g}, but --lr_scheduler polynomial ends at {POLYNOMIAL_END:g}"
+        )
+        raise UsageError("--learning_rate", what)
     custom = config.customized_optimizer
+    name = custom or config.optimizer
+    if config.ema_decay is not None and name.partition(".")[0] == SCHEDULE_FREE:
+        refuse_second_average(name)
     if custom is not None and config.optimizer != "adamw":
         what = f"is {custom}, but --optimizer is {config.optimizer}; give one of them"
         raise UsageError("--customized_optimizer", what)
@@ -167,6 +179,12 @@ def _check_optimizer(config: TrainConfig) -> None:
         if getattr(config, name) is not None and config.lr_scheduler != schedule:
             what = f"has no effect without --lr_scheduler {schedule}"
             raise UsageError(f"--{name}", what)
+
+
+def refuse_second_average(optimizer: str) -> None:
+    """Refuse --ema_decay with an optimizer that averages the weights itself."""
+    what = f"would average twice: optimizer {optimizer} averages the weights itself"
+    raise UsageError("--ema_decay", what, "leave it out: what is saved is averaged")
 
 
 def _check_start(config: TrainConfig) -> None:

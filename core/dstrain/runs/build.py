@@ -24,13 +24,12 @@ from dstrain.runs.offload import start_swap
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingData, TrainingRun
-from dstrain.training.averaging import AveragedWeights
 from dstrain.training.batching import Order, with_skipped_rows
 from dstrain.training.copies import keep_frozen_apart
+from dstrain.training.ema import MovingAverage
 from dstrain.training.held_out import hold_out
 from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
-from dstrain.training.optimizers.averaged import has_modes
 from dstrain.training.optimizers.build import build_optimizer, check_fit
 from dstrain.training.optimizers.schedules import build_lr_scheduler
 from dstrain.training.sharding import Division
@@ -123,9 +122,6 @@ def prepare(
     )
     steps = total_steps(config, order.steps_per_epoch)
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
-    if config.ema_decay is not None and has_modes(optimizer):
-        what = f"{setup.optimizer.name} averages the weights itself"
-        raise UsageError("--ema_decay", what, "leave it out: what is saved is averaged")
     return TrainingRun(
         setup=setup,
         processes=processes,
@@ -139,7 +135,7 @@ def prepare(
         source=data.source,
         found=found,
         # After the model, which may put sharded parameters in the place of others.
-        averaged=AveragedWeights(module.trained.parameters, config.ema_decay),
+        ema=MovingAverage(module.trained.parameters, config.ema_decay),
         total_steps=steps,
         trackers=Trackers(config, processes.is_main),
         cache_info=data.cache_info,

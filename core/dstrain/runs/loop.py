@@ -43,7 +43,7 @@ from dstrain.training.memory import (
     peak_memory,
 )
 from dstrain.training.module import TrainingModule
-from dstrain.training.sharding import clip_gradients
+from dstrain.training.optimizers.clipping import clip_gradients
 
 logger = get_logger(__name__)
 
@@ -174,6 +174,8 @@ def steps(
                     run.setup.extensions.modify_step(
                         run.step + 1, run.module, run.optimizer
                     )
+                # The average is of what the step left, changes by plugins included.
+                run.ema.update()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -247,7 +249,6 @@ def update(run: TrainingRun, batches: Sequence[Batch]) -> tuple[float, float]:
     # Some draw: on every process the same, and after a resumption as before.
     seed_global((run.setup.config.seed, run.step), "optimizer")
     run.optimizer.step()
-    run.averaged.update()
     run.lr_scheduler.step()
     run.optimizer.zero_grad(set_to_none=True)
     return loss_value, norm_value

@@ -11,6 +11,7 @@ import torch
 
 from dstrain.config.fields import program_named, split_commas
 from dstrain.config.options.train import TrainConfig
+from dstrain.config.validation import refuse_second_average
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_dataset
 from dstrain.data.decoding import skip_undecodable
@@ -39,6 +40,7 @@ from dstrain.storage.hashing import sha256
 from dstrain.storage.safetensors import read_tensors
 from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
 from dstrain.training.optimizers.groups import check_names
+from dstrain.training.optimizers.modes import has_modes
 
 LIBRARIES = (
     *("core", "torch", "transformers", "diffusers", "accelerate", "safetensors"),
@@ -153,6 +155,8 @@ class Setup:
     def optimizer(self) -> OptimizerChoice:
         """Return the optimizer, tried, with learning rates of what is trained."""
         choice = choose_optimizer(self.config)
+        if self.config.ema_decay is not None and has_modes(choice.kind):
+            refuse_second_average(choice.name)
         experts = self.spec.experts
         aliases = {experts.denoiser: experts.components} if experts else {}
         trained = self.trainables.components

@@ -14,12 +14,12 @@ from dstrain.models.needed_components import Found
 from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
-from dstrain.training.averaging import AveragedWeights
 from dstrain.training.batching import Order
+from dstrain.training.ema import MovingAverage
 from dstrain.training.loader import CachedSamples, SampleSource
 from dstrain.training.module import TrainingModule
-from dstrain.training.optimizers.averaged import averaged_weights
 from dstrain.training.optimizers.build import effective_rate
+from dstrain.training.optimizers.modes import in_eval_mode
 from dstrain.training.sharding import keeping_gradients, sharded_networks
 
 
@@ -52,7 +52,7 @@ class TrainingRun:
     order: Order
     source: SampleSource
     found: Found
-    averaged: AveragedWeights
+    ema: MovingAverage
     """The average of what is trained; of nothing without --ema_decay."""
     total_steps: int
     trackers: Trackers
@@ -87,13 +87,7 @@ class TrainingRun:
         """Put the weights that previews and validation use in place of those in
         training: the average of --ema_decay, else that of the optimizer.
         """
-        return self.averaged.applied() if self.averaged else self.averaged_weights()
-
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """Put the weights to be used in place of those in training, where the optimizer
-        averages them.
-        """
-        return averaged_weights(self.optimizer)
+        return self.ema.applied() if self.ema else in_eval_mode(self.optimizer)
 
 
 def name_row(run: TrainingRun, row: int) -> str:

@@ -6,7 +6,7 @@ together while it computes, and its gradients are averaged over the processes as
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from dstrain.models.execution.blocks import repeated_blocks
 from dstrain.models.networks import put, tied_names
 from dstrain.storage.safetensors import read_rows
 from dstrain.training.module import TrainingModule
-from dstrain.training.optimizers.clipping import clip_gradients as clip_whole
 
 
 class Division:
@@ -174,26 +173,6 @@ def keeping_gradients(module: TrainingModule) -> Iterator[None]:
                 network.set_requires_gradient_sync(False)
                 stack.callback(network.set_requires_gradient_sync, True)
         yield
-
-
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the gradients so that their norm is at most `max_norm`; return what it was,
-    () fp32, equal on all processes.
-    """
-    grads = [one.grad for one in parameters if isinstance(one.grad, DTensor)]
-    if not grads:
-        return clip_whole(parameters, max_norm)
-    mesh = grads[0].device_mesh
-    rows = [grad.to_local() for grad in grads]
-    norms = torch.stack([norm.float() for norm in torch._foreach_norm(rows)])
-    squares = norms.to(mesh.device_type).square().sum()
-    # Every machine has all rows, of which a process has some.
-    dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))
-    norm = squares.sqrt()
-    # As torch's own, which cannot scale rows that are kept in RAM.
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(rows, scale.to(rows[0].device))
-    return norm
 
 
 def read_own_rows(

@@ -57,6 +57,7 @@ def test_a_task_has_a_name_and_a_stage(task: str, name: str, stage: str) -> None
         {"use_gradient_checkpointing_offload": True},
         {"lr_scheduler": "cosine", "lr_warmup_steps": 5},
         {"learning_rate": 1},
+        {"lr_scheduler": "polynomial", "learning_rate": 2e-7, "ema_decay": 0.9},
         {"enable_wandb_log": True, "wandb_project": "dogs"},
     ],
 )
@@ -93,6 +94,10 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"lr_scheduler_num_cycles": 2}, "--lr_scheduler_num_cycles", "without --lr_scheduler cosine_with_restarts"),
     ({"customized_optimizer": "a.B", "optimizer": "lion"}, "--customized_optimizer", "give one of them"),
     ({"customized_optimizer": "lion"}, "--customized_optimizer", "dotted path of a class"),
+    ({"lr_scheduler": "polynomial", "learning_rate": 1e-7}, "--learning_rate", "is 1e-07, but --lr_scheduler"),
+    ({"lr_scheduler": "polynomial", "learning_rate": "1,dit=1e-8"}, "--learning_rate", "is 1e-08"),
+    ({"optimizer": "schedulefree", "ema_decay": 0.9}, "--ema_decay", "schedulefree averages the weights itself"),
+    ({"customized_optimizer": "schedulefree.X", "ema_decay": 0.9}, "--ema_decay", "averages the weights itself"),
     ({"learning_rate": "dit=x"}, "--learning_rate", "not a valid float"),
     ({"trainable_models": "dit", "loraplus_lr_ratio": 2.0}, "--loraplus_lr_ratio", "has no effect"),
     ({"lr_scheduler": "cosin"}, "--lr_scheduler", "did you mean 'cosine'"),

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -66,11 +65,3 @@ def test_checkpointing_is_refused_for_a_trained_network_that_has_none(
         training_run(
             TrainConfig(**{**vars(settings), "use_gradient_checkpointing": True})
         )
-
-
-def test_an_average_of_an_optimizer_that_averages_is_refused(here: Path) -> None:
-    flags: dict[str, Any] = {"optimizer": "schedulefree", "ema_decay": 0.9}
-    with pytest.raises(UsageError) as caught:
-        training_run(config(here, **flags))
-    assert caught.value.where == "--ema_decay"
-    assert "averages the weights itself" in caught.value.what

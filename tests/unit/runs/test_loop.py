@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.errors import Diverged, StateError
+from dstrain.registry.hooks import Extensions
 from dstrain.runs.build import total_steps
 from dstrain.runs.checkpoints.state import states
 from dstrain.runs.loop import steps, update
@@ -492,3 +493,20 @@ def test_an_update_leaves_no_gradient_behind(here: Path) -> None:
     (micro,) = split_across_ranks(keys, 1, 0, 1)
     update(ready, [Batch(micro, [ready.source.sample(key.row) for key in micro.keys])])
     assert all(parameter.grad is None for parameter in ready.module.trained_parameters)
+
+
+def test_the_average_is_of_what_plugins_left(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def halve(_: Extensions, __: int, model: Any, ___: Any) -> None:
+        for parameter in model.trained_parameters:
+            parameter.mul_(0.5)
+
+    monkeypatch.setattr(Extensions, "modify_step", halve)
+    ready = training_run(config(here, max_steps=1, ema_decay=0.05))
+    trained = ready.module.trained.parameters
+    start = {name: one.detach().clone() for name, one in trained.items()}
+    assert len(list(steps(ready))) == 1
+    for name, after in trained.items():
+        mean = 0.05 * start[name] + 0.95 * after.detach()
+        torch.testing.assert_close(ready.ema.tensors[name], mean)

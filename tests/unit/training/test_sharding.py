@@ -14,9 +14,9 @@ from dstrain.errors import UsageError
 from dstrain.lora.layers import LoraConfig, inject
 from dstrain.models.networks import Place, keep, place_weights
 from dstrain.storage.safetensors import take_part, whole, write_tensors
+from dstrain.training.optimizers.clipping import clip_gradients
 from dstrain.training.sharding import (
     Division,
-    clip_gradients,
     keeping_gradients,
     read_own_rows,
     sharded_networks,

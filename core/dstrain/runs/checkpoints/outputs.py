@@ -60,6 +60,7 @@ from dstrain.runs.skipped_rows import write_list
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.files import LOCK, lock, remove_leftovers
 from dstrain.storage.run_files import RunFiles, averaged_name
+from dstrain.training.optimizers.modes import in_eval_mode
 
 logger = get_logger(__name__)
 
@@ -249,13 +250,13 @@ class RunDirectory:
             names = [f"{name}.safetensors"]
             if len(components) > 1:
                 names = [f"{name}.{component}.safetensors" for component in components]
-            averages = [averaged_name(name) for name in names] if run.averaged else []
+            averages = [averaged_name(name) for name in names] if run.ema else []
             state = f"{STATES}/step-{run.step}"
-            kept = STATE_FILES if run.averaged else (RECORD, *FILES)
+            kept = STATE_FILES if run.ema else (RECORD, *FILES)
             state_files = [f"{state}/{file}" for file in kept]
             RunFiles.read(self.folder).add([*names, *averages, *state_files], run.step)
             self.weights = [self.folder / name for name in names]
-            with run.averaged_weights():
+            with in_eval_mode(run.optimizer):
                 for component, path in zip(components, self.weights, strict=True):
                     self._save_component(run, path, component)
             self._save_averages(run, averages)
@@ -282,8 +283,8 @@ class RunDirectory:
         """Save the average of each trained component; without one, nothing."""
         if not names:
             return
-        decay = {"ema_decay": run.averaged.facts["decay"]}
-        with run.averaged.applied():
+        decay = {"ema_decay": run.ema.facts["decay"]}
+        with run.ema.applied():
             for component, name in zip(
                 run.module.trained.components, names, strict=True
             ):

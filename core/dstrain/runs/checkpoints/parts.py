@@ -13,15 +13,16 @@ from dstrain.runs.checkpoints.state import published, take_part_in_saving
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.safetensors import take_part
+from dstrain.training.optimizers.modes import in_eval_mode
 
 
 def take_part_in_save(run: TrainingRun, data_digests: Mapping[str, str]) -> None:
     """Give this process's rows to the main process, in the order in which that writes
     weights, averages and the state.
     """
-    saved = [run.averaged_weights()]
-    if run.averaged:
-        saved.append(run.averaged.applied())
+    saved = [in_eval_mode(run.optimizer)]
+    if run.ema:
+        saved.append(run.ema.applied())
     for weights in saved:
         with weights:
             for component in run.module.trained.components:

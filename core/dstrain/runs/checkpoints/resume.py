@@ -197,8 +197,8 @@ def training_state(run: TrainingRun, content: Mapping[str, str]) -> TrainingStat
         config_digest=config_digest(run),
         versions=run.setup.versions,
         content=content,
-        average=run.averaged.tensors,
-        average_facts=run.averaged.facts,
+        average=run.ema.tensors,
+        average_facts=run.ema.facts,
     )
 
 
@@ -282,7 +282,7 @@ def _load_average(run: TrainingRun, state: TrainingState) -> None:
     """Continue the average of the saved run; where it kept none, begin one with the
     weights of the state.
     """
-    averaged = run.averaged
+    averaged = run.ema
     if not state.average_facts:
         averaged.restart()
         return

@@ -119,7 +119,7 @@ def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
         )
         return
     logger.info("weights: " + ", ".join(map(str, weights)))
-    if run.averaged:
+    if run.ema:
         averages = [str(path.with_name(averaged_name(path.name))) for path in weights]
         logger.info("averaged over the steps: " + ", ".join(averages))
     words = ["dstrain", "generate", "--run", str(folder), "--prompt", "..."]

@@ -12,14 +12,14 @@ from typing import Any
 from torch.optim import Optimizer
 
 from dstrain.config.learning_rates import LearningRates, parse_learning_rates
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.errors import UsageError, nearest
 from dstrain.training.optimizers.arguments import (
     check_arguments,
     parameters_of,
     parse_arguments,
 )
-from dstrain.training.optimizers.averaged import has_modes
+from dstrain.training.optimizers.modes import has_modes
 from dstrain.training.optimizers.names import OPTIMIZERS, NamedOptimizer, named
 from dstrain.training.optimizers.trial import Trial, steps_apart, try_optimizer
 
@@ -51,20 +51,20 @@ class OptimizerChoice:
         return self.identity == _identity(*_default())
 
 
-def choose_optimizer(config: TrainConfig) -> OptimizerChoice:
-    """Return the optimizer of a configuration.
+def choose_optimizer(options: OptimizerOptions) -> OptimizerChoice:
+    """Return the optimizer that the options ask for.
 
     Raises UsageError for one that is unknown, not installed or of no use here, and for
     arguments that it does not take.
     """
-    flag = "--customized_optimizer" if config.customized_optimizer else "--optimizer"
-    name = config.customized_optimizer or config.optimizer
+    flag = "--customized_optimizer" if options.customized_optimizer else "--optimizer"
+    name = options.customized_optimizer or options.optimizer
     entry = named(name)
     kind = _import(flag, name, entry)
     known = parameters_of(kind)
-    given = parse_arguments(config.optimizer_args)
+    given = parse_arguments(options.optimizer_args)
     given = check_arguments(name, given, known)
-    rates = parse_learning_rates(config.learning_rate, entry.learning_rate)
+    rates = parse_learning_rates(options.learning_rate, entry.learning_rate)
     arguments: dict[str, Any] = {**entry.arguments, **given}
     if "lr" not in known:
         what = f"{name} takes no learning rate, so that --learning_rate would not act"
@@ -72,16 +72,16 @@ def choose_optimizer(config: TrainConfig) -> OptimizerChoice:
     plain = rates.others or next(iter(rates.by_name.values()))
     arguments["lr"] = plain
     if "weight_decay" in known:
-        arguments["weight_decay"] = config.weight_decay
-    elif config.weight_decay != TrainConfig(model="").weight_decay:
+        arguments["weight_decay"] = options.weight_decay
+    elif options.weight_decay != OptimizerOptions().weight_decay:
         what = f"has no effect: optimizer {name} takes no weight decay"
         raise UsageError("--weight_decay", what)
     trial = try_optimizer(flag, name, kind, arguments, given)
-    ratio = config.loraplus_lr_ratio or 1.0
+    ratio = options.loraplus_lr_ratio or 1.0
     if ratio != 1 and not trial.takes_rates:
         what = f"optimizer {name} takes one learning rate for all parameters"
         raise UsageError("--loraplus_lr_ratio", what)
-    rounds = config.trainable_dtype == "bf16"
+    rounds = options.trainable_dtype == "bf16"
     if rounds:
         _check_rounding(name, kind, arguments)
     identity = _identity(kind, arguments)

@@ -3,22 +3,45 @@
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
-    """Scale gradients down to a norm of at most this; return their norm before, in fp32.
-
-    Norms of bf16 gradients would be rounded to three digits, each and together.
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale the gradients so that their norm is at most `max_norm`; return what it was,
+    () fp32, equal on all processes.
     """
+    divided = [one.grad for one in parameters if isinstance(one.grad, DTensor)]
+    if divided:
+        return _clip_rows(divided, max_norm)
     if all(one.dtype == torch.float32 for one in parameters):
-        clipped: Tensor = nn.utils.clip_grad_norm_(parameters, most)
+        clipped: Tensor = nn.utils.clip_grad_norm_(parameters, max_norm)
         return clipped
+    # Norms of bf16 gradients would be rounded to three digits, each and together.
     gradients = [one.grad for one in parameters if one.grad is not None]
     norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    # As `clip_grad_norm_` does it.
-    factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    factor = _factor(norm, max_norm)
     for gradient in gradients:
         gradient.mul_(factor)
     return norm
+
+
+def _clip_rows(gradients: Sequence[DTensor], max_norm: float) -> Tensor:
+    """Clip gradients of which each process has some rows."""
+    mesh = gradients[0].device_mesh
+    rows = [gradient.to_local() for gradient in gradients]
+    norms = torch.stack([norm.float() for norm in torch._foreach_norm(rows)])
+    squares = norms.to(mesh.device_type).square().sum()
+    # Every machine has all rows, of which a process has some.
+    dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))
+    norm = squares.sqrt()
+    # torch's own cannot scale rows that are kept in RAM.
+    torch._foreach_mul_(rows, _factor(norm, max_norm).to(rows[0].device))
+    return norm
+
+
+def _factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return what `clip_grad_norm_` multiplies gradients of this norm by."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)

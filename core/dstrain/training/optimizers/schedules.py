@@ -5,15 +5,11 @@ import math
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from dstrain.config.options.train import TrainConfig
-from dstrain.errors import UsageError
-
-LAST_RATE = 1e-7
-"""The learning rate at which `polynomial` ends."""
+from dstrain.config.options.optimizer import POLYNOMIAL_END, OptimizerOptions
 
 
 def build_lr_scheduler(
-    config: TrainConfig,
+    options: OptimizerOptions,
     optimizer: Optimizer,
     total_steps: int,
 ) -> LambdaLR:
@@ -21,16 +17,13 @@ def build_lr_scheduler(
 
     All but `rex` are those of `transformers.get_scheduler`, whose import takes seconds.
     `rex` is that of Chen et al. 2021, "REX: revisiting budgeted training with an improved
-    schedule". Raises UsageError for a rate that `polynomial` would have to raise.
+    schedule".
     """
-    schedule = config.lr_scheduler
-    warmup_steps = config.lr_warmup_steps
-    cycles = config.lr_scheduler_num_cycles or 1
-    power = config.lr_scheduler_power or 1.0
+    schedule = options.lr_scheduler
+    warmup_steps = options.lr_warmup_steps
+    cycles = options.lr_scheduler_num_cycles or 1
+    power = options.lr_scheduler_power or 1.0
     first = optimizer.param_groups[0]["lr"]
-    if schedule == "polynomial" and first <= LAST_RATE:
-        what = f"is {first:g}, but --lr_scheduler polynomial ends at {LAST_RATE:g}"
-        raise UsageError("--learning_rate", what)
 
     def factor(step: int) -> float:
         if schedule == "constant":
@@ -44,10 +37,10 @@ def build_lr_scheduler(
             return max(0.0, (total_steps - step) / decay_steps)
         if schedule == "polynomial":
             if step > total_steps:
-                return float(LAST_RATE / first)
+                return float(POLYNOMIAL_END / first)
             # As in transformers, where a run without decay has no step left.
             remaining = 1 - (step - warmup_steps) / decay_steps
-            rate = (first - LAST_RATE) * remaining**power + LAST_RATE
+            rate = (first - POLYNOMIAL_END) * remaining**power + POLYNOMIAL_END
             return float(rate / first)
         progress = (step - warmup_steps) / decay_steps
         if schedule == "cosine_with_restarts":

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.errors import UsageError
 from dstrain.training.optimizers.build import build_optimizer, effective_rate
 from dstrain.training.optimizers.choice import choose_optimizer
@@ -16,7 +16,7 @@ def built(*shapes: tuple[int, ...], **flags: Any) -> Optimizer:
     parameters = {
         f"dit.{i}": nn.Parameter(torch.ones(shape)) for i, shape in enumerate(shapes)
     }
-    choice = choose_optimizer(TrainConfig(model="tiny", **flags))
+    choice = choose_optimizer(OptimizerOptions(**flags))
     return build_optimizer(choice, parameters)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.errors import UsageError
 from dstrain.training.optimizers import choice
 from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
@@ -12,9 +12,7 @@ from torch.optim import SGD
 
 
 def chosen(name: str = "adamw", *arguments: str, **flags: Any) -> OptimizerChoice:
-    config = TrainConfig(
-        model="tiny", optimizer=name, optimizer_args=arguments, **flags
-    )
+    config = OptimizerOptions(optimizer=name, optimizer_args=arguments, **flags)
     return choose_optimizer(config)
 
 

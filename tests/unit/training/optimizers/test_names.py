@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
-from dstrain.training.optimizers.averaged import has_modes
 from dstrain.training.optimizers.build import build_optimizer, effective_rate
 from dstrain.training.optimizers.choice import choose_optimizer
+from dstrain.training.optimizers.modes import has_modes
 from dstrain.training.optimizers.names import OPTIMIZERS, named
 from torch import nn
 
@@ -26,7 +26,7 @@ def network() -> nn.Module:
 
 
 def built(name: str, module: nn.Module, *arguments: str) -> torch.optim.Optimizer:
-    config = TrainConfig(model="tiny", optimizer=name, optimizer_args=arguments)
+    config = OptimizerOptions(optimizer=name, optimizer_args=arguments)
     parameters = {f"dit.{key}": one for key, one in module.named_parameters()}
     return build_optimizer(choose_optimizer(config), parameters)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dstrain.config.options.train import TrainConfig
+from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.errors import UsageError
 from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
 from dstrain.training.optimizers.build import build_optimizer
@@ -57,15 +57,14 @@ def parameters() -> list[nn.Parameter]:
 def built(
     name: str, own: list[nn.Parameter], *arguments: str, **flags: float
 ) -> torch.optim.Optimizer:
-    config = TrainConfig(
-        model="tiny",
+    options = OptimizerOptions(
         optimizer=name,
         optimizer_args=arguments,
         trainable_dtype="bf16",
         **flags,  # type: ignore[arg-type]
     )
     named = {f"dit.{number}": one for number, one in enumerate(own)}
-    return build_optimizer(choose_optimizer(config), named)
+    return build_optimizer(choose_optimizer(options), named)
 
 
 def step(own: list[nn.Parameter], optimizer: torch.optim.Optimizer, seed: int) -> None:

@@ -112,6 +112,7 @@ def test_each_component_learns_at_its_rate(here: Path) -> None:
         ({"learning_rate": "1,text_encoder=1"}, "--learning_rate", "'text_encoder' is not trained"),
         ({"trainable_dtype": "bf16", "mixed_precision": "no"}, "--trainable_dtype", "--mixed_precision bf16"),
         ({"optimizer": "prodigy", **BF16}, "--trainable_dtype", "all parameters together"),
+        ({"optimizer": "pytorch_optimizer.ScheduleFreeAdamW", "ema_decay": 0.9}, "--ema_decay", "averages"),
         ({"optimizer": "torchao.optim.AdamW4bit"}, "--optimizer", "cannot be saved"),
         ({"optimizer": f"{__name__}.Keeping"}, "--optimizer", "of type function cannot be stored"),
     ],

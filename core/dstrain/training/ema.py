@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
-class AveragedWeights:
+class MovingAverage:
     """The average of the trained parameters, in fp32; without a decay, of none.
 
     It is no parameter and draws nothing, so training is the same with and without it.

@@ -1,7 +1,7 @@
 """What is saved and shown are averaged weights; what is trained comes back bit for bit."""
 
 import torch
-from dstrain.training.optimizers.averaged import averaged_weights, has_modes
+from dstrain.training.optimizers.modes import has_modes, in_eval_mode
 from schedulefree import AdamWScheduleFree
 from torch import nn
 
@@ -14,7 +14,7 @@ def test_averaged_weights_are_there_for_a_while() -> None:
         parameter.grad = torch.linspace(-1, number, 7)
         optimizer.step()
     before = parameter.detach().clone()
-    with averaged_weights(optimizer):
+    with in_eval_mode(optimizer):
         inside = parameter.detach().clone()
         assert not optimizer.param_groups[0]["train_mode"]
     assert torch.equal(parameter, before)
@@ -28,5 +28,5 @@ def test_others_have_one_kind_of_weights() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], 1.0)
     assert not has_modes(optimizer)
-    with averaged_weights(optimizer):
+    with in_eval_mode(optimizer):
         assert parameter == 0

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dstrain.training.averaging import AveragedWeights
+from dstrain.training.ema import MovingAverage
 from torch import Tensor, nn
 
 
@@ -30,7 +30,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_the_decay_rises_to_its_value_with_the_steps(decay: float) -> None:
     trained = parameters()
     expected = {name: value.double() for name, value in copies(trained).items()}
-    averaged = AveragedWeights(trained, decay)
+    averaged = MovingAverage(trained, decay)
     for step in range(20):
         move(trained)
         averaged.update()
@@ -47,7 +47,7 @@ def test_the_weights_are_the_average_within_and_what_they_were_afterwards(
     dtype: torch.dtype,
 ) -> None:
     trained = parameters(dtype)
-    averaged = AveragedWeights(trained, 0.9)
+    averaged = MovingAverage(trained, 0.9)
     move(trained)
     averaged.update()
     before = copies(trained)
@@ -65,12 +65,12 @@ def test_the_weights_are_the_average_within_and_what_they_were_afterwards(
 
 def test_an_average_begins_again_or_goes_on() -> None:
     trained = parameters()
-    averaged = AveragedWeights(trained, 0.9)
+    averaged = MovingAverage(trained, 0.9)
     for _ in range(3):
         move(trained)
         averaged.update()
     assert averaged.facts == {"decay": "0.9", "steps": "3"}
-    other = AveragedWeights(trained, 0.9)
+    other = MovingAverage(trained, 0.9)
     assert equal(other.tensors, copies(trained))
     other.load(averaged.tensors, 3)
     move(trained)
@@ -84,7 +84,7 @@ def test_an_average_begins_again_or_goes_on() -> None:
 
 def test_without_a_decay_there_is_no_average() -> None:
     trained = parameters()
-    averaged = AveragedWeights(trained, None)
+    averaged = MovingAverage(trained, None)
     before = copies(trained)
     averaged.update()
     with averaged.applied():

@@ -15,7 +15,7 @@ def has_modes(optimizer: Optimizer | Callable[..., Optimizer]) -> bool:
 
 
 @contextmanager
-def averaged_weights(optimizer: Optimizer) -> Iterator[None]:
+def in_eval_mode(optimizer: Optimizer) -> Iterator[None]:
     """Put the averaged weights in place of those in training, which come back bit for
     bit.
     """
