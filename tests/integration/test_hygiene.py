@@ -7,9 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from dstrain.models.components import components_of
+from dstrain.registry.discovery import load_family
 
 from tests.support import ROOT
 
@@ -166,6 +169,24 @@ def family_names(source: str) -> Iterator[str]:
             yield f"{number}: {line.strip()}"
 
 
+def family_layers(source: str) -> Iterator[str]:
+    """Core names no layer that a family says is special."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and node.value in special_layers():
+            yield f"{node.lineno}: {node.value}"
+
+
+@cache
+def special_layers() -> frozenset[object]:
+    families = ("flux", "qwen_image", "wan")
+    known = [
+        one for name in families for one in components_of(load_family(name)).values()
+    ]
+    return frozenset(
+        layer for one in known for layer in (*one.modulation, *one.unquantized)
+    )
+
+
 def _functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -233,6 +254,7 @@ PLANTED: tuple[tuple[Checker, str], ...] = (
     (family_names, "# as QwenImage does"),
     (family_names, "import dstrain_flux"),
     (family_names, "'Wan2.1'"),
+    (family_layers, "LAYERS = ('a', 'img_mod.1')"),
 )
 INNOCENT = (
     "import json\nfrom types import MappingProxyType\n__all__ = ('a',)\nTABLE = MappingProxyType({'a': [1]})\n"
@@ -250,7 +272,7 @@ def test_a_planted_breach_is_found(checker: Checker, source: str) -> None:
 
 @pytest.mark.parametrize(
     "checker",
-    (*EVERYWHERE, mutable_state, changed_tables, family_names),
+    (*EVERYWHERE, mutable_state, changed_tables, family_names, family_layers),
     ids=lambda checker: checker.__name__,
 )
 def test_innocent_code_is_left_alone(checker: Checker) -> None:
@@ -273,8 +295,9 @@ def test_neither_core_nor_a_family_has_state_at_module_level() -> None:
     assert not list(changed_tables("TABLE = {'a': 1}"))
 
 
-def test_core_names_no_family() -> None:
+def test_core_names_no_family_and_no_layer_of_one() -> None:
     assert not _breaches(family_names, listed("core/dstrain"))
+    assert not _breaches(family_layers, listed("core/dstrain"))
 
 
 def test_the_rules_are_applied_to_all_of_core_and_to_the_plugins() -> None:

@@ -95,6 +95,11 @@ class Component:
     """Patterns of linear layers that stay as they are loaded where the others are stored
     in fewer bytes: embedders and final layers, where errors cost most.
     """
+    modulation: tuple[str, ...] = ()
+    """Patterns of linear layers whose results scale and shift those of others, so that an
+    error in them is one in all that they scale: where the others are stored in 4 bits,
+    these are better stored in 8.
+    """
     lora: tuple[LoraKeyFormat, ...] = ()
     """How LoRA files name its layers, where that of a program is not the default."""
 

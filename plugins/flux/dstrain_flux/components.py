@@ -70,6 +70,7 @@ COMPONENTS = (
             *("time_text_embed.*", "context_embedder", "x_embedder"),
             *("norm_out.*", "proj_out"),
         ),
+        modulation=("norm1.linear", "norm1_context.linear", "norm.linear"),
         **KEY_MAPS["dit"],
     ),
     Component(

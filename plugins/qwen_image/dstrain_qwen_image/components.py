@@ -56,6 +56,7 @@ COMPONENTS = (
         },
         infer=infer_dit,
         unquantized=("time_text_embed.*", "img_in", "txt_in", "norm_out.*", "proj_out"),
+        modulation=("img_mod.1", "txt_mod.1"),
         **KEY_MAPS["dit"],
     ),
     Component(

@@ -1,8 +1,8 @@
 """Find the cheapest flags with which a run fits on a device."""
 
 import shlex
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,8 +47,8 @@ class Possible:
     lora: tuple[str, ...] = ()
     """Components with LoRA, whose frozen weights can be stored in fewer bytes; () if
     others are trained in full."""
-    modulation: tuple[str, ...] = ()
-    """Patterns of layers of these that scale others."""
+    modulation: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Component -> patterns of its layers that scale others."""
     has_bitsandbytes: bool = False
 
 
@@ -98,13 +98,11 @@ def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
     for count in range(1, blocks // 2 + 1):
         yield way.with_changes(blocks_to_swap=count)
     if possible.lora and is_free and possible.has_bitsandbytes:
-        nf4 = "bitsandbytes_nf4"
-        options = _options(possible.lora, nf4)
-        if possible.modulation:
-            named = ",".join(possible.modulation)
-            mild = _options(possible.lora, f"int8_block@{named}")
-            options = f"{_options(possible.lora, f'{nf4}/{named}')};{mild}"
-        way = way.with_changes(quant_options=options)
+        four_bits = ";".join(
+            _in_4_bits(name, possible.modulation.get(name, ()))
+            for name in possible.lora
+        )
+        way = way.with_changes(quant_options=four_bits)
         yield way
     for count in range(1, blocks + 1):
         way = way.with_changes(blocks_to_swap=count)
@@ -113,6 +111,15 @@ def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
 
 def _options(components: tuple[str, ...], method: str) -> str:
     return ";".join(f"{name}:{method}" for name in components)
+
+
+def _in_4_bits(component: str, modulation: Sequence[str]) -> str:
+    """Store a component in 4 bits, but layers that scale others in 8."""
+    method = "bitsandbytes_nf4"
+    if not modulation:
+        return f"{component}:{method}"
+    layers = ",".join(modulation)
+    return f"{component}:{method}/{layers};{component}:int8_block@{layers}"
 
 
 def cheapest(

@@ -1,4 +1,4 @@
-"""The bytes that a training run writes."""
+"""The bytes that a training run writes and downloads."""
 
 from dataclasses import dataclass
 
@@ -19,13 +19,16 @@ class Disk:
     not known."""
     states: int
     """How many states are there while one is written."""
+    downloads: int = 0
+    """Bytes of model files that are not here yet."""
 
     @property
     def most(self) -> int | None:
         """Return the bytes at the most; None if that is not known."""
         if self.saves is None:
             return None
-        return self.saves * self.weights + self.states * self.state
+        written = self.saves * self.weights + self.states * self.state
+        return written + self.downloads
 
 
 def disk_of(
@@ -34,15 +37,17 @@ def disk_of(
     state: int,
     steps: int | None,
     per_epoch: int | None,
+    downloads: int = 0,
 ) -> Disk:
-    """Return what a run writes.
+    """Return what a run writes and downloads.
 
     Args:
         config: Its flags.
-        weights: Bytes of one save of weights.
+        weights: Bytes of one save of weights, that of their average included.
         state: Bytes of one training state.
         steps: Optimizer steps of the run; None if they are not known.
         per_epoch: Those of an epoch; None if they are not known.
+        downloads: Bytes of model files that are not here yet.
     """
     kept = config.keep_checkpoints
     every = config.save_steps or per_epoch
@@ -56,4 +61,4 @@ def disk_of(
     states = (kept or KEPT_STATES) + 1
     if steps is not None and every:
         states = min(states, -(-steps // every))
-    return Disk(weights, state, saves, states)
+    return Disk(weights, state, saves, states, downloads)

@@ -9,7 +9,8 @@ import torch
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import as_size, parse_size
 from dstrain.graph.plan import Plan
-from dstrain.models.execution.kept import AS_LOADED, matches
+from dstrain.models.components import components_of
+from dstrain.models.execution.kept import AS_LOADED
 from dstrain.pipeline.kept_choice import kept_components
 from dstrain.runs.memory.advice import Possible, Way, as_commands, cheapest
 from dstrain.runs.memory.components import ComponentSize
@@ -27,16 +28,6 @@ from dstrain.runs.offload import with_offload
 from dstrain.runs.setup import Setup
 
 WIDTH = 30
-MODULATION = (
-    "img_mod.1",
-    "txt_mod.1",
-    "norm1.linear",
-    "norm1_context.linear",
-    "norm.linear",
-)
-"""Patterns of layers whose results scale and shift those of others: a third of the weights
-of some networks. An error in them is one in all that they scale, so 4 bits are too
-few for them."""
 
 
 def report(
@@ -225,15 +216,13 @@ def possible_ways(setup: Setup, plans: Sequence[Plan], facts: Facts) -> Possible
     if not setup.trainables.full:
         lora = tuple(one.component for one in setup.trainables.lora)
     parts = [one for name in lora for one in facts.components[name].stored]
-    named = {one.layer for one in parts if one.is_linear}
+    known = components_of(setup.family)
     return Possible(
         precision=setup.mixed_precision,
         can_split=loaded != set(_names(plans, "train")),
         blocks=1 + max((one.block for one in parts), default=-1),
         lora=lora,
-        modulation=tuple(
-            one for one in MODULATION if any(matches(name, [one]) for name in named)
-        ),
+        modulation={name: known[name].modulation for name in lora},
         has_bitsandbytes=find_spec("bitsandbytes") is not None,
     )
 
@@ -249,32 +238,42 @@ def _disk(
     config = setup.config
     yield ""
     yield "disk"
-    fetched = sum(facts.components[name].parameters for name in facts.absent)
+    fetched = CAST * sum(facts.components[name].parameters for name in facts.absent)
     if fetched:
         note = "about, if they are published in bf16"
-        yield _line("downloads", as_size(fetched * CAST), note)
-    counted = facts.activations
-    if setup.stage != "train" and counted is not None and counted.sample:
-        size = counted.sample
-        words = as_size(size * rows) if rows else as_size(size)
-        what = "feature cache" if rows else "feature cache, per sample"
-        if setup.stage == "data_process":
-            yield _line(what, words, f"at most, {as_size(size)} for the largest sample")
+        yield _line("downloads", as_size(fetched), note)
     if setup.stage == "data_process":
+        if facts.activations is not None:
+            yield from _cache(facts.activations.sample, rows, fetched)
         return
     trained = [one for one in facts.components.values() if one.trained]
     if not trained:
         yield "    not known"
         return
     weights = sum(one.saved_bytes for one in trained)
-    state = found.trained + found.optimizer
-    disk = disk_of(config, weights, state, steps, per_epoch)
+    saves_what = ""
+    if config.ema_decay is not None:
+        # A file beside each save, in the precision of the weights.
+        weights *= 2
+        saves_what = ", each with its average (EMA)"
+    state = found.trained + found.optimizer + found.average
+    disk = disk_of(config, weights, state, steps, per_epoch, fetched)
     saves = "unknown" if disk.saves is None else str(disk.saves)
-    yield _line("weights files", as_size(disk.weights), f"x {saves} saves")
+    yield _line("weights files", as_size(disk.weights), f"x {saves} saves{saves_what}")
     note = f"x {disk.states}, one of them while it is written"
     yield _line("training states", as_size(disk.state), note)
     if disk.most is not None:
         yield _line("in all", as_size(disk.most), "at most")
+
+
+def _cache(sample: int, rows: int, fetched: int) -> Iterator[str]:
+    """Yield what stage 1 writes, if it stores so many bytes of the largest sample."""
+    if not rows:
+        yield _line("feature cache, per sample", as_size(sample))
+        return
+    note = f"at most, {as_size(sample)} for the largest sample"
+    yield _line("feature cache", as_size(sample * rows), note)
+    yield _line("in all", as_size(sample * rows + fetched), "at most")
 
 
 def planned(setup: Setup) -> Setup:

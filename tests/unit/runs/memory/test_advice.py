@@ -49,7 +49,7 @@ def test_frozen_weights_take_8_bits_then_blocks_are_swapped_then_4_bits() -> Non
         can_split=False,
         blocks=4,
         lora=("dit",),
-        modulation=("mod.1",),
+        modulation={"dit": ("mod.1",)},
         has_bitsandbytes=True,
     )
     found = [added_flags(way) for way in ways(config, possible)]

@@ -23,7 +23,8 @@ def test_saves_and_states_are_counted(
     flags: dict[str, Any], steps: int | None, saves: int | None, states: int
 ) -> None:
     config = TrainConfig(model="tiny", **flags)
-    disk = disk_of(config, 10, 30, steps, None if steps is None else 10)
+    per_epoch = None if steps is None else 10
+    disk = disk_of(config, 10, 30, steps, per_epoch, downloads=500)
     assert (disk.saves, disk.states) == (saves, states)
-    most = None if saves is None else saves * 10 + states * 30
+    most = None if saves is None else saves * 10 + states * 30 + 500
     assert disk.most == most

@@ -90,13 +90,20 @@ def test_without_a_gpu_it_says_how_to_plan_for_one(
     assert "--device_memory 24GB says whether it fits" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flags", [[], ["--ema_decay", ".9"]])
 def test_disk_is_what_the_run_leaves(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str], capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
-    out = dry_run(capsys, [*words, "--save_steps", "1"], "24")
+    words = [*words, *flags, "--save_steps", "1"]
+    out = dry_run(capsys, words, "24")
     assert re.search(r"weights files +[\d.]+ KiB  x 2 saves", out)
     assert re.search(r"training states +[\d.]+ KiB  x 2, one of them", out)
-    assert re.search(r"in all +[\d.]+ KiB  at most", out)
+    said = re.search(r"in all +([\d.]+) KiB  at most", out)
+    assert said is not None
+    assert main(words) == 0
+    # Beside the headers of files, which count at the size of the toy.
+    written = sum(one.stat().st_size for one in Path("out").rglob("*.safetensors"))
+    assert 0.5 < float(said[1]) * 2**10 / written < 1
 
 
 def test_the_size_goes_with_a_dry_run(
