@@ -10,32 +10,35 @@ import ast
 import hashlib
 import importlib
 import json
-import linecache
 import os
 import pkgutil
 import sys
-import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import PurePath
-from types import CodeType, FunctionType, MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from dstrain.errors import DstrainError
+from dstrain.graph.source_code import (
+    NoSource,
+    as_json,
+    find_function,
+    imports,
+    literal,
+    names_bound,
+    names_used,
+    source_of,
+)
 from dstrain.storage.hashing import hash_json
 from dstrain.storage.safetensors import add_tensor
 
 LITERALS = (type(None), bool, int, float, complex, bytes, type(...))
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-UNCOUNTED = frozenset({"ctx", "kind", "simple", "type_comment"})
-"""Fields of syntax that follow from the others, or change nothing."""
 DYNAMIC = frozenset({"__import__", "eval", "exec", "globals"})
 """Built-in functions that reach code by a text, which syntax does not show."""
 BY_NAME = (importlib.import_module, pkgutil.resolve_name)
@@ -127,7 +130,7 @@ class _Walk:
         """Describe a value as JSON data; raise _Opaque if that is impossible."""
         kind = type(value)
         if kind in LITERALS:
-            return _literal(value)
+            return literal(value)
         if kind in (list, tuple):
             return [kind.__name__, [self._value(item) for item in value]]
         if kind in (set, frozenset):
@@ -209,8 +212,8 @@ class _Walk:
         code = function.__code__
         where = f"{function.__module__}.{function.__qualname__}"
         try:
-            node = _find_function(code, function.__globals__)
-        except _Opaque as reason:
+            node = find_function(code, function.__globals__)
+        except NoSource as reason:
             return self._unknown(f"{where} has {reason}")
         defaults = [function.__defaults__, function.__kwdefaults__]
         held = {"": self._known(f"a default argument of {where}", defaults)}
@@ -266,10 +269,10 @@ class _Walk:
         where = f"{module}.{name}".rstrip(".")
         namespace = vars(sys.modules[module]) if module in sys.modules else {}
         try:
-            tree = _parsed(str(namespace.get("__file__")), namespace).tree
-        except _Opaque as reason:
+            tree = source_of(str(namespace.get("__file__")), namespace).tree
+        except NoSource as reason:
             return self._unknown(f"{where} has {reason}")
-        found = [one for one in tree.body if not name or name in _bound(one)]
+        found = [one for one in tree.body if not name or name in names_bound(one)]
         if name and not found:
             return self._unknown(f"{where} has no definition in its module's source")
         return [self._syntax(where, one, namespace, {}) for one in found]
@@ -285,12 +288,12 @@ class _Walk:
         variable counts as the global of its name, too.
         """
         used = {}
-        for module, name in _imports(node, str(namespace.get("__package__") or "")):
+        for module, name in imports(node, str(namespace.get("__package__") or "")):
             if self._is_own(module):
                 found = _imported(module, name)
                 used[f"{module}.{name}"] = self._global(module, name, found)
         module = str(namespace.get("__name__", ""))
-        for name, attribute in sorted(set(_names(node))):
+        for name, attribute in sorted(set(names_used(node))):
             if name in held or name in LOCATIONS:
                 continue
             if name in namespace:
@@ -302,7 +305,7 @@ class _Walk:
                 used[f"{name}.{attribute}"] = found
             elif name in DYNAMIC:
                 self._unknown(f"{where} uses {name}()")
-        return [_plain(node), used]
+        return [as_json(node), used]
 
     def _global(self, module: str, name: str, value: Any, attribute: str = "") -> Any:
         """Describe a global of a module by its value or, if it has none that can be
@@ -332,160 +335,3 @@ def _imported(module: str, name: str) -> Any:
         return pkgutil.resolve_name(place)
     except (ImportError, AttributeError, ValueError):
         return place
-
-
-def _literal(value: Any) -> Any:
-    # Not str(): Python refuses to write integers of more than 4,300 digits in decimal.
-    text = hex(value) if type(value) is int else ascii(value)
-    return [type(value).__name__, text]
-
-
-class _Counted(ast.NodeTransformer):
-    """Remove docstrings, `pass` and annotations from syntax."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        is_text = isinstance(node.value, ast.Constant)
-        return None if is_text else self.generic_visit(node)
-
-    def visit_Pass(self, node: ast.Pass) -> None:
-        return None
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        # Some versions of Python add empty texts.
-        node.values = [one for one in node.values if getattr(one, "value", 1) != ""]
-        return self.generic_visit(node)
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.annotation = None
-        return node
-
-    def visit_FunctionDef(self, node: Any) -> ast.AST:
-        node.returns = None
-        return self.generic_visit(node)
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        plain = ast.Assign([node.target], node.value) if node.value else None
-        return plain and self.generic_visit(plain)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        # Annotations here may declare fields.
-        fields = ast.AnnAssign
-        body = [
-            one if isinstance(one, fields) else self.visit(one) for one in node.body
-        ]
-        node.body = list(filter(None, body))
-        return node
-
-
-def _plain(node: Any) -> Any:
-    """Return syntax as JSON data.
-
-    Not `ast.dump`, which writes other text in other versions of Python.
-    """
-    if isinstance(node, ast.Constant):
-        return _literal(node.value)
-    if isinstance(node, list):
-        return [_plain(one) for one in node]
-    if not isinstance(node, ast.AST):
-        return ascii(node)
-    fields = {}
-    for name, content in ast.iter_fields(node):
-        if name not in UNCOUNTED and content is not None and content != []:
-            fields[name] = _plain(content)
-    return [type(node).__name__, fields]
-
-
-def _names(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the names in syntax, each with the attribute that follows it, or ''."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        yield node.value.id, node.attr
-    elif isinstance(node, ast.Name):
-        yield node.id, ""
-    else:
-        for one in ast.iter_child_nodes(node):
-            yield from _names(one)
-
-
-def _imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """Yield what imports in syntax give: module and name, '' for the module itself."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.Import):
-            yield from ((alias.name, "") for alias in one.names)
-        elif isinstance(one, ast.ImportFrom):
-            above = package.split(".")[: 1 - one.level or None] if one.level else []
-            module = ".".join([*above, *filter(None, [one.module])])
-            yield from ((module, alias.name) for alias in one.names)
-
-
-def _bound(statement: ast.AST) -> set[str]:
-    """Return the names that a statement of a module binds."""
-    if isinstance(statement, DEFINITIONS):
-        return {statement.name}
-    names = set()
-    for one in ast.walk(statement):
-        if isinstance(one, ast.alias):
-            names.add(one.asname or one.name)
-        elif isinstance(one, DEFINITIONS):
-            names.add(one.name)
-        elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
-            names.add(one.id)
-    return names
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The source of a module."""
-
-    tree: ast.Module
-    codes: list[CodeType]
-    """All code that it compiles to."""
-    functions: Mapping[tuple[str, int], list[Any]]
-    """The functions by name and first line."""
-
-
-def _parsed(file: str, namespace: Mapping[str, Any]) -> _Source:
-    """Return the source of a module; raise _Opaque if there is none."""
-    # linecache also finds sources in zip files and those of notebooks; this forgets what
-    # has changed on disk.
-    linecache.checkcache(file)
-    text = "".join(linecache.getlines(file, dict(namespace)))
-    if not text:
-        raise _Opaque("no Python source")
-    return _parsed_text(text)
-
-
-@lru_cache(maxsize=64)
-def _parsed_text(text: str) -> _Source:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            codes = [compile(text, "<source>", "exec", dont_inherit=True)]
-        except (SyntaxError, ValueError) as error:
-            raise _Opaque(f"source that cannot be parsed: {error}") from error
-        tree = _Counted().visit(ast.parse(text))
-    for code in codes:
-        # The list grows while it is read.
-        codes.extend(one for one in code.co_consts if isinstance(one, CodeType))
-    functions = defaultdict(list)
-    for node in ast.walk(tree):
-        if isinstance(node, FUNCTIONS):
-            first = [*getattr(node, "decorator_list", []), node][0]
-            name = getattr(node, "name", "<lambda>")
-            functions[name, first.lineno].append(node)
-    return _Source(tree, codes, functions)
-
-
-def _find_function(code: CodeType, namespace: Mapping[str, Any]) -> ast.AST:
-    """Return the syntax of a function; raise _Opaque if its source is not there, or is
-    not what it was compiled from.
-    """
-    source = _parsed(code.co_filename, namespace)
-    # A file may be edited while the code that was read from it is running.
-    if code not in source.codes:
-        raise _Opaque("another source on disk than the code that runs")
-    found: list[ast.AST] = source.functions[code.co_name, code.co_firstlineno]
-    if len(found) > 1:
-        raise _Opaque("another function of its name in its line")
-    return found[0]

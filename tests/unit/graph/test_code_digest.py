@@ -56,17 +56,6 @@ SAME = {
     "formatting": (UNIT, "def unit( x ) :\n\n    return (x)\n"),
     "a comment": (UNIT, "# A comment.\ndef unit(x):\n    # Another.\n    return x\n"),
     "a docstring": (UNIT, 'def unit(x):\n    """Return x."""\n    return x\n'),
-    "annotations": (UNIT, "def unit(x: int) -> 'int':\n    return x\n"),
-    "an annotated variable": (
-        "def unit(x):\n    y = x\n    return y\n",
-        "def unit(x):\n    y: int = x\n    return y\n",
-    ),
-    "pass": (UNIT, "def unit(x):\n    pass\n    return x\n"),
-    "quotes": ("def unit():\n    return 'a'\n", 'def unit():\n    return """a"""\n'),
-    "a text in pieces": (
-        "def unit(x):\n    return f'a b {x}'\n",
-        "def unit(x):\n    return 'a ' f'b {x}'\n",
-    ),
     "what is not used": (
         UNIT,
         f"OTHER = 1\n\n\ndef other():\n    return OTHER\n\n\n{UNIT}",
