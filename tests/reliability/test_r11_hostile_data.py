@@ -20,8 +20,8 @@ import pytest
 import torch
 from dstrain.cli.main import main
 from dstrain.data.cells import load_cell
-from dstrain.data.dataset import DataConfig, open_dataset
 from dstrain.data.images import Resolution
+from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.storage.hashing import hash_json

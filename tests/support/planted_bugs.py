@@ -222,7 +222,7 @@ BUGS = (
         f"{CORE}/data/files.py",
         'os.path.join(path, "").startswith(os.path.join(folder, ""))',
         "bool(path)",
-        ("tests/unit/data/test_files.py", "tests/unit/data/test_dataset.py"),
+        ("tests/unit/data/test_files.py", "tests/unit/data/test_row_checks.py"),
     ),
     Bug(
         "a_loss_that_is_no_number_updates_weights",

@@ -66,6 +66,26 @@ class Table:
         refuse(self.path, kind, lines)
 
 
+def metadata_files(base_path: Path) -> list[Path]:
+    """Return the metadata files in a folder."""
+    paths = [base_path / f"metadata{suffix}" for suffix in SUFFIXES]
+    return [path for path in paths if path.is_file()]
+
+
+def find_metadata(base_path: Path) -> Path:
+    """Return the only metadata file in a folder; raise UsageError if there is none, or
+    more than one.
+    """
+    if not base_path.is_dir():
+        raise UsageError("--dataset_base_path", f"{base_path} is not a folder")
+    found = metadata_files(base_path)
+    if len(found) == 1:
+        return found[0]
+    names = " and ".join(path.name for path in found)
+    what = f"has {names or 'no metadata' + ' or '.join(SUFFIXES)}"
+    raise UsageError(base_path, what, "name one with --dataset_metadata_path")
+
+
 def read_metadata(path: Path) -> Table:
     """Read a table in the format that its suffix names.
 

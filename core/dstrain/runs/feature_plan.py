@@ -12,7 +12,7 @@ from typing import Any
 from dstrain.cache.store import FeatureCache
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger, redacted
-from dstrain.data.dataset import find_metadata, metadata_files
+from dstrain.data.metadata import find_metadata, metadata_files
 from dstrain.data.videos import frames_in
 from dstrain.errors import CacheError, StateError
 from dstrain.models.component_files import named_models

@@ -10,7 +10,7 @@ from typing import Any
 from dstrain.config.fields import split_commas
 from dstrain.config.options.train import options_affecting
 from dstrain.data.cells import loader_version
-from dstrain.data.dataset import as_cut_from_video
+from dstrain.data.row_checks import as_cut_from_video
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.plan import Plan

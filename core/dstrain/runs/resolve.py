@@ -9,8 +9,8 @@ from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.fields import Effect, changed, split_commas
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
-from dstrain.data.dataset import input_columns
 from dstrain.data.metadata import read_metadata
+from dstrain.data.row_checks import input_columns
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph.inputs import Column, with_measured
 from dstrain.graph.plan import Plan, make_plan

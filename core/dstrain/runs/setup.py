@@ -13,9 +13,11 @@ from dstrain.config.fields import program_named, split_commas
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.validation import refuse_second_average
 from dstrain.data.clips import FrameSampling
-from dstrain.data.dataset import DataConfig, Dataset, find_metadata, open_dataset
+from dstrain.data.dataset import Dataset
 from dstrain.data.decoding import skip_undecodable
 from dstrain.data.images import Resolution
+from dstrain.data.metadata import find_metadata
+from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.graph.code_digest import loading_code

@@ -18,8 +18,9 @@ import torch
 from dstrain.config.options.data import SamplingMode
 from dstrain.data.cells import input_key, load_cell
 from dstrain.data.clips import FrameSampling
-from dstrain.data.dataset import DataConfig, Dataset, open_dataset
+from dstrain.data.dataset import Dataset
 from dstrain.data.images import Resolution
+from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Input, Measured
 from dstrain.storage.hashing import Digests

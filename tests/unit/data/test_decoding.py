@@ -11,9 +11,10 @@ import pytest
 from dstrain.data import decoding
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.clips import FrameSampling
-from dstrain.data.dataset import DataConfig, Dataset, open_dataset
+from dstrain.data.dataset import Dataset
 from dstrain.data.decoding import MEMORY, skip_undecodable
 from dstrain.data.images import Resolution
+from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from dstrain.storage import hashing

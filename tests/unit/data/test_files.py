@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.data.dataset import DataConfig, Dataset, open_dataset
+from dstrain.data.dataset import Dataset
 from dstrain.data.files import DataRoots
 from dstrain.data.images import Resolution
+from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column
 from PIL import Image

@@ -19,8 +19,9 @@ import pytest
 from dstrain.cli.main import main
 from dstrain.console import shown
 from dstrain.data import files as data_files
-from dstrain.data.dataset import DataConfig, Dataset, open_dataset
+from dstrain.data.dataset import Dataset
 from dstrain.data.images import Resolution
+from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.data.urls import ABANDONED, UrlCache, is_url, remove_abandoned
 from dstrain.errors import SystemFault, UsageError
 from dstrain.graph.inputs import Column

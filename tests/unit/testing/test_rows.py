@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dstrain.data.cells import load_cell
-from dstrain.data.dataset import DataConfig, open_dataset
 from dstrain.data.images import Resolution
+from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.graph.inputs import Column, Constant, Measured
 from dstrain.graph.values import Frames
 from dstrain.registry.discovery import load_family

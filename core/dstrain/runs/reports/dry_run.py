@@ -11,8 +11,9 @@ from dstrain.cache.store import MARKER
 from dstrain.config.fields import split_commas
 from dstrain.config.options.train import options_affecting
 from dstrain.console import redacted
-from dstrain.data.dataset import Dataset, check_rows, without_absent
+from dstrain.data.dataset import Dataset
 from dstrain.data.metadata import read_metadata
+from dstrain.data.row_checks import check_rows, without_absent
 from dstrain.errors import MissingFiles
 from dstrain.graph.plan import Plan
 from dstrain.pipeline.pipeline import Pipeline

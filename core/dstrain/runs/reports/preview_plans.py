@@ -11,8 +11,8 @@ from typing import Any
 
 from dstrain.cache.store import FeatureCache
 from dstrain.data.cells import Cell
-from dstrain.data.dataset import check_rows
 from dstrain.data.images import Resolution, fit
+from dstrain.data.row_checks import check_rows
 from dstrain.errors import CacheError, UsageError
 from dstrain.graph.inputs import Column, Measured, as_column
 from dstrain.graph.plan import Plan, make_plan

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from dstrain.data.dataset import DataConfig, Dataset, open_dataset
+from dstrain.data.dataset import Dataset
 from dstrain.data.images import Resolution
+from dstrain.data.row_checks import DataConfig, open_dataset
 from dstrain.errors import UsageError
 from dstrain.graph.inputs import Column, Input, Measured
 from PIL import Image
