@@ -172,7 +172,8 @@ class Extensions:
             ]
             if functions:
                 digests = [code_of(function).digest for function in functions]
-                name = f"{plugin.distribution} {plugin.version}"
+                # A distribution may have several, which are disabled one by one.
+                name = f"{plugin.name} ({plugin.distribution} {plugin.version})"
                 found[name] = hash_json("dstrain_modify_step", digests)
         return found
 

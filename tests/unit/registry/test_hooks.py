@@ -165,7 +165,7 @@ def test_what_changes_steps_is_named_with_its_version_and_a_digest_of_its_code(
     assert load_extensions().modifiers() == {}
     install(fake_plugin, MODIFY)
     before = load_extensions().modifiers()
-    assert list(before) == ["extra-changes 1.0"]
+    assert list(before) == ["changes (extra-changes 1.0)"]
     again = load_extensions()
     assert again.modifiers() == before
     texts = {
@@ -179,6 +179,16 @@ def test_what_changes_steps_is_named_with_its_version_and_a_digest_of_its_code(
         digests[name] = load_extensions().modifiers()
     assert digests["the same"] == before
     assert digests["another"] != before
+
+
+def test_each_of_two_of_a_distribution_changes_the_run(
+    fake_plugin: Install,
+) -> None:
+    names = {"one": "changes_one", "two": "changes_two"}
+    fake_plugin("extra-both", names, dict.fromkeys(names.values(), MODIFY), "dstrain")
+    both = load_extensions().modifiers()
+    assert sorted(both) == ["one (extra-both 1.0)", "two (extra-both 1.0)"]
+    assert len(load_extensions(("one",)).modifiers()) == 1
 
 
 def test_a_method_changes_steps_too(fake_plugin: Install) -> None:
@@ -197,7 +207,7 @@ HALF = Half()
     model = SimpleNamespace(lr=1.0)
     extensions.modify_step(1, model, None)  # type: ignore[arg-type]
     assert model.lr == 0.5
-    assert list(extensions.modifiers()) == ["extra-half 1.0"]
+    assert list(extensions.modifiers()) == ["half (extra-half 1.0)"]
 
 
 @pytest.mark.parametrize("error", ["ValueError('no')", "SystemExit(3)"])
