@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from dstrain.config.fields import program_named, split_commas
+from dstrain.config.learning_rates import LearningRates
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.validation import refuse_second_average
 from dstrain.data.clips import FrameSampling
@@ -159,10 +160,15 @@ class Setup:
         choice = choose_optimizer(self.config)
         if self.config.ema_decay is not None and has_modes(choice.kind):
             refuse_second_average(choice.name)
+        return replace(choice, rates=self.by_component(choice.rates))
+
+    def by_component(self, rates: LearningRates) -> LearningRates:
+        """Return learning rates by the names of trained components; raises UsageError
+        for names of others.
+        """
         experts = self.spec.experts
         aliases = {experts.denoiser: experts.components} if experts else {}
-        trained = self.trainables.components
-        return replace(choice, rates=check_names(choice.rates, trained, aliases))
+        return check_names(rates, self.trainables.components, aliases)
 
     def find(
         self, plans: Iterable[Plan], absent: list[MissingFiles] | None = None

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.config.fields import split_commas
+from dstrain.config.learning_rates import parse_learning_rates
 from dstrain.config.options.optimizer import ENDING_AT_LAST_STEP
 from dstrain.config.options.train import TrainConfig, options_affecting
 from dstrain.config.serialize import (
@@ -20,7 +22,7 @@ from dstrain.config.serialize import (
     read_resolved,
 )
 from dstrain.console import get_logger
-from dstrain.errors import StateError
+from dstrain.errors import StateError, UsageError
 from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
@@ -333,8 +335,11 @@ def _differing(run: TrainingRun) -> list[str]:
         **as_flags(run.setup.config),
         "learning_rate": run.setup.optimizer.rates.plain,
     }
-    if saved.get("learning_rate") is None:
-        saved["learning_rate"] = named(saved.get("optimizer", "")).learning_rate
+    default = named(saved.get("optimizer", "")).learning_rate
+    rates = parse_learning_rates(saved.get("learning_rate"), default)
+    with suppress(UsageError):  # for components that this run does not train
+        rates = run.setup.by_component(rates)
+    saved["learning_rate"] = rates.plain
     words = []
     for name in compared:
         if name in saved and saved[name] != now[name]:

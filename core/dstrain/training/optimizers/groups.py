@@ -36,6 +36,9 @@ def check_names(
             raise UsageError(FLAG, what, f"trained: {', '.join(components)}")
         by_name |= {one + dot + part: rate for one in known}
     named = LearningRates(rates.others, by_name)
+    # One number, however it is written: what identifies a run contains it.
+    if set(by_name) == set(components) and len(set(by_name.values())) == 1:
+        return LearningRates(by_name[components[0]])
     heads = {name.partition(".")[0] for name in by_name}
     for component in components:
         if rates.others is None and component not in heads:

@@ -239,6 +239,18 @@ def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
         assert caught.value.help_lines[0] == "--seed: saved 0, this run 1"
 
 
+def test_a_rate_for_the_only_component_is_that_for_all(
+    here: Path, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"output_path": tmp_path, "resume": "auto"}
+    train(here, **given, max_steps=1, learning_rate="dit=1e-2")
+    train(here, **given, max_steps=2, learning_rate=1e-2)
+    train(here, **given, max_steps=3, learning_rate="1,dit=1e-2")
+    with pytest.raises(StateError) as caught:
+        train(here, **given, max_steps=4, learning_rate=1e-2, seed=1)
+    assert caught.value.help_lines[0] == "--seed: saved 0, this run 1"
+
+
 def test_a_schedule_that_ends_with_the_run_cannot_be_continued_for_longer(
     here: Path, tmp_path: Path
 ) -> None:
@@ -482,7 +494,7 @@ def test_a_run_whose_steps_a_plugin_changes_resumes_with_that_code_of_it_alone(
         (line,) = [one for one in caught.value.help_lines if "plugins" in one]
         return line
 
-    code = "extra-half 1.0 (code "
+    code = "half (extra-half 1.0) (code "
     without = refused(out, disabled_plugins=("half",))
     assert without.startswith(f"plugins that change steps: saved {code}")
     assert without.endswith(", this run none")

@@ -61,8 +61,28 @@ def test_the_denoisers_name_is_that_of_an_expert_where_that_is_trained() -> None
             "dit": 2,
             "dit2": 1,
         }
-    other = check_names(parse_learning_rates("dit=2", 1.0), ("dit2",), both)
-    assert other.by_name == {"dit2": 2}
+    for value, components in (("dit=2", ("dit2",)), ("1,dit=2", ("dit2", "vae"))):
+        other = check_names(parse_learning_rates(value, 1.0), components, both)
+        assert other.of("dit2") == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "components", "plain"),
+    [
+        ("dit=2", ("dit",), 2),
+        ("1,dit=2", ("dit",), 2),
+        ("2,dit=2", ("dit",), 2),
+        ("dit=2,vae=2", ("dit", "vae"), 2),
+        ("dit=2,vae=1", ("dit", "vae"), "dit=2,vae=1"),
+        ("2,dit=2", ("dit", "vae"), "2,dit=2"),
+        ("dit=2,dit.blocks=1", ("dit",), "dit=2,dit.blocks=1"),
+    ],
+)
+def test_one_rate_for_all_is_one_number_however_it_is_written(
+    value: str, components: tuple[str, ...], plain: float | str
+) -> None:
+    found = check_names(parse_learning_rates(value, 1.0), components, {})
+    assert found.plain == plain
 
 
 @pytest.mark.parametrize(
