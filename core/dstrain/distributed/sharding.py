@@ -1,7 +1,10 @@
 """How trained networks are divided among the processes of a run."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from dstrain.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,28 @@ class Sharding:
     divided for the rest of the step."""
     offload: bool = False
     """Whether rows, gradients and optimizer state lie in RAM."""
+
+    def processes(self, started: int, on_a_machine: int) -> int:
+        """Return how many of the processes that were started divide a network.
+
+        Raises UsageError for machines with different numbers of processes.
+        """
+        if self.mode == "full":
+            return started
+        if started % on_a_machine:
+            what = f"{started} processes do not make machines of {on_a_machine} each"
+            raise UsageError(
+                "hybrid sharding", what, "start equally many on each machine"
+            )
+        return on_a_machine
+
+    def advice(self) -> Iterator[str]:
+        """Yield what to change in the launcher's configuration to need less memory."""
+        yield "or start more processes, each of which then has fewer rows"
+        if not self.reshard_after_forward:
+            yield "or set fsdp_reshard_after_forward: true (DeepSpeed: zero_stage: 3)"
+        if not self.offload:
+            yield "or set fsdp_offload_params: true (DeepSpeed: offload_param_device: cpu)"
 
     def __str__(self) -> str:
         """Return it in words."""

@@ -105,7 +105,7 @@ def prepare(
     if data.cache_info is not None:
         check_configs(data.cache_info, found)
     division = None
-    if setup.sharding is not None and processes.size > 1:
+    if setup.sharding is not None:
         refuse_unshardable(setup, plans)
         division = Division(setup.sharding, setup.device)
     module = load_module(setup, plans, found, module_class, division=division)

@@ -30,6 +30,8 @@ def swap_flag(config: TrainConfig) -> str:
 
 def swap_advice(setup: Setup) -> list[str]:
     """Return what to do with less memory about a run that swaps no blocks, or few."""
+    if setup.sharding is not None:
+        return list(setup.sharding.advice())
     if setup.trainables.full or setup.config.enable_model_cpu_offload:
         return []
     if setup.config.blocks_to_swap is None:
@@ -53,17 +55,6 @@ def with_offload(setup: Setup) -> Setup:
             before = kept.get(lora.component, AS_LOADED)
             kept[lora.component] = replace(before, swapped_blocks=count)
     return replace(setup, kept=kept)
-
-
-def refuse_swap_of_shards(setup: Setup) -> None:
-    """Raise UsageError for block swap where processes divide what is trained."""
-    flag = swap_flag(setup.config)
-    if flag and setup.stage != "data_process":
-        raise UsageError(
-            flag,
-            "cannot be combined with sharding (FSDP, ZeRO stages 1 to 3): blocks are divided among processes",
-            "leave the flag out, or use a configuration of MULTI_GPU, where each process swaps",
-        )
 
 
 def _refuse_trained_in_full(setup: Setup, flag: str) -> None:

@@ -10,17 +10,17 @@ from pathlib import Path
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import refill_advice
 from dstrain.config.validation import validate
-from dstrain.console import get_logger
+from dstrain.console import get_logger, is_main_process
 from dstrain.distributed.world import distributed_run
 from dstrain.errors import CacheError, SystemFault
 from dstrain.graph.render import as_text
 from dstrain.models.execution.kept import described
 from dstrain.models.toy import write_toy
+from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_launch
 from dstrain.runs.launch.start import meet, without_accelerates_own
-from dstrain.runs.launch.variables import world_size
+from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.loop import train
-from dstrain.runs.offload import refuse_swap_of_shards
 from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.dry_run import as_summary
 from dstrain.runs.resolve import dataset_inputs, resolve
@@ -85,14 +85,17 @@ def _start(
 ) -> None:
     setup = resolve(config)
     launch = in_stage(launch, setup.stage, world_size(os.environ))
-    if launch.sharding is not None:
-        refuse_swap_of_shards(setup)
+    setup = replace(setup, sharding=launch.sharding)
+    if setup.sharding is not None:
+        setup.sharding.processes(world_size(os.environ), machine_size(os.environ))
+        refuse_unshardable(setup)
     if config.dry_run:
         with toy_models(setup) as ready:
             summary = as_summary(ready)
         plan = setup.plan(dataset_inputs(setup))
         kept = described(setup.kept, plan.components[""])
-        print(as_text(plan, kept) + summary, end="")
+        if is_main_process():
+            print(as_text(plan, kept) + summary, end="")
         return
     # Of several experts in training, one step of a process may need only one.
     unused = config.find_unused_parameters or len(setup.trained_experts) > 1
@@ -102,7 +105,7 @@ def _start(
         logger.info(launch.said)
     if config.initialize_model_on_cpu and accelerator.is_main_process:
         logger.info(STREAMED)
-    setup = replace(setup, device=accelerator.device, sharding=launch.sharding)
+    setup = replace(setup, device=accelerator.device)
     with distributed_run(accelerator) as processes, toy_models(setup) as ready:
         if ready.stage == "data_process":
             with oom_as_error("stage 1", *STAGE_1_ADVICE):

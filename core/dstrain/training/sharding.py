@@ -127,14 +127,12 @@ def _mesh(sharding: Sharding, device: torch.device) -> DeviceMesh:
     Raises UsageError for machines with different numbers of processes.
     """
     size = dist.get_world_size()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    among = sharding.processes(size, local)
     if sharding.mode == "full":
         return init_device_mesh(device.type, (size,))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    if size % local:
-        what = f"{size} processes do not make machines of {local} each"
-        raise UsageError("hybrid sharding", what, "start equally many on each machine")
     names = ("machine", "process")
-    return init_device_mesh(device.type, (size // local, local), mesh_dim_names=names)
+    return init_device_mesh(device.type, (size // among, among), mesh_dim_names=names)
 
 
 def _without_views(part: nn.Module, args: Any, output: Any) -> Any:

@@ -3,14 +3,17 @@ swapped is refused in words.
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dstrain.distributed.sharding import Sharding
 from dstrain.errors import Diverged, StateError, UsageError
 from dstrain.models.execution.kept import ALL_BLOCKS
 from dstrain.runs.loop import optimizer_steps, out_of_memory, steps
+from dstrain.runs.offload import swap_advice
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 
@@ -142,16 +145,13 @@ def test_what_cannot_be_swapped_is_refused(
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("is_dry", [False, True])
-def test_swap_and_sharding_exclude_each_other(
-    is_dry: bool, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    asked = config(here, output_path=tmp_path / "out", blocks_to_swap=1, dry_run=is_dry)
-    with pytest.raises(UsageError) as caught:
-        run(asked)
-    assert "--blocks_to_swap: cannot be combined with sharding" in str(caught.value)
+def test_where_weights_are_divided_no_swap_is_advised(here: Path) -> None:
+    setup = resolve(config(here))
+    assert "--blocks_to_swap" in " ".join(swap_advice(setup))
+    for sharding in (Sharding(), Sharding(reshard_after_forward=False)):
+        advice = swap_advice(replace(setup, sharding=sharding))
+        assert advice == list(sharding.advice())
+        assert "swap" not in " ".join(advice)
 
 
 def test_out_of_memory_names_the_flag(here: Path) -> None:

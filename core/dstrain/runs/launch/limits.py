@@ -4,22 +4,24 @@ from collections.abc import Sequence
 
 from dstrain.errors import UsageError
 from dstrain.graph.plan import Plan
+from dstrain.runs.offload import swap_flag
 from dstrain.runs.setup import Setup
+from dstrain.training.optimizers.trial import steps_by_rows
 
 WITHOUT = "train without sharding: a launcher's configuration of MULTI_GPU"
-ELEMENTWISE = (
-    "torch.optim.adamw.AdamW",
-    "pytorch_optimizer.optimizer.lion.Lion",
-    "schedulefree.adamw_schedulefree.AdamWScheduleFree",
-)
-"""Optimizers that change each number by its own gradient and state alone. Others look
-at rows, columns or blocks of a tensor, which a part of its rows has otherwise."""
+KNOWN = ("torch.optim.", "pytorch_optimizer.optimizer.lion.", "schedulefree.")
+"""Where optimizers are from that are known to take tensors of which a process has rows."""
 
 
-def refuse_unshardable(setup: Setup, plans: Sequence[Plan]) -> None:
+def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
     """Raise UsageError for a run whose processes would not all put the same weights
     together at the same time, or that needs weights as a whole.
+
+    Args:
+        setup: The run.
+        plans: The plans of its samples, as far as they are known.
     """
+    config = setup.config
     experts = setup.trained_experts
     if len(experts) > 1:
         # Of a step's samples, one process may have those of one expert only.
@@ -32,24 +34,30 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan]) -> None:
                     # Units run once a sample, of which processes may have unequally many.
                     what = f"cannot divide {name}: {step.unit.name} runs it once for each sample"
                     raise UsageError("sharding", what, WITHOUT)
-    for name in setup.trainables.components:
-        if name in setup.kept and setup.kept[name].swapped_blocks:
-            what = f"cannot divide {name}: its swapped blocks must be whole in each process"
-            raise UsageError("sharding", what, "leave out --blocks_to_swap", WITHOUT)
-    if setup.config.compile:
+    if flag := swap_flag(config):
+        what = "swapped blocks must be whole in each process, but sharding divides them"
+        raise UsageError(flag, what, "leave it out", WITHOUT)
+    if config.compile:
         what = (
             "sharding puts other weights in the place of those that were compiled with"
         )
         raise UsageError("--compile", what, "leave it out", WITHOUT)
-    if setup.optimizer.identity["optimizer"] not in ELEMENTWISE:
-        name = setup.optimizer.name
-        what = f"{name} is not known to do with rows what it does with whole tensors"
-        raise UsageError(
-            "--optimizer", what, "use adamw, lion or schedulefree", WITHOUT
-        )
-    if setup.config.preview_prompt:
+    optimizer = setup.optimizer
+    if optimizer.rounds:
+        # Each number is rounded by its own draw, which follows from its place in the
+        # whole tensor.
+        what = "sharding divides weights in training that are fp32, not bf16"
+        raise UsageError("--trainable_dtype", what, "leave it out", WITHOUT)
+    if not (
+        optimizer.identity["optimizer"].startswith(KNOWN)
+        and steps_by_rows(optimizer.kind, optimizer.arguments)
+    ):
+        what = f"{optimizer.name} is not known to do with rows what it does with whole tensors"
+        advice = "use adamw, lion or schedulefree"
+        raise UsageError("--optimizer", what, advice, WITHOUT)
+    if config.preview_prompt:
         raise UsageError(
             "--preview_prompt",
             "one process makes the previews, but with sharding none has all weights",
-            "leave it out, and generate from the saved weights",
+            f"leave it out, and generate from what is saved: dstrain generate --run {setup.output}",
         )

@@ -21,6 +21,12 @@ def number(text: object) -> float:
         return math.nan
 
 
+def machine_size(environment: Mapping[str, str]) -> int:
+    """Return how many of the processes run on this machine; all where it is not said."""
+    size = number(environment.get("LOCAL_WORLD_SIZE", ""))
+    return int(size) if size >= 1 else world_size(environment)
+
+
 def world_size(environment: Mapping[str, str]) -> int:
     """Return how many processes the launcher started: torchrun's and accelerate's
     variable, or that of MPI; 1 without a launcher.

@@ -50,6 +50,8 @@ class Possible:
     modulation: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Component -> patterns of its layers that scale others."""
     has_bitsandbytes: bool = False
+    can_choose_optimizer: bool = True
+    """Whether another optimizer may be advised."""
 
 
 def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
@@ -75,7 +77,8 @@ def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
     for smaller in _with_fewer_bytes(way, possible):
         yield smaller
         way = smaller
-    if possible.has_bitsandbytes and config.optimizer == "adamw":
+    can_quantize_state = possible.has_bitsandbytes and possible.can_choose_optimizer
+    if can_quantize_state and config.optimizer == "adamw":
         way = way.with_changes(optimizer="adamw8bit")
         yield way
 

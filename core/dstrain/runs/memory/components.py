@@ -82,7 +82,7 @@ class ComponentSize:
 
 
 @dataclass(frozen=True)
-class Place:
+class FrozenBytes:
     """Where the frozen weights of a component are."""
 
     device: int
@@ -93,7 +93,7 @@ class Place:
     """Numbers of the largest weight that a method stores."""
 
 
-def as_kept(size: ComponentSize, kept: Kept) -> Place:
+def as_kept(size: ComponentSize, kept: Kept) -> FrozenBytes:
     """Return where the frozen weights of a component are if they are kept so."""
     count = 1 + max((one.block for one in size.stored), default=-1)
     last = last_blocks(range(count), kept.swapped_blocks)
@@ -102,18 +102,72 @@ def as_kept(size: ComponentSize, kept: Kept) -> Place:
     for one in size.stored:
         if one.is_trained:
             continue
-        stored_by = _method_of(one, kept, size.unquantized)
-        bytes_ = one.size
-        if stored_by is not None:
-            rows, columns = one.shape
-            bytes_ = stored_by.stored_bytes((rows, columns))
+        bytes_ = _stored_bytes(one, size, kept)
+        if _method_of(one, kept, size.unquantized) is not None:
             largest_stored = max(largest_stored, one.numbers)
         if one.block in last:
             swapped[one.block] = swapped.get(one.block, 0) + bytes_
         else:
             device += bytes_
     device += sum(sorted(swapped.values())[-2:])
-    return Place(device, sum(swapped.values()), largest_stored)
+    return FrozenBytes(device, sum(swapped.values()), largest_stored)
+
+
+@dataclass(frozen=True)
+class DividedBytes:
+    """What one process has of a network that is divided among several."""
+
+    frozen: int
+    """Bytes of its rows of what is not trained, and of buffers."""
+    trained: int
+    """Bytes of its rows of what is trained."""
+    numbers: int
+    """How many numbers those are."""
+    together: int
+    """Bytes of whole weights on the device at the peak of a step: those of no block and
+    of two blocks, or all."""
+
+
+def as_divided(
+    size: ComponentSize, kept: Kept, processes: int, gives_up: bool
+) -> DividedBytes:
+    """Return what a process has of a network, of those with the most.
+
+    Args:
+        size: The network.
+        kept: How its linear layers are stored.
+        processes: How many it is divided among.
+        gives_up: Whether a block's weights are given up after its forward pass.
+    """
+    frozen = trained = numbers = 0
+    whole: dict[int, int] = {}
+    for one in size.stored:
+        bytes_ = _stored_bytes(one, size, kept)
+        if not one.is_parameter or not one.shape:
+            frozen += bytes_
+            continue
+        rows = -(-one.shape[0] // processes)
+        own = bytes_ * rows // one.shape[0]
+        if one.is_trained:
+            trained += own
+            numbers += one.numbers * rows // one.shape[0]
+        else:
+            frozen += own
+        whole[one.block] = whole.get(one.block, 0) + bytes_
+    outside = whole.pop(-1, 0)
+    blocks = sorted(whole.values())
+    # One computes, and the next is put together meanwhile.
+    together = outside + sum(blocks[-2:] if gives_up else blocks)
+    return DividedBytes(frozen, trained, numbers, together)
+
+
+def _stored_bytes(one: Stored, size: ComponentSize, kept: Kept) -> int:
+    """Return the bytes of a weight as a method stores it, if one does."""
+    stored_by = _method_of(one, kept, size.unquantized)
+    if stored_by is None:
+        return one.size
+    rows, columns = one.shape
+    return stored_by.stored_bytes((rows, columns))
 
 
 def _method_of(

@@ -1,14 +1,20 @@
 """Add up what a run needs on its device, and in RAM, at the peak."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from dstrain.config.options.train import TrainConfig
+from dstrain.distributed.sharding import Sharding
 from dstrain.models.execution.kept import AS_LOADED, Kept
-from dstrain.runs.memory.components import TRAINED, ComponentSize, as_kept
+from dstrain.runs.memory.components import (
+    TRAINED,
+    ComponentSize,
+    as_divided,
+    as_kept,
+)
 from dstrain.runs.memory.facts import Facts
 from dstrain.training.optimizers.trial import SIDE, Trial
 
@@ -29,6 +35,10 @@ class Choice:
     """Bytes of the optimizer's state per trained number."""
     mixed: bool
     """Whether it computes in bf16."""
+    sharding: Sharding | None = None
+    """How networks in training are divided, if they are."""
+    processes: int = 1
+    """How many they are divided among."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +54,17 @@ class Estimate:
     activations: int | None
     """None where they are not known."""
     ram: int = 0
-    """Bytes of weights in RAM."""
+    """Bytes in RAM: of weights, and where sharding offloads them, of all that is
+    divided."""
+    together: int = 0
+    """Bytes of weights of divided networks that are whole at the peak of a step."""
 
     @property
     def least(self) -> int:
         """Return the bytes on the device of all that is known."""
         training = self.trained + self.gradients + self.optimizer + self.average
-        return sum(self.weights.values()) + training + (self.activations or 0)
+        weights = sum(self.weights.values()) + self.together
+        return weights + training + (self.activations or 0)
 
     def fits(self, device: int) -> bool | None:
         """Return whether a device has the memory; None if that is not known."""
@@ -94,7 +108,7 @@ def estimate(
             # Units run before the step keeps anything.
             activations = max(activations, encoding)
     trained = sum(one.trained_bytes for one in sizes.values())
-    return Estimate(
+    found = Estimate(
         weights=weights,
         trained=trained,
         gradients=numbers * TRAINED,
@@ -102,6 +116,46 @@ def estimate(
         average=numbers * TRAINED if choice.config.ema_decay is not None else 0,
         activations=activations,
         ram=ram,
+    )
+    return found if choice.sharding is None else _divided(found, sizes, choice)
+
+
+def _divided(
+    whole: Estimate, sizes: Mapping[str, ComponentSize], choice: Choice
+) -> Estimate:
+    """Return the estimate for one of several processes among which networks in training
+    are divided.
+    """
+    assert choice.sharding is not None
+    offloads = choice.sharding.offload
+    gives_up = choice.sharding.reshard_after_forward
+    weights = dict(whole.weights)
+    trained = numbers = together = ram = 0
+    for name, size in sizes.items():
+        if not size.trained:
+            continue
+        kept = choice.kept.get(name, AS_LOADED)
+        own = as_divided(size, kept, choice.processes, gives_up)
+        weights[name] = 0 if offloads else own.frozen
+        ram += own.frozen
+        trained += own.trained
+        numbers += own.numbers
+        together += own.together
+    gradients = numbers * TRAINED
+    optimizer = int(numbers * choice.state_bytes)
+    average = numbers * TRAINED if whole.average else 0
+    if offloads:
+        ram += whole.ram + trained + gradients + optimizer + average
+        trained = gradients = optimizer = average = 0
+    return replace(
+        whole,
+        weights=weights,
+        trained=trained,
+        gradients=gradients,
+        optimizer=optimizer,
+        average=average,
+        ram=ram if offloads else whole.ram,
+        together=together,
     )
 
 

@@ -1,5 +1,6 @@
 """Say in a table what a run needs in memory and on disk, and with which flags it fits."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from dstrain.graph.plan import Plan
 from dstrain.models.components import components_of
 from dstrain.models.execution.kept import AS_LOADED
 from dstrain.pipeline.kept_choice import kept_components
+from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.memory.advice import Possible, Way, as_commands, cheapest
 from dstrain.runs.memory.components import ComponentSize
 from dstrain.runs.memory.disk import disk_of
@@ -61,14 +63,21 @@ def report(
         yield _line(name, "not known", "its configuration is not here")
     if stage != "data_process":
         yield from _training(setup, facts, found)
+        if setup.sharding is not None:
+            note = (
+                f"whole while they compute; all else is divided by {_processes(setup)}"
+            )
+            yield _line("weights put together", as_size(found.together), note)
     yield from _activations(setup, facts, found)
     total = as_size(found.least + RESERVE)
     words = total if found.activations is not None else f"more than {total}"
     yield _line("peak", words, f"with {as_size(RESERVE)} for the device itself")
     if found.ram:
-        yield _line("RAM for weights", as_size(found.ram))
+        offloads = setup.sharding is not None and setup.sharding.offload
+        what = "RAM for what is divided" if offloads else "RAM for weights"
+        yield _line(what, as_size(found.ram))
     yield from _fit(setup, plans, facts, found)
-    yield from _disk(setup, facts, found, steps, per_epoch, rows)
+    yield from _disk(setup, plans, facts, found, steps, per_epoch, rows)
 
 
 def _stage_name(stage: str) -> str:
@@ -138,8 +147,17 @@ def estimate_way(
         changed.kept,
         state_bytes(changed.optimizer.trial) if stage != "data_process" else 0.0,
         changed.mixed_precision == "bf16",
+        setup.sharding,
+        _processes(setup),
     )
     return estimate(facts, _names(plans, stage), choice, stage)
+
+
+def _processes(setup: Setup) -> int:
+    """Return how many processes networks in training are divided among."""
+    if setup.sharding is None:
+        return 1
+    return setup.sharding.processes(world_size(os.environ), machine_size(os.environ))
 
 
 def with_flags(setup: Setup, config: TrainConfig) -> Setup:
@@ -202,6 +220,8 @@ def _fit(
     way = cheapest(setup.config, possible, fits_with)
     if way is None:
         yield "    no flags are known with which it fits"
+        if setup.sharding is not None:
+            yield from (f"        {line}" for line in setup.sharding.advice())
         return
     stage = "train" if way.is_split else setup.stage
     peak = estimate_way(setup, plans, facts, way, stage).least + RESERVE
@@ -212,6 +232,7 @@ def _fit(
 def possible_ways(setup: Setup, plans: Sequence[Plan], facts: Facts) -> Possible:
     """Return what the run could do to need less."""
     loaded = set(_names(plans, ""))
+    divides = setup.sharding is not None
     lora: tuple[str, ...] = ()
     if not setup.trainables.full:
         lora = tuple(one.component for one in setup.trainables.lora)
@@ -220,15 +241,18 @@ def possible_ways(setup: Setup, plans: Sequence[Plan], facts: Facts) -> Possible
     return Possible(
         precision=setup.mixed_precision,
         can_split=loaded != set(_names(plans, "train")),
-        blocks=1 + max((one.block for one in parts), default=-1),
+        # What sharding refuses is not advised.
+        blocks=0 if divides else 1 + max((one.block for one in parts), default=-1),
         lora=lora,
         modulation={name: known[name].modulation for name in lora},
         has_bitsandbytes=find_spec("bitsandbytes") is not None,
+        can_choose_optimizer=not divides,
     )
 
 
 def _disk(
     setup: Setup,
+    plans: Sequence[Plan],
     facts: Facts,
     found: Estimate,
     steps: int | None,
@@ -251,6 +275,10 @@ def _disk(
         yield "    not known"
         return
     weights = sum(one.saved_bytes for one in trained)
+    if setup.sharding is not None:
+        # What is saved is whole.
+        alone = replace(setup, sharding=None)
+        found = estimate_way(alone, plans, facts, Way(config, {}), setup.stage)
     saves_what = ""
     if config.ema_decay is not None:
         # A file beside each save, in the precision of the weights.

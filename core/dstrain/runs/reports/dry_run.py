@@ -21,6 +21,8 @@ from dstrain.runs.build import load_module, open_training_data, total_steps
 from dstrain.runs.checkpoints.directory import refuse_unlisted
 from dstrain.runs.checkpoints.resume import check_start
 from dstrain.runs.feature_plan import check_configs
+from dstrain.runs.launch.limits import refuse_unshardable
+from dstrain.runs.launch.variables import world_size
 from dstrain.runs.memory.facts import facts_of
 from dstrain.runs.memory.report import planned, report
 from dstrain.runs.reports.preview_plans import plan_previews
@@ -42,6 +44,8 @@ def as_summary(setup: Setup) -> str:
     _check_output(setup, absent)
     dataset = _dataset(setup, absent)
     plans, data = _plans(setup, dataset, absent)
+    if setup.sharding is not None:
+        refuse_unshardable(setup, plans)
     loaded = _check_models(setup, plans, _preview_plans(setup, dataset), absent)
     length = _Length.of(setup)
     lines = ["", "this run", *length.lines(setup)]
@@ -84,7 +88,7 @@ class _Length:
             groups = [0] * rows
             chosen = hold_out(groups, ids, config.seed, config.validation_split)[1]
             held_out = len(chosen)
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        processes = world_size(os.environ)
         batch = config.batch_size * config.gradient_accumulation_steps * processes
         if not rows:
             return cls(0, 0, batch, None, config.max_steps)

@@ -8,7 +8,7 @@ from io import StringIO
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dstrain.errors import UsageError
@@ -127,20 +127,59 @@ def steps_apart(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) ->
                     parameter.grad = size * (gradient + 1)
                 step: Callable[[], Any] = wrapped.step if apart else optimizer.step
                 step()
-        numbers = [
-            value
-            for value in optimizer.param_groups[0].values()
-            if isinstance(value, int | float)
-        ]
         found.append([one.detach() for one in parameters])
-        counted.append(torch.tensor(numbers, dtype=torch.float64))
-    # An estimate from all parameters shows in the group before it shows in these. What is
-    # computed for several at once may be rounded in another order.
-    one, other = counted
-    return torch.allclose(one, other, rtol=1e-3, atol=0, equal_nan=True) and all(
+        counted.append(_numbers(optimizer))
+    # What is computed for several at once may be rounded in another order.
+    return _are_close(*counted) and all(
         bool((one - other).abs().max() <= 1e-3 * one.abs().max())
         for one, other in zip(*found, strict=True)
     )
+
+
+def _numbers(optimizer: Optimizer) -> Tensor:
+    """Return the numbers of an optimizer's group: an estimate from all parameters shows
+    there before it shows in these.
+    """
+    values = optimizer.param_groups[0].values()
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=0, equal_nan=True)
+
+
+def steps_by_rows(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) -> bool:
+    """Return whether steps with some rows of a parameter are those with the whole."""
+    found = []
+    counted = []
+    # Not halves, whose ends are also those of an 8-bit optimizer's blocks.
+    for parts in ((SIDE,), (SIDE // 2 + 1, SIDE // 2 - 1)):
+        rows = []
+        for number, count in enumerate(parts):
+            first = sum(parts[:number])
+            # From 0, so that what they become is how far they moved.
+            parameter = nn.Parameter(torch.zeros(count, SIDE))
+            generator = torch.Generator().manual_seed(0)
+            with warnings.catch_warnings(), torch.random.fork_rng([]):
+                warnings.simplefilter("ignore")
+                try:
+                    optimizer = construct(kind, [parameter], arguments)
+                    enter_training(optimizer)
+                    for _ in range(8):
+                        gradient = torch.randn(SIDE, SIDE, generator=generator)
+                        # Rows of different sizes, which means and norms would mix.
+                        gradient *= torch.logspace(-2, 2, SIDE)[:, None]
+                        parameter.grad = gradient[first : first + count].clone()
+                        optimizer.step()
+                except Exception:
+                    return False
+            rows.append(parameter.detach())
+            counted.append(_numbers(optimizer))
+        found.append(torch.cat(rows))
+    whole, divided = found
+    is_close = torch.allclose(whole, divided, 1e-4, 1e-4 * float(whole.std()))
+    return is_close and all(_are_close(counted[0], one) for one in counted)
 
 
 def construct(

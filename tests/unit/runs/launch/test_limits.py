@@ -1,14 +1,15 @@
-"""What cannot be divided among processes is refused before anything is loaded."""
+"""What cannot be divided among processes is refused before anything is loaded, by a dry
+run as by the run.
+"""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dstrain.errors import UsageError
-from dstrain.models.execution.kept import Kept
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.resolve import dataset_inputs, resolve
+from dstrain.runs.runner import run
 
 from tests.support.runs import config, project
 
@@ -20,25 +21,57 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
 
 
+@pytest.mark.parametrize("is_dry", [False, True])
 @pytest.mark.parametrize(
-    ("flags", "kept", "words"),
+    ("flags", "words"),
     [
-        ({"trainable_models": "text_encoder"}, {},
-         "cannot divide text_encoder: encode_prompt runs it once for each sample"),
-        ({"preview_prompt": ("dog",)}, {}, "one process makes the previews"),
-        ({"compile": True}, {}, "--compile: sharding puts other weights"),
-        ({"optimizer": "muon"}, {}, "muon is not known to do with rows what"),
-        ({"customized_optimizer": "torch.optim.Adafactor"}, {}, "use adamw, lion or"),
-        ({}, {"dit": Kept(swapped_blocks=1)}, "leave out --blocks_to_swap"),
+        ({"preview_prompt": ("dog",)}, "one process makes the previews.*generate --run out"),
+        ({"compile": True}, "--compile: sharding puts other weights"),
+        ({"optimizer": "muon"}, "muon is not known to do with rows what"),
+        ({"optimizer": "adamw8bit"}, "adamw8bit is not known to do with rows what"),
+        ({"customized_optimizer": "torch.optim.Adafactor"}, "use adamw, lion or"),
+        ({"blocks_to_swap": 1}, "--blocks_to_swap: .*leave it out"),
+        ({"enable_model_cpu_offload": True}, "--enable_model_cpu_offload: swapped"),
+        ({"mixed_precision": "bf16", "trainable_dtype": "bf16"}, "fp32, not bf16"),
+        ({"ema_decay": 0.9, "optimizer": "schedulefree"}, "averages the weights itself"),
     ],
 )  # fmt: skip
 def test_it_is_refused_in_words(
-    here: Path, flags: dict[str, Any], kept: dict[str, Kept], words: str
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: dict[str, Any],
+    words: str,
+    is_dry: bool,
 ) -> None:
-    setup = resolve(config(here, **flags))
-    plans = [setup.plan(dataset_inputs(setup))]
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    asked = config(here, output_path=Path("out"), dry_run=is_dry, **flags)
+    with pytest.raises(UsageError) as refused:
+        run(asked)
+    assert refused.match(f"(?s){words}")
+
+
+@pytest.mark.parametrize("stage", ["", ":train"])
+def test_a_component_that_a_unit_runs_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    flags = {"trainable_models": "text_encoder", "task": f"sft{stage}"}
+    words = "cannot divide text_encoder: encode_prompt runs it once for each sample"
     with pytest.raises(UsageError, match=words):
-        refuse_unshardable(replace(setup, kept=kept), plans)
+        run(config(here, output_path=Path("out"), dry_run=True, **flags))
+
+
+def test_machines_have_equally_many_processes(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_SHARDING_STRATEGY", "HYBRID_SHARD")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="3 processes do not make machines of 2 each"):
+        run(config(here, output_path=Path("out"), dry_run=True))
 
 
 @pytest.mark.parametrize(
@@ -48,11 +81,9 @@ def test_it_is_refused_in_words(
         {"trainable_models": "dit"},
         {"trainable_models": "dit.blocks.1"},
         *({"optimizer": name} for name in ("adamw", "lion", "schedulefree")),
+        {"customized_optimizer": "torch.optim.NAdam"},
     ],
 )
 def test_the_denoiser_can_be_divided(here: Path, flags: dict[str, Any]) -> None:
     setup = resolve(config(here, **flags))
-    refuse_unshardable(
-        replace(setup, kept={"text_encoder": Kept(swapped_blocks=1)}),
-        [setup.plan(dataset_inputs(setup))],
-    )
+    refuse_unshardable(setup, [setup.plan(dataset_inputs(setup))])

@@ -1,11 +1,13 @@
 """An estimate adds up what is there at once."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from dstrain.config.options.train import TrainConfig
+from dstrain.distributed.sharding import Sharding
 from dstrain.models.execution.kept import ALL_BLOCKS, Kept
 from dstrain.runs.memory.activations import Activations
 from dstrain.runs.memory.components import ComponentSize, Stored
@@ -83,6 +85,25 @@ def test_swapped_blocks_are_in_ram_and_two_of_them_on_the_device() -> None:
         facts, ("dit",), choice({"dit": Kept(swapped_blocks=ALL_BLOCKS)}), "train"
     )
     assert (found.weights, found.ram) == ({"dit": 7 + 205}, 406)
+
+
+def test_a_divided_network_has_its_rows_and_two_whole_blocks() -> None:
+    blocks = [Stored(f"b{i}", (9,), 90, False, True, False, i) for i in range(4)]
+    size = ComponentSize("dit", "bf16", (stored(7, 14), *blocks, stored(6, 24, True)))
+    facts = Facts({**FACTS.components, "dit": size}, (), ACTIVATIONS, "a sample")
+    rows = 4 * 2 + 4 * 50  # of 7 rows 4, of 9 rows 5
+    for sharding, together in ((Sharding(), 2), (Sharding("full", False), 4)):
+        flags = replace(choice(ema_decay=0.9), sharding=sharding, processes=2)
+        found = estimate(facts, ("dit", "vae"), flags, "train")
+        assert found.weights == {"dit": rows, "vae": 80}
+        assert (found.trained, found.gradients, found.average) == (12, 12, 12)
+        assert found.optimizer == 24
+        assert found.together == 14 + 24 + together * 90
+        assert found.least == rows + 80 + 60 + found.together + 415
+        flags = replace(flags, sharding=replace(sharding, offload=True))
+        found = estimate(facts, ("dit", "vae"), flags, "train")
+        assert found.ram == rows + 60
+        assert found.least == 80 + found.together + 415
 
 
 @pytest.mark.parametrize("way", ["blocks_to_swap", "enable_model_cpu_offload"])

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
+from dstrain.config.options.train import TrainConfig
+from dstrain.runs.memory.advice import Possible, added_flags, ways
 
 from tests.support.runs import project
 
@@ -104,6 +106,41 @@ def test_disk_is_what_the_run_leaves(
     # Beside the headers of files, which count at the size of the toy.
     written = sum(one.stat().st_size for one in Path("out").rglob("*.safetensors"))
     assert 0.5 < float(said[1]) * 2**10 / written < 1
+
+
+def test_sharding_divides_what_is_trained_and_is_advised_nothing_that_it_refuses(
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def bytes_of(out: str, name: str) -> float:
+        found = re.search(rf"^    {name} +([\d.]+) KiB", out, re.MULTILINE)
+        assert found, out
+        return float(found[1])
+
+    def tried(config: TrainConfig, possible: Possible, fits: object) -> None:
+        advised.extend(added_flags(way) for way in ways(config, possible))
+
+    advised: list[str] = []
+    monkeypatch.setattr("dstrain.runs.memory.report.cheapest", tried)
+    words = [*words, "--lora_rank", "4"]
+    alone = dry_run(capsys, words, "24")
+    dry_run(capsys, words, "0.001")
+    refused = ("--blocks_to_swap", "--optimizer")
+    assert all(flag in " ".join(advised) for flag in refused)
+    advised.clear()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    divided = dry_run(capsys, words, "24")
+    for name in ("trained weights", "gradients", "optimizer state"):
+        assert bytes_of(divided, name) == pytest.approx(bytes_of(alone, name) / 2, 0.1)
+    assert "all else is divided by 2" in divided
+    for name in ("weights files", "training states"):  # whole
+        assert bytes_of(divided, name) == bytes_of(alone, name)
+    assert "start more processes" in dry_run(capsys, words, "0.001")
+    assert advised and not any(flag in " ".join(advised) for flag in refused)
+    monkeypatch.setenv("RANK", "1")
+    assert dry_run(capsys, words, "24") == ""
 
 
 def test_the_size_goes_with_a_dry_run(

@@ -8,12 +8,13 @@ from dstrain.training.optimizers.trial import (
     construct,
     enter_training,
     steps_apart,
+    steps_by_rows,
     try_optimizer,
 )
 from prodigyopt import Prodigy
-from pytorch_optimizer import SOAP
+from pytorch_optimizer import SOAP, Lion, StableAdamW
 from schedulefree import AdamWScheduleFree
-from torch.optim import SGD, AdamW, Muon, Optimizer
+from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 
 def tried(kind: type[Optimizer]) -> Trial:
@@ -47,6 +48,13 @@ def test_what_steps_with_one_at_a_time_is_seen() -> None:
         assert steps_apart(kind, {"lr": 0.1}), kind
     for rate in (1.0, 1e-3):
         assert not steps_apart(Prodigy, {"lr": rate})
+
+
+def test_what_steps_with_rows_as_with_the_whole_is_seen() -> None:
+    for kind in (AdamW, SGD, Lion, AdamWScheduleFree):
+        assert steps_by_rows(kind, {"lr": 0.1}), kind
+    for kind in (Muon, SOAP, Lion8bit, Adafactor, StableAdamW, Prodigy):
+        assert not steps_by_rows(kind, {"lr": 0.1}), kind
 
 
 def test_what_optimizers_print_is_not_printed(
