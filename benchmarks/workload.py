@@ -20,10 +20,10 @@ from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.loop import optimizer_steps, steps
-from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.summary import RunStatistics
 from dstrain.runs.resolve import resolve
+from dstrain.runs.stage_1.precompute import data_process
 from dstrain.runs.training_run import TrainingRun
 from dstrain.training.collate import collate
 from dstrain.training.module import TrainingModule

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from dstrain.cache.store import ShardWriter
 from dstrain.errors import StateError
-from dstrain.runs import precompute as stage_1
+from dstrain.runs.stage_1 import precompute as stage_1
 
 from tests.support import caching_family
 from tests.support.caching_family import runs

@@ -16,7 +16,7 @@ from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.graph.unit import FunctionSpec, Unit
 from dstrain.lora.layers import Trainables
-from dstrain.runs.precompute import data_process
+from dstrain.runs.stage_1.precompute import data_process
 
 from tests.reliability.test_r10_split_equivalence import equal, run, write_program
 from tests.support.programs import (

@@ -87,10 +87,14 @@ STAGE_1, TRAIN = "stage 1", "training"
 CASES = (
     # Stage 1: while files are read, encoders loaded, rows computed, a shard and the
     # plan written.
-    Case(STAGE_1, "dstrain.runs.precompute.key_rows", 0),
-    Case(STAGE_1, "dstrain.runs.precompute.key_rows", 0, launched=False),
+    Case(STAGE_1, "dstrain.runs.stage_1.precompute.key_rows", 0),
+    Case(STAGE_1, "dstrain.runs.stage_1.precompute.key_rows", 0, launched=False),
     Case(
-        STAGE_1, "dstrain.runs.precompute.key_rows", 1, "a bad sample", launched=False
+        STAGE_1,
+        "dstrain.runs.stage_1.precompute.key_rows",
+        1,
+        "a bad sample",
+        launched=False,
     ),
     Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.from_found", 1),
     Case(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.from_found", 0, "a defect"),
@@ -398,7 +402,7 @@ ASKED = (
         signal.SIGINT,
         again=True,
     ),
-    Asked(STAGE_1, "dstrain.runs.precompute.key_rows"),
+    Asked(STAGE_1, "dstrain.runs.stage_1.precompute.key_rows"),
     Asked(STAGE_1, "dstrain.pipeline.pipeline.Pipeline.run", call=2),
     Asked(
         STAGE_1,

@@ -29,8 +29,8 @@ from dstrain.randomness import SampleKey
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.build import open_training_data, prepare
-from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1.precompute import data_process
 from dstrain.runs.training_run import name_row
 from dstrain.training.batching import split_across_ranks
 from dstrain.training.loader import Batch

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from dstrain.distributed.world import ProcessGroup
 from dstrain.randomness import Rng, SampleKey, seed_global
-from dstrain.runs.precompute import data_process
+from dstrain.runs.stage_1.precompute import data_process
 from dstrain.training.collate import collate
 from dstrain.training.loader import Sample
 from dstrain.training.module import TrainingModule

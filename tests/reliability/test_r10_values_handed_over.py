@@ -29,8 +29,8 @@ from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.randomness import SampleKey
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.loop import steps
-from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1.precompute import data_process
 from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule

@@ -209,7 +209,7 @@ CASES = (
          "same command with (--resume) instead of --overwrite", 75, instead=("--overwrite",),
          patch=raising(STEP, KeyboardInterrupt(), 1)),
     Case("Ctrl-C in stage 1", STAGE_1, "run the same command (again)", 75,
-         patch=raising("dstrain.runs.precompute.compute", KeyboardInterrupt())),
+         patch=raising("dstrain.runs.stage_1.precompute.compute", KeyboardInterrupt())),
     Case("Ctrl-C while generating", GENERATE, "run the same command (again)", 75,
          patch=raising("dstrain.generation.run.open_source", KeyboardInterrupt())),
     Case("no memory to load: stage 1", LORA, "first run: (.+)", 6,

@@ -26,8 +26,8 @@ from dstrain.lora.layers import Trainables
 from dstrain.models.component_files import ModelConfig
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.feature_plan import open_plan
-from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1.precompute import data_process
 from dstrain.training.loader import CachedSamples
 from dstrain.training.losses import SFT
 from PIL import Image

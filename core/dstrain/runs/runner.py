@@ -21,10 +21,10 @@ from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_la
 from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.loop import train
-from dstrain.runs.precompute import data_process
 from dstrain.runs.reports.dry_run import as_summary
 from dstrain.runs.resolve import dataset_inputs, resolve
 from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1.precompute import data_process
 from dstrain.training.memory import STAGE_1_ADVICE, oom_as_error
 from dstrain.training.module import TrainingModule
 

@@ -276,7 +276,7 @@ PLACES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "--use_gradient_checkpointing",
     ),
     "stage 1": (
-        "dstrain.runs.precompute.compute",
+        "dstrain.runs.stage_1.precompute.compute",
         {"task": "sft:data_process"},
         "stage 1: out of memory",
         "--max_pixels",

@@ -60,7 +60,7 @@ def test_a_cache_that_was_never_finished_is_refused(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(
-            "dstrain.runs.precompute.write_plan",
+            "dstrain.runs.stage_1.precompute.write_plan",
             lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
         )
         with pytest.raises(KeyboardInterrupt):

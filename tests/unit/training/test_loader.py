@@ -19,8 +19,8 @@ from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.graph.inputs import Column
 from dstrain.randomness import SampleKey
 from dstrain.runs.build import open_training_data
-from dstrain.runs.precompute import data_process
 from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1.precompute import data_process
 from dstrain.training import loader as samples
 from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import DecodedSamples, Sample, SampleSource, load_batches

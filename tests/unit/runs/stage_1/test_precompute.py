@@ -17,8 +17,8 @@ from dstrain.cache.store import ShardWriter
 from dstrain.errors import StateError, UsageError
 from dstrain.graph.plan import Plan, make_plan
 from dstrain.pipeline.pipeline import Pipeline
-from dstrain.runs import precompute as stage_1
 from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1 import precompute as stage_1
 from dstrain.storage import files
 from dstrain.training.loader import DecodedSamples
 from dstrain.training.module import TrainingModule
@@ -322,7 +322,10 @@ def test_the_log_in_the_feature_cache_has_every_fill_and_the_error_that_ended_on
                 place.fill()
         place.fill()
     log = (place.cache / "dstrain.log").read_text()
-    assert log.count("INFO dstrain.runs.precompute: precomputing 4 of 4 samples") == 2
+    assert (
+        log.count("INFO dstrain.runs.stage_1.precompute: precomputing 4 of 4 samples")
+        == 2
+    )
     assert log.count("ERROR dstrain.console: dstrain: error: shard: is damaged") == 1
 
 

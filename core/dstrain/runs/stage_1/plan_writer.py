@@ -1,0 +1,125 @@
+"""Write the plan file that stage 2 trains from."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dstrain.cache.store import FeatureCache
+from dstrain.console import redacted
+from dstrain.data.files import real_path
+from dstrain.graph.values import serialize
+from dstrain.models.component_files import named_models
+from dstrain.runs.feature_plan import CacheInfo, dataset_folders, names_digest
+from dstrain.runs.plan_identity import plan_identity
+from dstrain.runs.reports.preview_plans import preview_line
+from dstrain.runs.setup import Setup
+from dstrain.runs.stage_1.keyed_samples import KeyedSample, KeyedSamples
+from dstrain.storage.hashing import files_in, sha256
+
+
+def write_plan(setup: Setup, keyed: KeyedSamples) -> None:
+    """Commit the plan that stage 2 trains from."""
+    cache = FeatureCache.open(setup.cache_path)
+    table = setup.dataset.table
+    count = len(setup.dataset.rows)
+    samples = keyed.samples[:count]
+    input_sets = list(dict.fromkeys(sample.plan.inputs for sample in samples))
+    dataset = {
+        "path": redacted(str(table.path.resolve())),
+        "sha256": sha256(table.path),
+        "rows": len(table.rows),
+        "folders": [redacted(folder) for folder in dataset_folders(setup.config)],
+    }
+    info = CacheInfo(
+        dataset=dataset,
+        columns=table.columns,
+        inputs=[sorted(inputs) for inputs in input_sets],
+        components=keyed.components,
+        configs=keyed.found.configs,
+        models=named_models(setup.family, setup.models),
+        files={
+            name: [
+                (redacted(os.path.abspath(file)), place, keyed.digests.record(file))
+                for place, file in files_in(files.paths)
+            ]
+            for name, files in keyed.found.files.items()
+        },
+        versions=setup.versions,
+        previews=[
+            preview_line(preview, sample.addresses)
+            for preview, sample in zip(
+                keyed.previews, keyed.samples[count:], strict=True
+            )
+        ],
+    )
+    lines = plan_lines(setup, keyed, samples, input_sets, cache)
+    identity = plan_identity(setup, input_sets, keyed.found.configs)
+    cache.write_plan(identity, asdict(info), lines)
+
+
+def plan_lines(
+    setup: Setup,
+    keyed: KeyedSamples,
+    samples: Sequence[KeyedSample],
+    input_sets: Sequence[frozenset[str]],
+    cache: FeatureCache,
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the plan file, one per sample; `inputs` and `group` number the
+    set of inputs and the signature. A file is recorded in the first line that uses it.
+    """
+    folders = dataset_folders(setup.config)
+    seen = {""}
+    for sample, group in zip(samples, setup.dataset.groups, strict=True):
+        row, chunk = sample.sample_id
+        values = {
+            name: serialize(sample.cells[name].literal, {}, name)
+            for name in sample.plan.cached_values
+            if name not in sample.addresses
+        }
+        for name, address in sample.addresses.items():
+            values[name] = {"at": address, "shapes": shapes(cache.header(address))}
+        files = []
+        frame_folders = []
+        for name in sorted(sample.plan.used_inputs):
+            cell = sample.cells[name]
+            for file in cell.files:
+                if file not in seen:
+                    seen.add(file)
+                    files.append((name_in(folders, file), keyed.digests.record(file)))
+            if cell.folder not in seen:
+                seen.add(cell.folder)
+                place = name_in(folders, cell.folder)
+                frame_folders.append((place, names_digest(Path(cell.folder))))
+        yield {
+            "row": row,
+            "line": setup.dataset.table.lines[row],
+            "chunk": chunk,
+            "inputs": input_sets.index(sample.plan.inputs),
+            "group": group,
+            "values": values,
+            "files": files,
+            "frame folders": frame_folders,
+        }
+
+
+def name_in(folders: Sequence[str], path: str) -> str:
+    """Return a file's name in one of the folders, under which it is found when they moved."""
+    # An absolute name in the metadata may lead through links, or upwards, to a folder.
+    # Looked up only then: each look-up takes time, and may fail.
+    for find in (str, real_path):
+        place = find(path)
+        for folder in folders:
+            start = os.path.join(folder, "")
+            if place.startswith(start) and ".." not in Path(place).parts:
+                return place.removeprefix(start)
+    return path
+
+
+def shapes(header: Any) -> Any:
+    """Return the shapes of a stored value's tensors, from its header."""
+    if "shape" in header:
+        return header["shape"]
+    children = header.get("list") or header.get("record", {}).values()
+    return [shapes(child) for child in children]

@@ -1,0 +1,59 @@
+"""Values have one key wherever they are equal, and only what the cache lacks is work."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dstrain.cache.store import FeatureCache
+from dstrain.runs.stage_1.keyed_samples import addresses_of, key_rows, missing_work
+
+from tests.support.caching_project import Place, filled_place, noise_image, write_rows
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A filled cache; the last two of its four rows have one prompt."""
+    with filled_place(tmp_path_factory.mktemp("keyed")) as place:
+        yield place
+
+
+def test_rows_that_share_an_input_share_the_keys_of_its_values(place: Place) -> None:
+    *_, one, other = key_rows(place.setup()).samples
+    shared = {
+        name for name in one.addresses if one.addresses[name] == other.addresses[name]
+    }
+    assert {"prompt_emb", "facts", "title"} <= shared
+    assert "input_latents" in one.addresses.keys() - shared
+    # Neither are inputs that are no file stored: the plan file has them.
+    assert "label" not in one.addresses
+
+
+def test_nothing_is_missing_in_a_filled_cache(place: Place) -> None:
+    keyed = key_rows(place.setup())
+    cache = FeatureCache.open(place.cache)
+    assert list(missing_work(keyed.samples, cache)) == []
+    stored = {one for _, addresses in addresses_of(keyed) for one in addresses}
+    assert stored == set(cache.where)
+
+
+def test_what_is_new_is_work_of_the_first_row_that_needs_it(
+    place: Place, tmp_path: Path
+) -> None:
+    noise_image(9).save(place.data / "new.png")
+    old = place.rows[0]
+    write_rows(
+        place.data,
+        [
+            old,
+            {**old, "image": "new.png"},
+            {**old, "image": "new.png", "prompt": "new"},
+        ],
+    )
+    keyed = key_rows(place.setup())
+    work = list(missing_work(keyed.samples, FeatureCache.open(place.cache)))
+    assert [one.sample.sample_id for one in work] == [(1, 0), (2, 0)]
+    assert [[step.unit.name for step in one.steps] for one in work] == [
+        ["encode_image"],
+        ["encode_prompt", "describe"],
+    ]
+    assert [one.inputs for one in work] == [{"input_image"}, {"prompt"}]
