@@ -4,10 +4,10 @@ read, and a weight is merged before it is stored.
 
 import ctypes
 import gc
-import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -17,14 +17,15 @@ import torch
 from dstrain.errors import StateError
 from dstrain.lora.layers import LoraLayer, merge_layers
 from dstrain.models.components import Component, Files
-from dstrain.models.execution.kept import ALL_BLOCKS, Kept, StoredLayers
+from dstrain.models.execution.kept import ALL_BLOCKS, Kept
 from dstrain.models.networks import DiffusersNetwork, keep, load_network
-from dstrain.models.quantization.methods import METHODS
 from dstrain.pipeline import loading
 from dstrain.pipeline.loading import Loader
 from dstrain.registry.family import ModelFamily
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from tests.support.loading_in_nf4 import anonymous_mib
 
 CPU = torch.device("cpu")
 RECORD = ModelFamily(
@@ -80,16 +81,6 @@ def deep(folder: Path, side: int, depth: int) -> tuple[Files, Any]:
 NETWORK = DiffusersNetwork(f"{__name__}:Deep")
 
 
-def anonymous_mib() -> float:
-    """What this process holds in memory of its own; what is mapped from files is not
-    counted.
-    """
-    status = Path("/proc/self/status").read_text()
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) / 1024
-
-
 def anonymous_mib_at_rest() -> float:
     """The same, when the allocator has given back what was freed."""
     gc.collect()
@@ -116,28 +107,19 @@ def test_only_the_weight_that_is_read_is_in_memory(tmp_path: Path) -> None:
     assert max(seen) - before < 8 * SIZE_MIB
 
 
-def test_a_network_in_nf4_never_needs_half_of_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = Kept((StoredLayers(METHODS["bitsandbytes_nf4"]),))
-    files, configuration = deep(tmp_path, 64, 1)  # what loading imports is no weight
-    small = replace(files, kept=kept)
-    Loader(RECORD, component(NETWORK), small, CPU).load(configuration, torch.float32)
-    files, configuration = deep(tmp_path, SIDE, 32)
-    seen: list[float] = []
-    place = Loader.place
-
-    def noting(*arguments: Any) -> Tensor:
-        seen.append(anonymous_mib_at_rest())
-        return place(*arguments)
-
-    monkeypatch.setattr(Loader, "place", noting)
-    before = anonymous_mib_at_rest()
-    loader = Loader(RECORD, component(NETWORK), replace(files, kept=kept), CPU)
-    network = loader.load(configuration, torch.float32)
-    seen.append(anonymous_mib())
-    assert max(seen) - before < 32 * SIZE_MIB / 2
-    assert network.layers[0].weight.dtype != torch.float32
+@pytest.mark.slow
+def test_a_gib_in_nf4_is_loaded_with_half_a_gib_of_memory(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.loading_in_nf4", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for path in tmp_path.iterdir():
+        path.unlink()
+    packed_mib = 1024 * 4.5 / 16
+    assert packed_mib < float(done.stdout) < 512
 
 
 def test_a_weight_is_free_before_the_next_is_read(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ Restored values are rounded once: products of the numbers and scales are compute
 fp32, then written in the dtype asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,8 +19,45 @@ BLOCK = 128
 """Weights of a row that share a scale in `int8_block`."""
 LEAST = torch.finfo(torch.float32).tiny
 """The least scale, so that rows of zeros are restored as zeros."""
+AT_ONCE = 1 << 20
+"""About how many numbers of a weight are encoded at once."""
+ALIGNMENT = 64
+"""Rows encoded at once are a multiple of it, so that blocks of 64 numbers that go on from
+row to row never go on from one part to the next."""
+
+Encode = Callable[[Tensor], Sequence[Tensor]]
+"""(weight (out, in)) -> what is stored of it."""
 
 
+def by_rows(encode: Encode) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """Let a function encode some rows of a weight after others, and join what it returns
+    along the first dimension.
+
+    What encoding computes in fp32 is several times as large as the weight; of a part it is
+    small, and the allocator uses the same memory for every part.
+    """
+
+    @wraps(encode)
+    def encode_parts(weight: Tensor) -> tuple[Tensor, ...]:
+        rows = max(1, AT_ONCE // weight.shape[1] // ALIGNMENT) * ALIGNMENT
+        first, *others = torch.split(weight, rows)
+        encoded = encode(first)
+        whole = tuple(_enlarged(one, len(weight), len(first)) for one in encoded)
+        # Filled part by part, not joined at the end: between parts that are kept, the
+        # allocator would keep what was freed.
+        sizes = map(len, encoded)
+        places = zip(*map(torch.split, whole, sizes), strict=True)
+        for place, part in zip(
+            places, chain([encoded], map(encode, others)), strict=True
+        ):
+            for target, one in zip(place, part, strict=True):
+                target.copy_(one)
+        return whole
+
+    return encode_parts
+
+
+@by_rows
 def to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return (out, in) as the bits of e4m3 numbers, int8, and a scale per row (out, 1)."""
     exact = weight.float()
@@ -39,6 +78,7 @@ def fp8_bytes(shape: tuple[int, int]) -> int:
     return rows * columns + 4 * rows
 
 
+@by_rows
 def to_int8_block(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return (out, in) as int8, and a scale per block of 128 weights of a row
     (out, blocks, 1); the last block may be shorter.
@@ -74,6 +114,11 @@ def scaled(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Return values x scale, computed in fp32 and rounded once, without a copy in fp32."""
     restored = torch.empty(values.shape, dtype=dtype, device=values.device)
     return torch.mul(values, scale, out=restored)
+
+
+def _enlarged(encoded: Tensor, rows: int, of: int) -> Tensor:
+    """Return an empty tensor for as many rows of a weight, given what `of` rows became."""
+    return encoded.new_empty(-(-len(encoded) * rows // of), *encoded.shape[1:])
 
 
 def _in_blocks(values: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dstrain.models.quantization.encodings import FP8
+from dstrain.models.quantization.encodings import FP8, by_rows
 
 NF4_BLOCK = 64
 
@@ -28,10 +28,15 @@ def to_4bit(kind: str, weight: Tensor) -> tuple[Tensor, ...]:
     kind: 'nf4' (Dettmers et al. 2023, "QLoRA") or 'fp4'.
     """
     functions = _library("bitsandbytes.functional")
-    packed, state = functions.quantize_4bit(
-        weight.contiguous(), blocksize=NF4_BLOCK, quant_type=kind
-    )
-    return packed, state.absmax, state.code
+
+    def encode(rows: Tensor) -> tuple[Tensor, ...]:
+        packed, state = functions.quantize_4bit(
+            rows.contiguous(), blocksize=NF4_BLOCK, quant_type=kind
+        )
+        return packed, state.absmax
+
+    code = functions.get_4bit_type(kind, device=weight.device)
+    return (*by_rows(encode)(weight), code)
 
 
 def from_4bit(
@@ -56,6 +61,7 @@ def bytes_of_4bit(shape: tuple[int, int]) -> int:
     return -(-count // 2) + 4 * -(-count // NF4_BLOCK) + 4 * 16
 
 
+@by_rows
 def to_int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return (out, in) as int8 and a scale per row (out, 1), as torchao's
     `Int8WeightOnlyConfig` does.
@@ -64,6 +70,7 @@ def to_int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return stored.qdata, stored.scale.float()
 
 
+@by_rows
 def to_fp8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return (out, in) as the bits of e4m3 numbers, int8, and a scale per row (out, 1),
     as torchao's `Float8WeightOnlyConfig` does.

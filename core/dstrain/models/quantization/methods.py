@@ -1,6 +1,6 @@
 """The methods by which weights can be stored, by name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.quantization import encodings, libraries
+from dstrain.models.quantization.encodings import Encode
 from dstrain.models.quantization.linear import Restore, StoredLinear
-
-Encode = Callable[[Tensor], Sequence[Tensor]]
 
 
 def stored_linear(

@@ -4,9 +4,11 @@ import pytest
 import torch
 from dstrain.errors import UsageError
 from dstrain.graph.quantization import QuantizationMethod
-from dstrain.models.quantization import methods
+from dstrain.models.quantization import encodings, methods
 from dstrain.models.quantization.methods import METHODS, REFUSED, method_named
 from torch import nn
+
+from tests.support.weights_to_store import normal, stored
 
 FLAG = "--quant_options"
 
@@ -72,3 +74,15 @@ def test_a_stored_layer_has_the_bias_of_the_layer(method: QuantizationMethod) ->
     assert (stored.in_features, stored.out_features) == (64, 4)
     stored = method.store(nn.Linear(64, 4, bias=False), torch.randn(4, 64))
     assert stored.bias is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("shape", [(130, 9), (64, 128), (3, 7)])
+def test_a_weight_encoded_in_parts_is_what_it_is_encoded_at_once(
+    name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = normal(0.02, *shape).bfloat16()
+    whole = stored(METHODS[name], weight).stored
+    monkeypatch.setattr(encodings, "AT_ONCE", 1)
+    parts = stored(METHODS[name], weight).stored
+    assert len(parts) == len(whole) and all(map(torch.equal, parts, whole))
