@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dstrain.errors import nearest
@@ -14,7 +15,9 @@ TABLE = Path(__file__).with_suffix(".json")
 
 
 def advice() -> Mapping[str, Sequence[str]]:
-    """Return each line of advice with the flags that it is for, without dashes."""
+    """Return each line of advice with the flags that it is for, without dashes; `*`
+    stands for anything.
+    """
     table: Mapping[str, Sequence[str]] = json.loads(TABLE.read_text())
     return table
 
@@ -27,6 +30,7 @@ def no_such(name: str, known: Iterable[str]) -> tuple[str, ...]:
     flags_here = {one.lstrip("-") for one in known} | ELSEWHERE
     flag = name.lstrip("-").replace("-", "_")
     for line, flags in advice().items():
-        if flag in flags and flags_here.issuperset(FLAG.findall(line)):
+        is_meant = any(fnmatchcase(flag, one) for one in flags)
+        if is_meant and flags_here.issuperset(FLAG.findall(line)):
             return "no such option", line
     return (f"no such option{nearest(name, known)}",)

@@ -77,18 +77,19 @@ def _check_model(config: ModelChoice) -> None:
             "no model files are given",
             "give --model_paths for local files, or --toy for a tiny model with random weights",
         )
-    _check_tiles(config)
+    check_tiles(config.tiled, config.tile_size, config.tile_stride)
     for one, other in (("height", "width"), ("width", "height")):
         if getattr(config, one) is not None and getattr(config, other) is None:
             what = f"is given without --{other}; give both, or neither"
             raise UsageError(f"--{one}", what)
 
 
-def _check_tiles(config: ModelChoice) -> None:
-    """Refuse sides of tiles without tiles, and tiles with gaps between them."""
-    size, stride = config.tile_size, config.tile_stride
+def check_tiles(tiled: bool, size: int | None, stride: int | None) -> None:
+    """Raise UsageError for sides of tiles without tiles, and for tiles with gaps between
+    them.
+    """
     for name, value in (("tile_size", size), ("tile_stride", stride)):
-        if value is not None and not config.tiled:
+        if value is not None and not tiled:
             raise UsageError(f"--{name}", "has no effect without --tiled")
     if size is not None and stride is not None and stride > size:
         what = f"is {stride}, more than --tile_size {size}"

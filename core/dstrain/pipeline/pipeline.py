@@ -12,6 +12,7 @@ import torch
 from accelerate.utils.operations import recursively_apply
 from torch import Tensor, nn
 
+from dstrain.config.validation import check_tiles
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
 from dstrain.graph.noise_schedule import ConstrainLatents, LatentConstraint
@@ -83,7 +84,8 @@ class Pipeline:
         """Load everything that inference needs.
 
         Raises StateError for files that are missing or do not fit, UsageError for an
-        unknown family or variant, or for tiles that its VAE cannot take.
+        unknown family or variant, for tiles that its VAE cannot take, or for their sides
+        without `tiled`.
 
         Args:
             family: The name of an installed family.
@@ -96,6 +98,7 @@ class Pipeline:
             tile_stride: Pixels from one tile to the next; by default, the share of
                 `tile_size` that is the VAE's own.
         """
+        check_tiles(tiled, tile_size, tile_stride)
         loaded = load_family(family)
         name = choose_variant(loaded, variant, model_configs)
         spec = loaded.spec(name)

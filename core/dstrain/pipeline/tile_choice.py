@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dstrain.config.options.model import ModelChoice
+from dstrain.console import get_logger
 from dstrain.errors import UsageError
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import Component, components_of
@@ -13,6 +14,9 @@ from dstrain.models.formats import Config
 from dstrain.models.needed_components import Found
 from dstrain.models.networks import empty_component
 from dstrain.registry.family import ModelFamily
+
+logger = get_logger(__name__)
+FRAMEWISE = "--framewise_decoding"
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,17 @@ class Tiling:
 
 def check_tiling(tiling: Tiling, family: ModelFamily, spec: PipelineSpec) -> None:
     """Raise UsageError where tiles are asked for and no component of a variant can
-    compute in tiles.
+    compute in tiles; log what is asked for and done in any case.
     """
+    if not tiling:
+        return
     known = components_of(family)
-    if tiling and not any(map(_takes_tiles, (known[one] for one in spec.components))):
-        flag = "--tiled" if tiling.tiled else "--framewise_decoding"
+    vaes = [known[one] for one in spec.components if _takes_tiles(known[one])]
+    if not vaes:
+        flag = "--tiled" if tiling.tiled else FRAMEWISE
         raise UsageError(flag, f"has no effect: {spec.where} has no VAE with tiling")
+    if tiling.framewise and any(_is_framewise(_network_class(one)) for one in vaes):
+        logger.info(f"{FRAMEWISE}: the VAE of {spec.where} does so in any case")
 
 
 def with_tiles(found: Found, family: ModelFamily, tiling: Tiling) -> Found:
@@ -73,14 +82,30 @@ def tiles_of(
     found = {}
     for name in configs if tiling else ():
         component = known.get(name)
-        if component is not None and _takes_tiles(component):
-            found[name] = _tiles(tiling, component, configs[name])
+        if component is None or not _takes_tiles(component):
+            continue
+        own = tiling
+        if _is_framewise(_network_class(component)):
+            # So it changes no key.
+            own = replace(tiling, framewise=False)
+        if own:
+            found[name] = _tiles(own, component, configs[name])
     return found
 
 
+def _network_class(component: Component) -> type | None:
+    return getattr(component.network, "network_class", None)
+
+
 def _takes_tiles(component: Component) -> bool:
-    network_class = getattr(component.network, "network_class", None)
-    return hasattr(network_class, "enable_tiling")
+    return hasattr(_network_class(component), "enable_tiling")
+
+
+def _is_framewise(vae: object) -> bool:
+    """Return whether a VAE goes through the frames of a video in any case: those of
+    diffusers that do so keep in a cache what the next frames need.
+    """
+    return hasattr(vae, "clear_cache")
 
 
 def _tiles(tiling: Tiling, component: Component, config: Config) -> Tiles:
@@ -88,10 +113,8 @@ def _tiles(tiling: Tiling, component: Component, config: Config) -> Tiles:
     vae: Any = empty_component(component, config)
     has_groups = hasattr(vae, "use_framewise_decoding")
     if tiling.framewise and not has_groups:
-        raise UsageError(
-            "--framewise_decoding",
-            f"has no effect: {type(vae).__name__} computes frames one after another anyway, or takes no videos",
-        )
+        what = f"has no effect: {type(vae).__name__} has no groups of frames"
+        raise UsageError(FRAMEWISE, what, "leave it out")
     if not tiling.tiled:
         return Tiles(framewise=tiling.framewise)
     name = type(vae).__name__

@@ -22,6 +22,14 @@ Source = Callable[..., str]
     [
         ("--network_dim", "use --lora_rank"),
         ("--max_train_steps", "use --max_steps"),
+        (
+            "--enable_optimizer_cpu_offload",
+            "use --optimizer paged_adamw8bit: its state is a quarter, and moves to RAM where the GPU is full",
+        ),
+        (
+            "--dmd2_guidance_lora_rank",
+            "this distillation is not supported; use --task direct_distill",
+        ),
         ("--resume_from", "use --resume PATH, which resumes where a run stopped"),
         (
             "--dataset_config",

@@ -4,6 +4,7 @@ belong.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -188,3 +189,10 @@ def test_a_pipeline_is_opened_in_the_dtype_and_as_the_variant_asked_for(
         UsageError, match=r"tiny has no variant 'othr'.*did you mean 'other'"
     ):
         Pipeline.from_pretrained("tiny", configs(model), "othr")
+
+
+@pytest.mark.parametrize("side", ["tile_size", "tile_stride"])
+def test_sides_of_tiles_without_tiles_are_refused(model: Path, side: str) -> None:
+    given: dict[str, Any] = {side: 64}
+    with pytest.raises(UsageError, match=f"--{side}: has no effect without --tiled"):
+        Pipeline.from_pretrained("tiny", configs(model), **given)

@@ -2,6 +2,7 @@
 or is refused in words.
 """
 
+import logging
 from types import MappingProxyType
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_a_side_without_its_stride_overlaps_as_much(
         (Tiling(True, 60), CONFIGS, "--tile_size", "60 is not a multiple of the 8 pixels"),
         (Tiling(True, 64, 4), CONFIGS, "--tile_stride", "4 is not a multiple of the 8"),
         (Tiling(True, None, 200), CONFIGS, "--tile_stride", "is 200, more than the 64"),
-        (Tiling(framewise=True), CONFIGS, "--framewise_decoding", "AutoencoderKLWan computes"),
+        (Tiling(framewise=True), CONFIGS, "--framewise_decoding", "AutoencoderKL has no groups"),
         (Tiling(True), {"grouped": {}}, "--tiled", "Grouped has no tiles"),
     ],
 )  # fmt: skip
@@ -129,6 +130,20 @@ def test_what_a_vae_cannot_take_is_refused_in_words(
 def test_groups_of_frames_are_of_a_vae_that_has_them() -> None:
     found = sides(Tiling(framewise=True), {"grouped": {}, "dit": {}})
     assert found == {"grouped": Tiles(framewise=True)}
+
+
+def test_what_goes_through_frames_in_any_case_says_so_and_keeps_its_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    video = {"vae": VIDEO}
+    assert sides(Tiling(framewise=True), video) == {}
+    assert sides(Tiling(True, framewise=True), video) == sides(Tiling(True), video)
+    spec: Any = Spec("dit", "vae")
+    with caplog.at_level(logging.INFO):
+        check_tiling(Tiling(framewise=True), FAMILY, spec)
+        check_tiling(Tiling(True), FAMILY, spec)
+    said = "--framewise_decoding: the VAE of fake base does so in any case"
+    assert [one.message for one in caplog.records] == [said]
 
 
 def test_a_variant_without_such_a_vae_is_refused() -> None:

@@ -86,7 +86,7 @@ class ModelChoice:
     )
     framewise_decoding: bool = option(
         "memory",
-        "Encode and decode videos in groups of frames, with a VAE that can do either.",
+        "Encode and decode videos in groups of frames, where the VAE can do either.",
         False,
         affects={"resolved"},
     )
