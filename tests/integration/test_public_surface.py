@@ -46,7 +46,7 @@ FLAGS = {
         gradient_accumulation_steps height hub initialize_model_on_cpu keep_checkpoints learning_rate
         lora_alpha lora_base_model lora_checkpoint lora_format lora_rank
         lora_target_modules
-        validation_split validation_steps
+        validation_dataset_base_path validation_dataset_metadata_path validation_split validation_steps
         loss_weighting lr_scheduler lr_warmup_steps max_grad_norm max_pixels max_steps
         max_timestep_boundary min_timestep_boundary mixed_precision model
         model_id_with_origin_paths model_paths num_epochs num_frames on_bad_sample on_long_prompt

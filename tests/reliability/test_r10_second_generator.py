@@ -31,7 +31,6 @@ from dstrain.registry.hooks import load_extensions
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.precompute import data_process
-from dstrain.runs.training_run import name_row
 from dstrain.training.batching import split_across_ranks
 from dstrain.training.loader import Batch
 from dstrain.training.losses import SFT
@@ -272,7 +271,9 @@ def train(setup: Setup, run: Run) -> None:
                 except UsageError as error:
                     if not error.rows:
                         raise
-                    raise error.at(name_row(made, row) for row in error.rows) from error
+                    raise error.at(
+                        made.data.name_row(row) for row in error.rows
+                    ) from error
                 if loss.requires_grad:
                     loss.backward()
                 run.losses[-1].append(loss.detach())

@@ -128,11 +128,23 @@ def _check_pairs(config: TrainConfig) -> None:
     """Refuse an option that is given without the one it goes together with."""
     for name, other in (
         ("preview_steps", "preview_prompt"),
-        ("validation_steps", "validation_split"),
+        ("validation_dataset_metadata_path", "validation_dataset_base_path"),
         ("preset_lora_model", "preset_lora_path"),
     ):
         if getattr(config, name) is not None and not getattr(config, other):
             raise UsageError(f"--{name}", f"has no effect without --{other}")
+    second = config.validation_dataset_base_path
+    if second is not None and config.validation_split is not None:
+        what = (
+            "cannot be combined with --validation_dataset_base_path; give one of them"
+        )
+        raise UsageError("--validation_split", what)
+    is_validated = second is not None or config.validation_split is not None
+    if config.validation_steps is not None and not is_validated:
+        what = (
+            "has no effect without --validation_split or --validation_dataset_base_path"
+        )
+        raise UsageError("--validation_steps", what)
     if config.blocks_to_swap is not None and config.enable_model_cpu_offload:
         what = "has no effect with --enable_model_cpu_offload, which swaps all blocks"
         raise UsageError("--blocks_to_swap", what)

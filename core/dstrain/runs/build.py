@@ -23,8 +23,8 @@ from dstrain.runs.long_prompts import LongPromptLog, note_recorded
 from dstrain.runs.offload import start_swap
 from dstrain.runs.setup import Setup
 from dstrain.runs.trackers import Trackers
-from dstrain.runs.training_run import TrainingData, TrainingRun
-from dstrain.training.batching import Order, with_skipped_rows
+from dstrain.runs.training_run import TrainingData, TrainingRun, ValidationSamples
+from dstrain.training.batching import SKIPPED, Order, with_skipped_rows
 from dstrain.training.copies import keep_frozen_apart
 from dstrain.training.ema import MovingAverage
 from dstrain.training.held_out import hold_out
@@ -51,7 +51,7 @@ def open_training_data(setup: Setup) -> TrainingData:
     groups, sample_ids = with_skipped_rows(
         dataset.groups, dataset.sample_ids, len(dataset.table.rows)
     )
-    return TrainingData(source, groups, sample_ids, list(input_sets))
+    return TrainingData(setup, source, groups, sample_ids, list(input_sets))
 
 
 def _open_cached_rows(setup: Setup) -> TrainingData:
@@ -69,11 +69,12 @@ def _open_cached_rows(setup: Setup) -> TrainingData:
     skipped = count - len({row for row, _ in sample_ids})
     if skipped:
         # Their files may have been mended since: nothing is recorded of them.
-        logger.info(f"{skipped} of {count} rows are skipped, as in stage 1")
+        which = setup.in_words("rows")
+        logger.info(f"{skipped} of {count} {which} are skipped, as in stage 1")
     input_sets = [frozenset(names) for names in info.inputs]
     source = CachedSamples(cache, rows, input_sets, sample_ids)
     all_groups, all_ids = with_skipped_rows(groups, sample_ids, count)
-    return TrainingData(source, all_groups, all_ids, input_sets, info)
+    return TrainingData(setup, source, all_groups, all_ids, input_sets, info)
 
 
 def refuse_long_prompts(
@@ -97,10 +98,9 @@ def prepare(
 ) -> TrainingRun:
     """Load what the stage needs, and build the module, order, optimizer and schedule."""
     config = setup.config
-    groups, held_out = hold_out(
-        data.groups, data.sample_ids, config.seed, config.validation_split
-    )
-    plans = [setup.plan(inputs) for inputs in sorted(data.input_sets, key=sorted)]
+    groups, validation = choose_validation(setup, data)
+    input_sets = {*data.input_sets, *validation.data.input_sets}
+    plans = [setup.plan(inputs) for inputs in sorted(input_sets, key=sorted)]
     found = setup.find(plans)
     if data.cache_info is not None:
         check_configs(data.cache_info, found)
@@ -132,15 +132,33 @@ def prepare(
         optimizer=optimizer,
         lr_scheduler=build_lr_scheduler(config, optimizer, steps),
         order=order,
-        source=data.source,
+        data=data,
         found=found,
         # After the model, which may put sharded parameters in the place of others.
         ema=MovingAverage(module.trained.parameters, config.ema_decay),
         total_steps=steps,
         trackers=Trackers(config, processes.is_main),
-        cache_info=data.cache_info,
-        held_out=held_out,
+        validation=validation,
     )
+
+
+def choose_validation(
+    setup: Setup, data: TrainingData
+) -> tuple[Sequence[int], ValidationSamples]:
+    """Return the groups of the samples to train on, and the samples for validation.
+
+    Those of a second dataset leave the order of the others as it is.
+    """
+    if setup.validation is not None:
+        second = open_training_data(setup.validation)
+        pairs = zip(second.sample_ids, second.groups, strict=True)
+        ids = [sample_id for sample_id, group in pairs if group != SKIPPED]
+        return data.groups, ValidationSamples(second, ids)
+    config = setup.config
+    groups, held_out = hold_out(
+        data.groups, data.sample_ids, config.seed, config.validation_split
+    )
+    return groups, ValidationSamples(data, held_out)
 
 
 def load_module(

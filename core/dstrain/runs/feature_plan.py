@@ -18,7 +18,7 @@ from dstrain.errors import CacheError, StateError
 from dstrain.models.component_files import named_models
 from dstrain.models.configs import differing_entries
 from dstrain.models.needed_components import Found, find_given
-from dstrain.runs.plan_identity import plan_identity
+from dstrain.runs.plan_identity import USE, VALIDATION, plan_identity
 from dstrain.runs.setup import Setup
 from dstrain.storage.hashing import files_in, hash_json, sha256
 from dstrain.storage.recorded_files import first_changed
@@ -76,7 +76,11 @@ def open_plan(
 
     Raises StateError that says in words what differs, and how to refill.
     """
-    plans = list(cache.plans())
+    plans = [
+        (path, plan)
+        for path, plan in cache.plans()
+        if (plan["identity"].get(USE) == VALIDATION) == setup.is_validation
+    ]
     identities = [_identity(setup, plan) for _, plan in plans]
     fitting = [
         (path, plan)
@@ -87,7 +91,9 @@ def open_plan(
         lines = [_differences(identities, [plan["identity"] for _, plan in plans])]
         if plans:
             lines.append("use the flags it was filled with, or fill it again")
-        raise CacheError(cache.folder, "contains no plan for this run", *lines)
+        raise CacheError(
+            cache.folder, f"contains no plan for {_in_words(setup)}", *lines
+        )
     plan, rows = _choose(setup, cache, fitting)
     lacking = []
     for row in rows:
@@ -100,8 +106,15 @@ def open_plan(
         what = f"lacks values of {len(lacking)} of {len(rows)} rows; the first is {info.name_row(lacking[0])}"
         raise CacheError(cache.folder, what)
     check_components(setup, cache, info)
-    warn_of_versions(setup, cache, info)
+    if not setup.is_validation:
+        warn_of_versions(setup, cache, info)
     return rows, info
+
+
+def _in_words(setup: Setup) -> str:
+    if setup.is_validation:
+        return "the rows of --validation_dataset_base_path"
+    return "this run"
 
 
 def warn_of_versions(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None:
@@ -216,10 +229,11 @@ def _choose(
         if len(datasets) == 1 or _are_equal([rows for _, rows in datasets.values()]):
             return datasets.popitem()[1]
         if datasets:
+            second = "validation_" if setup.is_validation else ""
             raise StateError(
                 cache.folder,
                 f"contains this plan for {len(datasets)} datasets: {'; '.join(datasets)}",
-                "name one with --dataset_base_path and --dataset_metadata_path",
+                f"name one with --{second}dataset_base_path and --{second}dataset_metadata_path",
             )
     raise _changed(cache, changed)
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from dstrain.distributed.liveness import peer_failed
 from dstrain.distributed.signals import catch_stop_signals
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import Diverged, OutOfMemory, StateError, UsageError, first_few
-from dstrain.randomness import seed_global
+from dstrain.graph.long_prompts import LongPrompt
+from dstrain.randomness import SampleKey, seed_global
 from dstrain.runs.build import open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checkpoints.state import damage, states
@@ -27,11 +27,11 @@ from dstrain.runs.offload import swap_advice
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
-from dstrain.runs.reports.validation import Validation
+from dstrain.runs.reports.validation import VALIDATION, Validation
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
-from dstrain.runs.training_run import TrainingRun, name_row
+from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.files import unused_name
 from dstrain.storage.run_files import RunFiles
 from dstrain.training.batching import MicroBatch, split_across_ranks
@@ -69,14 +69,29 @@ def train(
             previews.load(run)
         directory.load_state(run)
         log_start(run)
-        long_prompts = LongPromptLog(
-            setup.config.on_long_prompt, partial(name_row, run), warns_at_once=True
-        )
-        run.module.on_long_prompt = lambda key, one: long_prompts.note(key.row, one)
+        logs = _note_long_prompts(run)
         directory.start(run)
         run_steps(run, directory, previews)
-        long_prompts.conclude()
+        for log in logs:
+            log.conclude()
         log_end(run, directory.weights)
+
+
+def _note_long_prompts(run: TrainingRun) -> list[LongPromptLog]:
+    """Note the long prompts of a run; return the logs, one for each dataset."""
+    mode = run.setup.config.on_long_prompt
+    datasets = {id(one): one for one in (run.data, run.validation.data)}
+    logs = [
+        LongPromptLog(mode, data.name_row, warns_at_once=True)
+        for data in datasets.values()
+    ]
+
+    def note(key: SampleKey, found: LongPrompt) -> None:
+        log = logs[-1] if key.epoch == VALIDATION else logs[0]
+        log.note(key.row, found)
+
+    run.module.on_long_prompt = note
+    return logs
 
 
 def _in_two_stages(setup: Setup) -> list[str]:
@@ -183,7 +198,7 @@ def steps(
         except UsageError as error:
             if not error.rows:
                 raise
-            raise error.at(name_row(run, row) for row in error.rows) from error
+            raise error.at(run.data.name_row(row) for row in error.rows) from error
         run.step += 1
         end = time.perf_counter()
         yield {
@@ -211,7 +226,7 @@ def out_of_memory(run: TrainingRun, batches: Sequence[Batch]) -> OutOfMemory:
         for name, value in values.items()
         if isinstance(value, torch.Tensor)
     ]
-    row = name_row(run, batch.micro_batch.keys[0].row)
+    row = run.data.name_row(batch.micro_batch.keys[0].row)
     return OutOfMemory(
         f"step {run.step + 1}",
         f"out of memory at {peak_memory():.1f} GiB with {len(batch.samples)} samples like {row}",
@@ -279,7 +294,7 @@ def diverged(
     samples.
     """
     keys = [key for batch in batches for key in batch.micro_batch.keys]
-    named = ", ".join(dict.fromkeys(name_row(run, key.row) for key in keys))
+    named = ", ".join(dict.fromkeys(run.data.name_row(key.row) for key in keys))
     others = run.processes.size - 1
     more = f" and those of {others} other processes" if others else ""
     whole = (state for state in states(run.setup.output) if not damage(state))

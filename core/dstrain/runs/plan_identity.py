@@ -21,6 +21,9 @@ from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.setup import Setup
 
 NO_CONFIGS: Mapping[str, Config] = MappingProxyType({})
+USE = "use"
+VALIDATION = "validation"
+"""What the rows of a plan are for, where not for training."""
 NO_CONTENT = ("optional", "check")
 """Fields of a column that decide which rows there are, but no value."""
 
@@ -47,6 +50,8 @@ def plan_identity(
         "task": setup.task.name,
         "branches": list(setup.task.branches),
     }
+    if setup.is_validation:
+        facts[USE] = VALIDATION
     plans = []
     units: dict[str, Any] = {}
     present = frozenset[str]().union(*input_sets)

@@ -93,6 +93,35 @@ class Setup:
     """What changes training after each step: the plugin -> the digest of its code."""
     sharding: Sharding | None = None
     """How trained networks are divided among processes, if they are."""
+    is_validation: bool = False
+    """Whether the dataset is the second one, whose rows are not trained on."""
+
+    @cached_property
+    def validation(self) -> "Setup | None":
+        """Return the run with the second dataset in place of its own; None without one.
+
+        So all that is done with the rows of a dataset is done in the same way with those.
+        """
+        config = self.config
+        if config.validation_dataset_base_path is None:
+            return None
+        # Where the cache is named as the dataset, as in DiffSynth-Studio's commands.
+        cache_path = self.cache_path if self.stage == "train" else config.feature_cache
+        second = replace(
+            config,
+            dataset_base_path=config.validation_dataset_base_path,
+            dataset_metadata_path=config.validation_dataset_metadata_path,
+            validation_dataset_base_path=None,
+            validation_dataset_metadata_path=None,
+            feature_cache=cache_path,
+            preview_prompt=(),
+        )
+        return replace(self, config=second, is_validation=True)
+
+    @property
+    def datasets(self) -> "tuple[Setup, ...]":
+        """Return the run, and the run with its second dataset if there is one."""
+        return (self,) if self.validation is None else (self, self.validation)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -111,7 +140,13 @@ class Setup:
     def name_row(self, row: int) -> str:
         """Name a row of the dataset in messages; rows beyond the last are previews."""
         table = self.dataset.table
-        return table.where(row) if row < len(table.rows) else "--preview_prompt"
+        if row >= len(table.rows):
+            return "--preview_prompt"
+        return self.in_words(table.where(row))
+
+    def in_words(self, place: str) -> str:
+        """Say of rows that they are of the second dataset, if they are."""
+        return f"validation {place}" if self.is_validation else place
 
     def check_inputs(self, inputs: frozenset[str], columns: tuple[str, ...]) -> Plan:
         """Plan a row with these inputs; raises UsageError for one that the run cannot do

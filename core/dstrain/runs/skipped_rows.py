@@ -17,12 +17,17 @@ LIST = "bad_samples.jsonl"
 
 
 def read_samples(setup: Setup, processes: ProcessGroup) -> None:
-    """Read the dataset; where files are decoded or fetched, one process does it, and
+    """Read the datasets; where files are decoded or fetched, one process does it, and
     the others find what it left.
 
     With --on_bad_sample skip, log how many rows are skipped; raises SystemFault if the
     processes do not agree on them.
     """
+    for one in setup.datasets:
+        _read(one, processes)
+
+
+def _read(setup: Setup, processes: ProcessGroup) -> None:
     skips = setup.config.on_bad_sample == "skip"
     if skips or setup.config.url_cache is not None:
         if processes.is_main:
@@ -42,7 +47,8 @@ def read_samples(setup: Setup, processes: ProcessGroup) -> None:
         raise SystemFault(dataset.table.path, what)
     count = int(skipped.sum())
     where = f", listed in {setup.list_folder / LIST}" if count else ""
-    logger.info(f"{count} of {len(skipped)} rows are skipped{where}")
+    rows = setup.in_words("rows")
+    logger.info(f"{count} of {len(skipped)} {rows} are skipped{where}")
 
 
 def write_list(setup: Setup) -> None:
@@ -55,17 +61,20 @@ def write_list(setup: Setup) -> None:
     """
     if setup.stage == "train":
         return
-    table = setup.dataset.table
     path = setup.list_folder / LIST
     lines = []
-    for fault in setup.dataset.skipped:
-        line = {
-            "file": table.path.name,
-            "row": table.lines[fault.row],
-            "column": fault.column,
-            "reason": redacted(fault.reason),
-        }
-        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    for one in setup.datasets:
+        table = one.dataset.table
+        for fault in one.dataset.skipped:
+            line = {
+                "file": table.path.name,
+                "row": table.lines[fault.row],
+                "column": fault.column,
+                "reason": redacted(fault.reason),
+            }
+            if one.is_validation:
+                line["dataset"] = "validation"
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     if lines:
         write_file(path, "".join(lines).encode())
     else:

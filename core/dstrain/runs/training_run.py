@@ -25,8 +25,10 @@ from dstrain.training.sharding import keeping_gradients, sharded_networks
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The samples of a run, skipped rows included."""
+    """The samples of a dataset, skipped rows included."""
 
+    setup: Setup
+    """The run with this dataset."""
     source: SampleSource
     groups: Sequence[int]
     """Sample -> number of its signature; `SKIPPED` for a row without samples."""
@@ -36,6 +38,28 @@ class TrainingData:
     """The sets of inputs that samples have."""
     cache_info: CacheInfo | None = None
     """The record of the run that filled the feature cache; stage 2 only."""
+
+    def name_row(self, row: int) -> str:
+        """Name a row of the dataset in messages, as stage 1 recorded it."""
+        info = self.cache_info
+        if info is None or not isinstance(self.source, CachedSamples):
+            return self.setup.name_row(row)
+        index = bisect_left(self.source.sample_ids, (row, 0))
+        return self.setup.in_words(info.name_row(self.source.rows[index]))
+
+
+@dataclass(frozen=True)
+class ValidationSamples:
+    """Samples that are not trained on."""
+
+    data: TrainingData
+    """Their dataset: that of training, or a second one."""
+    sample_ids: Sequence[tuple[int, int]] = ()
+    """(row, chunk) of each."""
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self.sample_ids)
 
 
 @dataclass(kw_only=True)
@@ -50,17 +74,25 @@ class TrainingRun:
     optimizer: Optimizer
     lr_scheduler: LRScheduler
     order: Order
-    source: SampleSource
+    data: TrainingData
     found: Found
     ema: MovingAverage
     """The average of what is trained; of nothing without --ema_decay."""
     total_steps: int
     trackers: Trackers
-    cache_info: CacheInfo | None = None
-    held_out: Sequence[tuple[int, int]] = ()
-    """(row, chunk) of the samples for validation."""
+    validation: ValidationSamples
     step: int = 0
     """Optimizer steps made."""
+
+    @property
+    def source(self) -> SampleSource:
+        """Return the samples of the dataset that is trained on."""
+        return self.data.source
+
+    @property
+    def cache_info(self) -> CacheInfo | None:
+        """Return the record of the run that filled the feature cache; stage 2 only."""
+        return self.data.cache_info
 
     @property
     def is_sharded(self) -> bool:
@@ -88,12 +120,3 @@ class TrainingRun:
         training: the average of --ema_decay, else that of the optimizer.
         """
         return self.ema.applied() if self.ema else in_eval_mode(self.optimizer)
-
-
-def name_row(run: TrainingRun, row: int) -> str:
-    """Name a row of the dataset in messages, as stage 1 recorded it."""
-    info = run.cache_info
-    if info is None or not isinstance(run.source, CachedSamples):
-        return run.setup.name_row(row)
-    index = bisect_left(run.source.sample_ids, (row, 0))
-    return info.name_row(run.source.rows[index])

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from dstrain.runs.training_run import name_row
 
 from tests.support.runs import config, project, training_run
 
@@ -28,5 +27,5 @@ def test_the_learning_rate_is_that_of_the_next_step(here: Path) -> None:
 def test_a_run_begins_at_step_0_without_a_cache(here: Path) -> None:
     run = training_run(config(here))
     assert (run.step, run.cache_info) == (0, None)
-    assert name_row(run, 2) == run.setup.dataset.table.where(2)
-    assert "metadata.json" in name_row(run, 2)
+    assert run.data.name_row(2) == run.setup.dataset.table.where(2)
+    assert "metadata.json" in run.data.name_row(2)

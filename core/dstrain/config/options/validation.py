@@ -1,6 +1,7 @@
 """The options of validation."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from dstrain.config.fields import option
 
@@ -15,6 +16,15 @@ class ValidationOptions:
         affects={"resolved", "timestep_sampler"},
         above=0,
         below=1,
+    )
+    validation_dataset_base_path: Path | None = option(
+        "training",
+        "Folder of a second dataset, which is not trained on; its loss is logged.",
+        affects={"timestep_sampler"},
+    )
+    validation_dataset_metadata_path: Path | None = option(
+        "training",
+        "Metadata file of the second dataset. Defaults to metadata.* in --validation_dataset_base_path.",
     )
     validation_steps: int | None = option(
         "training",

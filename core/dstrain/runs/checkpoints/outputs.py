@@ -178,9 +178,11 @@ class RunDirectory:
             remove_leftovers(folder)
         self._prune(run)
         records = [CONFIG, LOG, LOSS_CSV, LOSS_JSONL]
-        if run.held_out:
+        if run.validation:
             records += [VALIDATION_CSV, VALIDATION_JSONL]
-        if setup.stage != "train" and setup.dataset.skipped:
+        if setup.stage != "train" and any(
+            one.dataset.skipped for one in setup.datasets
+        ):
             records.append(SKIPPED_ROWS)
         RunFiles.read(self.folder).add(records)
         (self.folder / LOG).parent.mkdir(exist_ok=True)

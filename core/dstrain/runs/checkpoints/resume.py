@@ -27,7 +27,7 @@ from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
 from dstrain.runs.setup import Setup
-from dstrain.runs.training_run import TrainingRun
+from dstrain.runs.training_run import TrainingData, TrainingRun
 from dstrain.storage.files import unused_name
 from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.run_files import RUN, RunFiles
@@ -53,16 +53,25 @@ def data_fingerprint(run: TrainingRun) -> dict[str, str]:
     Sizes, because reading every image would cost more than it saves. Stage 2 has no
     files; the keys of its cached values say what these were computed from.
     """
-    if run.cache_info is not None and isinstance(run.source, CachedSamples):
-        values = [row["values"] for row in run.source.rows]
+    content = _content(run.data)
+    if run.validation.data is not run.data:
+        second = _content(run.validation.data)
+        content |= {f"validation {name}": one for name, one in second.items()}
+    return content
+
+
+def _content(data: TrainingData) -> dict[str, str]:
+    if data.cache_info is not None and isinstance(data.source, CachedSamples):
+        values = [row["values"] for row in data.source.rows]
         return {
-            "metadata": run.cache_info.dataset["sha256"],
+            "metadata": data.cache_info.dataset["sha256"],
             "cached values": hash_json("values", values),
         }
-    dataset = run.setup.dataset
+    setup = data.setup
+    dataset = setup.dataset
     sizes = []
     for row in dataset.rows:
-        used = sorted(run.setup.plan(frozenset(row)).used_inputs)
+        used = sorted(setup.plan(frozenset(row)).used_inputs)
         files = [file for name in used for file in row[name].files]
         sizes.append([os.path.getsize(file) for file in files])
     return {

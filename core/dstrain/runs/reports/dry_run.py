@@ -44,6 +44,10 @@ def as_summary(setup: Setup) -> str:
     _check_output(setup, absent)
     dataset = _dataset(setup, absent)
     plans, data = _plans(setup, dataset, absent)
+    second = setup.validation
+    if second is not None:
+        more, _ = _plans(second, _dataset(second, absent), absent)
+        plans += [one for one in more if one not in plans]
     if setup.sharding is not None:
         refuse_unshardable(setup, plans)
     loaded = _check_models(setup, plans, _preview_plans(setup, dataset), absent)
@@ -103,6 +107,12 @@ class _Length:
             yield f"    {self.rows} rows in {path} x {setup.config.dataset_repeat}"
         if self.held_out:
             yield f"    {self.held_out} of these for validation"
+        second = setup.validation
+        if second is not None:
+            table = metadata_path(second.config)
+            rows = "" if table is None else f"{len(read_metadata(table).rows)} "
+            place = table or second.config.dataset_base_path
+            yield f"    {rows}rows in {place} for validation"
         if setup.stage == "data_process":
             return
         yield f"    samples per step: {self.samples_per_step}"

@@ -72,10 +72,11 @@ def log_start(run: TrainingRun) -> None:
         f"{config.lr_scheduler}; "
         f"seed {config.seed}"
     )
-    if run.held_out:
-        rows = len({row for row, _ in run.held_out})
+    if run.validation:
+        ids = run.validation.sample_ids
+        rows = len({row for row, _ in ids})
         logger.info(
-            f"validation: {len(run.held_out)} samples of {rows} rows, {STRATA} timesteps each"
+            f"validation: {len(ids)} samples of {rows} rows, {STRATA} timesteps each"
         )
     logger.info(f"writing to {setup.output}")
 

@@ -1,4 +1,4 @@
-"""Compute the loss of the rows that are held out of training.
+"""Compute the loss of the rows that are not trained on.
 
 Each sample has one draw of noise and timestep in each of four equal parts of the
 distribution that training draws from, and these are the same every time: what changes
@@ -26,7 +26,7 @@ from dstrain.runs.checkpoints.directory import VALIDATION_CSV, VALIDATION_JSONL
 from dstrain.runs.checkpoints.outputs import save_is_due
 from dstrain.runs.reports.previews import undisturbed
 from dstrain.runs.reports.tables import NumberTable
-from dstrain.runs.training_run import TrainingRun, name_row
+from dstrain.runs.training_run import TrainingRun
 from dstrain.training.loader import Sample
 from dstrain.training.memory import oom_as_error
 
@@ -39,13 +39,13 @@ COLUMNS = (
 )
 VALIDATION = -1
 """The epoch of a validation sample's key: no sample of training has it."""
-ADVICE = ("lower --max_pixels, or --num_frames, or leave out --validation_split",)
+ADVICE = ("lower --max_pixels, or --num_frames, or leave validation out",)
 
 
 @dataclass
 class Validation:
     """The validation losses of a run: computed by all processes, written by the main
-    one. Without rows that are held out there are none.
+    one. Where all rows are trained on there are none.
     """
 
     run: TrainingRun
@@ -61,7 +61,7 @@ class Validation:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Open the table, with the rows up to the step that the run is at."""
-        writes = self.run.held_out and self.run.processes.is_main
+        writes = self.run.validation and self.run.processes.is_main
         with self._table.opened(self.run.step) if writes else nullcontext():
             for row in self._table.kept:
                 self._losses[int(row["step"])] = row["validation_loss"]
@@ -74,7 +74,7 @@ class Validation:
         the last step. A run that is asked to stop leaves them to the resumed one.
         """
         run = self.run
-        if not run.held_out or not self._is_due():
+        if not run.validation or not self._is_due():
             return
         is_missing = run.processes.is_main and run.step not in self._losses
         if not run.processes.any(is_missing):
@@ -117,7 +117,7 @@ class Validation:
 def held_out_losses(
     run: TrainingRun, is_stopping: Callable[[], bool] = lambda: False
 ) -> Tensor | None:
-    """Return the losses of the samples that are held out, (samples, 4) fp32, one for each
+    """Return the losses of the samples that are not trained on, (samples, 4) fp32, one for each
     part of the timesteps, on every process; None if the run is to stop.
 
     Samples are computed one by one, and each by one process, so that the numbers depend
@@ -125,7 +125,7 @@ def held_out_losses(
     generators are afterwards what they were.
     """
     processes = run.processes
-    samples = run.held_out
+    samples = run.validation.sample_ids
     module = run.module
     losses = torch.zeros(len(samples), STRATA, device=module.pipeline.device)
     bar = progress_bar("validation", len(samples), brief=True)
@@ -154,18 +154,19 @@ def held_out_losses(
 def _sample_losses(run: TrainingRun, row: int, chunk: int) -> Tensor:
     """Return the losses of one sample, (4,) fp32."""
     module = run.module
+    data = run.validation.data
     seed = run.setup.config.seed
     keys = [SampleKey(seed, VALIDATION, part, row, chunk) for part in range(STRATA)]
     try:
         with run.processes.together(), oom_as_error("validation", *ADVICE):
-            sample = run.source.sample(row, chunk)
+            sample = data.source.sample(row, chunk)
             if not module.stage:
                 sample = _preprocessed(run, sample, keys[0])
             return torch.cat([module.losses([sample], [key]) for key in keys])
     except UsageError as error:
         if not error.rows:
             raise
-        raise error.at(name_row(run, row) for row in error.rows) from error
+        raise error.at(map(data.name_row, error.rows)) from error
 
 
 def _preprocessed(run: TrainingRun, sample: Sample, key: SampleKey) -> Sample:

@@ -51,7 +51,7 @@ REST = ("shards", "plans", LOG)
 
 
 def data_process(setup: Setup, processes: ProcessGroup) -> None:
-    """Fill the feature cache with everything that the dataset's rows need; what is
+    """Fill the feature cache with everything that the rows of the datasets need; what is
     there already is not computed again.
     """
     with ExitStack() as stack:
@@ -60,41 +60,80 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
             open_log = stack.enter_context(logging_to_file())
         read_samples(setup, processes)
         log_warnings(setup)
-        refuse_secrets(setup)
+        for one in setup.datasets:
+            refuse_secrets(one)
         if processes.is_main:
             stack.enter_context(lock(setup.cache_path))
             FeatureCache.create(setup.cache_path)
             open_log(setup.cache_path / LOG)
             write_list(setup)
-            keyed = key_rows(setup)
-            keyed.digests.save()
-        # The main process first: the digests that it remembers need not be read again.
-        processes.wait()
-        if not processes.is_main:
-            keyed = key_rows(setup)
-        cache = FeatureCache.open(setup.cache_path)
-        long_prompts = LongPromptLog(setup.config.on_long_prompt, setup.name_row)
-        if setup.config.on_long_prompt == "error":
-            note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
-        work = list(missing_work(keyed.samples, cache))
-        more = ", previews included," if keyed.previews else ""
-        logger.info(
-            f"precomputing {len(work)} of {len(keyed.samples)} samples{more} into {setup.cache_path}"
-        )
-        # Before anyone adds to the cache, so that all list, and divide, the same work.
-        processes.wait()
-        if work:
-            part = work[processes.rank :: processes.size]
-            writer = ShardWriter(cache, setup.versions)
-            compute(setup, keyed, part, writer, long_prompts, processes.rank)
-        processes.wait()
+        pipeline = None
+        for one in setup.datasets:
+            pipeline = fill(one, processes, pipeline)
         if processes.is_main:
-            # Also of rows that share a prompt, or whose values were there already.
-            note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
-            long_prompts.conclude()
-            write_plan(setup, keyed)
             logger.info(f"to train on it, run: {_stage_2(setup)}")
         processes.wait()
+
+
+def fill(
+    setup: Setup, processes: ProcessGroup, pipeline: Pipeline | None
+) -> Pipeline | None:
+    """Fill the feature cache with the values of one dataset, and write its plan.
+
+    Returns the pipeline that was loaded, if there was anything to compute: the next
+    dataset needs the same one, or components that only some rows use.
+    """
+    if processes.is_main:
+        keyed = key_rows(setup)
+        keyed.digests.save()
+    # The main process first: the digests that it remembers need not be read again.
+    processes.wait()
+    if not processes.is_main:
+        keyed = key_rows(setup)
+    cache = FeatureCache.open(setup.cache_path)
+    long_prompts = LongPromptLog(setup.config.on_long_prompt, setup.name_row)
+    if setup.config.on_long_prompt == "error":
+        note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
+    work = list(missing_work(keyed.samples, cache))
+    more = ", previews included," if keyed.previews else ""
+    samples = setup.in_words("samples")
+    logger.info(
+        f"precomputing {len(work)} of {len(keyed.samples)} {samples}{more} into {setup.cache_path}"
+    )
+    # Before anyone adds to the cache, so that all list, and divide, the same work.
+    processes.wait()
+    if work:
+        part = work[processes.rank :: processes.size]
+        writer = ShardWriter(cache, setup.versions)
+        pipeline = _pipeline_of(setup, keyed, pipeline)
+        compute(setup, pipeline, part, writer, long_prompts, processes.rank)
+    processes.wait()
+    if processes.is_main:
+        # Also of rows that share a prompt, or whose values were there already.
+        note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
+        long_prompts.conclude()
+        write_plan(setup, keyed)
+    processes.wait()
+    return pipeline
+
+
+def _pipeline_of(
+    setup: Setup, keyed: KeyedSamples, loaded: Pipeline | None
+) -> Pipeline:
+    """Load the components of the samples, unless that was done."""
+    pipeline = loaded
+    found = keyed.found
+    if (
+        pipeline is None
+        or found.files.keys() - pipeline.components.keys()
+        or found.configs.keys() - pipeline.configs.keys()
+    ):
+        pipeline = Pipeline.from_found(
+            setup.family, setup.spec, found, setup.device, setup.dtype
+        )
+    for component in found.files.values():
+        keyed.digests.check_unchanged(component.paths)
+    return pipeline
 
 
 def _stage_2(setup: Setup) -> str:
@@ -149,7 +188,7 @@ def refuse_secrets(setup: Setup) -> None:
 
 def compute(
     setup: Setup,
-    keyed: KeyedSamples,
+    pipeline: Pipeline,
     part: Sequence[Work],
     writer: ShardWriter,
     log: LongPromptLog,
@@ -158,11 +197,6 @@ def compute(
     """Compute one process's part of the work, sample by sample, and commit it shard by
     shard.
     """
-    pipeline = Pipeline.from_found(
-        setup.family, setup.spec, keyed.found, setup.device, setup.dtype
-    )
-    for component in keyed.found.files.values():
-        keyed.digests.check_unchanged(component.paths)
     ids = [work.sample.sample_id for work in part]
     source = DecodedSamples(
         [work.sample.cells for work in part],

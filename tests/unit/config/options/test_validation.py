@@ -5,6 +5,8 @@ from dstrain.config.options.validation import ValidationOptions
 from tests.support.options import options_of
 
 OPTIONS: dict[str, tuple[object, str]] = {
+    "validation_dataset_base_path": (None, "timestep_sampler"),
+    "validation_dataset_metadata_path": (None, ""),
     "validation_split": (None, "resolved timestep_sampler"),
     "validation_steps": (None, ""),
 }
