@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Two processes, each with half of the tests in their order, so that few share a file and
+# make its fixtures twice; the one that is done first takes over tests of the other.
+TWO := -n 2 --dist worksteal
 
 .PHONY: install demo test quick reliability conformance test-real bench lint format wheels clean
 
@@ -17,17 +20,18 @@ demo: install
 	$(BIN)/python demo/run.py
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO)
 
 quick: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) -m "not slow"
 
 reliability: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/reliability --all-trials
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) tests/reliability --all-trials
 
-# Every variant's conformance kit; the ordinary suite takes one variant per mechanism.
+# Every variant's conformance kit, and the reference's commands to their last step; the
+# ordinary suite takes one variant per mechanism, and fewer steps.
 conformance: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --all-variants $(wildcard plugins/*/tests/test_conformance.py plugins/*/tests/test_lora_files.py)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) --all-variants $(wildcard $(addprefix plugins/*/tests/test_,conformance.py lora_files.py reference_commands.py))
 
 test-real: install
 	$(BIN)/python tests/gpu/assets.py .assets

@@ -3,13 +3,25 @@ spent on their errors.
 """
 
 import math
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
 
+from benchmarks.gpu import calls
 from benchmarks.gpu.calls import CALLS, lines
 
 
+@pytest.fixture(scope="module")
+def measured_once() -> Iterator[None]:
+    """At toy size many cases are one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "measure", cache(calls.measure))
+        yield
+
+
+@pytest.mark.usefixtures("measured_once")
 @pytest.mark.parametrize("number", sorted(CALLS))
 def test_a_call_runs_at_toy_size(number: int) -> None:
     about, *cases = lines(number, torch.device("cpu"), tiny=True)

@@ -60,6 +60,18 @@ COMMANDS = [
 ]
 
 
+@pytest.fixture
+def quick(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only `make conformance` counts the memory that videos of this size need."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("is not counted")
+
+    if not pytestconfig.getoption("--all-variants"):
+        monkeypatch.setattr("dstrain.runs.memory.facts.count_activations", refuse)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("model", "files", "flags", "variant", "part"),
     COMMANDS,
