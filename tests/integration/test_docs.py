@@ -406,6 +406,21 @@ def test_the_page_of_the_interface_lists_every_public_name(module: str) -> None:
     assert sorted(listed) == sorted(import_module(module).__all__)
 
 
+def test_the_page_of_reliability_has_every_promise_and_no_other() -> None:
+    page = (ROOT / "docs/development/reliability.md").read_text()
+    rows = re.findall(r"^R(\d+) +(\S.*?)  ", page, re.MULTILINE)
+    files = sorted((ROOT / "tests/reliability").glob("test_r*.py"))
+    found = {
+        (path.name, number, words)
+        for path in files
+        for number, words in rows
+        if path.name.startswith(f"test_r{int(number):02}_")
+        and words in path.read_text()
+    }
+    assert {name for name, _, _ in found} == {path.name for path in files}
+    assert {(number, words) for _, number, words in found} == set(rows)
+
+
 @every(PAGES)
 def test_pages_use_one_word_for_one_thing(page: Path) -> None:
     """dataset, image, feature cache, resume: as docs/development/terms.md has it."""
