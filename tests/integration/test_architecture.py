@@ -90,6 +90,7 @@ def test_no_module_has_an_import_that_the_contract_does_not_see() -> None:
     assert {name: names for name, names in found.items() if names} == {}
 
 
-def test_the_terms_are_few() -> None:
-    rows = [line for line in TERMS.splitlines() if line.startswith("| ")]
+def test_the_own_terms_are_few() -> None:
+    own = TERMS.partition("\n## ")[0]
+    rows = [line for line in own.splitlines() if line.startswith("| ")]
     assert len(rows) - 1 <= MOST_TERMS
