@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class WeightsInRam:
         self._absent = [_without_numbers(tensor, device) for tensor in self._tensors]
         self._ram = torch.empty(end, dtype=torch.uint8)
         if device.type == "cuda":
-            _pin(self._ram)
+            _pin(self._ram, device)
         for tensor, view in zip(self._tensors, self._views(self._ram), strict=True):
             view.copy_(tensor.data)
             tensor.data = view
@@ -106,6 +106,7 @@ class ComponentInRam:
                 self._pieces.append(WeightsInRam(waiting, device))
                 waiting = []
         self._pieces.append(WeightsInRam(waiting, device))
+        move_others(network, device)
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
@@ -135,9 +136,10 @@ class ComponentInRam:
 def stored_tensors(
     network: nn.Module, part: str = "", saved: Collection[str] = ()
 ) -> list[Tensor]:
-    """Return the tensors that hold the frozen weights and the buffers of a part of a
-    network, each once: of a weight that is made of others, those. What the rest of the
-    network holds, too, is not among them.
+    """Return the tensors that hold the frozen weights of a part of a network, each once:
+    of a weight that is made of others, those. What the rest of the network holds, too, is
+    not among them, and no buffer, which a network may write to; but those of linear
+    layers are the scales of weights that are stored.
 
     Args:
         network: The network.
@@ -149,10 +151,9 @@ def stored_tensors(
     others: set[int] = set()
     for name, module in network.named_modules():
         is_inside = not part or f"{name}.".startswith(f"{part}.")
-        own = (
-            *module.named_parameters(name, recurse=False),
-            *module.named_buffers(name, recurse=False),
-        )
+        own = [*module.named_parameters(name, recurse=False)]
+        if isinstance(module, nn.Linear):
+            own += module.named_buffers(name, recurse=False)
         for full_name, tensor in own:
             if not is_inside or full_name in saved:
                 others.add(id(tensor))
@@ -191,13 +192,28 @@ def _without_numbers(tensor: Tensor, device: torch.device) -> Tensor:
     return one.expand(tensor.shape)
 
 
-def _pin(ram: Tensor) -> None:
+def move_others(part: nn.Module, device: torch.device) -> None:
+    """Put on the device what a part of a network keeps there: what it trains, its
+    buffers, and weights that it shares. Absent weights are there already.
+    """
+    for tensor in (*part.parameters(), *part.buffers()):
+        tensor.data = tensor.data.to(device)
+
+
+def _pin(ram: Tensor, device: torch.device) -> None:
     """Lock memory in place, so that copies from it run beside computation.
 
     `Tensor.pin_memory` would round its size up to a power of two. Where the system
     refuses, copies are correct and slower.
     """
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    if ram.nbytes and int(runtime.cudaHostRegister(ram.data_ptr(), ram.nbytes, 0)) == 0:
+    if not ram.nbytes:
+        return
+    if int(runtime.cudaHostRegister(ram.data_ptr(), ram.nbytes, 0)) == 0:
         # At the end of the process the driver does it.
         weakref.finalize(ram, runtime.cudaHostUnregister, ram.data_ptr()).atexit = False
+        return
+    # CUDA keeps the error of the refusal, and torch raises it at the next kernel,
+    # whichever that is: here, where it is harmless.
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device)

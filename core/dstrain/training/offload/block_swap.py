@@ -22,7 +22,7 @@ from torch import nn
 from dstrain.errors import UsageError
 from dstrain.models.execution.blocks import repeated_blocks
 from dstrain.models.execution.kept import last_blocks
-from dstrain.models.execution.ram import WeightsInRam, stored_tensors
+from dstrain.models.execution.ram import WeightsInRam, move_others, stored_tensors
 
 FLAG = "--blocks_to_swap"
 CHECKPOINT = "_gradient_checkpointing_func"
@@ -77,7 +77,7 @@ class BlockSwap:
         """Swap the last `count` blocks of a network; `ALL_BLOCKS` for every one.
 
         Its trained layers exist and its blocks are checkpointed. They may be in RAM; what
-        they train is put on the device. Raises UsageError for a network with fewer blocks.
+        they train and their buffers are put on the device. Raises UsageError for a network with fewer blocks.
 
         saved: As in `stored_tensors`.
         """
@@ -87,8 +87,7 @@ class BlockSwap:
         for name, block in swapped_blocks(component, network, count).items():
             number = len(self.blocks)
             weights = WeightsInRam(stored_tensors(network, name, saved), self._device)
-            for parameter in block.parameters():
-                parameter.data = parameter.data.to(self._device)
+            move_others(block, self._device)
             self.blocks.append(SwappedBlock(f"{component}.{name}", weights, previous))
             if previous is not None:
                 self.blocks[previous].next = number

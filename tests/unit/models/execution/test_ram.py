@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain.models.execution.ram import ComponentInRam, WeightsInRam, stored_tensors
+from dstrain.models.execution.ram import (
+    ComponentInRam,
+    WeightsInRam,
+    _pin,
+    stored_tensors,
+)
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -58,6 +63,30 @@ def test_weights_that_are_absent_have_a_shape_and_no_numbers(
 def test_a_piece_has_the_bytes_of_its_weights_and_little_more() -> None:
     ram = WeightsInRam([numbers(torch.float32, 64, 4), torch.zeros(3)], CPU)
     assert ram.nbytes == 1024 + 12
+
+
+def test_where_memory_cannot_be_locked_its_error_ends_no_later_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA keeps an error until torch asks for it, after the next kernel."""
+    kept: list[str] = []
+
+    class Runtime:
+        """One that refuses."""
+
+        def cudaHostRegister(self, *given: int) -> int:
+            """Return the number of an error, and keep it."""
+            kept.append("out of memory")
+            return 2
+
+    def kernel(*given: Any, **named: Any) -> None:
+        if kept:
+            raise RuntimeError(kept.pop())
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch, "zeros", kernel)
+    _pin(torch.ones(2), CPU)
+    assert kept == []
 
 
 def test_the_memory_of_a_copy_is_freed() -> None:

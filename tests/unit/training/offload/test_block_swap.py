@@ -2,7 +2,10 @@
 more than two blocks on the device.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -14,6 +17,8 @@ from diffusers import (
 )
 from dstrain.errors import UsageError
 from dstrain.models.execution.gradient_checkpointing import enable_checkpointing
+from dstrain.models.execution.ram import WeightsInRam
+from dstrain.training.offload import block_swap
 from dstrain.training.offload.block_swap import BlockSwap
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
@@ -112,8 +117,26 @@ def clip(network: nn.Module, step: int) -> Tensor:
     return network(torch.tensor([[step, 1, 2]])).last_hidden_state
 
 
+class Counting(Dit):
+    """Its blocks keep statistics of what they see, and a table that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+        for number, block in enumerate(self.blocks):
+            block.register_buffer("seen", torch.zeros(8))
+            block.register_buffer("table", torch.full((8,), 1.0 + number), False)
+            block.register_forward_pre_hook(self._count)
+
+    @staticmethod
+    def _count(block: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        tokens, *others = inputs
+        block.get_buffer("seen").add_(tokens.detach().mean((0, 1)))
+        return (tokens * block.get_buffer("table"), *others)
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Call, int]] = {
     "tiny": (partial(Dit, 8, 4), tiny, 4),
+    "blocks with buffers": (Counting, tiny, 4),
     "qwen_image": (QWEN, qwen, 4),
     "flux": (FLUX, flux, 5),
     "wan": (WAN, wan, 4),
@@ -137,7 +160,7 @@ def ready(build: Callable[[], nn.Module], offload: bool = False) -> nn.Module:
 
 
 def step_of(network: nn.Module, call: Call, step: int) -> dict[str, Tensor]:
-    """Make a step; returns its loss and gradients."""
+    """Make a step; returns its loss and gradients, and the buffers after it."""
     loss = call(network, step).square().mean()
     loss.backward()
     numbers = {"loss": loss.detach()}
@@ -147,7 +170,7 @@ def step_of(network: nn.Module, call: Call, step: int) -> dict[str, Tensor]:
             with torch.no_grad():
                 parameter -= 0.1 * parameter.grad
             parameter.grad = None
-    return numbers
+    return numbers | {name: one.clone() for name, one in network.named_buffers()}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -270,3 +293,104 @@ def test_swapped_weights_can_be_read_in_ram() -> None:
     with swap.readable():
         assert same(network.state_dict(), wanted)
     assert not same(network.state_dict(), wanted)
+
+
+class Gpu:
+    """Streams and events that note what they are asked for; its own stream computes."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.copied: list[Copy] = []
+        self.copies = False
+
+    def Stream(self, device: torch.device) -> None:
+        """Return the stream of copies."""
+
+    def current_stream(self, device: torch.device) -> "Gpu":
+        """Return the stream that computes."""
+        return self
+
+    def wait_event(self, event: "Event") -> None:
+        """Let what is computed from now on wait."""
+        self.calls.append(f"wait for {event.after}")
+
+    @contextmanager
+    def stream(self, copies: None) -> Iterator[None]:
+        """Inside, the stream of copies is the one in use."""
+        self.copies = True
+        yield
+        self.copies = False
+
+    def Event(self) -> "Event":
+        """Return an event."""
+        return Event(self)
+
+    def load(self, weights: WeightsInRam, name: str) -> "Copy":
+        """Note a copy."""
+        assert self.copies
+        self.calls.append(f"copy {name}")
+        WeightsInRam.load(weights)
+        self.copied.append(Copy(self))
+        return self.copied[-1]
+
+
+@dataclass
+class Copy:
+    """A copy of a block's weights."""
+
+    gpu: Gpu
+    is_recorded: bool = False
+
+    def record_stream(self, stream: Gpu) -> None:
+        """Keep its memory until what this stream has been asked for is done."""
+        assert stream is self.gpu
+        self.is_recorded = True
+
+
+@dataclass
+class Event:
+    """The moment after the last call."""
+
+    gpu: Gpu
+    after: str = ""
+
+    def record(self, stream: Gpu | None = None) -> None:
+        """Take the moment from the stream in use, or from that which computes."""
+        assert (stream is None) == self.gpu.copies
+        self.after = self.gpu.calls[-1]
+
+    def synchronize(self) -> None:
+        """Let Python wait."""
+        self.gpu.calls.append(f"until {self.after}")
+
+
+def test_on_a_gpu_a_block_waits_for_its_copy_and_a_copy_for_what_was_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The order of calls alone: no GPU is tested here."""
+    gpu = Gpu()
+    network = ready(partial(Dit, 8, 3))
+    swap = BlockSwap(CPU)
+    swap.add("dit", network, 3)
+    monkeypatch.setattr(block_swap, "CUDA", gpu)
+    monkeypatch.setattr(swap, "_is_cuda", True)
+    for name, block in network.blocks.named_children():
+        weights = swap.blocks[int(name)].weights
+        monkeypatch.setattr(weights, "load", partial(gpu.load, weights, name))
+        compute = partial(gpu.calls.append, f"compute {name}")
+        block.to_q.register_forward_hook(lambda *_, compute=compute: compute())
+    tiny(network, 0).square().mean().backward()
+    swap.release()
+    assert all(copy.is_recorded for copy in gpu.copied)
+    forward = """
+        copy 0; copy 1; wait for copy 0; compute 0
+        until compute 0; copy 2; wait for copy 1; compute 1
+        wait for copy 2; compute 2
+    """
+    backward = """
+        until compute 2; copy 2; until compute 2; copy 1; wait for copy 2; compute 2
+        until compute 2; copy 0; wait for copy 1; compute 1
+        wait for copy 0; compute 0
+    """
+    wanted = [one.strip() for one in re.split("[;\n]", forward + backward)]
+    assert gpu.calls == list(filter(None, wanted))
