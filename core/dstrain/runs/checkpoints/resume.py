@@ -1,11 +1,13 @@
 """Resume exactly: what a state contains, and what must be equal to resume from it."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from dstrain.config.serialize import (
 )
 from dstrain.console import get_logger
 from dstrain.errors import StateError, UsageError
+from dstrain.models.device import precision
 from dstrain.pipeline.tile_choice import tiles_of
 from dstrain.runs.checkpoints.directory import refuse_run
 from dstrain.runs.checkpoints.state import RECORD, STATES, TrainingState, states
@@ -41,9 +44,22 @@ OF_PARAMETER = re.compile(r"optimizer/state/(\d+)/")
 """Names of an optimizer's tensors that belong to its parameter of this number."""
 PROCESSES = "processes"
 """Entry of the versions in a run's configuration: how many processes trained."""
+SAMPLES = "samples of a step"
+OF_SAMPLES = ("batch_size", "gradient_accumulation_steps", PROCESSES)
+"""What the samples of a step are the product of."""
 MODIFIERS = "plugins that change steps"
 """Entry of these versions: what `modifiers_in_words` returns."""
 NO_MODIFIERS = "none"
+NO_FLAG = "no flag differs: other rows are skipped or have other sizes, or the model is another"
+STANDS_FOR = MappingProxyType(
+    {
+        "lr_scheduler_num_cycles": 1,
+        "lr_scheduler_power": 1.0,
+        "loraplus_lr_ratio": 1.0,
+        "trainable_dtype": "fp32",
+    }
+)
+"""Options of the optimizer -> the value of a run without them."""
 
 
 def data_fingerprint(run: TrainingRun) -> dict[str, str]:
@@ -179,12 +195,7 @@ def optimizer_identity(setup: Setup) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if not setup.optimizer.is_default:
         found |= setup.optimizer.identity
-    for name, default in (
-        ("lr_scheduler_num_cycles", 1),
-        ("lr_scheduler_power", 1.0),
-        ("loraplus_lr_ratio", 1.0),
-        ("trainable_dtype", "fp32"),
-    ):
+    for name, default in STANDS_FOR.items():
         value = getattr(config, name)
         if value not in (None, default):
             found[name] = value
@@ -240,14 +251,12 @@ def load_training_state(
     or of another dataset.
     """
     if state.config_digest != config_digest(run):
-        decisive = ", ".join(f"--{name}" for name in options_affecting("training"))
         raise StateError(
             "--resume",
             "the saved run had different settings that affect the result",
-            *_differing(run),
-            f"must be equal: {decisive}, what is trained, the rows",
-            "--batch_size x --gradient_accumulation_steps x processes, --mixed_precision, "
-            "and for a schedule that ends with the run --num_epochs and --max_steps",
+            _differing(run) or NO_FLAG,
+            "resume with those that were saved",
+            *_new_run(run),
         )
     changed = [
         name
@@ -325,40 +334,68 @@ def _new_run(run: TrainingRun) -> list[str]:
     return [f"or start a new run from the saved weights; run: {command}"]
 
 
-def _differing(run: TrainingRun) -> list[str]:
-    """Return the flags that differ from those of the run whose state is resumed, in one
-    line.
+def _differing(run: TrainingRun) -> str:
+    """Return what differs from the run whose state is resumed, with both values; ''
+    where nothing does that has a name.
     """
-    config = asdict(run.setup.config)
-    folder = config["output_path"]
-    if config["resume"] != "auto":
-        folder = Path(config["resume"]).resolve().parent.parent
+    config = run.setup.config
+    folder = run.setup.output
+    if config.resume not in (None, "auto"):
+        folder = Path(str(config.resume)).resolve().parent.parent
     try:
-        saved = read_resolved(folder)
+        recorded = read_resolved(folder)
     except StateError:
-        return []
-    compared = options_affecting("training", "resolved")
-    if config["lr_scheduler"] in ENDING_AT_LAST_STEP:
-        compared += options_affecting("length")
-    now = {
-        **as_flags(run.setup.config),
-        "learning_rate": run.setup.optimizer.rates.plain,
-    }
-    default = named(saved.get("optimizer", "")).learning_rate
-    rates = parse_learning_rates(saved.get("learning_rate"), default)
+        return ""
+    versions = recorded.get("versions", {})
+    size = str(run.processes.size)
+    saved = _resolved(run, {**recorded, PROCESSES: versions.get(PROCESSES, size)})
+    now = _resolved(run, {**as_flags(config), PROCESSES: size})
+    saved[MODIFIERS] = versions.get(MODIFIERS, NO_MODIFIERS)
+    now[MODIFIERS] = modifiers_in_words(run.setup)
+    if saved.pop(SAMPLES) == now.pop(SAMPLES):
+        for name in OF_SAMPLES:
+            saved.pop(name, None)
+            now.pop(name, None)
+    words = []
+    for name, value in now.items():
+        # Versions before a flag did not record it.
+        if name in saved and saved[name] != value:
+            flag = name if name in (PROCESSES, MODIFIERS) else f"--{name}"
+            words.append(
+                f"{flag}: saved {_shown(saved[name])}, this run {_shown(value)}"
+            )
+    return "; ".join(words)
+
+
+def _resolved(run: TrainingRun, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that decide a run's numbers, and its processes, each as one of
+    the ways in which it can be written.
+    """
+    names = options_affecting("training", "resolved")
+    if run.setup.config.lr_scheduler in ENDING_AT_LAST_STEP:
+        names += options_affecting("length")
+    names += (*run.setup.spec.constants, PROCESSES)
+    found = {name: flags[name] for name in names if name in flags}
+    default = named(found.get("optimizer", "")).learning_rate
+    rates = parse_learning_rates(found.get("learning_rate"), default)
     with suppress(UsageError):  # for components that this run does not train
         rates = run.setup.by_component(rates)
-    saved["learning_rate"] = rates.plain
-    words = []
-    for name in compared:
-        if name in saved and saved[name] != now[name]:
-            words.append(f"--{name}: saved {saved[name]}, this run {now[name]}")
-    size = str(run.processes.size)
-    saved_size = saved.get("versions", {}).get(PROCESSES, size)
-    if saved_size != size:
-        words.append(f"processes: saved {saved_size}, this run {size}")
-    modifiers = modifiers_in_words(run.setup)
-    saved_modifiers = saved.get("versions", {}).get(MODIFIERS, NO_MODIFIERS)
-    if saved_modifiers != modifiers:
-        words.append(f"{MODIFIERS}: saved {saved_modifiers}, this run {modifiers}")
-    return ["; ".join(words)] if words else []
+    found["learning_rate"] = rates.plain
+    for name, value in STANDS_FOR.items():
+        if found.get(name, 0) is None:
+            found[name] = value
+    for name in ("extra_inputs", "data_file_keys"):
+        found[name] = ",".join(sorted(split_commas(found.get(name)))) or None
+    if found.get("lora_alpha", 0) is None:
+        found["lora_alpha"] = found["lora_rank"]
+    custom = found.pop("customized_optimizer", None)
+    found["optimizer"] = custom or found.get("optimizer", "adamw")
+    found["mixed_precision"] = precision(found.get("mixed_precision"), run.setup.device)
+    found[SAMPLES] = math.prod(int(found.get(name, 1)) for name in OF_SAMPLES)
+    return found
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == []:
+        return "not given"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -166,7 +166,8 @@ def test_another_split_is_refused_by_name_and_other_steps_are_not(
                 *(here,), output_path=tmp_path, max_steps=3, validation_split=fraction,
                 resume="auto",
             )  # fmt: skip
-        words = f"--validation_split: saved 0.3, this run {fraction}"
+        given = fraction or "not given"
+        words = f"--validation_split: saved 0.3, this run {given}"
         assert words in str(caught.value)
     train(
         *(here,), output_path=tmp_path, max_steps=3, validation_steps=1,
