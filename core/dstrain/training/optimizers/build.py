@@ -11,7 +11,7 @@ from dstrain.errors import UsageError
 from dstrain.training.optimizers.choice import OptimizerChoice
 from dstrain.training.optimizers.groups import parameter_groups
 from dstrain.training.optimizers.rounding import StochasticRounding, stand_in
-from dstrain.training.optimizers.trial import construct, enter_training
+from dstrain.training.optimizers.trial import ESTIMATE, construct, enter_training
 
 
 def build_optimizer(
@@ -73,8 +73,8 @@ def check_fit(
 ) -> list[dict[str, Any]]:
     """Return the groups of these parameters.
 
-    Raises UsageError if an optimizer of matrices is to train something else, or one of a
-    single learning rate gets several, or the rates do not fit the parameters.
+    Raises UsageError if an optimizer of matrices is to train something else, or the rates
+    do not fit the parameters.
     """
     for name, parameter in parameters.items():
         if parameter.ndim != 2 and not choice.trial.takes_vectors:
@@ -83,18 +83,14 @@ def check_fit(
                 f"{choice.name} takes matrices only, but {name} is {list(parameter.shape)}",
                 "use --optimizer muon, which trains such with AdamW, or train LoRA alone",
             )
-    groups = parameter_groups(parameters, choice.rates, choice.b_ratio)
-    if len(groups) > 1 and not choice.trial.takes_rates:
-        what = f"optimizer {choice.name} takes one learning rate for all parameters"
-        raise UsageError("--learning_rate", what)
-    return groups
+    return parameter_groups(parameters, choice.rates, choice.b_ratio)
 
 
 def effective_rate(optimizer: Optimizer) -> float:
     """Return the learning rate of the first parameters' next step.
 
-    Prodigy and the like multiply it by an estimate of their own, `d`.
+    Prodigy and the like multiply it by an estimate of their own.
     """
     group = optimizer.param_groups[0]
-    estimate = group.get("d", 1.0)
+    estimate = group.get(ESTIMATE, 1.0)
     return float(group["lr"]) * float(estimate)

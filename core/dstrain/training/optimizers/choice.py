@@ -78,9 +78,13 @@ def choose_optimizer(options: OptimizerOptions) -> OptimizerChoice:
         raise UsageError("--weight_decay", what)
     trial = try_optimizer(flag, name, kind, arguments, given)
     ratio = options.loraplus_lr_ratio or 1.0
-    if ratio != 1 and not trial.takes_rates:
-        what = f"optimizer {name} takes one learning rate for all parameters"
-        raise UsageError("--loraplus_lr_ratio", what)
+    for flag, has_several in (
+        ("--loraplus_lr_ratio", ratio != 1),
+        ("--learning_rate", len(set(rates.all)) > 1),
+    ):
+        if has_several and not trial.takes_rates:
+            what = f"optimizer {name} takes one learning rate for all parameters"
+            raise UsageError(flag, what)
     rounds = options.trainable_dtype == "bf16"
     if rounds:
         _check_rounding(name, kind, arguments)

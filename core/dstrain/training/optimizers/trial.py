@@ -15,6 +15,9 @@ from dstrain.errors import UsageError
 from dstrain.training.optimizers.arguments import FLAG
 from dstrain.training.optimizers.rounding import StochasticRounding, stand_in
 
+ESTIMATE = "d"
+"""Entry of a group: the estimate from all gradients by which Prodigy, D-Adaptation and
+the like multiply the learning rate."""
 SIDE = 64
 """8-bit optimizers keep what has fewer than 4096 numbers in 32 bits."""
 
@@ -61,7 +64,7 @@ def try_optimizer(
             words = " ".join(f"{one}={value!r}" for one, value in given.items())
             raise UsageError(FLAG, f"{name} does not work with {words} together")
         what = f"{name} makes no step from gradients alone, so that it cannot be used"
-        raise UsageError(flag, what)
+        raise UsageError(flag, what, f"if it needs an argument, give it with {FLAG}")
     takes_vectors = _after_a_step(kind, arguments, (SIDE,)) is not None
     rates = (1.0, 0.5)
     takes_rates = _after_a_step(kind, arguments, (SIDE, SIDE), rates) is not None
@@ -127,6 +130,9 @@ def steps_apart(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) ->
                     parameter.grad = size * (gradient + 1)
                 step: Callable[[], Any] = wrapped.step if apart else optimizer.step
                 step()
+        if ESTIMATE in optimizer.param_groups[0]:
+            # Begins so small that these steps may not show it.
+            return False
         found.append([one.detach() for one in parameters])
         counted.append(_numbers(optimizer))
     # What is computed for several at once may be rounded in another order.

@@ -7,7 +7,10 @@ import torch
 from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.errors import UsageError
 from dstrain.training.optimizers import choice
+from dstrain.training.optimizers.build import build_optimizer
 from dstrain.training.optimizers.choice import OptimizerChoice, choose_optimizer
+from dstrain.training.optimizers.names import OPTIMIZERS
+from torch import nn
 from torch.optim import SGD
 
 
@@ -129,8 +132,43 @@ def test_paged_and_not_paged_continue_each_other(name: str) -> None:
     assert other != chosen(f"paged_{name}").identity
 
 
-def test_one_rate_for_all_leaves_none_for_b_matrices() -> None:
-    assert chosen("lion", loraplus_lr_ratio=16.0).b_ratio == 16
-    with pytest.raises(UsageError, match="prodigy takes one learning rate") as found:
-        chosen("prodigy", loraplus_lr_ratio=16.0)
-    assert found.value.where == "--loraplus_lr_ratio"
+SEVERAL_RATES: tuple[dict[str, Any], ...] = (
+    {"loraplus_lr_ratio": 16.0},
+    {"learning_rate": "1e-3,dit.b=1e-4"},
+)
+BF16 = {"trainable_dtype": "bf16"}
+REFUSED = {
+    "prodigy": ("--loraplus_lr_ratio", "--learning_rate", "--trainable_dtype"),
+    "schedulefree": ("--trainable_dtype",),
+}
+"""Of all others, each works with each."""
+UP = "dit.a.lora_B.default.weight"
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "torch.optim.RMSprop"])
+@pytest.mark.parametrize("flags", [*SEVERAL_RATES, BF16], ids="-".join)
+def test_every_optimizer_takes_a_flag_or_refuses_it_by_name(
+    name: str, flags: dict[str, Any]
+) -> None:
+    (flag,) = (f"--{one}" for one in flags)
+    if flag in REFUSED.get(name, ()):
+        with pytest.raises(UsageError) as found:
+            chosen(name, **flags)
+        assert found.value.where == flag
+        assert name in found.value.what
+        return
+    dtype = torch.bfloat16 if flags == BF16 else torch.float32
+    parameters = {
+        part: nn.Parameter(torch.ones(shape, dtype=dtype))
+        for part, shape in (
+            (UP, (64, 4)),
+            ("dit.a.weight", (8, 64)),
+            ("dit.b", (8, 64)),
+        )
+    }
+    optimizer = build_optimizer(chosen(name, **flags), parameters)
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert all(bool(one.isfinite().all()) for one in parameters.values())
+    assert len(optimizer.param_groups) == (1 if flags == BF16 else 2)

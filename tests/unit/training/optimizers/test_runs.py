@@ -7,6 +7,7 @@ import pytest
 import torch
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.reports.validation import held_out_losses
 from dstrain.runs.resolve import resolve
 from safetensors.torch import load_file, save_file
 
@@ -15,6 +16,7 @@ from tests.support.runs import (
     PowerCut,
     changed,
     config,
+    files,
     log,
     outcome,
     project,
@@ -31,6 +33,11 @@ CASES: tuple[dict[str, Any], ...] = (
     {"optimizer": "schedulefree", "learning_rate": None},
     {"optimizer": "adamw8bit", "optimizer_args": ("min_8bit_size=1",), **FULL, **BF16},
     {"loraplus_lr_ratio": 4.0, **BF16},
+    # A group for each component.
+    {
+        "trainable_models": "dit,text_encoder",
+        "learning_rate": "dit=1e-2,text_encoder=1e-3",
+    },
 )
 
 
@@ -56,9 +63,9 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(
     # A save, with its averages, changes nothing that is trained.
     once = train(here, output_path=here / "once", save_steps=6, **common)
     assert log(once) == log(whole)
-    assert same(
-        load_file(once / "step-6.safetensors"), load_file(whole / "step-6.safetensors")
-    )
+    last = {name: one for name, one in files(whole).items() if "step-6" in name}
+    assert last
+    assert same(files(once), last)
 
 
 def test_averaged_weights_are_saved_and_those_in_training_resumed(here: Path) -> None:
@@ -104,6 +111,49 @@ def test_each_component_learns_at_its_rate(here: Path) -> None:
     assert run.learning_rate == 1e-2
     out = train(here, learning_rate=rates, **flags)
     assert [row["learning_rate"] for row in log(out)] == [1e-2]
+
+
+def test_validation_and_previews_use_the_averages_and_leave_training_as_it_is(
+    here: Path,
+) -> None:
+    flags: dict[str, Any] = {
+        "optimizer": "schedulefree",
+        "learning_rate": 1e-2,
+        "trainable_models": "dit",
+        "max_steps": 4,
+        "save_steps": 2,
+        "validation_split": 0.3,
+    }
+    shown = {"validation_steps": 1, "preview_prompt": ("dog",), "preview_steps": 1}
+    plain = train(here, output_path=here / "plain", **flags)
+    out = train(here, output_path=here / "out", **flags, **shown)
+    assert log(out) == log(plain)
+    for step in (2, 4):
+        name = f"step-{step}.safetensors"
+        assert same(load_file(out / name), load_file(plain / name))
+    one, other = (load_state(states(folder)[0]) for folder in (out, plain))
+    assert same(vars(one), vars(other))
+    # What is saved is the average, so a run that starts from it shows the same.
+    saved = {"resume_from_checkpoint": out / "step-4.safetensors", "max_steps": 1}
+    start = training_run(config(here, **{**flags, **saved}))
+    losses = held_out_losses(start)
+    assert losses is not None
+    rows = (out / "logs/validation.csv").read_text().splitlines()
+    columns = rows[0].split(",")
+    last = dict(zip(columns, map(float, rows[-1].split(",")), strict=True))
+    assert last["step"] == 4
+    assert losses.mean().item() == pytest.approx(last["validation_loss"], rel=1e-5)
+    in_training = {
+        name.removeprefix("dit."): value for name, value in one.trainable.items()
+    }
+    assert not same(load_file(out / "step-4.safetensors"), in_training)
+    again = train(
+        here, output_path=here / "again", preview_steps=2, preview_prompt=("dog",),
+        **{**flags, **saved},
+    )  # fmt: skip
+    made = [folder / "previews" for folder in (out, again)]
+    first, second = made[0] / "step-000004-0.png", made[1] / "step-000000-0.png"
+    assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.parametrize(

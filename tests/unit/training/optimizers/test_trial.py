@@ -12,7 +12,7 @@ from dstrain.training.optimizers.trial import (
     try_optimizer,
 )
 from prodigyopt import Prodigy
-from pytorch_optimizer import SOAP, Lion, StableAdamW
+from pytorch_optimizer import SOAP, DAdaptAdam, Lion, StableAdamW
 from schedulefree import AdamWScheduleFree
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
@@ -46,8 +46,9 @@ def test_the_trial_leaves_generators_alone() -> None:
 def test_what_steps_with_one_at_a_time_is_seen() -> None:
     for kind in (AdamW, Muon, SOAP, Lion8bit):
         assert steps_apart(kind, {"lr": 0.1}), kind
-    for rate in (1.0, 1e-3):
-        assert not steps_apart(Prodigy, {"lr": rate})
+    for kind in (Prodigy, DAdaptAdam):
+        for rate in (1.0, 1e-3):
+            assert not steps_apart(kind, {"lr": rate}), kind
 
 
 def test_what_steps_with_rows_as_with_the_whole_is_seen() -> None:
