@@ -165,8 +165,19 @@ def _swanlab_settings() -> Any:
     """
     import swanlab
 
-    settings = swanlab.Settings(**NO_METADATA)
-    if any(getattr(settings, name, None) != one for name, one in NO_METADATA.items()):
+    if hasattr(swanlab.Settings, "Probe"):
+        # 0.10 groups them; whatever another version's probe collects is named, too.
+        names = swanlab.Settings.Probe.model_fields
+        given = {name: False for name in names if not name.startswith("monitor_")}
+        settings = swanlab.Settings(probe=given, terminal={"proxy_type": "none"})
+        found = {name: getattr(settings.probe, name) for name in given}
+        is_quiet = not any(found.values()) and settings.terminal.proxy_type == "none"
+    else:
+        settings = swanlab.Settings(**NO_METADATA)
+        is_quiet = all(
+            getattr(settings, name, None) == one for name, one in NO_METADATA.items()
+        )
+    if not is_quiet:
         what = "this version of swanlab has other settings, and might send secrets"
         raise RuntimeError(what)
     return settings

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,25 @@ def test_swanlab_gets_the_same_run_again_and_neither_the_command_nor_what_is_pri
     assert pictures[1]["preview/0"][0].size == (4, 6)
 
 
+def test_a_swanlab_that_groups_its_settings_collects_nothing_either(
+    tmp_path: Path, swanlab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Settings:
+        class Probe:
+            model_fields = ("runtime", "git", "monitor", "monitor_interval")
+
+        def __init__(self, probe: dict[str, bool], terminal: dict[str, str]) -> None:
+            self.probe = SimpleNamespace(**probe)
+            self.terminal = SimpleNamespace(**terminal)
+
+    monkeypatch.setattr(swanlab, "Settings", Settings)
+    with opened_in(tmp_path, report_to="swanlab").opened(tmp_path, 0):
+        pass
+    settings = swanlab.CALLS[0][1]["settings"]
+    assert vars(settings.probe) == {"runtime": False, "git": False, "monitor": False}
+    assert settings.terminal.proxy_type == "none"
+
+
 def test_a_swanlab_that_does_not_take_the_settings_gets_nothing(
     tmp_path: Path, swanlab: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +225,7 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
 ) -> None:
     place = project(tmp_path / "project")
     monkeypatch.setattr(sys, "argv", ["dstrain", "a-typed-word"])
+    monkeypatch.setenv("HF_TOKEN", "hf_a-token-of-a-hub")
     given: dict[str, Any] = {"preview_prompt": ("a dog",), "preview_steps": 3}
     run(config(place, max_steps=3, save_steps=3, **given))
     tracked = {**given, "report_to": "tensorboard,wandb"}
@@ -227,7 +248,10 @@ def test_a_run_is_the_same_with_trackers_which_get_its_rows_and_previews(
     run_id = json.loads((other / "logs/trackers.json").read_bytes())["id"]
     offline_runs = sorted((other / "logs/wandb").rglob("*.wandb"))
     assert [path.stem for path in offline_runs] == [f"run-{run_id}"] * 2
-    assert not any(b"a-typed-word" in path.read_bytes() for path in offline_runs)
+    kept = [path.read_bytes() for path in (other / "logs").rglob("*") if path.is_file()]
+    assert not any(
+        word in one for word in (b"a-typed-word", b"a-token") for one in kept
+    )
     # A run that replaces it is another one, and leaves the trackers' folders alone.
     again = {"max_steps": 1, "overwrite": True, "report_to": "tensorboard"}
     run(config(place, output_path=other, **again))
