@@ -27,11 +27,11 @@ from dstrain.runs.offload import swap_advice
 from dstrain.runs.reports.metrics import MetricsLogger
 from dstrain.runs.reports.previews import Previews, open_previews
 from dstrain.runs.reports.summary import RunStatistics, log_end, log_start
-from dstrain.runs.reports.validation import VALIDATION, Validation
 from dstrain.runs.resolve import log_warnings
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
 from dstrain.runs.training_run import TrainingRun
+from dstrain.runs.validation_loss import VALIDATION, Validation
 from dstrain.storage.files import unused_name
 from dstrain.storage.run_files import RunFiles
 from dstrain.training.batching import MicroBatch, split_across_ranks

@@ -12,8 +12,8 @@ from dstrain.errors import CacheError, StateError, UsageError
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.reports.validation import COLUMNS, held_out_losses
 from dstrain.runs.skipped_rows import LIST
+from dstrain.runs.validation_loss import COLUMNS, held_out_losses
 
 from tests.support.family import write_data
 from tests.support.processes import commands, in_processes, words

@@ -7,8 +7,8 @@ import pytest
 import torch
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.runs.checkpoints.state import load_state, states
-from dstrain.runs.reports.validation import held_out_losses
 from dstrain.runs.resolve import resolve
+from dstrain.runs.validation_loss import held_out_losses
 from safetensors.torch import load_file, save_file
 
 from tests.support.processes import in_processes

@@ -13,10 +13,10 @@ import torch
 from dstrain.errors import StateError, UsageError
 from dstrain.randomness import SampleKey
 from dstrain.runs.loop import steps
-from dstrain.runs.reports.validation import COLUMNS, Validation, held_out_losses
 from dstrain.runs.runner import run
 from dstrain.runs.trackers import Trackers
 from dstrain.runs.training_run import TrainingRun
+from dstrain.runs.validation_loss import COLUMNS, Validation, held_out_losses
 from dstrain.training.loader import Batch
 from dstrain.training.module import TrainingModule
 from torch import Tensor
