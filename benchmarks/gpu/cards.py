@@ -2,26 +2,25 @@
 which LoRA fits, and the peak, computed from shapes.
 
     python -m benchmarks.gpu.cards
+    python -m benchmarks.gpu.cards check   exit status 1 where the page differs
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import as_size, parse_size
-from dstrain.graph.plan import Plan
 from dstrain.runs.build import load_module
-from dstrain.runs.memory.advice import Way, added_flags, cheapest
-from dstrain.runs.memory.estimate import RESERVE, Estimate
-from dstrain.runs.memory.facts import Facts, facts_of
-from dstrain.runs.memory.report import estimate_way, planned, possible_ways
+from dstrain.runs.memory.advice import added_flags
+from dstrain.runs.memory.facts import facts_of
+from dstrain.runs.memory.planning import PlannedRun
 from dstrain.runs.resolve import resolve
-from dstrain.runs.setup import Setup
 from dstrain.training.module import TrainingModule
 
+PAGE = Path(__file__).parents[2] / "docs/guide/hardware.md"
 CARDS = ("80GB", "48GB", "32GB", "24GB", "16GB", "12GB")
 MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -56,20 +55,14 @@ MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A run that is planned."""
-
-    setup: Setup
-    plans: list[Plan]
-    facts: Facts
-
-    def estimate(self, way: Way) -> Estimate:
-        """Estimate the stage that trains."""
-        return estimate_way(self.setup, self.plans, self.facts, way, "train")
+TABLE = """\
+| model | card | stage 1 | peak | stage 2 | peak | weights in RAM |
+|---|---|---|---|---|---|---|"""
+LEFT_OUT = ("task", "feature_cache")
+"""Options that every pair of stages has."""
 
 
-def plan(flags: Mapping[str, Any]) -> Planned:
+def plan(flags: Mapping[str, Any]) -> PlannedRun:
     """Plan LoRA of rank 32 at batch 1, in bf16, from configurations alone."""
     config = TrainConfig(
         **flags,
@@ -78,42 +71,63 @@ def plan(flags: Mapping[str, Any]) -> Planned:
         dry_run=True,
         device_memory="24GB",
     )
-    setup = planned(resolve(config))
+    setup = resolve(config)
     plans = [setup.plan(setup.all_inputs())]
     found = setup.find(plans, [])
     module = load_module(setup, plans, found, TrainingModule, empty=True)
-    return Planned(setup, plans, facts_of(setup, plans, module, None, None))
+    return PlannedRun(setup, plans, facts_of(setup, plans, module, None, None))
 
 
-def rows(one: Planned) -> Iterator[tuple[str, str, str, str]]:
-    """Yield card, flags, peak on the device and weights in RAM."""
-    for card in CARDS:
-        size = parse_size("", card)
-        possible = possible_ways(one.setup, one.plans, one.facts)
-        way = cheapest(
-            one.setup.config,
-            possible,
-            lambda way, size=size: way.is_split and one.estimate(way).fits(size),
-        )
-        if way is None:
-            yield card, "none known", "", ""
-            continue
-        found = one.estimate(way)
-        yield (
-            card,
-            f"`{added_flags(way)}`",
-            as_size(found.least + RESERVE),
-            as_size(found.ram),
-        )
+def row(model: str, run: PlannedRun, card: str) -> str:
+    """Return the row of a card."""
+    return f"| {' | '.join((model, card, *_cells(run, card)))} |"
 
 
-def main() -> None:
-    """Print the table."""
-    print("| model | card | flags | peak | weights in RAM |\n|---|---|---|---|---|")
+def _cells(run: PlannedRun, card: str) -> tuple[str, str, str, str, str]:
+    """Return the flags and the peak of both stages, and what the second has in RAM."""
+    way = run.cheapest(parse_size("", card))
+    if way is None:
+        return "none known", "", "none known", "", ""
+    if not way.is_split:
+        found = run.estimate(way.config, "")
+        return "one run", "", _flags(way.changes), as_size(found.peak), ""
+    first, second = run.estimate_stages(way)
+    ram = as_size(second.ram) if second.ram else ""
+    return (
+        _flags(way.stage_1),
+        as_size(first.peak),
+        _flags(way.changes),
+        as_size(second.peak),
+        ram,
+    )
+
+
+def _flags(changes: Mapping[str, Any]) -> str:
+    own = {name: value for name, value in changes.items() if name not in LEFT_OUT}
+    words = added_flags(own)
+    return f"`{words}`" if words else ""
+
+
+def rows() -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield TABLE
     for model, flags in MODELS.items():
-        for row in rows(plan(flags)):
-            print("| " + " | ".join((model, *row)) + " |")
+        run = plan(flags)
+        for card in CARDS:
+            yield row(model, run, card)
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the table; with "check", compare it with that of the page."""
+    page = PAGE.read_text().splitlines()
+    differ = 0
+    for line in rows():
+        print(line, flush=True)
+        if "check" in words and not {*line.splitlines()} <= {*page}:
+            differ += 1
+            print(f"is not in {PAGE.name}", file=sys.stderr)
+    return 1 if differ else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,6 +79,21 @@ def logging_to_stderr() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.handlers[:] = handlers
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Log nothing, whoever logs it, and warn of nothing: for trials of what nobody asked
+    for.
+    """
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 class LogFile(logging.FileHandler):

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu import calls
 from benchmarks.gpu.calls import CALLS, lines
+from benchmarks.gpu.cards import MODELS, PAGE, TABLE, plan, row
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +42,14 @@ def test_methods_and_places_of_weights_are_what_is_measured() -> None:
     assert any(case.swap for case in every) and any(case.compile for case in every)
     assert {case.train for case in every} == {"lora", "full"}
     assert {case.model for case in every} == {"qwen_image", "flux", "wan"}
+
+
+@pytest.mark.slow
+def test_the_page_of_cards_says_what_is_computed_now() -> None:
+    """Of one family, and the smallest card: `python -m benchmarks.gpu.cards check`
+    compares all rows.
+    """
+    model = "FLUX.1 dev, 1024 x 1024"
+    page = PAGE.read_text().splitlines()
+    assert TABLE.splitlines()[0] in page
+    assert row(model, plan(MODELS[model]), "12GB") in page

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
@@ -20,6 +21,7 @@ from dstrain.console import (
     logging_to_stderr,
     progress_bar,
     redacted,
+    silenced,
 )
 from dstrain.generation.run import generate
 from tqdm import tqdm
@@ -216,6 +218,18 @@ def test_the_command_line_leaves_loggers_as_they_were() -> None:
     with logging_to_stderr(), logging_to_stderr():
         assert sum(isinstance(h, StderrHandler) for h in logger.handlers) == 1
     assert (logger.level, logger.handlers) == before
+
+
+def test_trials_are_silent_whoever_logs_in_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with logging_to_stderr():
+        with silenced():
+            get_logger("dstrain.trial").warning("of a trial")
+            logging.getLogger("of.a.library").error("of a library")
+            warnings.warn("of Python", stacklevel=1)
+        get_logger("dstrain.trial").warning("of the run")
+    assert capsys.readouterr().err == "dstrain: warning: of the run\n"
 
 
 def test_lines_are_written_above_open_bars(monkeypatch: pytest.MonkeyPatch) -> None:

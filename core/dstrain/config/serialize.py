@@ -25,6 +25,7 @@ NEW_START = MappingProxyType(
         "overwrite": False,
         "resume_from_checkpoint": None,
         "dry_run": False,
+        "device_memory": None,
     }
 )
 """The ways to start, none of which is chosen."""

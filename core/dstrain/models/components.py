@@ -14,7 +14,6 @@ import torch
 
 from dstrain.graph.frozen import freeze
 from dstrain.models.execution.kept import AS_LOADED, Kept
-from dstrain.models.execution.tiles import Tiles
 from dstrain.models.formats import NATIVE, CheckpointFormat, LoraKeyFormat, Shapes
 from dstrain.registry.family import ModelFamily
 
@@ -35,8 +34,6 @@ class Files:
     """A LoRA file to merge into the weights."""
     kept: Kept = AS_LOADED
     """How the weights are kept; a preset is merged before they are stored."""
-    tiles: Tiles | None = None
-    """How a VAE computes a large picture, if not as a whole."""
 
     @property
     def folder(self) -> Path:

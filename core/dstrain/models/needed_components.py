@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dstrain.config.options.model import Hub
@@ -15,6 +15,7 @@ from dstrain.models.component_files import (
 )
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.configs import ConfigQuery, find_config
+from dstrain.models.execution.tiles import Tiles
 from dstrain.models.formats import Config
 from dstrain.models.hub.source import model_base
 from dstrain.registry.family import ModelFamily
@@ -27,6 +28,8 @@ class Found:
 
     files: Mapping[str, Files]
     configs: Mapping[str, Config]
+    tiles: Mapping[str, Tiles] = field(default_factory=dict)
+    """Component -> how it computes a large image, if not as a whole."""
 
 
 def find(
@@ -207,8 +210,8 @@ def component_digests(found: Found, digests: Digests) -> dict[str, str]:
             parts.append(digests.of(files.preset))
         if files.kept.identity:
             parts.append({"kept": files.kept.identity})
-        if files.tiles is not None:
-            parts.append({"tiles": files.tiles.identity})
+        if name in found.tiles:
+            parts.append({"tiles": found.tiles[name].identity})
         digest[name] = hash_json("component", parts)
     for name, config in found.configs.items():
         digest[f"{name}_config"] = hash_json("config", config)

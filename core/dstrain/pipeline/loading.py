@@ -16,6 +16,7 @@ from dstrain.models.components import Component, Files
 from dstrain.models.execution.blocks import repeated_blocks
 from dstrain.models.execution.kept import AS_LOADED, last_blocks
 from dstrain.models.execution.ram import stored_tensors
+from dstrain.models.execution.tiles import Tiles
 from dstrain.models.networks import (
     Place,
     check_files,
@@ -48,6 +49,8 @@ class Loader:
     files say that it is kept."""
     part: Place = keep
     """Takes the part of a stored weight that this process has."""
+    tiles: Tiles | None = None
+    """How a VAE computes a large image, if not as a whole."""
     _layers: Mapping[str, LoraLayer] | None = field(default=None, init=False)
     """The preset's layers by parameter."""
     _swapped: tuple[str, ...] | None = field(default=None, init=False)
@@ -78,8 +81,8 @@ class Loader:
             return loaded
         place_buffers(loaded, self.device)
         self._merge_tied(loaded)
-        if self.files.tiles is not None:
-            self.files.tiles.apply(loaded)
+        if self.tiles is not None:
+            self.tiles.apply(loaded)
         if self.files.preset is not None:
             logger.info(f"preset {self.files.preset} merged into {self.component.name}")
         return loaded.requires_grad_(False).eval()
@@ -95,6 +98,8 @@ class Loader:
             check_files(network, self.files)
             self._layers_of(network)
         self._layer_store.check(network)
+        if self.tiles is not None:
+            self.tiles.apply(network)
         return network.requires_grad_(False).eval().to("meta")
 
     def place(self, network: nn.Module, name: str, weight: Tensor) -> Tensor:

@@ -147,7 +147,15 @@ class Pipeline:
             unused = spec.unused_parameters.get(name, ())
             files = found.files.get(name)
             part = parts.get(name, keep)
-            loader = Loader(family, known[name], files, device, unused, part=part)
+            loader = Loader(
+                family,
+                known[name],
+                files,
+                device,
+                unused,
+                part=part,
+                tiles=found.tiles.get(name),
+            )
             own_dtype = torch.float32 if name in full_precision else dtype
             if empty and not known[name].is_folder:
                 module = loader.build_empty(found.configs[name])

@@ -50,8 +50,7 @@ def check_tiling(tiling: Tiling, family: ModelFamily, spec: PipelineSpec) -> Non
     """
     if not tiling:
         return
-    known = components_of(family)
-    vaes = [known[one] for one in spec.components if _takes_tiles(known[one])]
+    vaes = _vaes(family, spec)
     if not vaes:
         flag = "--tiled" if tiling.tiled else FRAMEWISE
         raise UsageError(flag, f"has no effect: {spec.where} has no VAE with tiling")
@@ -59,15 +58,19 @@ def check_tiling(tiling: Tiling, family: ModelFamily, spec: PipelineSpec) -> Non
         logger.info(f"{FRAMEWISE}: the VAE of {spec.where} does so in any case")
 
 
+def can_tile(family: ModelFamily, spec: PipelineSpec) -> bool:
+    """Return whether a component of a variant can compute in tiles."""
+    return bool(_vaes(family, spec))
+
+
+def _vaes(family: ModelFamily, spec: PipelineSpec) -> list[Component]:
+    known = components_of(family)
+    return [known[one] for one in spec.components if _takes_tiles(known[one])]
+
+
 def with_tiles(found: Found, family: ModelFamily, tiling: Tiling) -> Found:
-    """Return what was found, its VAEs with their tiles; raises what `tiles_of` raises."""
-    if not tiling:
-        return found
-    tiles = tiles_of(tiling, family, found.configs)
-    files = {
-        name: replace(part, tiles=tiles.get(name)) for name, part in found.files.items()
-    }
-    return replace(found, files=files)
+    """Return what was found with the tiles of VAEs; raises what `tiles_of` raises."""
+    return replace(found, tiles=tiles_of(tiling, family, found.configs))
 
 
 def tiles_of(

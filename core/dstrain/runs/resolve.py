@@ -5,6 +5,8 @@ before anything is loaded.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from dstrain.cache.store import MARKER, FeatureCache
 from dstrain.config.fields import Effect, changed, split_commas
 from dstrain.config.options.train import TrainConfig
@@ -83,7 +85,10 @@ def resolve(config: TrainConfig) -> Setup:
         task=task,
         stage=config.stage,
         trainables=resolve_experts(trainables_of(config, family), spec, family, models),
-        device=default_device(),
+        # Planned for a GPU, frozen weights are in bf16 by default.
+        device=default_device()
+        if config.device_memory is None
+        else torch.device("cuda"),
         models=models,
         extensions=extensions,
         # Now, since what hooks keep in their modules changes as they run.

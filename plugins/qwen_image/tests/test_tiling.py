@@ -3,12 +3,14 @@ VAE encodes is computed again, and inference takes it from the run.
 """
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from dstrain.cache.store import FeatureCache
+from dstrain.cli.main import main
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.options.train import TrainConfig
 from dstrain.errors import StateError, UsageError
@@ -107,3 +109,21 @@ def test_a_script_asks_for_tiles_of_its_pipeline(tmp_path: Path) -> None:
     assert (vae.tile_sample_min_height, vae.tile_sample_stride_width) == (64, 48)
     with pytest.raises(UsageError, match="20 is not a multiple"):
         Pipeline.from_pretrained("qwen_image", models, "base", tiled=True, tile_size=20)
+
+
+def test_a_dry_run_counts_tiles(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def encoding(*flags: str) -> float:
+        words = "--model qwen_image --toy --task sft:data_process --dry_run --device_memory 24"
+        size = [
+            "--height",
+            "256",
+            "--width",
+            "256",
+            "--feature_cache",
+            str(data.parent),
+        ]
+        assert main([*words.split(), *size, *flags]) == 0
+        (line,) = re.findall(r"encoding +([\d.]+) MiB", capsys.readouterr().out)
+        return float(line)
+
+    assert encoding("--tiled", "--tile_size", "32") < encoding() / 2

@@ -1,7 +1,7 @@
-"""Find the cheapest flags with which a run fits on a device."""
+"""List the flags with which a run needs less memory, the cheapest first."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,9 +12,13 @@ from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import command_line
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError
+from dstrain.training.optimizers.choice import choose_optimizer
 
 PLANNED = MappingProxyType({"dry_run": False, "device_memory": None})
 """The options of a dry run, for a command that is to be run."""
+FOUR_BITS = "bitsandbytes_nf4"
+CACHED = ("mixed_precision", "quant_options", "tiled")
+"""Options that cached values depend on, and that both stages have."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +26,32 @@ class Way:
     """Flags to add to a command, all that cost less included."""
 
     config: TrainConfig
-    changes: dict[str, Any]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    stage_1: Mapping[str, Any] = field(default_factory=dict)
+    """Of two stages that are made of a run: the flags to add to the first."""
 
     def with_changes(self, **changes: Any) -> "Way":
         """Return the way with more flags."""
-        return Way(replace(self.config, **changes), {**self.changes, **changes})
+        config = replace(self.config, **changes)
+        return replace(self, config=config, changes={**self.changes, **changes})
 
     @property
     def is_split(self) -> bool:
         """Return whether it makes two stages of a run that is not split."""
         return "task" in self.changes
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Return the flags that cached values depend on."""
+        return {name: self.changes[name] for name in CACHED if name in self.changes}
+
+    def with_first_stage(self, first: "Way") -> "Way":
+        """Return the way of both stages: what cached values depend on is in both."""
+        changes = first.shared
+        if "quant_options" in changes:
+            own = self.config.quant_options
+            changes["quant_options"] = _joined(changes["quant_options"], own)
+        return replace(self.with_changes(**changes), stage_1=first.changes)
 
 
 @dataclass(frozen=True)
@@ -45,20 +65,26 @@ class Possible:
     blocks: int = 0
     """Blocks of its largest network with LoRA, which can be swapped; 0 for none."""
     lora: tuple[str, ...] = ()
-    """Components with LoRA, whose frozen weights can be stored in fewer bytes; () if
-    others are trained in full."""
+    """Components with LoRA, whose frozen weights can be stored in fewer bytes."""
     modulation: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Component -> patterns of its layers that scale others."""
+    encoders: tuple[str, ...] = ()
+    """Components of stage 1 whose weights can be stored in fewer bytes, the largest
+    first."""
+    borrowed: tuple[str, ...] = ()
+    """Components of stage 1 that can be on the device one at a time."""
+    has_tiles: bool = False
+    """Whether a component of stage 1 can compute in tiles."""
     has_bitsandbytes: bool = False
     can_choose_optimizer: bool = True
-    """Whether another optimizer may be advised."""
+    """Whether another optimizer, and weights in bf16, may be advised."""
 
 
 def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
-    """Yield flags that need less memory, each way with those before it, in the order of
-    what they cost in time or exactness.
+    """Yield flags with which training needs less memory, each way with those before it,
+    in the order of what they cost in time or exactness.
     """
-    way = Way(config, {})
+    way = Way(config)
     if not config.checkpoints:
         way = way.with_changes(use_gradient_checkpointing=True)
         yield way
@@ -77,10 +103,52 @@ def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
     for smaller in _with_fewer_bytes(way, possible):
         yield smaller
         way = smaller
-    can_quantize_state = possible.has_bitsandbytes and possible.can_choose_optimizer
-    if can_quantize_state and config.optimizer == "adamw":
-        way = way.with_changes(optimizer="adamw8bit")
+    if not possible.can_choose_optimizer:
+        return
+    is_default = config.optimizer == "adamw" and config.customized_optimizer is None
+    if possible.has_bitsandbytes and is_default:
+        way = _with_optimizer(way, "adamw8bit")
         yield way
+    if config.trainable_dtype == "fp32":
+        yield way.with_changes(trainable_dtype="bf16")
+
+
+def first_stage(config: TrainConfig, way: Way) -> Way:
+    """Return the way of stage 1 where a way makes two stages of a run."""
+    shared = ("feature_cache", "mixed_precision")
+    changes = {name: way.changes[name] for name in shared if name in way.changes}
+    task = f"{config.task_name}:data_process"
+    return Way(config).with_changes(**changes, task=task)
+
+
+def encoding_ways(way: Way, possible: Possible) -> Iterator[Way]:
+    """Yield ways of stage 1 that need less memory, the given one first.
+
+    Every method to store weights is tried with what is exact or nearly so: one component
+    at a time on the device, then tiles.
+    """
+    config = way.config
+    takes_turns = len(possible.borrowed) > 1 and config.offload_models is None
+    names = ",".join(possible.borrowed)
+    for options in _stored_encoders(config, possible):
+        stored = way.with_changes(quant_options=options) if options else way
+        for tiled in (False, True) if possible.has_tiles else (False,):
+            cut = stored.with_changes(tiled=True) if tiled else stored
+            yield cut
+            if takes_turns:
+                yield cut.with_changes(offload_models=names)
+
+
+def _stored_encoders(config: TrainConfig, possible: Possible) -> Iterator[str]:
+    """Yield '', then --quant_options that store the largest encoder, and more of them, in
+    8 bits, and then in 4.
+    """
+    yield ""
+    methods = ("int8_block", *((FOUR_BITS,) if possible.has_bitsandbytes else ()))
+    for method in methods:
+        for count in range(1, len(possible.encoders) + 1):
+            options = _options(possible.encoders[:count], method)
+            yield _joined(config.quant_options, options)
 
 
 def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
@@ -88,10 +156,11 @@ def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
     up to half of the blocks swapped, then in 4 bits, then more and more blocks swapped.
     """
     config = way.config
-    is_free = not (config.fp8_models or config.quant_options)
     blocks = 0 if config.swaps_blocks else possible.blocks
-    if possible.lora and is_free:
-        way = way.with_changes(quant_options=_options(possible.lora, "int8_block"))
+    given = config.quant_options
+    if possible.lora:
+        options = _options(possible.lora, "int8_block")
+        way = way.with_changes(quant_options=_joined(given, options))
         yield way
     if not config.use_gradient_checkpointing_offload:
         way = way.with_changes(
@@ -100,70 +169,78 @@ def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
         yield way
     for count in range(1, blocks // 2 + 1):
         yield way.with_changes(blocks_to_swap=count)
-    if possible.lora and is_free and possible.has_bitsandbytes:
-        four_bits = ";".join(
+    if possible.lora and possible.has_bitsandbytes:
+        four_bits = [
             _in_4_bits(name, possible.modulation.get(name, ()))
             for name in possible.lora
-        )
-        way = way.with_changes(quant_options=four_bits)
+        ]
+        way = way.with_changes(quant_options=_joined(given, *four_bits))
         yield way
     for count in range(1, blocks + 1):
         way = way.with_changes(blocks_to_swap=count)
         yield way
 
 
-def _options(components: tuple[str, ...], method: str) -> str:
+def _joined(*options: str | None) -> str:
+    """Join --quant_options, the same entry once."""
+    entries = ";".join(filter(None, options)).split(";")
+    return ";".join(dict.fromkeys(entries))
+
+
+def _options(components: Sequence[str], method: str) -> str:
     return ";".join(f"{name}:{method}" for name in components)
 
 
 def _in_4_bits(component: str, modulation: Sequence[str]) -> str:
     """Store a component in 4 bits, but layers that scale others in 8."""
-    method = "bitsandbytes_nf4"
     if not modulation:
-        return f"{component}:{method}"
+        return f"{component}:{FOUR_BITS}"
     layers = ",".join(modulation)
-    return f"{component}:{method}/{layers};{component}:int8_block@{layers}"
+    return f"{component}:{FOUR_BITS}/{layers};{component}:int8_block@{layers}"
 
 
-def cheapest(
-    config: TrainConfig, possible: Possible, fits: Callable[[Way], bool | None]
-) -> Way | None:
-    """Return the first way with which a run fits; None if there is none."""
-    for way in ways(config, possible):
-        if fits(way):
-            return way
-    return None
+def _with_optimizer(way: Way, name: str) -> Way:
+    """Return the way with another optimizer and those of --optimizer_args that it takes."""
+    way = way.with_changes(optimizer=name)
+    given = way.config.optimizer_args
+    taken = tuple(one for one in given if _takes(way.config, one))
+    return way if taken == given else way.with_changes(optimizer_args=taken)
+
+
+def _takes(config: TrainConfig, argument: str) -> bool:
+    """Return whether the optimizer of a configuration takes this of its arguments."""
+    try:
+        choose_optimizer(replace(config, optimizer_args=(argument,)))
+    except UsageError:
+        return False
+    return True
 
 
 def as_commands(config: TrainConfig, way: Way) -> list[str]:
     """Return the commands of a way as they are typed; the flags alone for a command that
     is not complete yet.
     """
-    changes = {**PLANNED, **way.changes}
+    added = [way.stage_1, way.changes] if way.is_split else [way.changes]
+    stages: list[dict[str, Any]] = [{**PLANNED, **changes} for changes in added]
     try:
-        validate(replace(config, **changes))
+        for changes in stages:
+            validate(replace(config, **changes))
     except UsageError:
-        return [f"add {added_flags(way)}"]
-    second = command_line(config, **changes)
-    if not way.is_split:
-        return [second]
-    first = {
-        "task": f"{config.task_name}:data_process",
-        "feature_cache": way.changes["feature_cache"],
-    }
-    return [command_line(config, **PLANNED, **first), second]
+        return [f"add {added_flags(changes)}" for changes in added]
+    return [command_line(config, **changes) for changes in stages]
 
 
-def added_flags(way: Way) -> str:
-    """Return the flags of a way as they are typed."""
+def added_flags(changes: Mapping[str, Any]) -> str:
+    """Return the flags that make these changes as they are typed."""
     words = []
     defaults = {flag.name: flag.default for flag in flags(TrainConfig)}
-    for name, value in way.changes.items():
+    for name, value in changes.items():
         if value == defaults[name] or value is False:
             continue
-        words.append(f"--{name}")
-        if value is not True:
-            words.append(str(value))
+        for one in value if isinstance(value, tuple) else (value,):
+            words.append(f"--{name}")
+            if one is not True:
+                words.append(str(one))
     return shlex.join(words)
 
 

@@ -69,6 +69,12 @@ class ComponentSize:
         return sum(one.size for one in self.stored if not one.is_trained)
 
     @property
+    def is_mostly_linear(self) -> bool:
+        """Return whether most of its bytes are weights that a method could store."""
+        linear = sum(one.size for one in self.stored if one.is_linear)
+        return 2 * linear > self.frozen_bytes
+
+    @property
     def trained_bytes(self) -> int:
         """Return the bytes of what is trained."""
         return sum(one.size for one in self.stored if one.is_trained)

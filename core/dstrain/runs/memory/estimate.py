@@ -18,8 +18,14 @@ from dstrain.runs.memory.components import (
 from dstrain.runs.memory.facts import Facts
 from dstrain.training.optimizers.trial import SIDE, Trial
 
-RESERVE = 2**30
-"""Bytes for the device's own context, its libraries and what the allocator rounds up."""
+CONTEXT = 2**30
+"""Bytes for the device's context, and for kernels and workspaces of its libraries (cuBLAS,
+cuDNN): none of these is a tensor."""
+FRAGMENTED = 0.05
+"""Share of the counted bytes that is lost between them: torch's allocator gets memory in
+segments of 2 and 20 MiB or more, and a piece that is free between used ones serves only
+requests that are as small. accelerate leaves a tenth of a device free where it counts
+weights alone; here activations are counted, too."""
 CAST = 2
 """Bytes of a number in bf16: of the copies of trained weights that autocast holds through
 a forward pass, and of a stored weight that is restored for a product."""
@@ -39,6 +45,8 @@ class Choice:
     """How networks in training are divided, if they are."""
     processes: int = 1
     """How many they are divided among."""
+    rounds: bool = False
+    """Whether trained weights are in bf16, and their updates rounded by chance."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,19 @@ class Estimate:
         weights = sum(self.weights.values()) + self.together
         return weights + training + (self.activations or 0)
 
+    @property
+    def margin(self) -> int:
+        """Return the bytes to leave free for what is not counted."""
+        return CONTEXT + int(FRAGMENTED * self.least)
+
+    @property
+    def peak(self) -> int:
+        """Return what the device needs, of all that is known."""
+        return self.least + self.margin
+
     def fits(self, device: int) -> bool | None:
         """Return whether a device has the memory; None if that is not known."""
-        if self.least + RESERVE > device:
+        if self.peak > device:
             return False
         return None if self.activations is None else True
 
@@ -93,25 +111,27 @@ def estimate(
     sizes = {name: facts.components[name] for name in names if name in facts.components}
     weights, borrowed, ram, restored = _places(sizes, choice.kept)
     counted = facts.activations
-    encoding = None if counted is None else counted.encoding + borrowed
+    # What a unit computes with a stored weight is computed with the restored one.
+    encoding = None if counted is None else counted.encoding + borrowed + restored
     if stage == "data_process":
         return Estimate(weights, 0, 0, 0, 0, encoding, ram)
     numbers = sum(one.trained for one in sizes.values())
+    # Weights that are in bf16 are computed with as they are.
+    number, copied = (CAST, 0) if choice.rounds else (TRAINED, numbers * CAST)
     activations = None
     if counted is not None and encoding is not None:
         activations = restored + counted.kept(
             choice.config.checkpoints,
             choice.config.use_gradient_checkpointing_offload,
-            numbers * CAST if choice.mixed else 0,
+            copied if choice.mixed else 0,
         )
         if not stage:
             # Units run before the step keeps anything.
             activations = max(activations, encoding)
-    trained = sum(one.trained_bytes for one in sizes.values())
     found = Estimate(
         weights=weights,
-        trained=trained,
-        gradients=numbers * TRAINED,
+        trained=numbers * number,
+        gradients=numbers * number,
         optimizer=int(numbers * choice.state_bytes),
         average=numbers * TRAINED if choice.config.ema_decay is not None else 0,
         activations=activations,

@@ -87,6 +87,29 @@ def facts_of(
     return Facts(sizes, unknown, counted, chosen.origin, absent)
 
 
+def encoding_in_tiles(
+    setup: Setup, plans: Sequence[Plan], dataset: Dataset | None
+) -> int | None:
+    """Return the most that the units that are cached hold at one time if VAEs compute in
+    tiles; None if it cannot be counted.
+
+    Raises UsageError for a run whose VAEs cannot.
+    """
+    task = f"{setup.config.task_name}:data_process"
+    config = replace(setup.config, task=task, tiled=True)
+    tiled = replace(setup, stage="data_process", config=config)
+    loaded = Pipeline.from_found(
+        tiled.family,
+        tiled.spec,
+        tiled.find(plans, []),
+        tiled.device,
+        tiled.dtype,
+        empty=True,
+    )
+    counted = facts_of(tiled, plans, loaded, None, dataset).activations
+    return None if counted is None else counted.encoding
+
+
 def _sample_and_module(
     setup: Setup,
     plans: Sequence[Plan],

@@ -1,60 +1,46 @@
 """Say in a table what a run needs in memory and on disk, and with which flags it fits."""
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 
 import torch
 
-from dstrain.config.options.train import TrainConfig
 from dstrain.config.sizes import as_size, parse_size
-from dstrain.graph.plan import Plan
-from dstrain.models.components import components_of
 from dstrain.models.execution.kept import AS_LOADED
-from dstrain.pipeline.kept_choice import kept_components
-from dstrain.runs.launch.variables import machine_size, world_size
-from dstrain.runs.memory.advice import Possible, Way, as_commands, cheapest
+from dstrain.runs.memory.advice import added_flags, as_commands
 from dstrain.runs.memory.components import ComponentSize
 from dstrain.runs.memory.disk import disk_of
 from dstrain.runs.memory.estimate import (
     CAST,
-    RESERVE,
-    Choice,
+    CONTEXT,
+    FRAGMENTED,
     Estimate,
-    estimate,
     state_bytes,
 )
 from dstrain.runs.memory.facts import Facts
-from dstrain.runs.offload import with_offload
+from dstrain.runs.memory.planning import PlannedRun
 from dstrain.runs.setup import Setup
 
 WIDTH = 30
 
 
 def report(
-    setup: Setup,
-    plans: Sequence[Plan],
-    facts: Facts,
-    steps: int | None,
-    per_epoch: int | None,
-    rows: int,
+    run: PlannedRun, steps: int | None, per_epoch: int | None, rows: int
 ) -> Iterator[str]:
     """Yield the lines of the table.
 
     Args:
-        setup: The run.
-        plans: Its plans.
-        facts: What it loads and trains.
+        run: The run.
         steps: Its optimizer steps, if they are known.
         per_epoch: Those of an epoch, if they are known.
         rows: Rows of the dataset; 0 if they are not known.
     """
+    setup, facts = run.setup, run.facts
     stage = setup.stage
-    found = estimate_way(setup, plans, facts, Way(setup.config, {}), stage)
+    found = run.estimate(setup.config, stage)
     yield ""
     yield f"memory of one device at the peak of {_stage_name(stage)}, computed from shapes"
-    for name in _names(plans, stage):
+    for name in run.components(stage):
         if name in facts.components:
             kept = setup.kept.get(name, AS_LOADED).describe()
             size = facts.components[name]
@@ -64,20 +50,21 @@ def report(
     if stage != "data_process":
         yield from _training(setup, facts, found)
         if setup.sharding is not None:
-            note = (
-                f"whole while they compute; all else is divided by {_processes(setup)}"
-            )
+            note = f"whole while they compute; all else is divided by {run.processes}"
             yield _line("weights put together", as_size(found.together), note)
     yield from _activations(setup, facts, found)
-    total = as_size(found.least + RESERVE)
-    words = total if found.activations is not None else f"more than {total}"
-    yield _line("peak", words, f"with {as_size(RESERVE)} for the device itself")
+    note = f"{as_size(CONTEXT)} for the device's context and libraries, {FRAGMENTED:.0%} for fragmentation"
+    yield _line("not counted", as_size(found.margin), note)
+    total = as_size(found.peak)
+    yield _line(
+        "peak", total if found.activations is not None else f"more than {total}"
+    )
     if found.ram:
         offloads = setup.sharding is not None and setup.sharding.offload
         what = "RAM for what is divided" if offloads else "RAM for weights"
         yield _line(what, as_size(found.ram))
-    yield from _fit(setup, plans, facts, found)
-    yield from _disk(setup, plans, facts, found, steps, per_epoch, rows)
+    yield from _fit(run, found)
+    yield from _disk(run, steps, per_epoch, rows)
 
 
 def _stage_name(stage: str) -> str:
@@ -86,13 +73,6 @@ def _stage_name(stage: str) -> str:
 
 def _line(what: str, size: str, note: str = "") -> str:
     return f"    {what:<{WIDTH}} {size:>12}  {note}".rstrip()
-
-
-def _names(plans: Sequence[Plan], stage: str) -> tuple[str, ...]:
-    """Return the components that a stage loads."""
-    return tuple(
-        dict.fromkeys(name for plan in plans for name in plan.components[stage])
-    )
 
 
 def _component(size: ComponentSize, stored: int, kept: str) -> tuple[str, str, str]:
@@ -110,9 +90,11 @@ def _count(numbers: int) -> str:
 
 def _training(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
     numbers = sum(one.trained for one in facts.components.values())
-    yield _line("trained weights", as_size(found.trained), f"{_count(numbers)} in fp32")
-    yield _line("gradients", as_size(found.gradients), "fp32")
     optimizer = setup.optimizer
+    dtype = "bf16" if optimizer.rounds else "fp32"
+    note = f"{_count(numbers)} in {dtype}"
+    yield _line("trained weights", as_size(found.trained), note)
+    yield _line("gradients", as_size(found.gradients), dtype)
     per_number = state_bytes(optimizer.trial)
     note = f"{optimizer.name}, {per_number:g} bytes per trained parameter"
     yield _line("optimizer state", as_size(found.optimizer), note)
@@ -137,42 +119,6 @@ def _activations(setup: Setup, facts: Facts, found: Estimate) -> Iterator[str]:
     yield _line(what, as_size(found.activations), note)
 
 
-def estimate_way(
-    setup: Setup, plans: Sequence[Plan], facts: Facts, way: Way, stage: str
-) -> Estimate:
-    """Estimate a stage of the run with the flags of a way."""
-    changed = with_flags(setup, way.config)
-    choice = Choice(
-        way.config,
-        changed.kept,
-        state_bytes(changed.optimizer.trial) if stage != "data_process" else 0.0,
-        changed.mixed_precision == "bf16",
-        setup.sharding,
-        _processes(setup),
-    )
-    return estimate(facts, _names(plans, stage), choice, stage)
-
-
-def _processes(setup: Setup) -> int:
-    """Return how many processes networks in training are divided among."""
-    if setup.sharding is None:
-        return 1
-    return setup.sharding.processes(world_size(os.environ), machine_size(os.environ))
-
-
-def with_flags(setup: Setup, config: TrainConfig) -> Setup:
-    """Return the setup of other flags about memory."""
-    if config is setup.config:
-        return setup
-    kept = kept_components(
-        config, setup.family, setup.spec, setup.models, lambda: setup.extensions
-    )
-    changed = replace(setup, config=config, kept=kept)
-    if config.optimizer == setup.config.optimizer:
-        vars(changed)["optimizer"] = setup.optimizer  # tried once
-    return with_offload(changed)
-
-
 def device_memory(setup: Setup) -> tuple[int, str] | None:
     """Return the bytes of the device to plan for, and its name: that of
     --device_memory, else of the GPU that is here; None without either.
@@ -186,11 +132,9 @@ def device_memory(setup: Setup) -> tuple[int, str] | None:
     return properties.total_memory, str(properties.name)
 
 
-def _fit(
-    setup: Setup, plans: Sequence[Plan], facts: Facts, found: Estimate
-) -> Iterator[str]:
+def _fit(run: PlannedRun, found: Estimate) -> Iterator[str]:
     """Yield whether it fits on the device, and what makes it fit."""
-    device = device_memory(setup)
+    device = device_memory(run.setup)
     if device is None:
         yield "    no GPU is here; --device_memory 24GB says whether it fits on one"
         return
@@ -204,61 +148,42 @@ def _fit(
         yield f"    it fits on {where}"
         return
     yield f"    it does not fit on {where}"
-    if found.activations is None:
-        return
-    if setup.stage == "data_process":
-        return
-    possible = possible_ways(setup, plans, facts)
+    if found.activations is not None:
+        yield from _advice(run, size)
 
-    def fits_with(way: Way) -> bool | None:
-        stages = ("data_process", "train") if way.is_split else (setup.stage,)
-        every = [
-            estimate_way(setup, plans, facts, way, one).fits(size) for one in stages
-        ]
-        return all(every)
 
-    way = cheapest(setup.config, possible, fits_with)
+def _advice(run: PlannedRun, size: int) -> Iterator[str]:
+    """Yield the commands with which it fits."""
+    config = run.setup.config
+    way = run.cheapest(size)
     if way is None:
         yield "    no flags are known with which it fits"
-        if setup.sharding is not None:
-            yield from (f"        {line}" for line in setup.sharding.advice())
+        if run.setup.sharding is not None:
+            yield from (f"        {line}" for line in run.setup.sharding.advice())
         return
-    stage = "train" if way.is_split else setup.stage
-    peak = estimate_way(setup, plans, facts, way, stage).least + RESERVE
-    yield f"    it fits, with a peak of {as_size(peak)}:"
-    yield from (f"        {command}" for command in as_commands(setup.config, way))
+    commands = as_commands(config, way)
+    if not way.is_split:
+        found = run.estimate(way.config, run.setup.stage)
+        yield f"    it fits, with {_needs(found)}:"
+        yield f"        {commands[0]}"
+        if run.setup.stage == "data_process" and way.shared:
+            yield f"    stage 2 needs {added_flags(way.shared)}, too: cached values depend on it"
+        return
+    yield "    it fits in two stages:"
+    for number, found in enumerate(run.estimate_stages(way), 1):
+        yield f"    stage {number}, with {_needs(found)}:"
+        yield f"        {commands[number - 1]}"
 
 
-def possible_ways(setup: Setup, plans: Sequence[Plan], facts: Facts) -> Possible:
-    """Return what the run could do to need less."""
-    loaded = set(_names(plans, ""))
-    divides = setup.sharding is not None
-    lora: tuple[str, ...] = ()
-    if not setup.trainables.full:
-        lora = tuple(one.component for one in setup.trainables.lora)
-    parts = [one for name in lora for one in facts.components[name].stored]
-    known = components_of(setup.family)
-    return Possible(
-        precision=setup.mixed_precision,
-        can_split=loaded != set(_names(plans, "train")),
-        # What sharding refuses is not advised.
-        blocks=0 if divides else 1 + max((one.block for one in parts), default=-1),
-        lora=lora,
-        modulation={name: known[name].modulation for name in lora},
-        has_bitsandbytes=find_spec("bitsandbytes") is not None,
-        can_choose_optimizer=not divides,
-    )
+def _needs(found: Estimate) -> str:
+    words = f"a peak of {as_size(found.peak)}"
+    return f"{words} and {as_size(found.ram)} of weights in RAM" if found.ram else words
 
 
 def _disk(
-    setup: Setup,
-    plans: Sequence[Plan],
-    facts: Facts,
-    found: Estimate,
-    steps: int | None,
-    per_epoch: int | None,
-    rows: int,
+    run: PlannedRun, steps: int | None, per_epoch: int | None, rows: int
 ) -> Iterator[str]:
+    setup, facts = run.setup, run.facts
     config = setup.config
     yield ""
     yield "disk"
@@ -274,11 +199,10 @@ def _disk(
     if not trained:
         yield "    not known"
         return
+    # What is saved of divided networks is whole.
+    whole = replace(run, setup=replace(setup, sharding=None))
+    found = whole.estimate(config, setup.stage)
     weights = sum(one.saved_bytes for one in trained)
-    if setup.sharding is not None:
-        # What is saved is whole.
-        alone = replace(setup, sharding=None)
-        found = estimate_way(alone, plans, facts, Way(config, {}), setup.stage)
     saves_what = ""
     if config.ema_decay is not None:
         # A file beside each save, in the precision of the weights.
@@ -302,12 +226,3 @@ def _cache(sample: int, rows: int, fetched: int) -> Iterator[str]:
     note = f"at most, {as_size(sample)} for the largest sample"
     yield _line("feature cache", as_size(sample * rows), note)
     yield _line("in all", as_size(sample * rows + fetched), "at most")
-
-
-def planned(setup: Setup) -> Setup:
-    """Return the setup as on a GPU, if --device_memory plans for one: there, frozen
-    weights are in bf16 by default.
-    """
-    if setup.config.device_memory is None:
-        return setup
-    return replace(setup, device=torch.device("cuda"))

@@ -24,7 +24,8 @@ from dstrain.runs.feature_plan import check_configs
 from dstrain.runs.launch.limits import refuse_unshardable
 from dstrain.runs.launch.variables import world_size
 from dstrain.runs.memory.facts import facts_of
-from dstrain.runs.memory.report import planned, report
+from dstrain.runs.memory.planning import PlannedRun
+from dstrain.runs.memory.report import report
 from dstrain.runs.reports.preview_plans import plan_previews
 from dstrain.runs.setup import Setup, metadata_path
 from dstrain.runs.training_run import TrainingData
@@ -40,7 +41,7 @@ def as_summary(setup: Setup) -> str:
     weights, decodes no image and asks no hub.
     """
     absent: list[str] = []
-    setup = _without_absent_weights(planned(setup), absent)
+    setup = _without_absent_weights(setup, absent)
     _check_output(setup, absent)
     dataset = _dataset(setup, absent)
     plans, data = _plans(setup, dataset, absent)
@@ -57,9 +58,8 @@ def as_summary(setup: Setup) -> str:
         lines += ["", "memory: not known, since no model files are given"]
     else:
         facts = facts_of(setup, plans, loaded, data, dataset)
-        lines += report(
-            setup, plans, facts, length.steps, length.per_epoch, length.rows
-        )
+        run = PlannedRun(setup, plans, facts, dataset)
+        lines += report(run, length.steps, length.per_epoch, length.rows)
     if absent:
         lines += ["", "to fetch", *(f"    {line}" for line in dict.fromkeys(absent))]
     return redacted("\n".join(lines) + "\n")

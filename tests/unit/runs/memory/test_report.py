@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.config.options.train import TrainConfig
-from dstrain.runs.memory.advice import Possible, added_flags, ways
+from dstrain.runs.memory.advice import added_flags, ways
+from dstrain.runs.memory.planning import PlannedRun
 
 from tests.support.runs import project
 
@@ -54,32 +54,72 @@ def test_a_run_that_swaps_blocks_is_said_to_checkpoint(
     assert re.search("activations .* with checkpointing\n", out)
 
 
-def test_what_does_not_fit_comes_with_commands_that_work(
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left free for what is not counted: toys are smaller than that."""
+    monkeypatch.setattr("dstrain.runs.memory.estimate.CONTEXT", 0)
+    monkeypatch.setattr("dstrain.runs.memory.estimate.FRAGMENTED", 0)
+
+
+def peak(out: str) -> float:
+    """The bytes of the peak that a dry run says."""
+    line = next(one for one in out.splitlines() if one.startswith("    peak"))
+    size, unit = line.split()[1:3]
+    return float(size) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+
+
+def advised(out: str) -> list[list[str]]:
+    """The commands that a dry run advises."""
+    assert "it does not fit on --device_memory" in out
+    lines = [one for one in out.splitlines() if one.startswith("        dstrain")]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("flags", "share", "said"),
+    [
+        ("--mixed_precision bf16", 0.99, "--use_gradient_checkpointing"),
+        ("--mixed_precision bf16", 0.8, "--task --feature_cache --quant_options"),
+        ("--mixed_precision no", 0.6, "--mixed_precision --blocks_to_swap"),
+        ("--task sft:data_process --feature_cache c", 0.7, "--offload_models"),
+        ("--trainable_models dit --optimizer_args maximize=false --mixed_precision bf16",
+         0.4, "--trainable_dtype --optimizer"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("exact")
+def test_what_does_not_fit_comes_with_commands_that_fit_and_work(
     words: list[str],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    flags: str,
+    share: float,
+    said: str,
 ) -> None:
-    def peak(*more: str) -> float:
-        out = dry_run(capsys, [*words, *more], "24")
-        line = next(one for one in out.splitlines() if one.startswith("    peak"))
-        size, unit = line.split()[1:3]
-        return float(size) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
-
-    monkeypatch.setattr("dstrain.runs.memory.report.RESERVE", 0)
-    monkeypatch.setattr("dstrain.runs.memory.estimate.RESERVE", 0)
-    before = peak()
-    out = dry_run(capsys, words, f"{(before - 200) / 2**20:.6f}MiB")
-    assert "it does not fit on --device_memory" in out
-    commands = [
-        shlex.split(line)
-        for line in out.splitlines()
-        if line.startswith("        dstrain")
-    ]
+    words = [*words, *flags.split()]
+    size = f"{share * peak(dry_run(capsys, words, '24')) / 2**20:.6f}MiB"
+    commands = advised(dry_run(capsys, words, size))
     assert commands
+    assert {*said.split()} <= {word for command in commands for word in command}
     for command in commands:
-        assert command[0] == "dstrain"
-        assert main(command[1:]) == 0
-    assert Path("out/epoch-0.safetensors").exists() or Path("out").is_dir()
+        assert "it fits on --device_memory" in dry_run(capsys, command, size)
+        assert main(command) == 0
+
+
+def test_advice_leaves_nothing_on_the_terminal_but_itself(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--dry_run", "--device_memory", "0.001MiB"]) == 0
+    captured = capsys.readouterr()
+    assert "no flags are known with which it fits" in captured.out
+    assert captured.err == ""
+
+
+def test_bf16_weights_can_be_planned_for_another_device(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--trainable_models", "dit", "--trainable_dtype", "bf16"]
+    out = dry_run(capsys, words, "24")
+    assert re.search(r"trained weights .* in bf16\n +gradients .* bf16\n", out)
+    assert main([*words, "--dry_run"]) == 2
 
 
 def test_without_a_gpu_it_says_how_to_plan_for_one(
@@ -118,11 +158,12 @@ def test_sharding_divides_what_is_trained_and_is_advised_nothing_that_it_refuses
         assert found, out
         return float(found[1])
 
-    def tried(config: TrainConfig, possible: Possible, fits: object) -> None:
-        advised.extend(added_flags(way) for way in ways(config, possible))
+    def tried(run: PlannedRun, size: int) -> None:
+        found = ways(run.setup.config, run.possible)
+        advised.extend(added_flags(way.changes) for way in found)
 
     advised: list[str] = []
-    monkeypatch.setattr("dstrain.runs.memory.report.cheapest", tried)
+    monkeypatch.setattr(PlannedRun, "cheapest", tried)
     words = [*words, "--lora_rank", "4"]
     alone = dry_run(capsys, words, "24")
     dry_run(capsys, words, "0.001")
