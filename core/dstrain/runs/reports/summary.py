@@ -127,6 +127,7 @@ def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
     if run.setup.task.runs_sampler:
         # A number of steps without guidance is what was trained.
         words += ["--num_inference_steps", "...", "--guidance_scale", "1"]
+    words += _size_flags(run)
     for name in input_files(run.setup.spec, run.setup.all_inputs()):
         words += ["--input", f"{name}=FILE"]
     output = "video.mp4" if run.setup.spec.makes_video else "image.png"
@@ -135,6 +136,21 @@ def log_end(run: TrainingRun, weights: Sequence[Path]) -> None:
         output = str(path.with_name(f"{path.stem}-comfyui.safetensors"))
         words = ["dstrain", "export", "--format", "comfyui", str(path), output]
         logger.info(f"for ComfyUI: {shlex.join(words)}")
+
+
+def _size_flags(run: TrainingRun) -> list[str]:
+    """Return the flags of the size that the run was given, where inference reads them and
+    would take another by default.
+    """
+    defaults = run.setup.spec.defaults
+    words = []
+    for names in (("height", "width"), ("num_frames",)):
+        values = {name: getattr(run.setup.config, name) for name in names}
+        usual = {name: defaults.get(name) for name in names}
+        if None not in (*values.values(), *usual.values()) and values != usual:
+            for name, value in values.items():
+                words += [f"--{name}", str(value)]
+    return words
 
 
 def weights_to_convert(run: TrainingRun, weights: Sequence[Path]) -> list[Path]:

@@ -116,6 +116,22 @@ def test_the_end_says_steps_time_rate_loss_memory_and_the_command_to_try(
     assert f"try them: dstrain generate --run {tmp_path} " in printed
 
 
+@pytest.mark.parametrize(
+    ("size", "flags"),
+    [((16, 24), "--height 16 --width 24 "), ((16, 16), ""), ((None, None), "")],
+)
+def test_the_command_to_try_has_the_size_of_the_run(
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    size: tuple[int | None, int | None],
+    flags: str,
+) -> None:
+    height, width = size
+    train(here, output_path=tmp_path, max_steps=1, height=height, width=width)
+    assert f"--prompt ... {flags}--output image.png" in said(capsys)
+
+
 def test_a_run_with_nothing_left_to_do_reports_no_rate(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
