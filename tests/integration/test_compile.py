@@ -36,6 +36,20 @@ def test_a_compiled_run_leaves_the_weights_of_others_under_their_names(
         run(config(here, output_path=compiled, resume="auto", max_steps=4))
 
 
+@pytest.mark.parametrize("method", ["fp8", "int8_block", "bitsandbytes_nf4"])
+def test_blocks_with_stored_weights_are_compiled_and_compute_the_same(
+    method: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch's backward pass of its own, and without code of its own."""
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    settings = {"max_steps": 2, "quant_options": f"dit:{method}"}
+    plain = log(train(here, output_path=here / "plain", **settings))
+    compiled = log(train(here, output_path=here / "compiled", compile=True, **settings))
+    for one, other in zip(plain, compiled, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
 def test_a_dry_run_compiles_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

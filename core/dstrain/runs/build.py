@@ -214,7 +214,7 @@ def load_module(
         trained = {
             name: pipeline.components[name] for name in module.trained.components
         }
-        compile_blocks(trained, check_only=empty)
+        compile_blocks(trained, setup.device, check_only=empty)
     start_swap(setup, module, empty)
     return module
 

@@ -2,9 +2,14 @@
 whole network would take minutes.
 """
 
+import os
+import shutil
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
+from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,8 +19,11 @@ from dstrain.errors import UsageError
 from dstrain.models.execution.blocks import repeated_blocks
 
 FLAG = "--compile"
-BACKEND = "inductor"
+INDUCTOR = "inductor"
+BACKEND = INDUCTOR
 """What generates the code: torch's default."""
+CXX = MappingProxyType({"darwin": "clang++", "win32": "cl"})
+"""Platform -> the compiler that torch looks for on it, where that is not g++."""
 RECOMPILATIONS = 64
 """Blocks of one class share this many versions, for sizes of samples, for training and for
 previews; beyond them torch would silently compile no more. Its own limit is 8."""
@@ -24,20 +32,25 @@ previews; beyond them torch would silently compile no more. Its own limit is 8."
 OWN_WARNINGS = (
     (r"The \.grad attribute of a Tensor", UserWarning),
     (r"`torch\.jit\.script_method` is deprecated", DeprecationWarning),
+    # Some networks rotate queries and keys with them.
+    (r"Torchinductor does not support code generation for complex", UserWarning),
     # Of an autograd.Function with its own backward pass, as stored weights have.
     (r".* should not be instantiated", DeprecationWarning),
 )
 """What torch says of itself while it compiles."""
 
 
-def compile_blocks(networks: Mapping[str, nn.Module], check_only: bool = False) -> None:
+def compile_blocks(
+    networks: Mapping[str, nn.Module], device: torch.device, check_only: bool = False
+) -> None:
     """Compile the blocks of networks where they are: names of weights stay the same, and
     hooks of blocks, such as those of block swap, are not compiled.
 
-    Raises UsageError if none of them repeats blocks.
+    Raises UsageError if none of them repeats blocks, or without a compiler.
 
     Args:
         networks: The networks by component. They have their LoRA layers already.
+        device: What they compute on.
         check_only: Compile nothing, as for networks without memory.
     """
     blocks = {
@@ -48,6 +61,8 @@ def compile_blocks(networks: Mapping[str, nn.Module], check_only: bool = False) 
     if not blocks:
         what = f"has no effect: {', '.join(networks)} repeats no blocks"
         raise UsageError(FLAG, what)
+    if BACKEND == INDUCTOR:
+        _check_compiler(device)
     if check_only:
         return
     import torch._dynamo
@@ -58,6 +73,27 @@ def compile_blocks(networks: Mapping[str, nn.Module], check_only: bool = False) 
         warnings.filterwarnings("ignore", foreign, kind)
     for name, block in blocks.items():
         block.forward = _compiled(name, block)
+
+
+def _check_compiler(device: torch.device) -> None:
+    """Raise UsageError if there is nothing that compiles the code which torch generates;
+    it looks for the same itself, in the middle of the first step.
+    """
+    variable, names = "CXX", [CXX.get(sys.platform, "g++")]
+    if device.type == "cuda":
+        if find_spec("triton") is None:
+            what = "needs triton on a GPU, which is not installed"
+            raise UsageError(FLAG, what, "pip install triton, or train without it")
+        variable, names = "CC", ["gcc", "clang"]
+    own = os.environ.get(variable)
+    if own is not None:
+        names = [own]
+    if not any(map(shutil.which, names)):
+        raise UsageError(
+            FLAG,
+            f"needs a C++ compiler, and {' or '.join(names)} is not found",
+            f"install one, or set the variable {variable} to the path of yours",
+        )
 
 
 def _compiled(name: str, block: nn.Module) -> Callable[..., Any]:
@@ -76,7 +112,7 @@ def _compiled(name: str, block: nn.Module) -> Callable[..., Any]:
             raise UsageError(
                 FLAG,
                 f"{name} ({type(block).__name__}) cannot be compiled here: {reason}",
-                "train without it; torch needs a C++ compiler, and on GPUs triton",
+                "train without it",
             ) from error
 
     return forward

@@ -3,6 +3,7 @@ be compiled is said.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from tests.support.family import Dit
 from tests.support.poisoned_memory import poisoned_memory
+
+CPU = torch.device("cpu")
 
 
 class Compiler:
@@ -65,7 +68,7 @@ def test_blocks_are_compiled_once_for_all_and_keep_their_names(
 ) -> None:
     plain, compiled = network(6), network(6)
     names = list(compiled.state_dict())
-    compile_blocks({"dit": compiled})
+    compile_blocks({"dit": compiled}, CPU)
     assert compiler.graphs == 0
     wanted, found = numbers(plain), numbers(compiled)
     # The text that the first block gets has no gradient.
@@ -78,7 +81,7 @@ def test_blocks_are_compiled_once_for_all_and_keep_their_names(
 
 def test_samples_of_many_sizes_are_compiled_once_more(compiler: Compiler) -> None:
     compiled = network()
-    compile_blocks({"dit": compiled})
+    compile_blocks({"dit": compiled}, CPU)
     for tokens in range(4, 9):
         numbers(compiled, tokens)
     assert compiler.graphs == 2 * 2  # the second is for any number of tokens
@@ -90,8 +93,8 @@ def test_swapped_blocks_can_be_compiled(compiler: Compiler) -> None:
     for one in (plain, compiled):
         for name, parameter in one.named_parameters():
             parameter.requires_grad_(name.endswith("bias"))
-    compile_blocks({"dit": compiled})
-    swap = BlockSwap(torch.device("cpu"))
+    compile_blocks({"dit": compiled}, CPU)
+    swap = BlockSwap(CPU)
     swap.add("dit", compiled, 3)
     with poisoned_memory() as seen:
         for _ in range(2):
@@ -105,12 +108,12 @@ def test_swapped_blocks_can_be_compiled(compiler: Compiler) -> None:
 
 def test_a_check_compiles_nothing(compiler: Compiler) -> None:
     dit = network()
-    compile_blocks({"dit": dit}, check_only=True)
+    compile_blocks({"dit": dit}, CPU, check_only=True)
     numbers(dit)
     assert compiler.graphs == 0
     with pytest.raises(UsageError, match="--compile: has no effect: vae, text_encoder"):
         compile_blocks(
-            {"vae": nn.Linear(1, 1), "text_encoder": nn.Linear(1, 1)}, check_only=True
+            {"vae": nn.Linear(1, 1), "text_encoder": nn.Linear(1, 1)}, CPU, True
         )
 
 
@@ -121,10 +124,32 @@ def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     torch._dynamo.reset()
     monkeypatch.setattr(compilation, "BACKEND", fail)
     dit = network()
-    compile_blocks({"dit": dit})
+    compile_blocks({"dit": dit}, CPU)
     with pytest.raises(UsageError) as caught:
         numbers(dit)
     message = str(caught.value)
     assert "dit.blocks.0 (Block) cannot be compiled here: " in message
     assert "no compiler" in message
     assert "was found" not in message
+
+
+def test_a_compiler_that_is_not_there_is_named_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def check(device: str) -> str:
+        with pytest.raises(UsageError) as caught:
+            compile_blocks({"dit": network()}, torch.device(device), check_only=True)
+        return str(caught.value)
+
+    own = tmp_path / "c++"
+    monkeypatch.setenv("CXX", str(own))
+    assert f"--compile: needs a C++ compiler, and {own} is not found" in check("cpu")
+    assert "set the variable CXX to the path of yours" in check("cpu")
+    own.touch(mode=0o700)
+    compile_blocks({"dit": network()}, CPU, check_only=True)
+    monkeypatch.setattr(compilation, "find_spec", lambda name: None)
+    assert "--compile: needs triton on a GPU, which is not" in check("cuda")
+    monkeypatch.setattr(compilation, "find_spec", lambda name: name)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "and gcc or clang is not found" in check("cuda")
