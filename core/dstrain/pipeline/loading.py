@@ -1,5 +1,6 @@
 """Load a component: each weight is put where it is kept as soon as it is read."""
 
+import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -69,14 +70,13 @@ class Loader:
             dtype: The dtype of its weights as they are read.
         """
         assert self.files is not None
-        network = self.component.network
-        if not hasattr(network, "build"):
-            loaded = network.load(self.files, configuration, dtype)
+        load: Any = self.component.network.load
+        if "place" in inspect.signature(load).parameters:
+            loaded = load(self.files, configuration, dtype, place=self.place)
+        else:
+            loaded = load(self.files, configuration, dtype)
             if isinstance(loaded, nn.Module):
                 place_weights(loaded, self.place)
-        else:
-            streaming: Any = network
-            loaded = streaming.load(self.files, configuration, dtype, self.place)
         if not isinstance(loaded, nn.Module):
             return loaded
         place_buffers(loaded, self.device)

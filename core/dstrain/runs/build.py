@@ -32,7 +32,7 @@ from dstrain.training.loader import CachedSamples, DecodedSamples
 from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.build import build_optimizer, check_fit
 from dstrain.training.optimizers.schedules import build_lr_scheduler
-from dstrain.training.sharding import Division
+from dstrain.training.sharded_networks import Division, refuse_single_numbers
 from dstrain.training.trainables import start_from_lora
 
 logger = get_logger(__name__)
@@ -197,6 +197,9 @@ def load_module(
     dtype = torch.bfloat16 if setup.optimizer.rounds else torch.float32
     module.switch_to_training_mode(setup.trainables, config.seed, dtype)
     check_fit(setup.optimizer, module.trained.parameters)
+    if setup.sharding is not None:
+        for name in module.trained.components:
+            refuse_single_numbers(pipeline.components[name])
     for path in loras:
         start_from_lora(pipeline, module.trained.lora, path)
     for plan in plans:

@@ -20,7 +20,7 @@ from dstrain.training.loader import CachedSamples, SampleSource
 from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.build import effective_rate
 from dstrain.training.optimizers.modes import in_eval_mode
-from dstrain.training.sharding import keeping_gradients, sharded_networks
+from dstrain.training.sharded_networks import keeping_gradients, sharded_networks
 
 
 @dataclass(frozen=True)

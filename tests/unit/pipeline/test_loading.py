@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.support.loading_in_nf4 import anonymous_mib
+from tests.support.runs import same
 
 CPU = torch.device("cpu")
 RECORD = ModelFamily(
@@ -222,6 +223,30 @@ def test_a_network_that_loads_itself_is_placed_afterwards(tmp_path: Path) -> Non
     assert stored == ["0.weight", "0.bias", "1.bias"]
     assert network[1].weight is network[0].weight
     assert not network[0].weight.any()
+
+
+def test_a_network_whose_load_takes_no_place_is_quantized_afterwards(
+    tmp_path: Path,
+) -> None:
+    class Own:
+        """As plugins wrote them before `load` had a place."""
+
+        def build(self, configuration: Any) -> nn.Module:
+            return Deep(64, 2)
+
+        def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
+            return load_network(lambda: Deep(64, 2), files, dtype)
+
+    files = written(tmp_path, Deep(64, 2))
+    stored = StoredLayers(METHODS["int8_block"])
+    files = replace(files, kept=Kept((stored,)))
+    configuration = SimpleNamespace(side=64, depth=2)
+    found = [
+        Loader(RECORD, component(one), files, CPU).load(configuration, torch.float32)
+        for one in (Own(), NETWORK)
+    ]
+    assert found[0].layers[1].weight.dtype == torch.int8
+    assert same(*(dict(network.state_dict()) for network in found))
 
 
 def test_an_empty_network_is_compared_with_its_files_and_reads_no_weight(

@@ -36,7 +36,7 @@ from dstrain.storage.hashing import hash_json, sha256
 from dstrain.storage.run_files import RUN, RunFiles
 from dstrain.training.loader import CachedSamples
 from dstrain.training.optimizers.names import named
-from dstrain.training.sharding import read_own_rows
+from dstrain.training.sharded_networks import read_own_rows
 
 logger = get_logger(__name__)
 

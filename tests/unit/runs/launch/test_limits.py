@@ -4,6 +4,7 @@ run as by the run.
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from dstrain.errors import UsageError
@@ -61,6 +62,19 @@ def test_a_component_that_a_unit_runs_is_refused(
     words = "cannot divide text_encoder: encode_prompt runs it once for each sample"
     with pytest.raises(UsageError, match=words):
         run(config(here, output_path=Path("out"), dry_run=True, **flags))
+
+
+def test_a_dry_run_refuses_a_weight_without_rows(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused = UsageError("sharding", "refused")
+    monkeypatch.setattr(
+        "dstrain.runs.build.refuse_single_numbers", Mock(side_effect=refused)
+    )
+    with pytest.raises(UsageError, match="refused"):
+        run(config(here, output_path=Path("out"), dry_run=True))
 
 
 def test_machines_have_equally_many_processes(

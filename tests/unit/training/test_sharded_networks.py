@@ -15,7 +15,7 @@ from dstrain.lora.layers import LoraConfig, inject
 from dstrain.models.networks import Place, keep, place_weights
 from dstrain.storage.safetensors import take_part, whole, write_tensors
 from dstrain.training.optimizers.clipping import clip_gradients
-from dstrain.training.sharding import (
+from dstrain.training.sharded_networks import (
     Division,
     keeping_gradients,
     read_own_rows,
@@ -128,6 +128,13 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
     low: Any = Module(False).bfloat16()
     with pytest.raises(UsageError, match="that are fp32, not bf16"):
         Division(Sharding(), torch.device("cpu")).divide(low)
+    single = Net()
+    single.scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(UsageError, match="scale of Net is a single number"):
+        # At the first weight that is read, whichever that is.
+        Division(Sharding(), torch.device("cpu")).keep_rows(
+            single, "first.weight", single.first.weight
+        )
     os.environ["LOCAL_WORLD_SIZE"] = "3"
     with pytest.raises(UsageError, match="2 processes do not make machines of 3 each"):
         Division(Sharding("hybrid"), torch.device("cpu"))

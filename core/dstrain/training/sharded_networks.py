@@ -45,13 +45,19 @@ class Division:
         self._sharding = sharding
         self._device = device
         self._mesh = _mesh(sharding, device)
+        self._checked: set[nn.Module] = set()
         self._rows: dict[int, tuple[nn.Parameter, Tensor]] = {}
         """A parameter's id -> the parameter, and this process's rows of it."""
 
     def keep_rows(self, network: nn.Module, name: str, stored: Tensor) -> Tensor:
         """Keep this process's rows of a weight that is stored; until `divide`, the
         network's parameter has a shape and no numbers.
+
+        Raises UsageError, at its first weight, for a network that cannot be divided.
         """
+        if network not in self._checked:
+            self._checked.add(network)
+            refuse_single_numbers(network)
         owner, _, own = name.rpartition(".")
         is_buffer = own not in network.get_submodule(owner)._parameters
         if is_buffer or stored.ndim == 0 or name in tied_names(network):
@@ -84,16 +90,12 @@ class Division:
             for part in (*repeated_blocks(network).values(), network):
                 # Before the hooks of torch, which see what this one returns.
                 part.register_forward_hook(_without_views)
-                try:
-                    fully_shard(
-                        part,
-                        mesh=self._mesh,
-                        reshard_after_forward=self._sharding.reshard_after_forward,
-                        offload_policy=policy,
-                    )
-                except ValueError as error:
-                    # It has a weight that is a single number.
-                    raise UsageError(f"sharding of {name}", str(error)) from error
+                fully_shard(
+                    part,
+                    mesh=self._mesh,
+                    reshard_after_forward=self._sharding.reshard_after_forward,
+                    offload_policy=policy,
+                )
                 part.register_forward_hook(_give_up)
             self._fill(network, rows)
 
@@ -119,6 +121,14 @@ class Division:
             # What is trained in part was read in the dtype of the rest.
             divided[name] = _as_divided(own.to(parameter.dtype), parameter, own.device)
         network.load_state_dict(divided, strict=False, assign=True)
+
+
+def refuse_single_numbers(network: nn.Module) -> None:
+    """Raise UsageError for a network with a weight that has no rows to divide."""
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 0:
+            what = f"{name} of {type(network).__name__} is a single number, which has no rows"
+            raise UsageError("sharding", what, "train without sharding")
 
 
 def _mesh(sharding: Sharding, device: torch.device) -> DeviceMesh:
