@@ -60,15 +60,15 @@ FSDP_2 = {
 """A file as `accelerate config` writes it."""
 
 
-def handed_on(settings: Mapping[str, Any], folder: Path) -> dict[str, str]:
+def handed_on(settings: Mapping[str, Any], folder: Path, *words: str) -> dict[str, str]:
     """Return the variables that `accelerate launch --config_file` sets for a file with
-    these settings, which is written to a folder.
+    these settings, which is written to a folder, and for more words of its own.
     """
     path = folder / "accelerate.yaml"
     path.write_text(yaml.safe_dump(dict(settings)))
     # A port of its own: else accelerate warns where the usual one is taken.
-    arguments = ["--config_file", str(path), "--main_process_port", "0", "train.py"]
-    parsed = launch_command_parser().parse_args(arguments)
+    arguments = ["--config_file", str(path), "--main_process_port", "0"]
+    parsed = launch_command_parser().parse_args([*arguments, *words, "train.py"])
     args, defaults, _ = _validate_launch_command(parsed)
     if args.use_deepspeed:
         args.deepspeed_fields_from_accelerate_config = ",".join(

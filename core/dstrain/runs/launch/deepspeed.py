@@ -6,9 +6,10 @@ processes and can be resumed; and its checkpoints are pickles.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dstrain.distributed.sharding import Sharding
@@ -20,15 +21,56 @@ from dstrain.storage.files import read_limited
 DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 PREFIX = "ACCELERATE_DEEPSPEED_"
 MOST_BYTES = 1 << 20
+READ = frozenset(
+    {
+        "zero_optimization", "fp16", "bf16", "gradient_accumulation_steps",
+        "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size",
+    }
+)  # fmt: skip
+"""Entries of DeepSpeed's file that are acted on."""
 SPEED = frozenset(
     {
-        "comms_logger", "communication_data_type", "dump_state", "memory_breakdown",
+        "aio", "comms_logger", "dump_state", "flops_profiler", "memory_breakdown",
         "prescale_gradients", "steps_per_print", "wall_clock_breakdown",
         "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
     }
 )  # fmt: skip
 """Entries of DeepSpeed's file about how it works and what it prints, which change no
 number and have no counterpart."""
+ZERO_READ = frozenset({"stage", "offload_optimizer", "offload_param", "cpu_offload"})
+"""Entries of its zero_optimization that are acted on."""
+ZERO_SPEED = frozenset(
+    {
+        "allgather_bucket_size", "allgather_partitions", "contiguous_gradients",
+        "cpu_offload_use_pin_memory", "elastic_checkpoint", "ignore_unused_parameters",
+        "legacy_stage1", "load_from_fp32_weights", "memory_efficient_linear",
+        "overlap_comm", "reduce_bucket_size", "reduce_scatter", "round_robin_gradients",
+        "stage3_gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save", "stage3_max_live_parameters",
+        "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
+        "stage3_module_granularity_threshold", "stage3_param_persistence_threshold",
+        "stage3_prefetch_bucket_size", "stage3_use_all_reduce_for_fetch_params",
+        "sub_group_size", "use_multi_rank_bucket_allreduce",
+    }
+)  # fmt: skip
+"""Entries of its zero_optimization about buckets, memory and saving, likewise."""
+OWN_SPEED = MappingProxyType(
+    {
+        "ZERO3_INIT": "zero3_init_flag",
+        "ZERO3_SAVE_16BIT_MODEL": "zero3_save_16bit_model",
+        "MOE_LAYER_CLS_NAMES": "deepspeed_moe_layer_cls_names",
+    }
+)
+"""Variables of accelerate's own settings without a counterpart -> their names."""
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "communication_data_type": "fp32",
+        "gradient_predivide_factor": 1,
+        "mics_shard_size": -1,
+        "zero_hpz_partition_size": 1,
+    }
+)
+"""Entries that would change what a run does -> the value with which they do not."""
 UNSET = ("auto", "none", None)
 
 
@@ -72,7 +114,13 @@ def read_deepspeed(environment: Mapping[str, str]) -> DeepSpeed:
                 f"offload to {device} (offload_{part}_device) is not supported; it can be none or cpu",
             )
         offload |= device == "cpu"
-    _refuse_entries(content, where)
+    # Its older name.
+    offload |= zero.get("cpu_offload") is True
+    ignored = _without_effect(content, READ, SPEED, where)
+    ignored += _without_effect(zero, ZERO_READ, ZERO_SPEED, where)
+    for variable, setting in OWN_SPEED.items():
+        if environment.get(f"{PREFIX}{variable}", "false") not in ("false", "None"):
+            ignored.append(setting)
     flags = _flags(content, where)
     clipping = environment.get("ACCELERATE_GRADIENT_CLIPPING", "auto")
     if clipping not in UNSET:
@@ -87,6 +135,8 @@ def read_deepspeed(environment: Mapping[str, str]) -> DeepSpeed:
         # Stages 1 and 2 keep parameters whole, which is what not giving them up after
         # the forward pass comes nearest to.
         sharding, said = sharding_of(name, "full", number(stage) == 3, offload)
+    if ignored:
+        said += f"; without effect here: {', '.join(ignored)}"
     return DeepSpeed(
         sharding, said, flags, None if total in UNSET else int(number(total))
     )
@@ -132,23 +182,36 @@ def _flags(content: Mapping[str, Any], where: str) -> dict[str, str]:
     return flags
 
 
-def _refuse_entries(content: Mapping[str, Any], where: str) -> None:
-    """Raise UsageError for entries that would change what a run does."""
+def _without_effect(
+    section: Mapping[str, Any], read: Set[str], speed: Set[str], where: str
+) -> list[str]:
+    """Return the entries that have no counterpart; raises UsageError for one that would
+    change what a run does.
+
+    Args:
+        section: Entries.
+        read: Those that are acted on.
+        speed: Those that change no number.
+        where: The file.
+    """
     advice = {
         "optimizer": "give --learning_rate, --weight_decay and the other flags of the optimizer",
         "scheduler": "give --lr_scheduler and --lr_warmup_steps",
         "activation_checkpointing": "give --use_gradient_checkpointing",
+        "tensorboard": "give --report_to tensorboard",
+        "wandb": "give --report_to wandb",
     }
-    read = {
-        "zero_optimization", "fp16", "bf16", "gradient_accumulation_steps",
-        "gradient_clipping", "train_micro_batch_size_per_gpu", "train_batch_size",
-    }  # fmt: skip
-    for entry, value in content.items():
+    ignored = []
+    for entry, value in section.items():
         enabled = not (isinstance(value, dict) and value.get("enabled") is False)
-        if entry in read or entry in SPEED or not value or not enabled:
+        if entry in read or not value or value in UNSET or not enabled:
+            continue
+        if entry in speed or DEFAULTS.get(entry) == value:
+            ignored.append(entry)
             continue
         raise UsageError(
             where,
             f"{entry} of DeepSpeed is not supported; leave it out",
             *([advice[entry]] if entry in advice else []),
         )
+    return ignored

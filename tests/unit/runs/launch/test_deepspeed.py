@@ -1,13 +1,21 @@
 """DeepSpeed's ZeRO stages become sharding, and what it has besides is refused by name."""
 
+import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.utils.launch import prepare_deepspeed_cmd_env
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
-from dstrain.runs.launch.deepspeed import DeepSpeed, read_deepspeed
+from dstrain.runs.launch.deepspeed import (
+    OWN_SPEED,
+    PREFIX,
+    DeepSpeed,
+    read_deepspeed,
+)
 
 from tests.support.launchers import ZERO_3
 
@@ -92,6 +100,17 @@ def test_deepspeeds_own_file_is_read(tmp_path: Path) -> None:
         ({"optimizer": {"type": "AdamW"}}, "optimizer of DeepSpeed is not supported"),
         ({"compression_training": {"x": 1}}, "compression_training of DeepSpeed"),
         ({"train_batch_size": "many"}, "train_batch_size is 'many'"),
+        ({"communication_data_type": "bf16"}, "communication_data_type of DeepSpeed"),
+        ({"wandb": {"enabled": True}}, "give --report_to wandb"),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+            "zero_quantized_weights of DeepSpeed is not supported; leave it out",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
+            "zero_hpz_partition_size of DeepSpeed",
+        ),
+        ({"zero_optimization": {"stge": 3}}, "stge of DeepSpeed"),
     ],
 )
 def test_what_deepspeeds_file_has_besides_is_refused_by_name(
@@ -100,6 +119,26 @@ def test_what_deepspeeds_file_has_besides_is_refused_by_name(
     with pytest.raises(UsageError, match=message) as caught:
         filed(tmp_path, **changes)
     assert caught.value.where.endswith("zero.json")
+
+
+def test_what_has_no_effect_is_said(tmp_path: Path) -> None:
+    found = filed(tmp_path, communication_data_type="fp32")
+    names = "communication_data_type, overlap_comm, contiguous_gradients, stage3_gather"
+    assert f"; without effect here: steps_per_print, {names}" in found.said
+    zero = {"stage": 2, "cpu_offload": True, "zero_hpz_partition_size": 1}
+    found = filed(tmp_path, zero_optimization=zero)
+    assert found.sharding == Sharding("full", False, True)
+    assert found.said.endswith("here: steps_per_print, zero_hpz_partition_size")
+    assert said(ZERO3_INIT="true").said.endswith("here: zero3_init_flag")
+    assert "without effect" not in said(ZERO3_INIT="false").said
+
+
+def test_every_setting_that_accelerate_hands_on_is_known() -> None:
+    source = inspect.getsource(prepare_deepspeed_cmd_env)
+    handed = set(re.findall(rf"{PREFIX}(\w+)", source))
+    read = {"CONFIG_FILE", "ZERO_STAGE"}
+    read |= {f"OFFLOAD_{part}_DEVICE" for part in ("OPTIMIZER", "PARAM")}
+    assert handed == read | OWN_SPEED.keys()
 
 
 def test_what_is_switched_off_changes_nothing(tmp_path: Path) -> None:

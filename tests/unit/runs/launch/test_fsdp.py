@@ -1,8 +1,13 @@
 """Settings of FSDP, of both versions, say how networks are divided, or are refused."""
 
+import inspect
+import re
+
 import pytest
+from accelerate.utils.launch import prepare_multi_gpu_env
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
+from dstrain.runs.launch import fsdp
 from dstrain.runs.launch.fsdp import read_fsdp, refuse_groups, sharding_of
 
 
@@ -106,3 +111,16 @@ def test_one_line_says_what_a_setting_became() -> None:
         "are divided among the processes of a machine; a block's parameters stay together between forward and "
         "backward; what is divided lies in RAM"
     )
+
+
+def test_every_setting_that_accelerate_hands_on_is_read_or_about_its_own_way() -> None:
+    handed = set(re.findall(r'"FSDP_(\w+)"', inspect.getsource(prepare_multi_gpu_env)))
+    read = set(re.findall(r'FSDP_(\w+)"', inspect.getsource(fsdp)))
+    read |= {"ACTIVATION_CHECKPOINTING", "ACTIVATION_CHECKPOINTING_OFFLOAD"}
+    assert read <= handed
+    # What it wraps and prefetches, and how it would load and save.
+    assert handed - read == {
+        "AUTO_WRAP_POLICY", "BACKWARD_PREFETCH", "CPU_RAM_EFFICIENT_LOADING",
+        "FORWARD_PREFETCH", "MIN_NUM_PARAMS", "STATE_DICT_TYPE", "SYNC_MODULE_STATES",
+        "TRANSFORMER_CLS_TO_WRAP", "USE_ORIG_PARAMS",
+    }  # fmt: skip

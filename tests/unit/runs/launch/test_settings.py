@@ -13,6 +13,7 @@ from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_la
 
 from tests.support.launchers import FILES, FSDP_2, ZERO_3, handed_on
 
+GUIDE = Path("docs/guide/many-devices.md").read_text(encoding="utf-8")
 WANTED = MappingProxyType(
     {
         "accelerate_config_zero3.yaml": Sharding("full", True),
@@ -49,6 +50,24 @@ def test_published_files_are_translated(
         return
     with pytest.raises(UsageError, match="one process divides nothing, so that"):
         in_stage(launch, "train", processes)
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_published_files_are_launched_without_deepspeed_as_the_guide_says(
+    name: str, tmp_path: Path
+) -> None:
+    wanted = WANTED[name]
+    words = "--use_fsdp --fsdp_version 2"
+    if not wanted.reshard_after_forward:
+        words += " --fsdp_reshard_after_forward false"
+    if wanted.offload:
+        words += " --fsdp_offload_params true"
+    assert f"| `{words}` |" in GUIDE
+    variables = handed_on(FILES[name], tmp_path, *words.split())
+    assert "ACCELERATE_USE_DEEPSPEED" not in variables
+    launch = read_launch(variables)
+    assert launch.sharding == wanted
+    assert launch.said.startswith("FSDP 2 of accelerate's configuration")
 
 
 def test_every_published_file_has_a_translation() -> None:
