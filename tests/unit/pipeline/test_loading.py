@@ -8,6 +8,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -17,8 +18,9 @@ import torch
 from dstrain.errors import StateError
 from dstrain.lora.layers import LoraLayer, merge_layers
 from dstrain.models.components import Component, Files
-from dstrain.models.execution.kept import ALL_BLOCKS, Kept
+from dstrain.models.execution.kept import ALL_BLOCKS, Kept, StoredLayers
 from dstrain.models.networks import DiffusersNetwork, keep, load_network
+from dstrain.models.quantization.methods import METHODS
 from dstrain.pipeline import loading
 from dstrain.pipeline.loading import Loader
 from dstrain.registry.family import ModelFamily
