@@ -30,14 +30,16 @@ def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TRAINED: dict[str, dict[str, Any]] = {
-    "LoRA": {"lora_rank": 2, "lora_target_modules": "to_q,to_out"},
+    "LoRA": {
+        "lora_rank": 2, "lora_target_modules": "to_q,to_out", "validation_split": 0.4, "validation_steps": 1,
+    },
     "LoRA on bf16": {"lora_rank": 2, "mixed_precision": "bf16"},
     "LoRA on fp8": {"lora_rank": 2, "mixed_precision": "bf16", "fp8_models": "dit"},
     "LoRA on nf4": {"lora_rank": 2, "quant_options": "dit:bitsandbytes_nf4"},
     "in full": {"trainable_models": "dit", "ema_decay": 0.5},
     "schedule-free": {"trainable_models": "dit.blocks.1", "optimizer": "schedulefree"},
     "lion": {"trainable_models": "dit", "optimizer": "lion", "learning_rate": 1e-3},
-}
+}  # fmt: skip
 FULL: Mapping[str, Any] = {**FSDP_2, "mixed_precision": "no"}
 FILES: Mapping[str, Mapping[str, Any]] = {
     "hybrid": {
@@ -119,6 +121,21 @@ def test_two_processes_train_as_one(trained: Path, name: str) -> None:
     for a, b in zip(log(one), log(two), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
     assert_close(files(two), files(one))
+
+
+def test_the_validation_loss_is_that_of_one_process(trained: Path) -> None:
+    one, two = (
+        [
+            [float(number) for number in line.split(",")]
+            for line in (trained / "LoRA" / folder / "logs/validation.csv")
+            .read_text()
+            .splitlines()[1:]
+        ]
+        for folder in ("one", "two")
+    )
+    assert [row[0] for row in one] == [0, 1, 2, 3]
+    for a, b in zip(one, two, strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", FILES)

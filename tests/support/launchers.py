@@ -60,14 +60,19 @@ FSDP_2 = {
 """A file as `accelerate config` writes it."""
 
 
-def handed_on(settings: Mapping[str, Any], folder: Path, *words: str) -> dict[str, str]:
+def handed_on(
+    settings: Mapping[str, Any] | None, folder: Path, *words: str
+) -> dict[str, str]:
     """Return the variables that `accelerate launch --config_file` sets for a file with
-    these settings, which is written to a folder, and for more words of its own.
+    these settings, which is written to a folder, and for more words of its own; without
+    settings, those that it sets without `--config_file`.
     """
-    path = folder / "accelerate.yaml"
-    path.write_text(yaml.safe_dump(dict(settings)))
     # A port of its own: else accelerate warns where the usual one is taken.
-    arguments = ["--config_file", str(path), "--main_process_port", "0"]
+    arguments = ["--main_process_port", "0"]
+    if settings is not None:
+        path = folder / "accelerate.yaml"
+        path.write_text(yaml.safe_dump(dict(settings)))
+        arguments += ["--config_file", str(path)]
     parsed = launch_command_parser().parse_args([*arguments, *words, "train.py"])
     args, defaults, _ = _validate_launch_command(parsed)
     if args.use_deepspeed:

@@ -1,6 +1,9 @@
 """What a launcher says is translated, or refused in words; its flags agree with ours."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -82,6 +85,43 @@ def test_files_of_fsdp_are_translated(tmp_path: Path) -> None:
     settings = {**FSDP_2, "fsdp_config": {**FSDP_2["fsdp_config"], **older}}
     launch = read_launch(handed_on(settings, tmp_path))
     assert launch.sharding == Sharding("full", False)
+
+
+DEFAULT = """
+import json, sys
+from pathlib import Path
+from accelerate import Accelerator
+from tests.support.launchers import FILES, FSDP_2, handed_on
+
+here = Path(sys.argv[1])
+other = {**FSDP_2, "mixed_precision": "no"}
+found = handed_on(None, here), handed_on(other, here), handed_on(None, here, "--multi_gpu")
+plain = Accelerator()
+print(json.dumps([*found, [str(plain.distributed_type), plain.mixed_precision]]))
+"""
+
+
+def test_the_file_in_the_users_folder_holds_without_another_and_for_accelerate_launch(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "accelerate").mkdir()
+    default = tmp_path / "accelerate/default_config.yaml"
+    default.write_text(json.dumps(FILES["accelerate_config_zero2offload.yaml"]))
+    ended = subprocess.run(
+        [sys.executable, "-c", DEFAULT, str(tmp_path)],
+        env={**os.environ, "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *found, plain = json.loads(ended.stdout)
+    by_default, by_file, by_words = map(read_launch, found)
+    assert by_default.sharding == Sharding("full", False, True)
+    assert by_default.flags == {"mixed_precision": "bf16"}
+    assert by_file.sharding == Sharding("full", True)
+    assert by_file.flags == {}
+    assert by_words.sharding is None
+    assert plain == ["DistributedType.NO", "no"]
 
 
 def test_one_process_and_stage_1_divide_nothing(tmp_path: Path) -> None:

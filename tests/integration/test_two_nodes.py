@@ -1,0 +1,81 @@
+"""Two machines, each with a torchrun of its own, train as one that has both processes;
+where a process of one machine dies, the other machine's says so and ends.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dstrain.config.options.train import TrainConfig
+from dstrain.runs.resolve import resolve
+from dstrain.testing.rows import write_rows
+
+from tests.support.processes import commands, in_processes, words
+from tests.support.runs import files, log, same
+
+pytestmark = pytest.mark.slow
+TWICE = """
+import os
+import signal
+import sys
+
+from dstrain.cli.main import main
+from dstrain.runs import loop
+
+
+def die(*given):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+assert main([*sys.argv[1:], "--output_path", "two"]) == 0
+if os.environ["RANK"] == "1":
+    loop.clip_gradients = die
+sys.exit(main([*sys.argv[1:], "--output_path", "dead"]))
+"""
+"""Trains, and trains again until the second process dies in a step."""
+
+
+def test_two_machines_train_as_one_until_a_process_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = resolve(TrainConfig(model="qwen_image", toy=True)).spec
+    flags: dict[str, Any] = {
+        "model": "qwen_image", "toy": True, "lora_rank": 2, "learning_rate": 1e-3,
+        "dataset_base_path": write_rows(spec, tmp_path / "data"), "max_steps": 2,
+    }  # fmt: skip
+    line = words(flags)
+    codes, said = torchrun_on_two_machines(line)
+    ended = in_processes(2, commands([*line, "--output_path", "one"]), tmp_path)
+    assert ended.codes == (0, 0), ended.said
+    one, two = Path("one"), Path("two")
+    assert len(log(one)) == 2, said
+    assert log(two) == log(one)
+    assert same(files(two), files(one))
+    assert codes == [1, 1]
+    errors = [
+        text.count("processes: another process of the run ended") for text in said
+    ]
+    assert sorted(errors) == [0, 1], said
+
+
+def torchrun_on_two_machines(line: list[str]) -> tuple[list[int], list[str]]:
+    """The exit codes of two launchers, started as the guide does, and what each said."""
+    Path("twice.py").write_text(TWICE)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--rdzv_id", "dogs",
+        "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", "twice.py", *line,
+    ]  # fmt: skip
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
+    launchers = [
+        subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    said = [launcher.communicate(timeout=150)[1] for launcher in launchers]
+    return [launcher.wait() for launcher in launchers], said
