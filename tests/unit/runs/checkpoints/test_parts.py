@@ -48,7 +48,7 @@ def test_rows_are_given_in_the_order_of_writing(
         return found
 
     monkeypatch.setattr(state, "write_tensors", noting)
-    monkeypatch.setattr("dstrain.lora.layers.write_tensors", noting)
+    monkeypatch.setattr("dstrain.lora.writer.write_tensors", noting)
     for module in (parts, state):
         monkeypatch.setattr(
             module, "take_part", lambda tensors: given.append({*tensors})
