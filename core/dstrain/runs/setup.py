@@ -101,15 +101,21 @@ class Setup:
         """Return the run with the second dataset in place of its own; None without one.
 
         So all that is done with the rows of a dataset is done in the same way with those.
+        Raises UsageError if there is no such folder; stage 2 reads nothing of it.
         """
         config = self.config
-        if config.validation_dataset_base_path is None:
+        base = config.validation_dataset_base_path
+        if base is None:
             return None
+        if self.stage != "train" and not base.is_dir():
+            raise UsageError(
+                "--validation_dataset_base_path", f"{base} is not a folder"
+            )
         # Where the cache is named as the dataset, as in DiffSynth-Studio's commands.
         cache_path = self.cache_path if self.stage == "train" else config.feature_cache
         second = replace(
             config,
-            dataset_base_path=config.validation_dataset_base_path,
+            dataset_base_path=base,
             dataset_metadata_path=config.validation_dataset_metadata_path,
             validation_dataset_base_path=None,
             validation_dataset_metadata_path=None,
