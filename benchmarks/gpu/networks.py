@@ -3,7 +3,7 @@ stored as it is made: no more than one is ever whole in bf16.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any
 
@@ -117,6 +117,8 @@ WORKLOADS = {
         values=_wan,
     ),
 }
+
+WORKLOADS["wan_1.3b"] = replace(WORKLOADS["wan"], published="Wan-AI/Wan2.1-T2V-1.3B")
 
 
 def configuration(workload: Workload, layers: int, tiny: bool) -> dict[str, Any]:

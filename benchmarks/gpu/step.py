@@ -1,12 +1,15 @@
 """One configuration: loaded, trained for some steps by dstrain's own modules, measured."""
 
+import statistics
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from dstrain.config.options.train import TrainConfig
 from dstrain.graph.inputs import InferenceOnly
+from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
 from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.models.components import components_of
 from dstrain.models.execution.blocks import repeated_blocks
@@ -25,7 +28,11 @@ from dstrain.training.losses import SFT
 from dstrain.training.module import TrainingModule
 from dstrain.training.optimizers.build import build_optimizer
 from dstrain.training.optimizers.choice import choose_optimizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from benchmarks.gpu import others
+from benchmarks.gpu.case import Case, Measured
 from benchmarks.gpu.networks import DTYPE, WORKLOADS, build, configuration
 
 GIB = 2**30
@@ -35,51 +42,17 @@ FULL_FLOPS = 6
 """And the gradient of the weight."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is measured."""
+@dataclass
+class Ready:
+    """What is ready to be trained."""
 
-    model: str
-    method: str = ""
-    """How linear layers are stored; '' for bf16."""
-    checkpointing: str = "block"
-    """'none', 'block' or 'offload'."""
-    swap: int = 0
-    """Blocks in RAM; -1 for all."""
-    train: str = "lora"
-    """'lora' or 'full'."""
-    optimizer: str = "adamw"
-    compile: bool = False
-    batch: int = 1
-    layers: int = 0
-    """Blocks; 0 for all of the published network."""
-    rank: int = 32
-    bare: bool = False
-    """Whether model_fn is called alone, without dstrain's module around it."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a case needs."""
-
-    case: Case
     parameters: int
-    trained: int
-    step_s: float
-    """Median of the steps."""
-    least_s: float
-    first_s: float
-    load_s: float
-    peaks_gib: dict[str, tuple[float, float]]
-    """After loading, forward, backward, optimizer -> peak allocated and reserved; empty
-    on a CPU."""
-    tflops: float
-    """Model FLOPs per second, without recomputation and attention."""
-    losses: tuple[float, ...]
-
-    def as_data(self) -> dict[str, Any]:
-        """Return it as JSON data."""
-        return asdict(self)
+    """Of the network."""
+    trained: dict[str, nn.Parameter]
+    loss: Callable[[], Tensor]
+    """Computes the loss of a step."""
+    release: Callable[[], None]
+    """Follows the backward pass."""
 
 
 class Meter:
@@ -116,95 +89,119 @@ def store_of(case: Case) -> Place:
     return LayerStore(kept, component.name, component.unquantized)
 
 
-def module_of(
-    case: Case, device: torch.device, tiny: bool
-) -> tuple[TrainingModule, int, dict[str, torch.Tensor]]:
-    """Build a training module; return it with the number of the network's parameters and
-    the cached values of a sample.
-    """
+def ready(case: Case, device: torch.device, tiny: bool) -> Ready:
+    """Load what a case trains, on a device."""
     workload = WORKLOADS[case.model]
     family = load_family(workload.family)
     name = family.default_trainable
     content = configuration(workload, case.layers, tiny)
-    network, count = build(workload, content, device, store_of(case))
+    is_other = case.program in ("diffusers", "reference")
+    store = others.store_of(case) if is_other else store_of(case)
+    network, count = build(workload, content, device, store)
     config = components_of(family)[name].configure(content)
     spec = family.spec(workload.variant)
     pipeline = Pipeline(
         spec, family, {name: network}, {name: config}, device=device, dtype=DTYPE
     )
+    torch.manual_seed(0)
+    tokens = 16 if tiny else workload.tokens
+    text = 8 if tiny else workload.text
+    values = workload.values(workload, config, tokens, text)
+    if is_other:
+        weights = others.prepare(case, network, device)
+        trained = {str(index): one for index, one in enumerate(weights)}
+        loss = partial(_bare_loss, pipeline, values, case.batch)
+        return Ready(count, trained, loss, _nothing)
+    module = _module(case, pipeline, name)
+    loss = partial(module, _batch(case, values))
+    if case.program == "bare":
+        loss = partial(_bare_loss, pipeline, values, case.batch)
+    return Ready(
+        count, dict(module.trained.parameters), loss, module.block_swap.release
+    )
+
+
+def _module(case: Case, pipeline: Pipeline, name: str) -> TrainingModule:
+    """Return dstrain's training module, which trains the component of this name."""
     module = TrainingModule(pipeline, SFT, stage="train")
-    targets = tuple(family.lora_targets[name])
-    trainables = Trainables((name,))
-    if case.train == "lora":
-        trainables = Trainables((), (LoraConfig(name, targets, case.rank, case.rank),))
-    module.switch_to_training_mode(trainables, seed=0)
+    network = pipeline.components[name]
+    if case.train == "full":
+        module.switch_to_training_mode(Trainables((name,)), seed=0, dtype=DTYPE)
+    else:
+        targets = tuple(pipeline.family.lora_targets[name])
+        layers = LoraConfig(name, targets, case.rank, case.rank)
+        module.switch_to_training_mode(Trainables((), (layers,)), seed=0)
     if case.checkpointing != "none":
         enable_checkpointing(name, network, case.checkpointing == "offload")
     blocks = len(repeated_blocks(network)) if case.swap < 0 else case.swap
     if blocks:
-        module.block_swap = type(module.block_swap)(device)
+        module.block_swap = type(module.block_swap)(pipeline.device)
         module.block_swap.add(name, network, blocks)
     if case.compile:
         compile_blocks({name: network})
-    tokens = 16 if tiny else workload.tokens
-    text = 8 if tiny else workload.text
-    torch.manual_seed(0)
-    return module, count, workload.values(workload, config, tokens, text)
+    return module
 
 
-def measure(
-    case: Case, device: torch.device, tiny: bool, warm: int, steps: int
-) -> Measured:
+def optimizer_of(case: Case, trained: dict[str, nn.Parameter]) -> Optimizer:
+    """Return dstrain's optimizer, or the one that the other programs use."""
+    if case.program in ("diffusers", "reference"):
+        return torch.optim.AdamW(trained.values(), 1e-4, fused=True)
+    options = TrainConfig(
+        model=case.model,
+        optimizer=case.optimizer,
+        mixed_precision="bf16",
+        trainable_dtype="bf16" if case.train == "full" else "fp32",
+    )
+    return build_optimizer(choose_optimizer(options), trained)
+
+
+def measure(case: Case, device: torch.device, tiny: bool) -> Measured:
     """Measure a case; raises what dstrain raises where it cannot be run.
 
     Args:
         case: What is measured.
         device: Where.
         tiny: Whether the network is of toy size.
-        warm: Steps that are not measured.
-        steps: Steps that are.
     """
     meter = Meter(device)
     start = meter.now()
-    module, parameters, values = module_of(case, device, tiny)
+    this = ready(case, device, tiny)
     load_s = meter.now() - start
     meter.mark("loading")
-    choice = choose_optimizer(
-        TrainConfig(model=case.model, optimizer=case.optimizer, mixed_precision="bf16")
-    )
-    optimizer = build_optimizer(choice, module.trained.parameters)
-    batch = _batch(case, values)
+    optimizer = optimizer_of(case, this.trained)
     times = []
     losses = []
-    for step in range(warm + steps):
+    for step in range(case.warm + case.steps):
         begin = meter.now()
-        note = meter.mark if step == warm else _ignore
-        loss = _bare_loss(module, batch) if case.bare else module(batch)
+        note = meter.mark if step == case.warm else _nothing
+        loss = this.loss()
         note("forward")
         loss.backward()
-        module.block_swap.release()
+        this.release()
         note("backward")
-        torch.nn.utils.clip_grad_norm_(module.trained_parameters, 1.0)
+        torch.nn.utils.clip_grad_norm_(this.trained.values(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         note("optimizer")
         times.append(meter.now() - begin)
         losses.append(loss.item())
-    measured = sorted(times[warm:])
-    median = measured[len(measured) // 2]
+    measured = sorted(times[case.warm :])
+    median = statistics.median(measured)
     workload = WORKLOADS[case.model]
-    tokens = case.batch * (workload.tokens + workload.text)
-    flops = (LORA_FLOPS if case.train == "lora" else FULL_FLOPS) * parameters * tokens
+    tokens = case.batch * (16 + 8 if tiny else workload.tokens + workload.text)
+    per_token = LORA_FLOPS if case.train == "lora" else FULL_FLOPS
     return Measured(
         case=case,
-        parameters=parameters,
-        trained=sum(one.numel() for one in module.trained_parameters),
+        parameters=this.parameters,
+        trained=sum(one.numel() for one in this.trained.values()),
         step_s=round(median, 4),
         least_s=round(measured[0], 4),
         first_s=round(times[0], 3),
         load_s=round(load_s, 2),
         peaks_gib=meter.peaks,
-        tflops=0.0 if tiny else round(flops / median / 1e12, 1),
+        reserved_gib=max((one for _, one in meter.peaks.values()), default=0.0),
+        tokens_per_s=round(tokens / median, 1),
+        tflops=round(per_token * this.parameters * tokens / median / 1e12, 6),
         losses=tuple(losses),
     )
 
@@ -224,7 +221,7 @@ def copy_rate(device: torch.device, size: int = GIB) -> float | None:
     return round(4 * size / (time.perf_counter() - begin) / 1e9, 1)
 
 
-def _batch(case: Case, values: dict[str, torch.Tensor]) -> Batch:
+def _batch(case: Case, values: dict[str, Tensor]) -> Batch:
     keys = [SampleKey(0, 0, 0, row) for row in range(case.batch)]
     micro = MicroBatch(keys, [1.0] * case.batch, case.batch, ends_step=True)
     family = load_family(WORKLOADS[case.model].family)
@@ -240,25 +237,25 @@ def _batch(case: Case, values: dict[str, torch.Tensor]) -> Batch:
     return Batch(micro, [sample] * case.batch)
 
 
-def _ignore(phase: str) -> None:
-    """Note nothing."""
+def _nothing(*_: str) -> None:
+    """Note or release nothing."""
 
 
-def _bare_loss(module: TrainingModule, batch: Batch) -> torch.Tensor:
+def _bare_loss(pipeline: Pipeline, values: dict[str, Tensor], count: int) -> Tensor:
     """Return the loss of one call of model_fn on noise, with nothing around it."""
-    pipeline = module.pipeline
-    values = {
-        name: value.to(pipeline.device)
-        for name, value in batch.samples[0].values.items()
+    given = {
+        name: one.to(pipeline.device).expand(count, *one.shape[1:])
+        for name, one in values.items()
     }
-    latents = values.pop("input_latents")
-    count = len(batch.samples)
-    latents = latents.expand(count, *latents.shape[1:])
-    given = {name: one.expand(count, *one.shape[1:]) for name, one in values.items()}
-    noisy = torch.randn_like(latents)
-    time_ = torch.full((count,), 500.0, device=latents.device)
+    latents = given.pop("input_latents")
+    noise = torch.randn_like(latents)
+    sigma = torch.rand(count, device=latents.device)
+    level = sigma.view(-1, *[1] * (latents.ndim - 1))
+    noisy = (1 - level) * latents + level * noise
     network = next(iter(pipeline.components.values()))
     with torch.autocast(pipeline.device.type, DTYPE):
-        prediction = pipeline.spec.model_fn.function(noisy, time_, **given, dit=network)
-    loss: torch.Tensor = (prediction.float() - (noisy - latents)).square().mean()
+        prediction = pipeline.spec.model_fn.function(
+            noisy, sigma * TRAIN_TIMESTEPS, **given, dit=network
+        )
+    loss: Tensor = (prediction.float() - (noise - latents)).square().mean()
     return loss
