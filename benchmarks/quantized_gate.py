@@ -54,6 +54,7 @@ HEAD = (
 HELD_OUT = 64
 """Digits of other writers whose loss is measured, each with four draws of noise."""
 DRAWS = 4
+INFERENCE_STEPS = 20
 
 
 def train_config(out: Path, weights: list[str], **more: Any) -> TrainConfig:
@@ -101,9 +102,11 @@ def held_out_loss(config: TrainConfig, data: Path, lora: Path) -> float:
     return float(torch.cat(losses).mean())
 
 
-def read_right(folder: Path, run_folder: Path, each: int) -> float:
-    """Return the share of generated digits that are read right and are in the look."""
-    from digits import LOOK, Judge, caption, in_look
+def read_right(folder: Path, run_folder: Path, each: int, judge: Any) -> float:
+    """Return the share of generated digits that the demo's judge reads right and that
+    are in the look.
+    """
+    from digits import LOOK, caption, in_look
 
     prompts = folder / "prompts.jsonl"
     rows = [
@@ -122,7 +125,7 @@ def read_right(folder: Path, run_folder: Path, each: int) -> float:
                 output=folder / "images",
                 height=64,
                 width=64,
-                num_inference_steps=20,
+                num_inference_steps=INFERENCE_STEPS,
                 guidance_scale=1.0,
             )
         )
@@ -131,7 +134,7 @@ def read_right(folder: Path, run_folder: Path, each: int) -> float:
     with (made / "metadata.csv").open(encoding="utf-8", newline="") as file:
         images = [Image.open(made / row["image"]) for row in csv.DictReader(file)]
     digits = [digit for digit in range(10) for _ in range(each)]
-    right = Judge().read(images) == digits
+    right = judge.read(images) == digits
     looks = [in_look(image, LOOK) for image in images]
     return statistics.fmean(
         bool(one) and look for one, look in zip(right, looks, strict=True)
@@ -139,20 +142,21 @@ def read_right(folder: Path, run_folder: Path, each: int) -> float:
 
 
 def rows_of(
-    out: Path, full_steps: int, lora_steps: int, seeds: int, each: int
+    out: Path, full_steps: int, lora_steps: int, seeds: int, each: int, count: int
 ) -> Iterator[tuple[str, ...]]:
     """Train and judge; yield the rows of the table."""
     sys.path.insert(0, str(DEMO))
-    from digits import LOOK, LOOK_IMAGES, TRAIN, caption, paint, restyle, strokes, write
+    from digits import LOOK, LOOK_IMAGES, TRAIN, Judge, caption, paint, strokes, write
     from model import main as write_model
 
-    write(out / "digits")
-    restyle(out / "look")
+    judge = Judge()
+    write(out / "digits", count=min(TRAIN, count))
+    write(out / "look", LOOK, min(LOOK_IMAGES, count))
     held = out / "held-out"
     held.mkdir()
     images, digits = strokes()
     lines = ["image,prompt"]
-    for index in range(TRAIN, TRAIN + HELD_OUT):
+    for index in range(TRAIN, TRAIN + min(HELD_OUT, count)):
         name = f"{index}.png"
         paint(images[index], LOOK).save(held / name)
         lines.append(f'{name},"{caption(digits[index], LOOK)}"')
@@ -199,7 +203,7 @@ def rows_of(
             lora = folder / f"step-{lora_steps}.safetensors"
             losses.append(held_out_loss(config, held, lora))
             judged = out / f"judged-{method}-{seed}"
-            shares.append(100 * read_right(judged, folder, each))
+            shares.append(100 * read_right(judged, folder, each, judge))
         yield (
             method,
             f"{statistics.fmean(losses):.4f}",
@@ -214,10 +218,11 @@ def rows_of(
 @click.option("--lora_steps", default=250, show_default=True)
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--each", default=10, show_default=True, help="Images of each digit.")
-def main(full_steps: int, lora_steps: int, seeds: int, each: int) -> None:
+@click.option("--images", default=1500, show_default=True, help="Digits to train on.")
+def main(full_steps: int, lora_steps: int, seeds: int, each: int, images: int) -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = rows_of(Path(folder), full_steps, lora_steps, seeds, each)
+        rows = rows_of(Path(folder), full_steps, lora_steps, seeds, each, images)
         click.echo(table(HEAD, list(rows)))
 
 

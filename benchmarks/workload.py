@@ -71,7 +71,8 @@ def training(config: TrainConfig) -> Iterator[tuple[TrainingRun, Step]]:
         training_run = prepare(setup, processes, samples, TrainingModule)
         directory.load_state(training_run)
         directory.start(training_run)
-        log = MetricsLogger(directory.folder, setup.extensions, is_main=True)
+        trackers = training_run.trackers
+        log = MetricsLogger(directory.folder, setup.extensions, trackers, is_main=True)
         bar = progress_bar("train", training_run.total_steps)
         with log.opened(training_run.step), bar as progress:
             numbers, statistics = steps(training_run), RunStatistics()

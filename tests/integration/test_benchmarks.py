@@ -1,0 +1,74 @@
+"""The benchmarks run at the least sizes, so that they are not found broken when a figure
+is wanted.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+ARGUMENTS = MappingProxyType(
+    {
+        "startup": ("--runs", "1"),
+        "empty_step": ("--pairs", "1", "--block", "1"),
+        "train_step": ("--pairs", "1", "--threads", "1"),
+        "qwen_blocks": ("--tiny", "--layers", "3", "--swap", "2", "--side", "32"),
+        "quantized_gate": (
+            *("--full_steps", "1", "--lora_steps", "1"),
+            *("--seeds", "1", "--each", "1", "--images", "8"),
+        ),
+    }
+)
+SMALLER = MappingProxyType(
+    {
+        "train_step": {"ROWS": 8},
+        "quantized_gate": {
+            "METHODS": {"nf4": "dit:bitsandbytes_nf4"},
+            "INFERENCE_STEPS": 1,
+        },
+    }
+)
+"""Constants of a script that no flag changes."""
+WITHOUT = frozenset({"distill", "empty_family", "report", "workload"})
+"""`distill` needs what `make demo` trains; the others are parts."""
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let scripts import each other, as when they are run."""
+    before = {*sys.modules}
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    for name in {*sys.modules} - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent in (
+            FOLDER,
+            FOLDER.parent / "demo",
+        ):
+            del sys.modules[name]
+
+
+def imported(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_a_benchmark_prints_its_table(
+    name: str, scripts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = imported(name)
+    for constant, value in SMALLER.get(name, {}).items():
+        monkeypatch.setattr(script, constant, value)
+    done = CliRunner().invoke(script.main, ARGUMENTS[name], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    table = [line for line in done.output.splitlines() if line.startswith("| ")]
+    assert len(table) >= 3 and len({line.count("|") for line in table}) == 1
+
+
+def test_every_benchmark_is_run_here() -> None:
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*ARGUMENTS} | WITHOUT
