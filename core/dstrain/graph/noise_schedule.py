@@ -148,10 +148,15 @@ class TimestepSampler:
         """
         if self.weighting == "none":
             return torch.ones_like(sigma)
+        least, scale = self._least_and_scale
+        return (_bsmntw_weight(sigma) - least) * scale
+
+    @cached_property
+    def _least_and_scale(self) -> tuple[Tensor, Tensor]:
+        """Return the least weight on the table, and what makes the mean 1."""
         table = _bsmntw_weight(self.schedule.table)
         least = table.min()
-        scale = 1 / (table - least).mean()
-        return (_bsmntw_weight(sigma) - least) * scale
+        return least, 1 / (table - least).mean()
 
     def _index(self, fraction: float) -> int:
         return min(int(fraction * TRAIN_TIMESTEPS), TRAIN_TIMESTEPS - 1)
