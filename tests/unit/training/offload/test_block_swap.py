@@ -267,6 +267,44 @@ def test_a_block_that_fails_leaves_nothing_present() -> None:
         assert seen.now == 0
 
 
+def test_a_unit_may_call_the_network_between_a_forward_and_a_backward_pass() -> None:
+    found = []
+    for is_swapped in (False, True):
+        network = ready(partial(Dit, 8, 3))
+        swap = BlockSwap(CPU)
+        with poisoned_memory() as seen:
+            if is_swapped:
+                swap.add("dit", network, 3)
+            loss = tiny(network, 0).square().mean()
+            with torch.no_grad():
+                between = tiny(network, 1)
+            loss.backward()
+            swap.release()
+            assert (seen.now, seen.most) == (0, 2 if is_swapped else 0)
+        grads = [one.grad for one in network.parameters() if one.grad is not None]
+        found.append([between, *grads])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_backward_pass_that_fails_leaves_the_next_step_right() -> None:
+    def fail(grad: Tensor) -> Tensor:
+        raise ValueError("in the middle")
+
+    wanted = step_of(ready(partial(Dit, 8, 4)), tiny, 0)
+    network = ready(partial(Dit, 8, 4))
+    swap = BlockSwap(CPU)
+    swap.add("dit", network, 3)
+    with poisoned_memory() as seen:
+        hook = network.blocks[2].to_q.bias.register_hook(fail)
+        with pytest.raises(ValueError, match="in the middle"):
+            tiny(network, 0).square().mean().backward()
+        hook.remove()
+        network.zero_grad()
+        assert same(step_of(network, tiny, 0), wanted)
+        swap.release()
+        assert seen.now == 0
+
+
 def test_a_network_whose_blocks_are_not_checkpointed_is_named() -> None:
     network = ready(partial(Dit, 8, 3))
     network.checkpoint = None
