@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,10 @@ LORA_KEY = re.compile(r"[._]lora_(A|B|down|up)\b")
 SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 """The name of one of the files in which a model is published."""
 TORCH_SUFFIXES = frozenset({".pth", ".pt", ".bin"})
+
+
+Reader = Callable[[str, slice | None], Tensor]
+"""(name of a tensor in a file, its rows or None for all) -> that."""
 
 
 class TensorInfo(NamedTuple):
@@ -88,20 +93,42 @@ class Weights:
         """Return the shape of each weight under the network's own key."""
         return {ours: self._joined_shape(parts) for ours, parts in self.parts.items()}
 
-    def read(self, wanted: Shapes, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    def has_rows(self, name: str, shape: Shape) -> bool:
+        """Return whether some rows of a weight of this shape can be read alone: it is
+        not joined from several parts, nor laid out otherwise.
+        """
+        parts = self.parts[name]
+        return len(parts) == 1 and self._joined_shape(parts) == shape != ()
+
+    def read(
+        self,
+        wanted: Shapes,
+        dtype: torch.dtype,
+        rows: Mapping[str, slice] = MappingProxyType({}),
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, weight on the CPU) in these shapes, floating-point ones as
         `dtype`, one after the other: what the caller does not keep is freed.
 
         Weights of the same parts come after each other and share memory: they are tied.
+
+        Args:
+            wanted: Their shapes.
+            dtype: The dtype.
+            rows: Of which weights, that `has_rows` and are not tied, only these rows are
+                read.
         """
         names: dict[tuple[TensorSlice, ...], list[str]] = {}
         for ours in wanted:
             names.setdefault(self.parts[ours], []).append(ours)
         with ExitStack() as stack:
-            tensor_of: dict[Path, Callable[[str], Tensor]] = {}
+            tensor_of: dict[Path, Reader] = {}
             for path in dict.fromkeys(tensor.path for tensor in self.tensors.values()):
                 tensor_of[path] = stack.enter_context(_tensors_of(path))
             for parts, tied in names.items():
+                own = rows.get(tied[0])
+                if own is not None:
+                    yield tied[0], self._rows(parts[0], own, tensor_of, dtype)
+                    continue
                 weight = self._joined(parts, tensor_of, dtype)
                 for ours in tied:
                     yield ours, weight.reshape(wanted[ours])
@@ -110,21 +137,28 @@ class Weights:
     def _joined(
         self,
         parts: Sequence[TensorSlice],
-        tensor_of: Mapping[Path, Callable[[str], Tensor]],
+        tensor_of: Mapping[Path, Reader],
         dtype: torch.dtype,
     ) -> Tensor:
         """Read and join the parts of one weight."""
         values = []
         for part in parts:
             tensor = self.tensors[part.name]
-            value = part.of(tensor_of[tensor.path](tensor.name))
-            kind = dtype if value.is_floating_point() else value.dtype
-            # Copied always: a mapped tensor's alignment depends on the file, and results
-            # depend on alignment.
-            values.append(
-                value.to(kind, copy=True, memory_format=torch.contiguous_format)
-            )
+            value = part.of(tensor_of[tensor.path](tensor.name, None))
+            values.append(_copied(value, dtype))
         return join(values)
+
+    def _rows(
+        self,
+        part: TensorSlice,
+        rows: slice,
+        tensor_of: Mapping[Path, Reader],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Read some rows of a part."""
+        tensor = self.tensors[part.name]
+        wanted = slice(part.start + rows.start, part.start + rows.stop)
+        return _copied(tensor_of[tensor.path](tensor.name, wanted), dtype)
 
     def _joined_shape(self, parts: Sequence[TensorSlice]) -> Shape:
         slices = []
@@ -139,6 +173,16 @@ class Weights:
                 self.tensors[parts[0].name].path,
                 f"{names}: parts of one weight differ in shape",
             ) from error
+
+
+def _copied(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a copy as `dtype`, if it is a floating-point one.
+
+    Copied always: a mapped tensor's alignment depends on the file, and results depend on
+    alignment.
+    """
+    kind = dtype if value.is_floating_point() else value.dtype
+    return value.to(kind, copy=True, memory_format=torch.contiguous_format)
 
 
 def recognize(
@@ -212,13 +256,20 @@ def _shapes(path: Path) -> dict[str, Shape]:
 
 
 @contextmanager
-def _tensors_of(path: Path) -> Iterator[Callable[[str], Tensor]]:
-    """Yield a function that returns a tensor of the open file, possibly mapped to it."""
+def _tensors_of(path: Path) -> Iterator[Reader]:
+    """Yield a function that returns a tensor of the open file, or some of its rows,
+    possibly mapped to it.
+    """
     if path.suffix in TORCH_SUFFIXES:
-        yield _torch_weights(path).__getitem__
+        weights = _torch_weights(path)
+        yield lambda name, rows: weights[name][rows or ...]
     else:
         with opened(path) as file:
-            yield file.get_tensor
+            yield (
+                lambda name, rows: (
+                    file.get_slice(name)[rows] if rows else file.get_tensor(name)
+                )
+            )
 
 
 def _torch_weights(path: Path) -> dict[str, Tensor]:

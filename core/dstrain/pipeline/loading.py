@@ -19,10 +19,11 @@ from dstrain.models.execution.kept import AS_LOADED, last_blocks
 from dstrain.models.execution.ram import stored_tensors
 from dstrain.models.execution.tiles import Tiles
 from dstrain.models.networks import (
+    OwnRows,
     Place,
+    PlaceRows,
     check_files,
     empty_component,
-    keep,
     place_buffers,
     place_weights,
     tied_names,
@@ -48,8 +49,8 @@ class Loader:
     store: Place | None = None
     """Stores each weight of a network, on its device, in another form; by default as its
     files say that it is kept."""
-    part: Place = keep
-    """Takes the part of a stored weight that this process has."""
+    part: OwnRows | None = None
+    """Takes the rows of weights that this process has; None for all."""
     tiles: Tiles | None = None
     """How a VAE computes a large image, if not as a whole."""
     _layers: Mapping[str, LoraLayer] | None = field(default=None, init=False)
@@ -72,7 +73,10 @@ class Loader:
         assert self.files is not None
         load: Any = self.component.network.load
         if "place" in inspect.signature(load).parameters:
-            loaded = load(self.files, configuration, dtype, place=self.place)
+            place: Place = self.place
+            if self.part is not None:
+                place = PlaceRows(self.place, self._rows_to_read, self._take_rows)
+            loaded = load(self.files, configuration, dtype, place=place)
         else:
             loaded = load(self.files, configuration, dtype)
             if isinstance(loaded, nn.Module):
@@ -111,7 +115,7 @@ class Loader:
         is_in_ram = self._is_in_ram(network, name)
         stays_as_it_is = (
             self.store is None
-            and self.part is keep
+            and self.part is None
             and not self._layer_store.kept.methods
         )
         if is_in_ram and layer is None and stays_as_it_is:
@@ -121,13 +125,29 @@ class Loader:
             module = network.get_submodule(name.rpartition(".")[0])
             weight = merged(module, weight, layer)
         store = self.store or self._layer_store
-        stored = self.part(network, name, store(network, name, weight))
+        stored = store(network, name, weight)
+        if self.part is not None:
+            stored = self.part.keep_rows(network, name, stored)
         if is_in_ram:
             module = network.get_submodule(name.rpartition(".")[0])
             for tensor in (stored, *stored_tensors(module)):
                 if not tensor.is_meta:
                     tensor.data = tensor.data.to("cpu")
         return stored
+
+    def _rows_to_read(self, network: nn.Module, name: str) -> slice | None:
+        """Return the rows of a weight that are read; None where all are needed, to store
+        them or to merge a preset.
+        """
+        assert self.part is not None
+        is_stored = self.store is not None or self._layer_store.kept.methods
+        if is_stored or name in self._layers_of(network):
+            return None
+        return self.part.rows(network, name)
+
+    def _take_rows(self, network: nn.Module, name: str, rows: Tensor) -> Tensor:
+        assert self.part is not None
+        return self.part.take_rows(network, name, rows.to(self.device))
 
     def _is_in_ram(self, network: nn.Module, name: str) -> bool:
         """Return whether a weight is of a block that is swapped, or of a component that

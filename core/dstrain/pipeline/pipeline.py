@@ -31,7 +31,7 @@ from dstrain.models.device import default_device
 from dstrain.models.execution.ram import ComponentInRam
 from dstrain.models.finite import damaged_weight
 from dstrain.models.needed_components import Found
-from dstrain.models.networks import Place, keep, set_dtype
+from dstrain.models.networks import OwnRows, set_dtype
 from dstrain.pipeline.loading import Loader
 from dstrain.pipeline.sampling import (
     SamplerOptions,
@@ -48,7 +48,7 @@ from dstrain.registry.family import ModelFamily
 
 logger = get_logger(__name__)
 
-NO_PARTS: Mapping[str, Place] = MappingProxyType({})
+NO_PARTS: Mapping[str, OwnRows] = MappingProxyType({})
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Pipeline:
         dtype: torch.dtype,
         full_precision: Collection[str] = (),
         empty: bool = False,
-        parts: Mapping[str, Place] = NO_PARTS,
+        parts: Mapping[str, OwnRows] = NO_PARTS,
     ) -> "Pipeline":
         """Load what was found, frozen and in eval mode, with preset LoRAs merged: weight
         by weight, so that no more than one of those that go to a GPU is in RAM.
@@ -146,7 +146,7 @@ class Pipeline:
         for name in dict.fromkeys((*found.files, *(found.configs if empty else ()))):
             unused = spec.unused_parameters.get(name, ())
             files = found.files.get(name)
-            part = parts.get(name, keep)
+            part = parts.get(name)
             loader = Loader(
                 family,
                 known[name],

@@ -187,9 +187,7 @@ def load_module(
         setup.dtype,
         _full_precision(setup, plans),
         empty,
-        dict.fromkeys(setup.trainables.components, division.keep_rows)
-        if division
-        else {},
+        dict.fromkeys(setup.trainables.components, division) if division else {},
     )
     module = module_class(
         pipeline, setup.task, setup.build_timestep_sampler(), setup.stage

@@ -251,6 +251,49 @@ def test_a_network_whose_load_takes_no_place_is_quantized_afterwards(
     assert same(*(dict(network.state_dict()) for network in found))
 
 
+class Halves:
+    """The first half of the rows of each weight."""
+
+    def __init__(self) -> None:
+        self.whole: list[str] = []
+        self.taken: dict[str, Tensor] = {}
+
+    def rows(self, network: nn.Module, name: str) -> slice | None:
+        return slice(0, len(network.get_parameter(name)) // 2)
+
+    def keep_rows(self, network: nn.Module, name: str, stored: Tensor) -> Tensor:
+        self.whole.append(name)
+        return stored
+
+    def take_rows(self, network: nn.Module, name: str, rows: Tensor) -> Tensor:
+        self.taken[name] = rows
+        return rows
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pth"])
+def test_rows_are_read_where_nothing_needs_the_whole(tmp_path: Path, form: str) -> None:
+    module = Deep(4, 2)
+    path = tmp_path / f"net.{form}"
+    tensors = {name: one.clone() for name, one in module.state_dict().items()}
+    save_file(tensors, path) if form == "safetensors" else torch.save(tensors, path)
+    configuration = SimpleNamespace(side=4, depth=2)
+    part = Halves()
+    files = Files((path,))
+    Loader(RECORD, component(NETWORK), files, CPU, part=part).load(
+        configuration, torch.bfloat16
+    )
+    assert part.whole == []
+    for name, weight in module.state_dict().items():
+        assert same(part.taken[name], weight[:2].bfloat16())
+    part = Halves()
+    files = replace(files, kept=Kept((StoredLayers(METHODS["int8_block"]),)))
+    Loader(RECORD, component(NETWORK), files, CPU, part=part).load(
+        configuration, torch.bfloat16
+    )
+    assert len(part.whole) == 2
+    assert part.taken == {}
+
+
 def test_an_empty_network_is_compared_with_its_files_and_reads_no_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

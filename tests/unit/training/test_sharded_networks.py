@@ -4,7 +4,10 @@ those of one process.
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,10 @@ import torch
 from dstrain.distributed.sharding import Sharding
 from dstrain.errors import UsageError
 from dstrain.lora.layers import LoraConfig, inject
-from dstrain.models.networks import Place, keep, place_weights
+from dstrain.models import weights
+from dstrain.models.components import Component, Files
+from dstrain.models.networks import DiffusersNetwork, Place, keep, place_weights
+from dstrain.pipeline.loading import Loader
 from dstrain.storage.safetensors import take_part, whole, write_tensors
 from dstrain.training.optimizers.clipping import clip_gradients
 from dstrain.training.sharded_networks import (
@@ -22,6 +28,7 @@ from dstrain.training.sharded_networks import (
     sharded_networks,
 )
 from dstrain.training.trainables import TrainableModules
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -85,6 +92,43 @@ def gradients(module: Any, samples: list[float]) -> float:
     return float(clip_gradients(parameters, 0.1))
 
 
+def loaded(folder: Path, rank: int) -> int:
+    """Read a file of the network as a run does, each process its rows; the bytes that
+    this one read.
+    """
+    path = folder / f"net-{rank}.safetensors"
+    save_file(Net().state_dict(), path)
+    part = Component("dit", DiffusersNetwork(f"{__name__}:Net"), "dit", ("*.weight",))
+    division = Division(Sharding(), torch.device("cpu"))
+    read = 0
+    tensors_of = weights._tensors_of
+
+    @contextmanager
+    def counted(path: Path) -> Iterator[weights.Reader]:
+        def reading(name: str, rows: slice | None) -> Tensor:
+            nonlocal read
+            tensor = reader(name, rows)
+            read += tensor.nbytes
+            return tensor
+
+        with tensors_of(path) as reader:
+            yield reading
+
+    family: Any = None
+    loader = Loader(family, part, Files((path,)), torch.device("cpu"), part=division)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "_tensors_of", counted)
+        net = loader.load(SimpleNamespace(), torch.float32)
+    module: Any = SimpleNamespace(
+        networks={"dit": net},
+        trained=SimpleNamespace(components=("dit",), parameters={}),
+    )
+    division.divide(module)
+    for name, parameter in Net().named_parameters():
+        assert torch.equal(whole(net.get_parameter(name)), parameter)
+    return read
+
+
 def of_two(rank: int, folder: Path) -> dict[str, Any]:
     """What one of two processes finds."""
     found: dict[str, Any] = {}
@@ -128,6 +172,7 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
     low: Any = Module(False).bfloat16()
     with pytest.raises(UsageError, match="that are fp32, not bf16"):
         Division(Sharding(), torch.device("cpu")).divide(low)
+    found["loaded"] = loaded(folder, rank)
     single = Net()
     single.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(UsageError, match="scale of Net is a single number"):
@@ -200,6 +245,13 @@ def test_no_process_has_more_than_its_rows_once_they_are_loaded(
         # One number for each parameter, in place of all.
         assert one["full"]["loaded"] == one["LoRA"]["loaded"] == 4 * names
         assert one["kept whole"]["loaded"] == memory(Net())
+
+
+def test_each_process_reads_its_rows_of_a_file(found: list[dict[str, Any]]) -> None:
+    own = [one["loaded"] for one in found]
+    assert sum(own) == memory(Net())
+    # Of five rows one has three, of one row one has it.
+    assert own[0] == memory(Net()) - own[1] <= 0.7 * memory(Net())
 
 
 def test_one_process_clips_as_torch_does() -> None:
