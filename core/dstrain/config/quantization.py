@@ -6,6 +6,7 @@ from dstrain.config.fields import split_commas
 from dstrain.errors import UsageError
 
 FLAG = "--quant_options"
+FP8_FLAG = "--fp8_models"
 GRAMMAR = "expected WHAT:METHOD, WHAT:METHOD/EXCLUDED,... or WHAT:METHOD@ONLY,...; several with semicolons"
 
 
@@ -29,11 +30,11 @@ def parse_storage(
     Raises UsageError for what the grammar does not know.
     """
     found = []
-    for flag, text in (("--fp8_models", fp8_models), (FLAG, quant_options)):
+    for flag, text in ((FP8_FLAG, fp8_models), (FLAG, quant_options)):
         if text is not None and not text.strip(" ,;"):
             raise UsageError(flag, "is empty")
     for what in split_commas(fp8_models):
-        found.append(StorageRequest("--fp8_models", what, "fp8"))
+        found.append(StorageRequest(FP8_FLAG, what, "fp8"))
     for entry in (quant_options or "").split(";"):
         if entry.strip():
             found.append(_parsed(entry.strip()))

@@ -30,6 +30,8 @@ def validate(config: ModelChoice) -> None:
         check_value(flag, getattr(config, flag.name))
     _check_model(config)
     parse_storage(config.fp8_models, config.quant_options)
+    if config.offload_models is not None and not split_commas(config.offload_models):
+        raise UsageError("--offload_models", "is empty")
     if isinstance(config, TrainConfig):
         _check_task(config)
         _check_trainables(config)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from dstrain.config.fields import LoraFile, split_commas
+from dstrain.config.fields import LoraFile
 from dstrain.config.options.generate import GenerateConfig
 from dstrain.config.serialize import read_resolved
-from dstrain.errors import StateError, UsageError, nearest
+from dstrain.errors import StateError, UsageError
 from dstrain.generation.inputs import flag_for, input_names
 from dstrain.graph.spec import PipelineSpec
 from dstrain.lora.reader import check_lora_file
@@ -21,7 +21,12 @@ from dstrain.models.device import DTYPES, default_device, precision
 from dstrain.models.execution.kept import AS_LOADED, Kept
 from dstrain.models.needed_components import Found
 from dstrain.models.toy import write_toy
-from dstrain.pipeline.kept_choice import check_loaded, kept_components
+from dstrain.pipeline.kept_choice import (
+    OFFLOAD_FLAG,
+    check_loaded,
+    kept_components,
+    with_kept,
+)
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.pipeline.sampling import find_for_inference
 from dstrain.pipeline.tile_choice import Tiling, check_tiling, with_tiles
@@ -53,23 +58,12 @@ class PipelineSource:
         """Find the files of every component that inference loads."""
         found = find_for_inference(self.family, self.spec, self.models)
         files = {**found.files, **self.weights}
-        check_loaded(self.kept, self.config, files)
-        kept = {
-            name: replace(
-                part,
-                kept=self.kept.get(name, AS_LOADED),
-                preset=self.presets.get(name),
-            )
-            for name, part in files.items()
-        }
-        for name in split_commas(self.config.offload_models):
-            if name not in kept or kept[name].paths[0].is_dir():
-                weights = [one for one in files if not files[one].paths[0].is_dir()]
-                what = f"loads no weights of {name!r}{nearest(name, weights)}"
-                advice = f"it loads those of {', '.join(weights)}"
-                raise UsageError("--offload_models", what, advice)
-            offloaded = replace(kept[name].kept, offloaded=True)
-            kept[name] = replace(kept[name], kept=offloaded)
+        check_loaded(self.kept, files)
+        for name, one in self.kept.items():
+            if one.offloaded and name not in files:
+                what = f"has no effect: {name} is not loaded"
+                raise UsageError(OFFLOAD_FLAG, what, f"it loads {', '.join(files)}")
+        kept = with_kept(files, self.kept, self.presets)
         tiling = Tiling.of(self.config)
         return with_tiles(replace(found, files=kept), self.family, tiling)
 

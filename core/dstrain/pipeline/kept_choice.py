@@ -1,20 +1,27 @@
 """Decide how components are kept, from the flags of a command."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
 
-from dstrain.config.fields import parse_model_paths, parse_origins
+from dstrain.config.fields import parse_model_paths, parse_origins, split_commas
 from dstrain.config.options.model import ModelChoice
-from dstrain.config.quantization import StorageRequest, parse_storage
+from dstrain.config.quantization import FP8_FLAG, parse_storage
 from dstrain.errors import MissingFiles, UsageError, nearest
 from dstrain.graph.quantization import QuantizationMethod
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.component_files import ModelConfig, component_at
-from dstrain.models.components import Component, components_of
-from dstrain.models.execution.kept import Kept, StoredLayers
+from dstrain.models.components import Component, Files, components_of
+from dstrain.models.execution.kept import AS_LOADED, Kept, StoredLayers
 from dstrain.models.quantization.methods import METHODS, method_named
 from dstrain.models.weights import recognize
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import Extensions
+
+OFFLOAD_FLAG = "--offload_models"
+NOTHING_SWAPPED: Mapping[str, int] = MappingProxyType({})
 
 
 def kept_components(
@@ -23,6 +30,7 @@ def kept_components(
     spec: PipelineSpec,
     models: Sequence[ModelConfig],
     extensions: Callable[[], Extensions],
+    swapped: Mapping[str, int] = NOTHING_SWAPPED,
 ) -> dict[str, Kept]:
     """Return how each component is kept that the flags name.
 
@@ -35,18 +43,67 @@ def kept_components(
         spec: The pipeline they are for.
         models: The given model files.
         extensions: Loads the plugins, which may add methods.
+        swapped: Component -> how many of its blocks are swapped.
     """
+    known = components_of(family)
+    names = _Names(config, known, spec, given_expert(spec, family, models))
     requests = parse_storage(config.fp8_models, config.quant_options)
-    if not requests:
-        return {}
     methods = known_methods(extensions()) if config.quant_options else METHODS
-    found: dict[str, dict[StoredLayers, None]] = {}
+    stored: dict[str, dict[StoredLayers, None]] = {}
     for one in requests:
         method = method_named(one.method, methods, one.flag)
-        stored = StoredLayers(method, one.only, one.excluded)
-        for name in _named(one, config, family, spec, models):
-            found.setdefault(name, {})[stored] = None
-    return {name: Kept(tuple(entries)) for name, entries in found.items()}
+        by_files = one.flag == FP8_FLAG and names.are_files(one.what)
+        entry = StoredLayers(method, one.only, one.excluded, one.flag, by_files)
+        for name in names.meant(one.flag, one.what):
+            stored.setdefault(name, {})[entry] = None
+    offloaded = dict.fromkeys(
+        name
+        for what in split_commas(config.offload_models)
+        for name in names.meant(OFFLOAD_FLAG, what)
+    )
+    return {
+        name: Kept(
+            tuple(stored.get(name, ())),
+            swapped.get(name, 0),
+            name in offloaded,
+            known[name].unquantized if name in stored else (),
+        )
+        for name in dict.fromkeys((*stored, *offloaded, *swapped))
+    }
+
+
+def with_kept(
+    files: Mapping[str, Files], kept: Mapping[str, Kept], presets: Mapping[str, Path]
+) -> dict[str, Files]:
+    """Return the files of components with how their weights are kept.
+
+    Args:
+        files: Component -> its files.
+        kept: Component -> how its weights are kept, where not as they are loaded.
+        presets: Component -> the LoRA file that is merged into its weights.
+    """
+    return {
+        name: replace(part, kept=kept.get(name, AS_LOADED), preset=presets.get(name))
+        for name, part in files.items()
+    }
+
+
+def storage_options(kept: Mapping[str, Kept]) -> dict[str, str | None]:
+    """Return the values of the flags that store components so, by the components' names,
+    which mean the same with other model files.
+    """
+    fp8 = []
+    others = []
+    for name, one in kept.items():
+        for entry in one.methods:
+            if entry.flag == FP8_FLAG:
+                fp8.append(name)
+            else:
+                others.append(f"{name}:{entry.method.name}{entry.patterns}")
+    return {
+        "fp8_models": ",".join(fp8) or None,
+        "quant_options": ";".join(others) or None,
+    }
 
 
 def known_methods(extensions: Extensions) -> dict[str, QuantizationMethod]:
@@ -71,90 +128,90 @@ def given_expert(
     return experts[0] if len(experts) == 1 else ""
 
 
-def check_loaded(
-    kept: Mapping[str, Kept], config: ModelChoice, loaded: Collection[str]
-) -> None:
+def check_loaded(kept: Mapping[str, Kept], loaded: Collection[str]) -> None:
     """Refuse to store what a command does not load.
 
     Args:
         kept: How components are kept.
-        config: The flags that say so.
         loaded: The components that the command loads.
     """
     for name, one in kept.items():
         if one.methods and name not in loaded:
             what = f"has no effect: {name} is not loaded"
-            raise UsageError(_flag_of(config), what, f"it loads {', '.join(loaded)}")
+            raise UsageError(one.methods[0].flag, what, f"it loads {', '.join(loaded)}")
 
 
 def check_trained(
-    kept: Mapping[str, Kept],
-    config: ModelChoice,
-    full: Iterable[str],
-    in_steps: Collection[str],
+    kept: Mapping[str, Kept], full: Iterable[str], in_steps: Collection[str]
 ) -> None:
     """Refuse to store what is trained, and to store what a training step uses by a method
     that no gradient passes.
 
     Args:
         kept: How components are kept.
-        config: The flags that say so.
         full: The components of which all or a part is trained, without LoRA.
         in_steps: The components that training steps use.
     """
-    flag = _flag_of(config)
     for name in full:
         component = name.partition(".")[0]
-        if component in kept and kept[component].methods:
+        for stored in kept.get(component, AS_LOADED).methods:
             what = f"{component} is trained (--trainable_models {name}), so its weights cannot be stored in fewer bytes"
-            raise UsageError(
-                flag, what, f"train LoRA on it: --lora_base_model {component}"
-            )
+            advice = f"train LoRA on it: --lora_base_model {component}"
+            raise UsageError(stored.flag, what, advice)
     for component in in_steps:
-        for stored in kept.get(component, Kept()).methods:
+        for stored in kept.get(component, AS_LOADED).methods:
             if not stored.method.gives_gradient:
                 what = f"{stored.method.name} gives no gradient, and training steps use {component}"
-                raise UsageError(flag, what, "use int8_block")
+                raise UsageError(stored.flag, what, "use int8_block")
 
 
-def _flag_of(config: ModelChoice) -> str:
-    return "--quant_options" if config.quant_options else "--fp8_models"
+@dataclass(frozen=True)
+class _Names:
+    """What the flags of a command can call a component."""
 
+    config: ModelChoice
+    known: Mapping[str, Component]
+    spec: PipelineSpec
+    expert: str
+    """The only expert of the denoiser whose files are given; '' for none."""
 
-def _named(
-    request: StorageRequest,
-    config: ModelChoice,
-    family: ModelFamily,
-    spec: PipelineSpec,
-    models: Sequence[ModelConfig],
-) -> list[str]:
-    """Return the components that an entry of a flag names."""
-    what = request.what
-    by_name = components_of(family)
-    names = [name for name in spec.components if not by_name[name].is_folder]
-    if spec.experts is not None and what == spec.experts.denoiser:
-        expert = given_expert(spec, family, models)
-        if expert:
-            return [expert]
-    if what in names:
-        return [what]
-    entries = _entries(config)
-    if what not in entries:
-        hint = nearest(what, [*names, *entries])
-        raise UsageError(
-            request.flag,
-            f"{what!r} is no component of {spec.family} {spec.variant} and no entry of the model flags{hint}",
-            f"components: {', '.join(names)}",
-        )
-    inside = _inside(entries[what], list(by_name.values()))
-    found = [name for name in inside if name in names]
-    if not found:
-        raise UsageError(
-            request.flag,
-            f"these files do not tell which component they are: {what}",
-            f"name the component: {', '.join(names)}",
-        )
-    return found
+    @cached_property
+    def with_weights(self) -> list[str]:
+        """Return the components of the variant that have weights."""
+        return [one for one in self.spec.components if not self.known[one].is_folder]
+
+    @cached_property
+    def entries(self) -> dict[str, ModelConfig]:
+        """Return the files of the model flags by how they were typed."""
+        return _entries(self.config)
+
+    def are_files(self, what: str) -> bool:
+        """Return whether a flag names files, and no component."""
+        return what not in self.with_weights and what in self.entries
+
+    def meant(self, flag: str, what: str) -> list[str]:
+        """Return the components that an entry of a flag names, by the name or by the
+        files; raises UsageError where it names none.
+        """
+        experts = self.spec.experts
+        if experts is not None and what == experts.denoiser and self.expert:
+            return [self.expert]
+        if what in self.with_weights:
+            return [what]
+        if what in self.spec.components:
+            raise UsageError(flag, f"has no effect: {what} has no weights")
+        advice = f"components: {', '.join(self.with_weights)}"
+        if what not in self.entries:
+            hint = nearest(what, [*self.with_weights, *self.entries])
+            which = f"{self.spec.family} {self.spec.variant}"
+            no = f"{what!r} is no component of {which} and no entry of the model flags"
+            raise UsageError(flag, no + hint, advice)
+        inside = _inside(self.entries[what], list(self.known.values()))
+        found = [name for name in inside if name in self.with_weights]
+        if not found:
+            no = f"these files do not tell which component they are: {what}"
+            raise UsageError(flag, no, advice)
+        return found
 
 
 def _entries(config: ModelChoice) -> dict[str, ModelConfig]:

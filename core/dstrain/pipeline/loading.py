@@ -60,8 +60,7 @@ class Loader:
 
     def __post_init__(self) -> None:
         kept = AS_LOADED if self.files is None else self.files.kept
-        name, unquantized = self.component.name, self.component.unquantized
-        self._layer_store = LayerStore(kept, name, unquantized)
+        self._layer_store = LayerStore(kept, self.component.name)
 
     def load(self, configuration: Any, dtype: torch.dtype) -> Any:
         """Load the component; raises what its network raises, and `read_lora`.

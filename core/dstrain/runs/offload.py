@@ -2,15 +2,13 @@
 --offload_models ask.
 """
 
-from dataclasses import replace
-
-from dstrain.config.fields import split_commas
 from dstrain.config.options.train import TrainConfig
 from dstrain.console import get_logger
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import UsageError
 from dstrain.graph.plan import make_plan
-from dstrain.models.components import components_of
-from dstrain.models.execution.kept import ALL_BLOCKS, AS_LOADED
+from dstrain.lora.layers import Trainables
+from dstrain.models.execution.kept import ALL_BLOCKS
+from dstrain.pipeline.kept_choice import OFFLOAD_FLAG
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.setup import Setup
 from dstrain.training.module import TrainingModule
@@ -18,7 +16,6 @@ from dstrain.training.offload.block_swap import FLAG, swapped_blocks
 
 logger = get_logger(__name__)
 ALL = "--enable_model_cpu_offload"
-MODELS = "--offload_models"
 
 
 def swap_flag(config: TrainConfig) -> str:
@@ -39,39 +36,31 @@ def swap_advice(setup: Setup) -> list[str]:
     return [f"or raise {FLAG}; {ALL} swaps all blocks"]
 
 
-def with_offload(setup: Setup) -> Setup:
-    """Return the setup in which components are kept as the flags say.
-
-    Raises UsageError for a component of which nothing can be kept so.
+def blocks_to_swap(config: TrainConfig, trainables: Trainables) -> dict[str, int]:
+    """Return how many blocks of each component are swapped; raises UsageError for one
+    that is trained in full.
     """
-    kept = dict(setup.kept)
-    for name in _offloaded(setup) if setup.config.offload_models else ():
-        kept[name] = replace(kept.get(name, AS_LOADED), offloaded=True)
-    flag = swap_flag(setup.config)
-    if flag:
-        count = setup.config.blocks_to_swap or ALL_BLOCKS
-        _refuse_trained_in_full(setup, flag)
-        for lora in setup.trainables.lora:
-            before = kept.get(lora.component, AS_LOADED)
-            kept[lora.component] = replace(before, swapped_blocks=count)
-    return replace(setup, kept=kept)
-
-
-def _refuse_trained_in_full(setup: Setup, flag: str) -> None:
-    for name in setup.trainables.full:
+    flag = swap_flag(config)
+    if not flag:
+        return {}
+    for name in trainables.full:
         raise UsageError(
             flag,
             f"is for weights that do not change, but --trainable_models trains all of {name}",
             "train LoRA in place of it, or leave the flag out",
         )
+    count = config.blocks_to_swap or ALL_BLOCKS
+    return {lora.component: count for lora in trainables.lora}
 
 
-def _offloaded(setup: Setup) -> list[str]:
-    """Return the components of --offload_models; raises UsageError for one that no unit
-    or decoder uses, in any stage or preview.
+def check_offloaded(setup: Setup) -> None:
+    """Raise UsageError for a component of --offload_models that no unit or decoder uses,
+    in any stage or preview.
     """
+    offloaded = [name for name, one in setup.kept.items() if one.offloaded]
+    if not offloaded:
+        return
     spec = setup.spec
-    known = components_of(setup.family)
     plans = [setup.plan(setup.all_inputs())]
     decoders: set[str] = set()
     if setup.config.preview_prompt:
@@ -88,22 +77,19 @@ def _offloaded(setup: Setup) -> list[str]:
     }
     if spec.experts is not None and setup.config.preview_prompt:
         borrowed |= set(spec.experts.components)
-    names = split_commas(setup.config.offload_models)
-    for name in names:
-        if name not in loaded:
-            hint = nearest(name, loaded)
-            what = f"this run loads no component {name!r}{hint}"
-            raise UsageError(MODELS, what, f"it loads {', '.join(loaded)}")
+    for name in offloaded:
         why = ""
-        if name in setup.trainables.components:
-            why = f"{name} is trained; its blocks can be swapped with {FLAG}"
+        if name not in loaded:
+            why = f"{name} is not loaded"
+        elif name in setup.trainables.components:
+            # Stage 1 does not load it, and DiffSynth-Studio's commands of stage 1 name it.
+            if setup.stage != "data_process":
+                why = f"{name} is trained; its blocks can be swapped with {FLAG}"
         elif name not in borrowed:
             why = f"no unit or decoder uses {name}, but every step"
-        elif name in known and known[name].is_folder:
-            why = f"{name} has no weights"
         if why:
-            raise UsageError(MODELS, f"has no effect: {why}")
-    return list(names)
+            advice = f"this run loads {', '.join(loaded)}"
+            raise UsageError(OFFLOAD_FLAG, f"has no effect: {why}", advice)
 
 
 def start_swap(setup: Setup, module: TrainingModule, empty: bool) -> None:

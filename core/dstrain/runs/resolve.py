@@ -43,7 +43,7 @@ from dstrain.registry.discovery import load_family
 from dstrain.registry.family import ModelFamily
 from dstrain.registry.hooks import load_extensions
 from dstrain.runs.checkpoints.state import refuse_unwritable
-from dstrain.runs.offload import with_offload
+from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.setup import Setup, metadata_path
 from dstrain.runs.trackers import check_trackers
 from dstrain.training.distill import OWN_TASKS
@@ -78,13 +78,15 @@ def resolve(config: TrainConfig) -> Setup:
         refuse_unused(config, "video", f"variant {variant} reads no videos")
     check_component_flags(config, spec)
     check_tiling(Tiling.of(config), family, spec)
+    trainables = resolve_experts(trainables_of(config, family), spec, family, models)
+    swapped = blocks_to_swap(config, trainables)
     setup = Setup(
         config=config,
         family=family,
         spec=spec.with_task_inputs(task),
         task=task,
         stage=config.stage,
-        trainables=resolve_experts(trainables_of(config, family), spec, family, models),
+        trainables=trainables,
         # Planned for a GPU, frozen weights are in bf16 by default.
         device=default_device()
         if config.device_memory is None
@@ -93,7 +95,7 @@ def resolve(config: TrainConfig) -> Setup:
         extensions=extensions,
         # Now, since what hooks keep in their modules changes as they run.
         modifiers=extensions.modifiers(),
-        kept=kept_components(config, family, spec, models, lambda: extensions),
+        kept=kept_components(config, family, spec, models, lambda: extensions, swapped),
     )
     check_saved_names(setup)
     path = config.preset_lora_path
@@ -107,7 +109,8 @@ def resolve(config: TrainConfig) -> Setup:
     # Built once here, so that boundaries that leave nothing are refused before anything
     # is loaded.
     setup.build_timestep_sampler()
-    return with_offload(setup)
+    check_offloaded(setup)
+    return setup
 
 
 def refuse_precision(setup: Setup) -> None:
@@ -255,10 +258,9 @@ def check_kept(setup: Setup) -> None:
     """Refuse ways to keep components that this run cannot have, or that have no effect."""
     if not setup.kept:
         return
-    config = setup.config
-    check_loaded(setup.kept, config, loaded_components(setup))
+    check_loaded(setup.kept, loaded_components(setup))
     in_steps = setup.plan(setup.all_inputs()).components["train"]
-    check_trained(setup.kept, config, setup.trainables.full, in_steps)
+    check_trained(setup.kept, setup.trainables.full, in_steps)
 
 
 def loaded_components(setup: Setup) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,8 +33,9 @@ from dstrain.lora.reader import check_lora_file, groups_in
 from dstrain.models.component_files import ModelConfig
 from dstrain.models.components import components_of
 from dstrain.models.device import DTYPES, precision
-from dstrain.models.execution.kept import AS_LOADED, Kept
+from dstrain.models.execution.kept import Kept
 from dstrain.models.needed_components import Found, find
+from dstrain.pipeline.kept_choice import storage_options, with_kept
 from dstrain.pipeline.tile_choice import Tiling, with_tiles
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry.discovery import installed
@@ -227,15 +229,21 @@ class Setup:
         among = self.spec.components
         found = find(self.family, self.models, components, configs, among, absent)
         check_denoiser(self.family, self.spec, found)
-        files = {
-            name: replace(part, kept=self.kept.get(name, AS_LOADED))
-            for name, part in found.files.items()
-        }
         preset = self.preset
-        if preset is not None and preset.component in files:
-            merged = replace(files[preset.component], preset=preset.path)
-            files[preset.component] = merged
+        presets = {} if preset is None else {preset.component: preset.path}
+        files = with_kept(found.files, self.kept, presets)
         return with_tiles(replace(found, files=files), self.family, self.tiling)
+
+    @property
+    def recorded(self) -> TrainConfig:
+        """Return the configuration as it is written for other commands to read: it means
+        the same there with other model files.
+        """
+        changes: dict[str, Any] = storage_options(self.kept)
+        if self.preset is not None:
+            # Found by its header, or its keys, where no flag names it.
+            changes["preset_lora_model"] = self.preset.component
+        return replace(self.config, **changes)
 
     @property
     def tiling(self) -> Tiling:

@@ -97,3 +97,37 @@ def test_the_commands_of_the_documents_mean_the_variant_and_the_expert(
     assert f"wan {variant}, task sft, trains {part}\n" in printed
     loaded = re.findall(r"loads (.*)", printed)
     assert loaded[1] == part
+
+
+I2V = "Wan-AI/Wan2.1-I2V-14B-480P"
+ALL = ",".join(f"{I2V}:{file}" for file in (WEIGHTS, TEXT, "Wan2.1_VAE.pth", CLIP))
+FROZEN = ALL.partition(",")[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        (f'--fp8_models "{ALL}"', "dit text_encoder vae image_encoder"),
+        (
+            f'--task sft:train --offload_models "{FROZEN}" --fp8_models "{I2V}:{WEIGHTS}" '
+            "--use_gradient_checkpointing_offload",
+            "dit text_encoder vae image_encoder",
+        ),
+        (f'--task sft:data_process --offload_models "{I2V}:{WEIGHTS}"', "dit"),
+    ],
+    ids=["fp8", "stage 2 in little memory", "stage 1 of it"],
+)
+def test_commands_may_name_components_by_their_files(
+    flags: str,
+    kept: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/metadata.csv").write_text("video,prompt\nvideo.mp4,a dog\n")
+    command = f'graph --model wan {DATA} --model_id_with_origin_paths "{ALL}" --output_path out {LORA} {IMAGE} {flags}'
+    assert main(shlex.split(command)) == 0
+    shown = capsys.readouterr().out.partition("how weights are kept\n")[2]
+    assert {line.split()[0] for line in shown.splitlines()} == set(kept.split())

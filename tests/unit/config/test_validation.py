@@ -123,6 +123,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"dataset_num_workers": -1}, "--dataset_num_workers", "0 or more"),
     ({"report_to": "wandb,tensorbord"}, "--report_to", "did you mean 'tensorboard'?"),
     ({"report_to": " ,"}, "--report_to", "is empty"),
+    ({"offload_models": " ,"}, "--offload_models", "is empty"),
     ({"tile_size": 64}, "--tile_size", "has no effect without --tiled"),
     ({"tile_stride": 64, "framewise_decoding": True}, "--tile_stride", "has no effect without --tiled"),
     ({"tiled": True, "tile_size": 64, "tile_stride": 72}, "--tile_stride", "is 72, more than --tile_size 64"),

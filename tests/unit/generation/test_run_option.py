@@ -268,3 +268,25 @@ def test_a_trained_expert_takes_the_place_of_its_own_files(
             want = [here / f"out/step-1{suffix[name]}.safetensors"]
         assert list(found[name].paths) == want
     image_of(here / "a.png", run=here / "out")
+
+
+def test_the_expert_that_a_run_stored_is_the_one_that_is_stored_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone it has the denoiser's name; with both, that is the name of the other."""
+    two_experts(monkeypatch)
+    files = weights_of(here / "model")
+    own = denoiser(here / "model", here / "model/transformer_2")
+    others = [files["text_encoder"], files["vae"]]
+    alone, both = (json.dumps([*one, *others]) for one in ([own], [own, files["dit"]]))
+    train(here, max_steps=1, fp8_models="dit", model_paths=alone)
+    config = GenerateConfig(
+        model="tiny",
+        prompt="dog",
+        output=here / "a.png",
+        run=here / "out",
+        model_paths=both,
+    )
+    with open_source(with_run_options(config), ["prompt"]) as source:
+        kept = {name: one.kept for name, one in source.find().files.items()}
+    assert [name for name, one in kept.items() if one.methods] == ["dit2"]

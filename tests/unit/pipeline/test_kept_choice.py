@@ -13,6 +13,7 @@ from dstrain.graph.plan import Plan
 from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.quantization.methods import FP8, INT8_BLOCK
+from dstrain.pipeline.kept_choice import storage_options
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 
@@ -92,10 +93,11 @@ def test_published_files_are_named_as_the_model_flags_have_them(here: Path) -> N
     ("flags", "what"),
     [
         ({"fp8_models": "ditt"}, "no component of tiny base and no entry of the model flags; did you mean 'dit'?"),
-        ({"fp8_models": "tokenizer"}, "--fp8_models: 'tokenizer' is no component"),
+        ({"fp8_models": "tokenizer"}, "--fp8_models: has no effect: tokenizer has no weights"),
         ({"quant_options": "dit:nf4"}, "--quant_options: no method named 'nf4'; did you mean 'bitsandbytes_nf4'?"),
         ({"quant_options": "dit:torchao_int8_w8a8"}, "torchao_int8_w8a8 is not supported: it quantizes"),
         ({"fp8_models": "dit", "trainable_models": "dit"}, "--fp8_models: dit is trained (--trainable_models dit)"),
+        ({"fp8_models": "dit", "quant_options": "vae:fp8", "trainable_models": "dit"}, "--fp8_models: dit is trained"),
         ({"quant_options": "dit:fp8@to_q", "trainable_models": "dit.blocks.0"}, "(--trainable_models dit.blocks.0)"),
         ({"quant_options": "dit:fp8@to_qq"}, "no linear layer of dit matches 'to_qq'; did you mean 'to_q'?"),
         ({"quant_options": "dit:fp8/to_qq"}, "no linear layer of dit matches 'to_qq'; did you mean 'to_q'?"),
@@ -112,6 +114,19 @@ def test_what_flags_cannot_mean_is_refused_in_words(
             run(config(here, dry_run=dry_run, **flags))
         assert what in str(caught.value)
     assert not (here / "out").exists() or not list((here / "out").glob("*.safetensors"))
+
+
+def test_what_a_run_records_names_components(here: Path) -> None:
+    (encoder,) = weights_of(here / "model")["text_encoder"]
+    options = "dit:fp8/to_q;dit:int8_block@to_q"
+    setup = resolve(config(here, fp8_models=str(encoder), quant_options=options))
+    assert storage_options(setup.kept) == {
+        "fp8_models": "text_encoder",
+        "quant_options": options,
+    }
+    recorded = setup.recorded
+    assert dict(resolve(recorded).kept) == dict(setup.kept)
+    assert setup.config.fp8_models == str(encoder)
 
 
 def test_a_component_that_no_stage_loads_is_refused(

@@ -17,6 +17,7 @@ from dstrain.runs.offload import swap_advice
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import run
 
+from tests.support.family import weights_of
 from tests.support.poisoned_memory import poisoned_memory
 from tests.support.runs import config, outcome, project, same, train, training_run
 
@@ -215,7 +216,10 @@ def test_offloaded_components_change_no_key(here: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ("text_encodr", "no component 'text_encodr'; did you mean 'text_encoder'?"),
+        (
+            "text_encodr",
+            "'text_encodr' is no component of tiny base and no entry of the model flags; did you mean 'text_encoder'?",
+        ),
         (
             "dit",
             "has no effect: dit is trained; its blocks can be swapped with --blocks",
@@ -229,3 +233,17 @@ def test_what_cannot_be_offloaded_is_refused(
     with pytest.raises(UsageError) as caught:
         run(config(here, output_path=tmp_path / "out", offload_models=names))
     assert words in str(caught.value)
+
+
+def test_offloaded_components_are_named_by_their_files_too(here: Path) -> None:
+    paths = [path for paths in weights_of(here / "model").values() for path in paths]
+    (encoder,) = [path for path in paths if "text_encoder" in str(path)]
+    for stage in ("sft", "sft:data_process"):
+        given = config(here, task=stage, offload_models=str(encoder))
+        kept = resolve(given).kept
+        assert [name for name, one in kept.items() if one.offloaded] == ["text_encoder"]
+
+
+def test_stage_1_may_name_the_denoiser_which_it_does_not_load(here: Path) -> None:
+    given = config(here, task="sft:data_process", offload_models="dit")
+    assert resolve(given).kept["dit"].offloaded

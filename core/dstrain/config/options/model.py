@@ -51,8 +51,8 @@ class ModelChoice:
     )
     offload_models: str | None = option(
         "memory",
-        "Components to keep in CPU memory, comma-separated; they are on the device only while a unit or "
-        "decoder uses them.",
+        "Components to keep in CPU memory, by name or as the model flags have them, comma-separated; they are "
+        "on the device only while a unit or decoder uses them.",
     )
     fp8_models: str | None = option(
         "memory",

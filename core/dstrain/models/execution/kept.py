@@ -3,7 +3,7 @@ it, and what identifies results can contain it, before anything is loaded.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
@@ -25,11 +25,25 @@ class StoredLayers:
     component's record leaves unquantized are never stored."""
     excluded: tuple[str, ...] = ()
     """Patterns of layers that are not stored by it."""
+    flag: str = field(default="--quant_options", compare=False)
+    """The option that asks for it, for errors."""
+    by_files: bool = field(default=False, compare=False)
+    """Whether it names files; one of their components may have no linear layer."""
 
     def __str__(self) -> str:
+        return f"{self.method.identity}{self.patterns}"
+
+    @property
+    def patterns(self) -> str:
+        """Return which layers it stores, as it is typed; '' for all."""
         excluded = f"/{','.join(self.excluded)}" if self.excluded else ""
         only = f"@{','.join(self.only)}" if self.only else ""
-        return f"{self.method.identity}{excluded}{only}"
+        return excluded + only
+
+    def stores(self, layer: str) -> bool:
+        """Return whether it is for a linear layer of this dotted name."""
+        is_meant = not self.only or matches(layer, self.only)
+        return is_meant and not matches(layer, self.excluded)
 
     def describe(self) -> str:
         """Return it in words."""
@@ -53,13 +67,30 @@ class Kept:
     while they compute; `ALL_BLOCKS` for every one."""
     offloaded: bool = False
     """Whether it is on the device only while a unit or decoder uses it."""
+    unquantized: tuple[str, ...] = ()
+    """Patterns of the whole dotted names of layers that no method stores."""
 
     @property
     def identity(self) -> list[str]:
         """Return what its results depend on, equal for entries that say the same; the
         place of weights changes no number.
         """
-        return sorted(map(str, combined(self.methods)))
+        found = sorted(map(str, combined(self.methods)))
+        if found and self.unquantized:
+            found.append(f"not {','.join(_sorted(self.unquantized))}")
+        return found
+
+    def may_store(self, layer: str) -> bool:
+        """Return whether a method may store a linear layer of this dotted name."""
+        return not any(fnmatchcase(layer, one) for one in self.unquantized)
+
+    def methods_of(self, layer: str) -> list[StoredLayers]:
+        """Return the entries that store a linear layer; more than one are an error
+        unless they have the same method.
+        """
+        if not self.may_store(layer):
+            return []
+        return [one for one in self.methods if one.stores(layer)]
 
     def describe(self) -> str:
         """Return it in words; '' where its weights are kept as they are loaded."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
@@ -11,77 +10,53 @@ from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.execution.kept import Kept, StoredLayers, matches
 from dstrain.models.networks import tied_names
 
-FLAG = "--quant_options"
+
+def storable_layers(network: nn.Module) -> list[str]:
+    """Return the names of the linear layers of a network whose weight is no other's."""
+    tied = tied_names(network)
+    return [
+        name
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Linear) and f"{name}.weight" not in tied
+    ]
 
 
 def methods_of_layers(
-    network: nn.Module,
-    kept: Kept,
-    component: str,
-    unquantized: Collection[str] = (),
+    network: nn.Module, kept: Kept, component: str
 ) -> dict[str, QuantizationMethod]:
     """Return the method of each layer that is stored, by the layer's name.
 
-    Layers whose weight is also another's are left as they are. Raises UsageError for a
-    pattern that matches no layer, and for a layer that two methods would store.
+    Raises UsageError for a pattern that matches no layer, and for a layer that two
+    methods would store.
 
     Args:
         network: The network, which needs no weights.
         kept: How it is kept.
         component: Its name, for errors.
-        unquantized: Patterns of the whole names of layers that no method stores.
     """
     if not kept.methods:
         return {}
-    tied = tied_names(network)
-    every = [
-        name
-        for name, layer in network.named_modules()
-        if isinstance(layer, nn.Linear) and f"{name}.weight" not in tied
-    ]
-    layers = [name for name in every if not _is_whole(name, unquantized)]
-    found: dict[str, StoredLayers] = {}
+    every = storable_layers(network)
+    layers = [name for name in every if kept.may_store(name)]
     for entry in kept.methods:
-        text = f"{component}:{entry}"
-        if not layers:
+        if not layers and not entry.by_files:
             what = f"{component} has no linear layer that can be stored"
-            raise UsageError(FLAG, f"{text}: {what}")
+            raise UsageError(entry.flag, f"{component}:{entry}: {what}")
         for pattern in (*entry.only, *entry.excluded):
-            _check_pattern(pattern, layers, every, component, text)
-        for name in layers:
-            if entry.only and not matches(name, entry.only):
-                continue
-            if matches(name, entry.excluded):
-                continue
-            other = found.setdefault(name, entry)
-            if other.method != entry.method:
+            _check_pattern(pattern, layers, every, component, entry)
+    found = {}
+    for name in layers:
+        entries = kept.methods_of(name)
+        for other in entries[1:]:
+            if other.method != entries[0].method:
                 raise UsageError(
-                    FLAG,
-                    f"both {component}:{other} and {text} store {name}",
-                    "exclude it from one of them: COMPONENT:METHOD/EXCLUDED,...",
+                    other.flag,
+                    f"both {component}:{entries[0]} and {component}:{other} store {name}",
+                    f"exclude it from one of them: --quant_options {component}:METHOD/EXCLUDED,...",
                 )
-    return {name: entry.method for name, entry in found.items()}
-
-
-def weight_bytes(
-    network: nn.Module, methods: Mapping[str, QuantizationMethod], itemsize: int
-) -> dict[str, int]:
-    """Return the bytes of each parameter of a network as it will be kept, by name; tied
-    ones count once.
-
-    Args:
-        network: The network, which needs no weights.
-        methods: The method of each layer that is stored.
-        itemsize: Bytes of a number that is not stored.
-    """
-    sizes = {}
-    for name, weight in network.named_parameters():
-        layer, _, own = name.rpartition(".")
-        sizes[name] = weight.numel() * itemsize
-        if own == "weight" and layer in methods:
-            rows, columns = weight.shape
-            sizes[name] = methods[layer].stored_bytes((rows, columns))
-    return sizes
+        if entries:
+            found[name] = entries[0].method
+    return found
 
 
 @dataclass
@@ -90,7 +65,6 @@ class LayerStore:
 
     kept: Kept
     component: str
-    unquantized: Collection[str] = ()
     methods: Mapping[str, QuantizationMethod] | None = field(default=None, init=False)
     """The method of each layer that is stored."""
 
@@ -114,11 +88,7 @@ class LayerStore:
 
     def check(self, network: nn.Module) -> Mapping[str, QuantizationMethod]:
         """Return the method of each layer of the network that is stored."""
-        return methods_of_layers(network, self.kept, self.component, self.unquantized)
-
-
-def _is_whole(name: str, patterns: Collection[str]) -> bool:
-    return any(fnmatchcase(name, one) for one in patterns)
+        return methods_of_layers(network, self.kept, self.component)
 
 
 def _check_pattern(
@@ -126,17 +96,18 @@ def _check_pattern(
     layers: Collection[str],
     every: Collection[str],
     component: str,
-    text: str,
+    entry: StoredLayers,
 ) -> None:
     """Refuse a pattern that matches no layer, or none that may be stored."""
     if any(matches(name, [pattern]) for name in layers):
         return
+    text = f"{component}:{entry}"
     if any(matches(name, [pattern]) for name in every):
         what = (
             f"{pattern!r} is a layer of {component} that always stays as it is loaded"
         )
-        raise UsageError(FLAG, f"{text}: {what}", "leave it out")
+        raise UsageError(entry.flag, f"{text}: {what}", "leave it out")
     endings = {name.rpartition(".")[2] for name in layers}
     hint = nearest(pattern, {*endings, *layers})
     what = f"no linear layer of {component} matches {pattern!r}{hint}"
-    raise UsageError(FLAG, f"{text}: {what}", f"its layers: {first_few(layers)}")
+    raise UsageError(entry.flag, f"{text}: {what}", f"its layers: {first_few(layers)}")

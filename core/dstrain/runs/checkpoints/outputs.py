@@ -4,7 +4,7 @@ the state to resume from.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -187,14 +187,10 @@ class RunDirectory:
         RunFiles.read(self.folder).add(records)
         (self.folder / LOG).parent.mkdir(exist_ok=True)
         write_list(setup)
-        config = setup.config
-        if setup.preset is not None:
-            # Found by its header, or its keys, where no flag names it.
-            config = replace(config, preset_lora_model=setup.preset.component)
         versions = {**setup.versions, PROCESSES: str(self.processes.size)}
         if setup.modifiers:
             versions[MODIFIERS] = modifiers_in_words(setup)
-        write_resolved(self.folder / CONFIG, config, versions)
+        write_resolved(self.folder / CONFIG, setup.recorded, versions)
         self._open_log(self.folder / LOG)
 
     def save_if_due(self, run: TrainingRun, epoch: int) -> bool:

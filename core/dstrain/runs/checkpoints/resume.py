@@ -349,7 +349,7 @@ def _differing(run: TrainingRun) -> str:
     versions = recorded.get("versions", {})
     size = str(run.processes.size)
     saved = _resolved(run, {**recorded, PROCESSES: versions.get(PROCESSES, size)})
-    now = _resolved(run, {**as_flags(config), PROCESSES: size})
+    now = _resolved(run, {**as_flags(run.setup.recorded), PROCESSES: size})
     saved[MODIFIERS] = versions.get(MODIFIERS, NO_MODIFIERS)
     now[MODIFIERS] = modifiers_in_words(run.setup)
     if saved.pop(SAMPLES) == now.pop(SAMPLES):

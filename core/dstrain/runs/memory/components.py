@@ -1,15 +1,15 @@
 """The bytes of a component's weights as a run keeps them, from its configuration."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
 from dstrain.graph.quantization import QuantizationMethod
 from dstrain.models.execution.blocks import repeated_blocks
-from dstrain.models.execution.kept import Kept, last_blocks, matches
+from dstrain.models.execution.kept import Kept, last_blocks
+from dstrain.models.quantization.layers import storable_layers
 
 TRAINED = 4
 """Bytes of a number that is trained: it is in fp32."""
@@ -24,8 +24,8 @@ class Stored:
     shape: tuple[int, ...]
     size: int
     """Its bytes as it is loaded."""
-    is_linear: bool
-    """Whether it is the weight of a linear layer."""
+    is_storable: bool
+    """Whether it is the weight of a linear layer, which a method may store."""
     is_parameter: bool
     is_trained: bool
     block: int
@@ -46,8 +46,6 @@ class ComponentSize:
     """What its weights are loaded as: 'bf16', also where only some are, or 'fp32'."""
     stored: tuple[Stored, ...]
     has_lora: bool = False
-    unquantized: tuple[str, ...] = ()
-    """Patterns of the whole names of layers that no method stores."""
 
     @property
     def parameters(self) -> int:
@@ -71,7 +69,7 @@ class ComponentSize:
     @property
     def is_mostly_linear(self) -> bool:
         """Return whether most of its bytes are weights that a method could store."""
-        linear = sum(one.size for one in self.stored if one.is_linear)
+        linear = sum(one.size for one in self.stored if one.is_storable)
         return 2 * linear > self.frozen_bytes
 
     @property
@@ -108,8 +106,8 @@ def as_kept(size: ComponentSize, kept: Kept) -> FrozenBytes:
     for one in size.stored:
         if one.is_trained:
             continue
-        bytes_ = _stored_bytes(one, size, kept)
-        if _method_of(one, kept, size.unquantized) is not None:
+        bytes_ = _stored_bytes(one, kept)
+        if _method_of(one, kept) is not None:
             largest_stored = max(largest_stored, one.numbers)
         if one.block in last:
             swapped[one.block] = swapped.get(one.block, 0) + bytes_
@@ -148,7 +146,7 @@ def as_divided(
     frozen = trained = numbers = 0
     whole: dict[int, int] = {}
     for one in size.stored:
-        bytes_ = _stored_bytes(one, size, kept)
+        bytes_ = _stored_bytes(one, kept)
         if not one.is_parameter or not one.shape:
             frozen += bytes_
             continue
@@ -167,31 +165,22 @@ def as_divided(
     return DividedBytes(frozen, trained, numbers, together)
 
 
-def _stored_bytes(one: Stored, size: ComponentSize, kept: Kept) -> int:
+def _stored_bytes(one: Stored, kept: Kept) -> int:
     """Return the bytes of a weight as a method stores it, if one does."""
-    stored_by = _method_of(one, kept, size.unquantized)
-    if stored_by is None:
+    method = _method_of(one, kept)
+    if method is None:
         return one.size
     rows, columns = one.shape
-    return stored_by.stored_bytes((rows, columns))
+    return method.stored_bytes((rows, columns))
 
 
-def _method_of(
-    one: Stored, kept: Kept, unquantized: Collection[str]
-) -> QuantizationMethod | None:
-    """Return the method that stores a weight, as `methods_of_layers` decides it."""
-    if not one.is_linear or any(fnmatchcase(one.layer, name) for name in unquantized):
-        return None
-    for entry in kept.methods:
-        is_meant = not entry.only or matches(one.layer, entry.only)
-        if is_meant and not matches(one.layer, entry.excluded):
-            return entry.method
-    return None
+def _method_of(one: Stored, kept: Kept) -> QuantizationMethod | None:
+    """Return the method that stores a weight; None where it stays as it is loaded."""
+    entries = kept.methods_of(one.layer) if one.is_storable else []
+    return entries[0].method if entries else None
 
 
-def component_size(
-    name: str, network: nn.Module, has_lora: bool, unquantized: Collection[str] = ()
-) -> ComponentSize:
+def component_size(name: str, network: nn.Module, has_lora: bool) -> ComponentSize:
     """Measure the network of a component, with what is trained in it; it may be on any
     device.
 
@@ -199,14 +188,11 @@ def component_size(
         name: The component.
         network: Its network, its weights as they are loaded.
         has_lora: Whether LoRA is trained on it.
-        unquantized: Patterns of layers that its record leaves as they are loaded.
     """
     blocks = {
         block: number for number, block in enumerate(repeated_blocks(network).keys())
     }
-    linear = {
-        key for key, layer in network.named_modules() if isinstance(layer, nn.Linear)
-    }
+    storable = set(storable_layers(network))
     tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
     seen: set[str] = set()
     stored = []
@@ -224,7 +210,7 @@ def component_size(
                 layer=place.removesuffix(".base_layer"),
                 shape=tuple(tensor.shape),
                 size=tensor.nbytes,
-                is_linear=place in linear and last == "weight" and not is_trained,
+                is_storable=place in storable and last == "weight" and not is_trained,
                 is_parameter=is_parameter,
                 is_trained=is_trained,
                 block=blocks[owner[0]] if owner else -1,
@@ -232,4 +218,4 @@ def component_size(
         )
     weights = (one.dtype for one in network.parameters() if one.is_floating_point())
     kept = "bf16" if torch.bfloat16 in weights else "fp32"
-    return ComponentSize(name, kept, tuple(stored), has_lora, tuple(unquantized))
+    return ComponentSize(name, kept, tuple(stored), has_lora)

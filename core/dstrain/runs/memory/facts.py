@@ -57,7 +57,7 @@ def facts_of(
     lora = () if isinstance(loaded, Pipeline) else tuple(loaded.trained.lora)
     known = components_of(setup.family)
     sizes = {
-        name: component_size(name, network, name in lora, known[name].unquantized)
+        name: component_size(name, network, name in lora)
         for name, network in pipeline.components.items()
         if isinstance(network, nn.Module)
     }

@@ -19,7 +19,7 @@ from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.memory.advice import Possible, Way, encoding_ways, first_stage, ways
 from dstrain.runs.memory.estimate import Choice, Estimate, estimate, state_bytes
 from dstrain.runs.memory.facts import Facts, encoding_in_tiles
-from dstrain.runs.offload import with_offload
+from dstrain.runs.offload import blocks_to_swap, check_offloaded
 from dstrain.runs.resolve import refuse_precision
 from dstrain.runs.setup import Setup
 
@@ -186,7 +186,12 @@ def with_flags(setup: Setup, config: TrainConfig, stage: str) -> Setup:
     if config is setup.config:
         return setup
     kept = kept_components(
-        config, setup.family, setup.spec, setup.models, lambda: setup.extensions
+        config,
+        setup.family,
+        setup.spec,
+        setup.models,
+        lambda: setup.extensions,
+        blocks_to_swap(config, setup.trainables),
     )
     changed = replace(setup, config=config, kept=kept)
     if stage != "data_process":
@@ -194,4 +199,5 @@ def with_flags(setup: Setup, config: TrainConfig, stage: str) -> Setup:
         if all(getattr(config, name) == getattr(setup.config, name) for name in same):
             vars(changed)["optimizer"] = setup.optimizer  # tried once
         refuse_precision(changed)
-    return with_offload(changed)
+    check_offloaded(changed)
+    return changed

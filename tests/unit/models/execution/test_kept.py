@@ -63,6 +63,12 @@ def test_what_stores_other_layers_or_other_numbers_has_another_identity() -> Non
     assert combined(entries[4]) == entries[4]
 
 
+def test_layers_that_the_record_leaves_are_in_the_identity_of_what_is_stored() -> None:
+    """A record that leaves other layers gives other numbers."""
+    assert Kept((stored(HALF),), unquantized=("b", "a")).identity == ["half", "not a,b"]
+    assert Kept(unquantized=("a",)).identity == []
+
+
 def test_the_place_of_weights_is_no_part_of_the_identity() -> None:
     assert Kept(swapped_blocks=3, offloaded=True).identity == []
 

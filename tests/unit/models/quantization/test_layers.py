@@ -7,11 +7,7 @@ import torch
 from dstrain.errors import UsageError
 from dstrain.models.execution.kept import Kept, StoredLayers
 from dstrain.models.networks import put
-from dstrain.models.quantization.layers import (
-    LayerStore,
-    methods_of_layers,
-    weight_bytes,
-)
+from dstrain.models.quantization.layers import LayerStore, methods_of_layers
 from dstrain.models.quantization.linear import StoredLinear
 from dstrain.models.quantization.methods import FP8, INT8_BLOCK
 from torch import nn
@@ -36,7 +32,8 @@ LAYERS = "its layers: blocks.0.to_q, blocks.0.mod, blocks.1.to_q, ..."
 
 
 def stored(*entries: StoredLayers, network: nn.Module | None = None) -> dict[str, str]:
-    found = methods_of_layers(network or Net(), Kept(entries), "dit", ENDS)
+    kept = Kept(entries, unquantized=ENDS)
+    found = methods_of_layers(network or Net(), kept, "dit")
     return {name: method.name for name, method in found.items()}
 
 
@@ -103,6 +100,22 @@ def test_a_network_without_such_layers_is_refused() -> None:
         stored(StoredLayers(FP8), network=nn.Sequential(nn.Conv2d(3, 3, 1)))
 
 
+def test_files_without_such_layers_may_be_among_those_that_a_flag_names() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 3, 1))
+    assert stored(StoredLayers(FP8, by_files=True), network=network) == {}
+
+
+def test_a_fault_names_the_flag_that_it_came_from() -> None:
+    first = StoredLayers(FP8, flag="--fp8_models")
+    for entries, flag in (
+        ((first, StoredLayers(INT8_BLOCK, ("mod",))), "--quant_options"),
+        ((StoredLayers(FP8, ("head",), flag="--fp8_models"),), "--fp8_models"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            stored(*entries)
+        assert caught.value.where == flag
+
+
 def test_a_weight_that_is_also_anothers_stays() -> None:
     network: Any = Net()
     network.all_tied_weights_keys = {"blocks.0.to_q.weight": "blocks.1.to_q.weight"}
@@ -122,8 +135,7 @@ def test_weights_are_stored_in_whatever_order_they_are_read(
     with torch.device("meta"):
         network = Net(bias)
     entries = StoredLayers(FP8, (), ("mod",)), StoredLayers(INT8_BLOCK, ("mod",))
-    kept = Kept(entries)
-    store = LayerStore(kept, "dit", ENDS)
+    store = LayerStore(Kept(entries, unquantized=ENDS), "dit")
     weights = [*source.state_dict().items()]
     for name, weight in reversed(weights) if backwards else weights:
         put(network, name, store(network, name, weight.clone()))
@@ -139,13 +151,6 @@ def test_weights_are_stored_in_whatever_order_they_are_read(
         assert torch.allclose(weight, plain.weight, atol=0.02)
         assert (layer.bias is None) == (plain.bias is None)
         assert plain.bias is None or torch.equal(layer.bias, plain.bias)
-    with torch.device("meta"):
-        empty = Net(bias)
-    sizes = weight_bytes(empty, methods_of_layers(empty, kept, "dit", ENDS), 4)
-    tensors = {
-        id(one): one for one in (*network.parameters(), *network.buffers())
-    }.values()
-    assert sum(sizes.values()) == sum(one.nbytes for one in tensors)
 
 
 def test_without_methods_weights_stay_what_they_are() -> None:

@@ -59,7 +59,7 @@ def test_each_weight_knows_its_layer_and_block() -> None:
         nn.Linear(4, 4), nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
     ).requires_grad_(False)
     size = component_size("dit", network.bfloat16(), has_lora=False)
-    assert [(one.layer, one.block, one.is_linear) for one in size.stored] == [
+    assert [(one.layer, one.block, one.is_storable) for one in size.stored] == [
         ("0", -1, True),
         ("0", -1, False),
         ("1.0", 0, True),
