@@ -42,7 +42,7 @@ def graph(config: TrainConfig, form: str) -> None:
     config = dataclasses.replace(config, dry_run=True)
     validate(config)
     from dstrain.graph.render import as_data, as_text
-    from dstrain.runs.resolve import plan_of
+    from dstrain.runs.runner import plan_of
 
     plan, kept = plan_of(config)
     if form == "text":

@@ -183,12 +183,12 @@ def fitting_variants(family: ModelFamily, config: Config) -> list[str]:
     found = []
     for variant in family.variants:
         wanted = family.spec(variant).denoiser_config
-        if wanted and not _differing(wanted, config):
+        if wanted and not entries_that_differ(wanted, config):
             found.append(variant)
     return found
 
 
-def _differing(wanted: Config, config: Config) -> list[str]:
+def entries_that_differ(wanted: Config, config: Config) -> list[str]:
     """Return the entries that a configuration does not have as wanted."""
     found = []
     for name, value in wanted.items():
@@ -217,11 +217,14 @@ def check_denoiser(family: ModelFamily, spec: PipelineSpec, found: Found) -> Non
         config = found.configs.get(name)
         if config is None:
             continue
-        differing = [one for one in _differing(wanted, config) if one not in flags]
+        differing = [
+            one for one in entries_that_differ(wanted, config) if one not in flags
+        ]
         others = [
             model
             for model, entries in family.other_models.items()
-            if entries.keys() <= config.keys() and not _differing(entries, config)
+            if entries.keys() <= config.keys()
+            and not entries_that_differ(entries, config)
         ]
         if not differing and not others:
             continue

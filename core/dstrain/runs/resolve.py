@@ -2,7 +2,7 @@
 before anything is loaded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,7 @@ from dstrain.data.metadata import read_metadata
 from dstrain.data.row_checks import input_columns
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.graph.inputs import Column, with_measured
-from dstrain.graph.plan import Plan, make_plan
+from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.graph.task import Task
 from dstrain.lora.key_names import key_formats
@@ -23,7 +23,6 @@ from dstrain.lora.layers import LoraConfig, Trainables
 from dstrain.models.component_files import ModelConfig, model_configs
 from dstrain.models.components import components_of
 from dstrain.models.device import default_device
-from dstrain.models.execution.kept import described
 from dstrain.models.formats import NATIVE
 from dstrain.pipeline.kept_choice import (
     check_loaded,
@@ -272,16 +271,6 @@ def loaded_components(setup: Setup) -> list[str]:
         plans.append(make_plan(spec, frozenset(spec.inputs), inference))
     # '' is the run that is not split, which loads what both stages load.
     return list(dict.fromkeys(name for plan in plans for name in plan.components[""]))
-
-
-def plan_of(config: TrainConfig) -> tuple[Plan, Mapping[str, str]]:
-    """Plan a command line: for the columns of its metadata, or else for every column.
-
-    Returns also how the weights of its components are kept, in words.
-    """
-    setup = resolve(config)
-    plan = setup.plan(dataset_inputs(setup))
-    return plan, described(setup.kept, plan.components[""])
 
 
 def dataset_inputs(setup: Setup) -> frozenset[str]:

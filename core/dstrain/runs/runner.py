@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from dstrain.config.validation import validate
 from dstrain.console import get_logger, is_main_process
 from dstrain.distributed.world import distributed_run
 from dstrain.errors import CacheError, SystemFault
+from dstrain.graph.plan import Plan
 from dstrain.graph.render import as_text
 from dstrain.models.execution.kept import described
 from dstrain.models.toy import write_toy
@@ -21,6 +22,7 @@ from dstrain.runs.launch.settings import Launch, check_launch, in_stage, read_la
 from dstrain.runs.launch.start import meet, without_accelerates_own
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.loop import train
+from dstrain.runs.memory.kept_bytes import described_with_bytes
 from dstrain.runs.reports.dry_run import as_summary
 from dstrain.runs.resolve import dataset_inputs, resolve
 from dstrain.runs.setup import Setup
@@ -47,6 +49,19 @@ def toy_models(setup: Setup) -> Iterator[Setup]:
     with tempfile.TemporaryDirectory(prefix="dstrain-toy-") as folder:
         toy = write_toy(setup.family, setup.spec.variant, Path(folder))
         yield replace(setup, models=(*toy, *setup.models))
+
+
+def plan_of(config: TrainConfig) -> tuple[Plan, Mapping[str, str]]:
+    """Plan a command line: for the columns of its metadata, or else for every column.
+
+    Returns also how the weights of its components are kept, in words.
+    """
+    setup = resolve(config)
+    plan = setup.plan(dataset_inputs(setup))
+    if not setup.kept:
+        return plan, {}
+    with toy_models(setup) as ready:
+        return plan, described_with_bytes(ready, plan)
 
 
 def run(

@@ -47,7 +47,7 @@ def test_graph_prints_the_plan_of_a_training_command_line(
         asked.append(config)
         return "plan", {"dit": "fp8"}
 
-    stub(monkeypatch, "dstrain.runs.resolve", plan_of=plan_of)
+    stub(monkeypatch, "dstrain.runs.runner", plan_of=plan_of)
     stub(
         monkeypatch,
         "dstrain.graph.render",

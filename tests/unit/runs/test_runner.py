@@ -18,8 +18,8 @@ from dstrain.data.images import Resolution
 from dstrain.distributed.world import ProcessGroup
 from dstrain.errors import DstrainError, UsageError
 from dstrain.runs.loop import steps
-from dstrain.runs.resolve import plan_of, resolve
-from dstrain.runs.runner import run, toy_models
+from dstrain.runs.resolve import resolve
+from dstrain.runs.runner import plan_of, run, toy_models
 from dstrain.training.losses import SFT
 
 from tests.support.launchers import FILES, ZERO_3, handed_on

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from dstrain.models.execution.kept import AS_LOADED
+from dstrain.models.quantization.methods import METHODS
 from dstrain.runs.build import load_module, open_training_data
 from dstrain.runs.memory.components import as_kept, component_size
 from dstrain.runs.resolve import resolve
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("tiny")
         {"trainable_models": "text_encoder", "lora_base_model": "dit"},
         {"quant_options": "dit:int8_block;text_encoder:fp8"},
         {"quant_options": "dit:fp8@to_q", "mixed_precision": "bf16"},
+        *({"quant_options": f"dit:{one};text_encoder:{one}"} for one in METHODS),
     ],
     ids=str,
 )

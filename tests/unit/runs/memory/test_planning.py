@@ -99,7 +99,7 @@ def test_tiles_are_counted_only_where_weights_leave_room(
 
 def test_flags_that_a_run_cannot_have_are_no_advice(tmp_path: Path) -> None:
     run = planned(tmp_path, task="sft:data_process", feature_cache=tmp_path / "cache")
-    odd = replace(run.setup.config, offload_models="dit")
+    odd = replace(run.setup.config, offload_models="tokenizer")
     with pytest.raises(UsageError):
         run.estimate(odd, "data_process")
     assert not run._fits(odd, "data_process", 2**60)
