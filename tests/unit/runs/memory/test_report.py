@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 from dstrain.cli.main import main
+from dstrain.console import get_logger
 from dstrain.runs.memory.advice import added_flags, ways
 from dstrain.runs.memory.planning import PlannedRun
+from dstrain.runs.offload import with_offload
+from dstrain.runs.setup import Setup
 
 from tests.support.runs import project
 
@@ -105,8 +108,15 @@ def test_what_does_not_fit_comes_with_commands_that_fit_and_work(
 
 
 def test_advice_leaves_nothing_on_the_terminal_but_itself(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def loud(setup: Setup) -> Setup:
+        get_logger("dstrain.runs.trial").warning("said of a trial")
+        return with_offload(setup)
+
+    monkeypatch.setattr("dstrain.runs.memory.planning.with_offload", loud)
     assert main([*words, "--dry_run", "--device_memory", "0.001MiB"]) == 0
     captured = capsys.readouterr()
     assert "no flags are known with which it fits" in captured.out
