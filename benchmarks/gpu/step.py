@@ -138,7 +138,7 @@ def _module(case: Case, pipeline: Pipeline, name: str) -> TrainingModule:
         module.block_swap = type(module.block_swap)(pipeline.device)
         module.block_swap.add(name, network, blocks)
     if case.compile:
-        compile_blocks({name: network})
+        compile_blocks({name: network}, pipeline.device)
     return module
 
 
