@@ -9,7 +9,7 @@ from dstrain.cli.main import main
 from dstrain.console import get_logger
 from dstrain.runs.memory.advice import added_flags, ways
 from dstrain.runs.memory.planning import PlannedRun
-from dstrain.runs.offload import with_offload
+from dstrain.runs.offload import check_offloaded
 from dstrain.runs.setup import Setup
 
 from tests.support.runs import project
@@ -112,11 +112,11 @@ def test_advice_leaves_nothing_on_the_terminal_but_itself(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def loud(setup: Setup) -> Setup:
+    def loud(setup: Setup) -> None:
         get_logger("dstrain.runs.trial").warning("said of a trial")
-        return with_offload(setup)
+        check_offloaded(setup)
 
-    monkeypatch.setattr("dstrain.runs.memory.planning.with_offload", loud)
+    monkeypatch.setattr("dstrain.runs.memory.planning.check_offloaded", loud)
     assert main([*words, "--dry_run", "--device_memory", "0.001MiB"]) == 0
     captured = capsys.readouterr()
     assert "no flags are known with which it fits" in captured.out
