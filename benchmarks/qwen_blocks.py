@@ -139,8 +139,8 @@ def train(folder: Path, side: int, flags: tuple[str, ...]) -> tuple[Present, flo
     """Run both stages; returns what was present, and the seconds of the second."""
     data = folder / "data"
     data.mkdir()
-    picture = Image.effect_noise((side, side), 40).convert("RGB")
-    picture.save(data / "0.png")
+    image = Image.effect_noise((side, side), 40).convert("RGB")
+    image.save(data / "0.png")
     (data / "metadata.csv").write_text("image,prompt\n0.png,a dog on a bridge\n")
     line = command_line(folder, folder / "cache", (*flags, "--dataset_repeat", "2"))
     if dstrain(["--task", "sft:data_process", *line]):

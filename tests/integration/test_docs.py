@@ -424,6 +424,6 @@ def test_the_page_of_reliability_has_every_promise_and_no_other() -> None:
 @every(PAGES)
 def test_pages_use_one_word_for_one_thing(page: Path) -> None:
     """dataset, image, feature cache, resume: as docs/development/terms.md has it."""
-    other = r"data sets?|pictures?|feature stores?|goes on|in one piece|with commas"
+    other = r"CPU memory|main memory|data sets?|pictures?|feature stores?|goes on|in one piece|with commas"
     prose = FENCE.sub("", page.read_text())
     assert re.findall(rf"\b(?:{other})\b", prose) == []

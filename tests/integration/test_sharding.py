@@ -1,4 +1,4 @@
-"""Two processes that divide what is trained among them train as one process that has
+"""Two processes that shard what is trained among them train as one process that has
 all of it, and save the same; what one number of processes saved, another resumes.
 """
 
@@ -89,7 +89,7 @@ def launched(*lines: tuple[Mapping[str, Any], list[str]]) -> Callable[[int], int
 
 @pytest.fixture(scope="module")
 def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For each kind: a run of one process, one of two that divide, the same resumed
+    """For each kind: a run of one process, one of two that shard, the same resumed
     from its second state, and a copy to resume.
     """
     folder = tmp_path_factory.mktemp("trained")
@@ -151,8 +151,8 @@ def test_the_log_says_what_is_divided(trained: Path) -> None:
         name: (trained / name / "two/logs/dstrain.log").read_text()
         for name in ("in full", *FILES)
     }
-    assert "sharding: dit divided over all processes, 2 processes" in said["in full"]
-    assert "sharding: dit divided over the processes of each machine" in said["hybrid"]
+    assert "sharding: dit sharded over all processes, 2 processes" in said["in full"]
+    assert "sharding: dit sharded over the processes of each machine" in said["hybrid"]
     assert "weights whole from the first forward pass" in said["ZeRO-2"]
     assert "weights whole" not in said["ZeRO-3"]
 

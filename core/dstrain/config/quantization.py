@@ -1,4 +1,4 @@
-"""Parse the options that say how weights are stored."""
+"""Parse the options that say how weights are quantized."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ GRAMMAR = "expected WHAT:METHOD, WHAT:METHOD/EXCLUDED,... or WHAT:METHOD@ONLY,..
 
 @dataclass(frozen=True)
 class StorageRequest:
-    """Layers to store, as they were asked for."""
+    """Layers to quantize, as they were asked for."""
 
     flag: str
     what: str

@@ -15,7 +15,7 @@ from dstrain.storage.files import read_limited
 SUFFIXES = (".csv", ".json", ".jsonl")
 MAX_FAULTS_SHOWN = 50
 MAX_BYTES = 2**30
-"""Bytes of the largest table: millions of rows, and still a part of a machine's memory."""
+"""Bytes of the largest table: millions of rows, and still a part of a machine's RAM."""
 MAX_CELL_LENGTH = 2**20
 """Characters: above any caption or list of files; a longer cell is a quote that was never
 closed.

@@ -1,4 +1,4 @@
-"""How trained networks are divided among the processes of a run."""
+"""How trained networks are sharded among the processes of a run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class Sharding:
     reshard_after_forward: bool = True
     """Whether a block's weights are given up between its forward and backward pass.
     Without it they are gathered once, and gradients and optimizer state alone are
-    divided for the rest of the step."""
+    sharded for the rest of the step."""
     offload: bool = False
     """Whether rows, gradients and optimizer state lie in RAM."""
 
     def processes(self, started: int, on_a_machine: int) -> int:
-        """Return how many of the processes that were started divide a network.
+        """Return how many of the processes that were started shard a network.
 
         Raises UsageError for machines with different numbers of processes.
         """
@@ -48,8 +48,8 @@ class Sharding:
     def __str__(self) -> str:
         """Return it in words."""
         words = {
-            "full": "divided over all processes",
-            "hybrid": "divided over the processes of each machine",
+            "full": "sharded over all processes",
+            "hybrid": "sharded over the processes of each machine",
         }[self.mode]
         if not self.reshard_after_forward:
             words += ", weights whole from the first forward pass of a step on"

@@ -1,4 +1,4 @@
-"""Declare a way to store frozen weights in fewer bytes. Torch-free."""
+"""Declare a way to quantize frozen weights: to keep them in fewer bytes. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizationMethod:
-    """A way to store the frozen weights of linear layers in fewer bytes."""
+    """A way to quantize the frozen weights of linear layers."""
 
     name: str
     store: Callable[[nn.Linear, Tensor], nn.Linear]

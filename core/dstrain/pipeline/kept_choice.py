@@ -129,7 +129,7 @@ def given_expert(
 
 
 def check_loaded(kept: Mapping[str, Kept], loaded: Collection[str]) -> None:
-    """Refuse to store what a command does not load.
+    """Refuse to quantize what a command does not load.
 
     Args:
         kept: How components are kept.
@@ -144,7 +144,7 @@ def check_loaded(kept: Mapping[str, Kept], loaded: Collection[str]) -> None:
 def check_trained(
     kept: Mapping[str, Kept], full: Iterable[str], in_steps: Collection[str]
 ) -> None:
-    """Refuse to store what is trained, and to store what a training step uses by a method
+    """Refuse to quantize what is trained, and to quantize what a training step uses by a method
     that no gradient passes.
 
     Args:
@@ -155,7 +155,7 @@ def check_trained(
     for name in full:
         component = name.partition(".")[0]
         for stored in kept.get(component, AS_LOADED).methods:
-            what = f"{component} is trained (--trainable_models {name}), so its weights cannot be stored in fewer bytes"
+            what = f"{component} is trained (--trainable_models {name}), so its weights cannot be quantized"
             advice = f"train LoRA on it: --lora_base_model {component}"
             raise UsageError(stored.flag, what, advice)
     for component in in_steps:

@@ -258,13 +258,13 @@ class Pipeline:
             # A step names only inputs that its row has. One that is not there is an error:
             # with the function's default in its place, another loss would result.
             inputs = {name: values[key] for name, key in step.inputs.items()}
-            with self.borrowed(unit):
+            with self.on_device(unit):
                 outputs = unit.run(inputs, components)
             for name, value in outputs.items():
                 values[step.outputs[name]] = value
 
     @contextmanager
-    def borrowed(self, function: FunctionSpec, expert: str = "") -> Iterator[None]:
+    def on_device(self, function: FunctionSpec, expert: str = "") -> Iterator[None]:
         """Inside, the components of a function are on the device.
 
         expert: The expert that is the denoiser, if several are loaded.
@@ -273,7 +273,7 @@ class Pipeline:
             for name in function.components:
                 in_ram = self.in_ram.get(self._loaded_name(name, expert))
                 if in_ram is not None:
-                    stack.enter_context(in_ram.borrowed())
+                    stack.enter_context(in_ram.on_device())
             yield
 
     def predict(
@@ -351,7 +351,7 @@ class Pipeline:
             inputs = self._inputs(decoder, values)
             own_rng = rng.scoped(f"{decoder.name}.{POSITIVE}")
             components = self.bind_components(decoder, rng=own_rng, branch=POSITIVE)
-            with self.borrowed(decoder):
+            with self.on_device(decoder):
                 outputs = decoder.run(inputs, components, latents=latents)
             values |= outputs
         return [*outputs.values()][-1]
@@ -380,9 +380,9 @@ class Pipeline:
             function = self.spec.latent_shape
             shape = function.function(**self._arguments(function, values))
             noise = seeded_noise(shape, sampling.seed, sampling.rand_device)
-        # Of several experts, each is borrowed where it predicts.
+        # Of several experts, each is on the device where it predicts.
         takes_turns = self.spec.experts is not None
-        with nullcontext() if takes_turns else self.borrowed(self.spec.model_fn):
+        with nullcontext() if takes_turns else self.on_device(self.spec.model_fn):
             return integrate(
                 self.spec.schedule,
                 self.constrain_latents(values),
@@ -421,7 +421,7 @@ class Pipeline:
         is_mixed = self.dtype != torch.float32
         given = {"noisy_latents": noisy_latents, "timestep": timestep}
         with (
-            self.borrowed(model_fn, expert),
+            self.on_device(model_fn, expert),
             read_only(model_fn.where, {**given, **conditions}),
             torch.autocast(self.device.type, self.dtype, enabled=is_mixed),
         ):

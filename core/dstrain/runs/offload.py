@@ -32,7 +32,7 @@ def swap_advice(setup: Setup) -> list[str]:
     if setup.trainables.full or setup.config.enable_model_cpu_offload:
         return []
     if setup.config.blocks_to_swap is None:
-        return [f"or give {FLAG} N: the weights of N blocks are then in CPU memory"]
+        return [f"or give {FLAG} N: the weights of N blocks are then in RAM"]
     return [f"or raise {FLAG}; {ALL} swaps all blocks"]
 
 
@@ -69,14 +69,14 @@ def check_offloaded(setup: Setup) -> None:
         decoders = {name for one in spec.decoders for name in one.components}
     # '' is the run that is not split, which loads what both stages load.
     loaded = dict.fromkeys(name for plan in plans for name in plan.components[""])
-    borrowed = decoders | {
+    used = decoders | {
         name
         for plan in plans
         for step in (*plan.cached_steps, *plan.train_steps)
         for name in step.unit.components
     }
     if spec.experts is not None and setup.config.preview_prompt:
-        borrowed |= set(spec.experts.components)
+        used |= set(spec.experts.components)
     for name in offloaded:
         why = ""
         if name not in loaded:
@@ -85,7 +85,7 @@ def check_offloaded(setup: Setup) -> None:
             # Stage 1 does not load it, and DiffSynth-Studio's commands of stage 1 name it.
             if setup.stage != "data_process":
                 why = f"{name} is trained; its blocks can be swapped with {FLAG}"
-        elif name not in borrowed:
+        elif name not in used:
             why = f"no unit or decoder uses {name}, but every step"
         if why:
             advice = f"this run loads {', '.join(loaded)}"

@@ -33,7 +33,7 @@ from dstrain.training.module import TrainingModule
 logger = get_logger(__name__)
 STREAMED = (
     "--initialize_model_on_cpu changes nothing: each weight goes to its device as soon as it is read, "
-    "so that no more than one is in CPU memory"
+    "so that no more than one is in RAM"
 )
 
 

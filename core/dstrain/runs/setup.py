@@ -94,7 +94,7 @@ class Setup:
     modifiers: Mapping[str, str] = field(default_factory=dict)
     """What changes training after each step: the plugin -> the digest of its code."""
     sharding: Sharding | None = None
-    """How trained networks are divided among processes, if they are."""
+    """How trained networks are sharded among processes, if they are."""
     is_validation: bool = False
     """Whether the dataset is the second one, whose rows are not trained on."""
 

@@ -99,7 +99,7 @@ class Trackers:
         self._each(lambda tracker: tracker.log(dict(numbers), step=step))
 
     def log_images(self, images: Mapping[str, Image.Image | Frames], step: int) -> None:
-        """Send pictures, by name; of a video some of its frames."""
+        """Send images, by name; of a video some of its frames."""
         self._each(lambda tracker: _send_images(tracker, images, step))
 
     def _each(self, action: Callable[[Any], None]) -> None:

@@ -1,4 +1,4 @@
-"""Divide trained networks among processes: each keeps some rows of every weight.
+"""Shard trained networks among processes: each keeps some rows of every weight.
 
 The sharding is torch's (`fully_shard`): it puts other parameters in the places of a
 network's own, tensors of which each process has some rows. A block's weights are put
@@ -33,7 +33,7 @@ from dstrain.training.module import TrainingModule
 
 
 class Division:
-    """The division of trained networks among the processes of a run, from when they are
+    """The sharding of trained networks among the processes of a run, from when they are
     loaded.
     """
 
@@ -67,7 +67,7 @@ class Division:
     def rows(self, network: nn.Module, name: str) -> slice | None:
         """Return which rows of a weight this process has; None for all.
 
-        Raises UsageError, at its first weight, for a network that cannot be divided.
+        Raises UsageError, at its first weight, for a network that cannot be sharded.
         """
         if network not in self._checked:
             self._checked.add(network)
@@ -87,7 +87,7 @@ class Division:
         return empty
 
     def divide(self, module: TrainingModule) -> None:
-        """Divide the trained networks that a step uses, block by block; parameters that
+        """Shard the trained networks that a step uses, block by block; parameters that
         were looked up before are no longer theirs.
 
         Raises UsageError for weights in training that are not fp32.
@@ -96,7 +96,7 @@ class Division:
         if dtypes - {torch.float32}:
             # Each number is rounded by its own draw, which follows from its place in the
             # whole tensor.
-            what = "sharding divides weights in training that are fp32, not bf16"
+            what = "sharded weights are trained in fp32, not in bf16"
             raise UsageError("--trainable_dtype", what, "leave it out")
         offloads = self._sharding.offload and self._device.type != "cpu"
         policy = CPUOffloadPolicy() if offloads else OffloadPolicy()
@@ -140,7 +140,7 @@ class Division:
 
 
 def refuse_single_numbers(network: nn.Module) -> None:
-    """Raise UsageError for a network with a weight that has no rows to divide."""
+    """Raise UsageError for a network with a weight that has no rows to shard."""
     for name, parameter in network.named_parameters():
         if parameter.ndim == 0:
             what = f"{name} of {type(network).__name__} is a single number, which has no rows"
@@ -179,7 +179,7 @@ def _give_up(part: Any, args: Any, output: Any) -> None:
 
 
 def sharded_networks(module: TrainingModule) -> list[FSDPModule]:
-    """Return the networks that are divided among processes."""
+    """Return the networks that are sharded among processes."""
     networks = module.networks.values()
     return [network for network in networks if isinstance(network, FSDPModule)]
 
@@ -204,7 +204,7 @@ def read_own_rows(
     owner_of: Callable[[str], nn.Parameter | None],
 ) -> dict[str, Tensor]:
     """Read a file's tensors: of each with the shape of the parameter to which it belongs,
-    by its name, only the rows that this process has of that, divided in the same way.
+    by its name, only the rows that this process has of that, sharded in the same way.
     """
     divided: dict[str, DTensor] = {}
 

@@ -26,7 +26,7 @@ def files_of(folder: Path, component: Component) -> Files:
 
 
 def configuration_of(folder: Path, component: Component) -> Any:
-    """A component's configuration as units borrow it; None for a tokenizer."""
+    """A component's configuration as units use it; None for a tokenizer."""
     if component.is_folder:
         return None
     return component.configure(

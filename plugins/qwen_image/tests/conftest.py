@@ -15,7 +15,7 @@ from dstrain_qwen_image.toy import write
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Load every component of a model folder, and its configuration as units borrow it."""
+    """Load every component of a model folder, and its configuration as units use it."""
     loaded: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}
     for component in COMPONENTS:
         place = folder / component.folders[0]

@@ -23,7 +23,7 @@ BY_NAME = {component.name: component for component in COMPONENTS}
 def load(
     folder: Path, variant: str, dtype: torch.dtype = torch.float32
 ) -> dict[str, Any]:
-    """Load every component of a variant's toy, and its configuration as units borrow
+    """Load every component of a variant's toy, and its configuration as units use
     it.
     """
     loaded: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype}

@@ -1,4 +1,4 @@
-"""How trained networks are divided, in words."""
+"""How trained networks are sharded, in words."""
 
 import subprocess
 import sys
@@ -11,11 +11,11 @@ from dstrain.errors import UsageError
 @pytest.mark.parametrize(
     ("sharding", "words"),
     [
-        (Sharding(), "divided over all processes"),
-        (Sharding("hybrid"), "divided over the processes of each machine"),
+        (Sharding(), "sharded over all processes"),
+        (Sharding("hybrid"), "sharded over the processes of each machine"),
         (
             Sharding(reshard_after_forward=False, offload=True),
-            "divided over all processes, weights whole from the first forward pass of a "
+            "sharded over all processes, weights whole from the first forward pass of a "
             "step on, in RAM",
         ),
     ],

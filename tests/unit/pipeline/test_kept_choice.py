@@ -101,8 +101,8 @@ def test_published_files_are_named_as_the_model_flags_have_them(here: Path) -> N
         ({"quant_options": "dit:fp8@to_q", "trainable_models": "dit.blocks.0"}, "(--trainable_models dit.blocks.0)"),
         ({"quant_options": "dit:fp8@to_qq"}, "no linear layer of dit matches 'to_qq'; did you mean 'to_q'?"),
         ({"quant_options": "dit:fp8/to_qq"}, "no linear layer of dit matches 'to_qq'; did you mean 'to_q'?"),
-        ({"quant_options": "dit:fp8;dit:int8_block@to_q"}, "both dit:fp8 and dit:int8_block@to_q store blocks.0.to_q"),
-        ({"quant_options": "vae:fp8"}, "vae has no linear layer that can be stored"),
+        ({"quant_options": "dit:fp8;dit:int8_block@to_q"}, "both dit:fp8 and dit:int8_block@to_q quantize blocks.0"),
+        ({"quant_options": "vae:fp8"}, "vae has no linear layer that can be quantized"),
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
 )  # fmt: skip

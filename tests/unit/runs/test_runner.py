@@ -354,7 +354,7 @@ def test_no_published_launcher_file_reaches_accelerates_own_way(
         monkeypatch.setenv(variable, value)
     wanted = config(here, output_path=tmp_path / "out", max_steps=1)
     if "offload" not in name:
-        run(wanted)  # one process: nothing is divided
+        run(wanted)  # one process: nothing is sharded
         return
-    with pytest.raises(UsageError, match="one process divides nothing"):
+    with pytest.raises(UsageError, match="one process shards nothing"):
         run(wanted)

@@ -1,4 +1,4 @@
-"""Networks divided between two processes: whole tensors, norms and rows come out as
+"""Networks sharded between two processes: whole tensors, norms and rows come out as
 those of one process.
 """
 
@@ -170,7 +170,7 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
                 assert torch.equal(back.to_local(), parameter.to_local())
                 assert back.placements == parameter.placements
     low: Any = Module(False).bfloat16()
-    with pytest.raises(UsageError, match="that are fp32, not bf16"):
+    with pytest.raises(UsageError, match="trained in fp32, not in bf16"):
         Division(Sharding(), torch.device("cpu")).divide(low)
     found["loaded"] = loaded(folder, rank)
     single = Net()

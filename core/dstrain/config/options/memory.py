@@ -11,7 +11,7 @@ class MemoryOptions:
 
     initialize_model_on_cpu: bool = option(
         "memory",
-        "Has no effect: no more than one weight of a model is in CPU memory while it is loaded.",
+        "Has no effect: no more than one weight of a model is in RAM while it is loaded.",
         False,
     )
     use_gradient_checkpointing: bool = option(
@@ -21,18 +21,18 @@ class MemoryOptions:
     )
     use_gradient_checkpointing_offload: bool = option(
         "memory",
-        "Offload checkpointed activations to CPU memory (implies --use_gradient_checkpointing).",
+        "Offload checkpointed activations to RAM (implies --use_gradient_checkpointing).",
         False,
     )
     blocks_to_swap: int | None = option(
         "memory",
-        "Keep the frozen weights of the last N blocks of each trained network in CPU memory, and on "
+        "Keep the frozen weights of the last N blocks of each trained network in RAM, and on "
         "the device only while they compute (implies --use_gradient_checkpointing).",
         minimum=1,
     )
     enable_model_cpu_offload: bool = option(
         "memory",
-        "Keep the frozen weights of all blocks in CPU memory, as --blocks_to_swap does for some.",
+        "Keep the frozen weights of all blocks in RAM, as --blocks_to_swap does for some.",
         False,
     )
     device_memory: str | None = option(

@@ -51,18 +51,18 @@ class ModelChoice:
     )
     offload_models: str | None = option(
         "memory",
-        "Components to keep in CPU memory, by name or as the model flags have them, comma-separated; they are "
+        "Components to keep in RAM, by name or as the model flags have them, comma-separated; they are "
         "on the device only while a unit or decoder uses them.",
     )
     fp8_models: str | None = option(
         "memory",
-        "Components to store as fp8, by name or as the model flags have them, comma-separated; "
+        "Components to quantize to fp8, by name or as the model flags have them, comma-separated; "
         "`--quant_options COMPONENT:int8_block` takes as many bytes and is three times as exact.",
         affects={"resolved"},
     )
     quant_options: str | None = option(
         "memory",
-        "How frozen weights are stored: COMPONENT:METHOD, with /EXCLUDED,... or @ONLY,... for layers; "
+        "How frozen weights are quantized: COMPONENT:METHOD, with /EXCLUDED,... or @ONLY,... for layers; "
         "several are separated by semicolons. METHOD is fp8, int8_block, bitsandbytes_nf4 or another.",
         affects={"resolved"},
     )

@@ -19,7 +19,7 @@ class OutputOptions:
     )
     remove_prefix_in_ckpt: str | None = option(
         "output",
-        "Save with DiffSynth-Studio's key names. They have no prefix, whatever the value (pipe.COMPONENT.).",
+        "Save with DiffSynth-Studio's key names. They have no prefix, with any value (pipe.COMPONENT.).",
     )
     lora_format: SavedFormat | None = option(
         "output",

@@ -16,15 +16,15 @@ ALL_BLOCKS = -1
 
 @dataclass(frozen=True)
 class StoredLayers:
-    """Linear layers of a component that are stored by one method."""
+    """Linear layers of a component that one method quantizes."""
 
     method: QuantizationMethod
     only: tuple[str, ...] = ()
     """Patterns of the layers; () for all. A layer matches if its dotted name is the
     pattern or ends with '.' + pattern; `*` stands for anything. Layers that the
-    component's record leaves unquantized are never stored."""
+    component's record leaves unquantized never are."""
     excluded: tuple[str, ...] = ()
-    """Patterns of layers that are not stored by it."""
+    """Patterns of layers that it does not quantize."""
     flag: str = field(default="--quant_options", compare=False)
     """The option that asks for it, for errors."""
     by_files: bool = field(default=False, compare=False)
@@ -60,10 +60,10 @@ class Kept:
     """How a component's weights are kept while nothing computes with them."""
 
     methods: tuple[StoredLayers, ...] = ()
-    """How its linear layers are stored; the others, and all of them without an entry,
+    """How its linear layers are quantized; the others, and all of them without an entry,
     are in the dtype of the run."""
     swapped_blocks: int = 0
-    """How many of its last blocks are in the machine's memory, and on the device only
+    """How many of its last blocks are in RAM, and on the device only
     while they compute; `ALL_BLOCKS` for every one."""
     offloaded: bool = False
     """Whether it is on the device only while a unit or decoder uses it."""
@@ -124,7 +124,7 @@ def matches(layer: str, patterns: Iterable[str]) -> bool:
 
 
 def combined(entries: Iterable[StoredLayers]) -> tuple[StoredLayers, ...]:
-    """Return entries that store the same layers, without repetitions and without those
+    """Return entries that quantize the same layers, without repetitions and without those
     that another one of the same method contains.
     """
     by_method: dict[QuantizationMethod, list[StoredLayers]] = {}

@@ -88,8 +88,8 @@ PIECE = 1 << 30
 
 
 class ComponentInRam:
-    """A component whose weights lie in RAM, and are on the device only where it is
-    borrowed.
+    """A component whose weights lie in RAM, and are on the device only while it is
+    used.
     """
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
@@ -109,7 +109,7 @@ class ComponentInRam:
         move_others(network, device)
 
     @contextmanager
-    def borrowed(self) -> Iterator[None]:
+    def on_device(self) -> Iterator[None]:
         """Inside, the component is on the device."""
         if self._is_present:
             yield

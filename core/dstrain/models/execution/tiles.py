@@ -1,4 +1,4 @@
-"""Say how a VAE computes a large picture: in tiles that overlap, as diffusers does it."""
+"""Say how a VAE computes a large image: in tiles that overlap, as diffusers does it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -1,1 +1,1 @@
-"""Store the frozen weights of linear layers in fewer bytes."""
+"""Quantize the frozen weights of linear layers."""

@@ -1,4 +1,4 @@
-"""Decide which layers of a network a method stores, and store them as they are read."""
+"""Decide which layers of a network a method quantizes, and quantize them as they are read."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ def storable_layers(network: nn.Module) -> list[str]:
 def methods_of_layers(
     network: nn.Module, kept: Kept, component: str
 ) -> dict[str, QuantizationMethod]:
-    """Return the method of each layer that is stored, by the layer's name.
+    """Return the method of each layer that is quantized, by the layer's name.
 
     Raises UsageError for a pattern that matches no layer, and for a layer that two
     methods would store.
@@ -40,7 +40,7 @@ def methods_of_layers(
     layers = [name for name in every if kept.may_store(name)]
     for entry in kept.methods:
         if not layers and not entry.by_files:
-            what = f"{component} has no linear layer that can be stored"
+            what = f"{component} has no linear layer that can be quantized"
             raise UsageError(entry.flag, f"{component}:{entry}: {what}")
         for pattern in (*entry.only, *entry.excluded):
             _check_pattern(pattern, layers, every, component, entry)
@@ -61,15 +61,15 @@ def methods_of_layers(
 
 @dataclass
 class LayerStore:
-    """Stores the weights of one network, each as soon as it is on its device."""
+    """Quantizes the weights of one network, each as soon as it is on its device."""
 
     kept: Kept
     component: str
     methods: Mapping[str, QuantizationMethod] | None = field(default=None, init=False)
-    """The method of each layer that is stored."""
+    """The method of each layer that is quantized."""
 
     def __call__(self, network: nn.Module, name: str, weight: Tensor) -> Tensor:
-        """Store a weight in the place of its layer; return what is kept of it.
+        """Quantize a weight in the place of its layer; return what is kept of it.
 
         Raises what `methods_of_layers` raises.
         """
@@ -87,7 +87,7 @@ class LayerStore:
         return stored.weight
 
     def check(self, network: nn.Module) -> Mapping[str, QuantizationMethod]:
-        """Return the method of each layer of the network that is stored."""
+        """Return the method of each layer of the network that is quantized."""
         return methods_of_layers(network, self.kept, self.component)
 
 
@@ -98,7 +98,7 @@ def _check_pattern(
     component: str,
     entry: StoredLayers,
 ) -> None:
-    """Refuse a pattern that matches no layer, or none that may be stored."""
+    """Refuse a pattern that matches no layer, or none that may be quantized."""
     if any(matches(name, [pattern]) for name in layers):
         return
     text = f"{component}:{entry}"

@@ -1,4 +1,4 @@
-"""A linear layer whose frozen weight is stored in fewer bytes, and restored for each
+"""A linear layer whose frozen weight is quantized, and restored for each
 product.
 """
 

@@ -1,4 +1,4 @@
-"""The methods by which weights can be stored, by name."""
+"""The methods by which weights can be quantized, by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the other processes do while the main process saves a run that is divided among
+"""What the other processes do while the main process saves a run that is sharded among
 them.
 """
 

@@ -16,20 +16,20 @@ STRATEGIES = (
     "HYBRID_SHARD",
     "HYBRID_SHARD_ZERO2",
 )
-"""Version 1's ways to divide a network, in the order of their numbers from 1."""
-DIVIDED = "parameters, gradients and optimizer state are divided among"
+"""Version 1's ways to shard a network, in the order of their numbers from 1."""
+DIVIDED = "parameters, gradients and optimizer state are sharded among"
 
 
 def read_fsdp(
     environment: Mapping[str, str],
 ) -> tuple[Sharding | None, str, dict[str, str]]:
-    """Return how networks are divided, that in one line, and the flags that the
+    """Return how networks are sharded, that in one line, and the flags that the
     settings have values for; raises UsageError for what is not supported.
     """
     if environment.get("FSDP_IGNORED_MODULES", "None") not in ("", "None"):
         raise UsageError(
             WHERE,
-            "fsdp_ignored_modules is not supported: trained networks are divided as a whole",
+            "fsdp_ignored_modules is not supported: trained networks are sharded as a whole",
             "leave it out of the configuration",
         )
     flags = {}
@@ -61,20 +61,20 @@ def read_fsdp(
 def sharding_of(
     name: str, mode: str, reshard: bool, offload: bool
 ) -> tuple[Sharding | None, str]:
-    """Return how networks are divided, and that in one line.
+    """Return how networks are sharded, and that in one line.
 
     Args:
         name: What the settings call it.
         mode: none, full or hybrid.
         reshard: Whether a block's weights are given up after its forward pass.
-        offload: Whether what is divided lies in RAM.
+        offload: Whether what is sharded lies in RAM.
     """
     if mode == "none":
         if offload:
             raise UsageError(
                 WHERE,
-                f"{name} divides nothing, so that nothing can be offloaded",
-                "choose a way that divides networks, or give --blocks_to_swap",
+                f"{name} shards nothing, so that nothing can be offloaded",
+                "choose a way that shards networks, or give --blocks_to_swap",
             )
         return None, f"{name} of {WHERE}: every process has a copy of the networks"
     kind: Literal["full", "hybrid"] = "hybrid" if mode == "hybrid" else "full"
@@ -83,7 +83,7 @@ def sharding_of(
     if not reshard:
         parts.append("a block's parameters stay together between forward and backward")
     if offload:
-        parts.append("what is divided lies in RAM")
+        parts.append("what is sharded lies in RAM")
     done = "" if name == "FSDP 2" else " is done as FSDP 2"
     said = f"{name} of {WHERE}{done}: {'; '.join(parts)}"
     return Sharding(kind, reshard, offload), said
@@ -126,13 +126,13 @@ def _group_mode(environment: Mapping[str, str]) -> str:
         raise UsageError(
             WHERE,
             f"parallelism_config_dp_shard_size is {sizes['DP_SHARD_SIZE']}, but a machine has {of_a_machine} processes",
-            "copies of divided networks are supported with one copy on each machine",
+            "copies of sharded networks are supported with one copy on each machine",
         )
     return "hybrid"
 
 
 def _strategy(environment: Mapping[str, str]) -> str:
-    """Return version 1's way to divide networks by its name."""
+    """Return version 1's way to shard networks by its name."""
     strategy = _named("FSDP_SHARDING_STRATEGY", environment, "FULL_SHARD")
     # Newer files of version 1 have it here; the launcher then hands on the other
     # variable with its default.

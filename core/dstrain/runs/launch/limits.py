@@ -25,17 +25,17 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
     experts = setup.trained_experts
     if len(experts) > 1:
         # Of a step's samples, one process may have those of one expert only.
-        what = f"cannot divide {', '.join(experts)}: each sample needs only one of them"
+        what = f"cannot shard {', '.join(experts)}: each sample needs only one of them"
         raise UsageError("sharding", what, "train one after the other", WITHOUT)
     for plan in plans:
         for step in plan.train_steps:
             for name in step.unit.components:
                 if name in setup.trainables.components:
                     # Units run once a sample, of which processes may have unequally many.
-                    what = f"cannot divide {name}: {step.unit.name} runs it once for each sample"
+                    what = f"cannot shard {name}: {step.unit.name} runs it once for each sample"
                     raise UsageError("sharding", what, WITHOUT)
     if flag := swap_flag(config):
-        what = "swapped blocks must be whole in each process, but sharding divides them"
+        what = "swapped blocks must be whole in each process, but sharding gives each some rows"
         raise UsageError(flag, what, "leave it out", WITHOUT)
     if config.compile:
         what = (
@@ -46,7 +46,7 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
     if optimizer.rounds:
         # Each number is rounded by its own draw, which follows from its place in the
         # whole tensor.
-        what = "sharding divides weights in training that are fp32, not bf16"
+        what = "sharded weights are trained in fp32, not in bf16"
         raise UsageError("--trainable_dtype", what, "leave it out", WITHOUT)
     if not (
         optimizer.identity["optimizer"].startswith(KNOWN)

@@ -28,7 +28,7 @@ class Launch:
     """What a launcher says about a run."""
 
     sharding: Sharding | None = None
-    """How networks are divided among the processes; None for a copy in each."""
+    """How networks are sharded among the processes; None for a copy in each."""
     said: str = ""
     """One line: what the launcher's settings became; '' where they say nothing."""
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -66,9 +66,9 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
 
 def in_stage(launch: Launch, stage: str, processes: int) -> Launch:
     """Return what the launcher says about a stage of a run: stage 1 trains nothing, and
-    one process has nothing to divide.
+    one process has nothing to shard.
 
-    Raises UsageError for one process that would keep in RAM what is divided.
+    Raises UsageError for one process that would keep in RAM what is sharded.
     """
     if launch.sharding is None:
         return launch
@@ -79,11 +79,11 @@ def in_stage(launch: Launch, stage: str, processes: int) -> Launch:
     if launch.sharding.offload:
         raise UsageError(
             WHERE,
-            "one process divides nothing, so that nothing of what is trained can be offloaded",
+            "one process shards nothing, so that nothing of what is trained can be offloaded",
             "start several processes; or choose a configuration without offload, and give "
             "--enable_model_cpu_offload, which keeps frozen weights in RAM",
         )
-    said = f"{WHERE}: one process has everything, so that nothing is divided"
+    said = f"{WHERE}: one process has everything, so that nothing is sharded"
     return replace(launch, sharding=None, said=said)
 
 

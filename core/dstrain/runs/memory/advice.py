@@ -65,7 +65,7 @@ class Possible:
     blocks: int = 0
     """Blocks of its largest network with LoRA, which can be swapped; 0 for none."""
     lora: tuple[str, ...] = ()
-    """Components with LoRA, whose frozen weights can be stored in fewer bytes."""
+    """Components with LoRA, whose frozen weights can be quantized."""
     modulation: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Component -> patterns of its layers that scale others."""
     encoders: tuple[str, ...] = ()
@@ -192,7 +192,7 @@ def _options(components: Sequence[str], method: str) -> str:
 
 
 def _in_4_bits(component: str, modulation: Sequence[str]) -> str:
-    """Store a component in 4 bits, but layers that scale others in 8."""
+    """Quantize a component to 4 bits, but layers that scale others in 8."""
     if not modulation:
         return f"{component}:{FOUR_BITS}"
     layers = ",".join(modulation)

@@ -94,7 +94,7 @@ class FrozenBytes:
     ram: int
     """Bytes of swapped blocks in RAM."""
     largest_stored: int
-    """Numbers of the largest weight that a method stores."""
+    """Numbers of the largest weight that a method quantizes."""
 
 
 def as_kept(size: ComponentSize, kept: Kept) -> FrozenBytes:
@@ -119,7 +119,7 @@ def as_kept(size: ComponentSize, kept: Kept) -> FrozenBytes:
 
 @dataclass(frozen=True)
 class DividedBytes:
-    """What one process has of a network that is divided among several."""
+    """What one process has of a network that is sharded among several."""
 
     frozen: int
     """Bytes of its rows of what is not trained, and of buffers."""
@@ -139,8 +139,8 @@ def as_divided(
 
     Args:
         size: The network.
-        kept: How its linear layers are stored.
-        processes: How many it is divided among.
+        kept: How its linear layers are quantized.
+        processes: How many it is sharded among.
         gives_up: Whether a block's weights are given up after its forward pass.
     """
     frozen = trained = numbers = 0
@@ -166,7 +166,7 @@ def as_divided(
 
 
 def _stored_bytes(one: Stored, kept: Kept) -> int:
-    """Return the bytes of a weight as a method stores it, if one does."""
+    """Return the bytes of a weight as a method quantizes it, if one does."""
     method = _method_of(one, kept)
     if method is None:
         return one.size
@@ -175,7 +175,7 @@ def _stored_bytes(one: Stored, kept: Kept) -> int:
 
 
 def _method_of(one: Stored, kept: Kept) -> QuantizationMethod | None:
-    """Return the method that stores a weight; None where it stays as it is loaded."""
+    """Return the method that quantizes a weight; None where it stays as it is loaded."""
     entries = kept.methods_of(one.layer) if one.is_storable else []
     return entries[0].method if entries else None
 

@@ -42,9 +42,9 @@ class Choice:
     mixed: bool
     """Whether it computes in bf16."""
     sharding: Sharding | None = None
-    """How networks in training are divided, if they are."""
+    """How networks in training are sharded, if they are."""
     processes: int = 1
-    """How many they are divided among."""
+    """How many they are sharded among."""
     rounds: bool = False
     """Whether trained weights are in bf16, and their updates rounded by chance."""
 
@@ -63,9 +63,9 @@ class Estimate:
     """None where they are not known."""
     ram: int = 0
     """Bytes in RAM: of weights, and where sharding offloads them, of all that is
-    divided."""
+    sharded."""
     together: int = 0
-    """Bytes of weights of divided networks that are whole at the peak of a step."""
+    """Bytes of weights of sharded networks that are whole at the peak of a step."""
 
     @property
     def least(self) -> int:
@@ -109,10 +109,10 @@ def estimate(
         stage: 'data_process', or another for one that trains.
     """
     sizes = {name: facts.components[name] for name in names if name in facts.components}
-    weights, borrowed, ram, restored = _places(sizes, choice.kept)
+    weights, offloaded, ram, restored = _places(sizes, choice.kept)
     counted = facts.activations
     # What a unit computes with a stored weight is computed with the restored one.
-    encoding = None if counted is None else counted.encoding + borrowed + restored
+    encoding = None if counted is None else counted.encoding + offloaded + restored
     if stage == "data_process":
         return Estimate(weights, 0, 0, 0, 0, encoding, ram)
     numbers = sum(one.trained for one in sizes.values())
@@ -144,7 +144,7 @@ def _divided(
     whole: Estimate, sizes: Mapping[str, ComponentSize], choice: Choice
 ) -> Estimate:
     """Return the estimate for one of several processes among which networks in training
-    are divided.
+    are sharded.
     """
     assert choice.sharding is not None
     offloads = choice.sharding.offload
@@ -183,10 +183,10 @@ def _places(
     sizes: Mapping[str, ComponentSize], kept: Mapping[str, Kept]
 ) -> tuple[dict[str, int], int, int, int]:
     """Return what is always on the device, by component; the most that is there while a
-    unit borrows it; what is in RAM; and the most that a stored weight takes restored.
+    unit uses it; what is in RAM; and the most that a stored weight takes restored.
     """
     weights = {}
-    borrowed = ram = restored = 0
+    offloaded = ram = restored = 0
     for name, size in sizes.items():
         how = kept.get(name, AS_LOADED)
         place = as_kept(size, how)
@@ -194,6 +194,6 @@ def _places(
         ram += place.ram
         restored = max(restored, CAST * place.largest_stored)
         if how.offloaded:
-            borrowed = max(borrowed, place.device)
+            offloaded = max(offloaded, place.device)
             ram += place.device
-    return weights, borrowed, ram, restored
+    return weights, offloaded, ram, restored

@@ -65,7 +65,7 @@ class PlannedRun:
 
     @property
     def processes(self) -> int:
-        """Return how many processes networks in training are divided among."""
+        """Return how many processes networks in training are sharded among."""
         sharding = self.setup.sharding
         if sharding is None:
             return 1

@@ -61,7 +61,7 @@ def report(
     )
     if found.ram:
         offloads = setup.sharding is not None and setup.sharding.offload
-        what = "RAM for what is divided" if offloads else "RAM for weights"
+        what = "RAM for what is sharded" if offloads else "RAM for weights"
         yield _line(what, as_size(found.ram))
     yield from _fit(run, found)
     yield from _disk(run, steps, per_epoch, rows)
@@ -199,7 +199,7 @@ def _disk(
     if not trained:
         yield "    not known"
         return
-    # What is saved of divided networks is whole.
+    # What is saved of sharded networks is whole.
     whole = replace(run, setup=replace(setup, sharding=None))
     found = whole.estimate(config, setup.stage)
     weights = sum(one.saved_bytes for one in trained)

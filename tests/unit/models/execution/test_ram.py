@@ -180,9 +180,9 @@ def test_a_component_is_on_the_device_only_while_it_is_borrowed(
     component = ComponentInRam(network, CPU)
     with poisoned_memory() as seen:
         for _ in range(2):
-            # Two functions may borrow it, one inside the other.
-            with component.borrowed():
-                with component.borrowed():
+            # Two functions may use it, one inside the other.
+            with component.on_device():
+                with component.on_device():
                     assert torch.equal(network(torch.ones(1, 2)), wanted)
                 assert torch.equal(network(torch.ones(1, 2)), wanted)
             assert seen.now == 0
@@ -190,6 +190,6 @@ def test_a_component_is_on_the_device_only_while_it_is_borrowed(
             with component.readable():
                 assert torch.equal(network(torch.ones(1, 2)), wanted)
     assert seen.loads == 2 * 3
-    with pytest.raises(ZeroDivisionError), component.borrowed():
+    with pytest.raises(ZeroDivisionError), component.on_device():
         _ = 1 / 0
     assert network[0].weight.isnan().all()

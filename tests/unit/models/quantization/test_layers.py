@@ -91,12 +91,16 @@ def test_a_pattern_that_matches_no_layer_is_refused(
 
 
 def test_a_layer_of_two_methods_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"both dit:fp8 and dit:int8_block@mod store"):
+    with pytest.raises(
+        UsageError, match=r"both dit:fp8 and dit:int8_block@mod quantize"
+    ):
         stored(StoredLayers(FP8), StoredLayers(INT8_BLOCK, ("mod",)))
 
 
 def test_a_network_without_such_layers_is_refused() -> None:
-    with pytest.raises(UsageError, match="dit has no linear layer that can be stored"):
+    with pytest.raises(
+        UsageError, match="dit has no linear layer that can be quantized"
+    ):
         stored(StoredLayers(FP8), network=nn.Sequential(nn.Conv2d(3, 3, 1)))
 
 

@@ -1,4 +1,4 @@
-"""Settings of FSDP, of both versions, say how networks are divided, or are refused."""
+"""Settings of FSDP, of both versions, say how networks are sharded, or are refused."""
 
 import inspect
 import re
@@ -108,8 +108,8 @@ def test_one_line_says_what_a_setting_became() -> None:
     _, said = sharding_of("ZeRO stage 2", "hybrid", False, True)
     assert said == (
         "ZeRO stage 2 of accelerate's configuration is done as FSDP 2: parameters, gradients and optimizer state "
-        "are divided among the processes of a machine; a block's parameters stay together between forward and "
-        "backward; what is divided lies in RAM"
+        "are sharded among the processes of a machine; a block's parameters stay together between forward and "
+        "backward; what is sharded lies in RAM"
     )
 
 

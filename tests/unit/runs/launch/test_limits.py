@@ -1,4 +1,4 @@
-"""What cannot be divided among processes is refused before anything is loaded, by a dry
+"""What cannot be sharded among processes is refused before anything is loaded, by a dry
 run as by the run.
 """
 
@@ -33,7 +33,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"customized_optimizer": "torch.optim.Adafactor"}, "use adamw, lion or"),
         ({"blocks_to_swap": 1}, "--blocks_to_swap: .*leave it out"),
         ({"enable_model_cpu_offload": True}, "--enable_model_cpu_offload: swapped"),
-        ({"mixed_precision": "bf16", "trainable_dtype": "bf16"}, "fp32, not bf16"),
+        ({"mixed_precision": "bf16", "trainable_dtype": "bf16"}, "fp32, not in bf16"),
         ({"ema_decay": 0.9, "optimizer": "schedulefree"}, "averages the weights itself"),
     ],
 )  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_component_that_a_unit_runs_is_refused(
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("WORLD_SIZE", "2")
     flags = {"trainable_models": "text_encoder", "task": f"sft{stage}"}
-    words = "cannot divide text_encoder: encode_prompt runs it once for each sample"
+    words = "cannot shard text_encoder: encode_prompt runs it once for each sample"
     with pytest.raises(UsageError, match=words):
         run(config(here, output_path=Path("out"), dry_run=True, **flags))
 

@@ -51,7 +51,7 @@ def test_published_files_are_translated(
     if processes > 1:
         assert in_stage(launch, "train", processes) is launch
         return
-    with pytest.raises(UsageError, match="one process divides nothing, so that"):
+    with pytest.raises(UsageError, match="one process shards nothing, so that"):
         in_stage(launch, "train", processes)
 
 
@@ -128,7 +128,7 @@ def test_one_process_and_stage_1_divide_nothing(tmp_path: Path) -> None:
     launch = read_launch(handed_on(FSDP_2, tmp_path))
     alone = in_stage(launch, "", 1)
     assert alone.sharding is None
-    assert alone.said.endswith("nothing is divided")
+    assert alone.said.endswith("nothing is sharded")
     assert in_stage(launch, "", 2) is launch
     kept = Launch(Sharding(offload=True), "words", launch.flags)
     assert in_stage(kept, "data_process", 1) == Launch(flags=launch.flags)
