@@ -28,10 +28,12 @@ quick: install
 reliability: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) tests/reliability --all-trials
 
-# Every variant's conformance kit, and the reference's commands to their last step; the
-# ordinary suite takes one variant per mechanism, and fewer steps.
+# What the ordinary suite tests with one variant per mechanism, and the reference's commands
+# with fewer steps: all of it.
 conformance: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) --all-variants $(wildcard $(addprefix plugins/*/tests/test_,conformance.py lora_files.py reference_commands.py))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO) --all-variants \
+		$(wildcard $(addprefix plugins/*/tests/test_,conformance.py lora_files.py reference_commands.py)) \
+		tests/integration/test_memory_estimates.py tests/integration/test_two_processes.py
 
 test-real: install
 	$(BIN)/python tests/gpu/assets.py .assets

@@ -38,7 +38,8 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Leave variants whose mechanisms another one has to `--all-variants`.
 
-    A family's test class names those that the ordinary suite tests in `everyday`.
+    A family's test class names those that the ordinary suite tests in `everyday`; other
+    tests mark those that it leaves out.
     """
     if config.getoption("--all-variants"):
         return
@@ -50,7 +51,8 @@ def pytest_collection_modifyitems(
         case = parameters.get("case")
         variant = parameters.get("variant", getattr(case, "variant", None))
         skipped = everyday is not None and variant not in (None, *everyday)
-        (left if skipped else kept).append(item)
+        is_marked = item.get_closest_marker("all_variants") is not None
+        (left if skipped or is_marked else kept).append(item)
     items[:] = kept
     if left:
         config.hook.pytest_deselected(items=left)
