@@ -1,4 +1,4 @@
-"""Thirty bugs of the kinds that trainers have had, each as an edit of one file, with
+"""Fifty bugs and more of the kinds that trainers have had, each as an edit of one file, with
 the tests that must then fail.
 
 `test_r15_planted_bugs.py` applies each to a copy of the project. old: a text that
@@ -230,7 +230,10 @@ BUGS = (
         f"{CORE}/runs/loop.py",
         "    if not (math.isfinite(loss_value) and math.isfinite(norm_value)):\n",
         "    if math.isinf(norm_value):\n",
-        ("tests/unit/runs/test_loop.py",),
+        (
+            "tests/unit/runs/test_loop.py"
+            "::test_a_loss_that_is_not_a_number_ends_the_run_and_changes_no_weight",
+        ),
     ),
     Bug(
         "previews_draw_from_training",
@@ -277,5 +280,239 @@ BUGS = (
         "layer.up[one.start : one.stop])",
         "layer.up[: one.stop - one.start])",
         ("tests/unit/lora/test_reader.py",),
+    ),
+    Bug(
+        "fp8_without_its_scale",
+        "quantized weights are restored as large as they were",
+        f"{CORE}/models/quantization/encodings.py",
+        "return scaled(packed.view(FP8).to(dtype), scale, dtype)",
+        "return packed.view(FP8).to(dtype)",
+        (f"{TESTS}/models/quantization/test_encodings.py",),
+    ),
+    Bug(
+        "a_scale_per_column",
+        "an fp8 weight has a scale per output channel",
+        f"{CORE}/models/quantization/encodings.py",
+        "exact.abs().amax(1, keepdim=True)",
+        "exact.abs().amax(0, keepdim=True)",
+        (f"{TESTS}/models/quantization/test_encodings.py",),
+    ),
+    Bug(
+        "restored_weights_are_kept",
+        "autograd keeps the stored weight, not a restored one",
+        f"{CORE}/models/quantization/linear.py",
+        "        product: Tensor = _Product.apply(  # type: ignore[no-untyped-call]\n"
+        "            x, bias, self.restore, self.dtype, dtype, *self.stored\n"
+        "        )\n",
+        "        product = functional.linear(x, self.restored().to(dtype), bias)\n",
+        (
+            f"{TESTS}/models/quantization/test_linear.py"
+            "::test_autograd_keeps_the_stored_weight_and_no_restored_one",
+        ),
+    ),
+    Bug(
+        "stage_2_stores_fewer_layers",
+        "R20: both stages store the same layers",
+        f"{CORE}/runs/setup.py",
+        "        files = with_kept(found.files, self.kept, presets)\n",
+        '        kept = {} if self.stage == "train" else self.kept\n'
+        "        files = with_kept(found.files, kept, presets)\n",
+        (
+            "tests/reliability/test_r20_quantized_runs.py"
+            "::test_a_run_on_quantized_weights_is_the_same_bits"
+            "[int8_block-1 processes, in two stages]",
+        ),
+    ),
+    Bug(
+        "values_of_plain_encoders_for_quantized_ones",
+        "R20: keys of cached values have the method of the encoder",
+        f"{CORE}/models/needed_components.py",
+        "        if files.kept.identity:\n",
+        "        if files.kept.identity and files.kept.offloaded:\n",
+        (
+            "tests/reliability/test_r20_quantized_runs.py"
+            "::test_only_what_depends_on_a_quantized_component_is_computed_again",
+        ),
+    ),
+    Bug(
+        "a_plan_of_plain_encoders_for_quantized_ones",
+        "R20: stage 2 asks for what was encoded with its methods",
+        f"{CORE}/runs/plan_identity.py",
+        "        kept = setup.kept.get(name, AS_LOADED).identity\n",
+        "        kept = AS_LOADED.identity\n",
+        (
+            "tests/reliability/test_r20_quantized_runs.py"
+            "::test_what_a_stage_or_a_resumed_run_stores_differently_is_refused",
+        ),
+    ),
+    Bug(
+        "resumed_on_weights_stored_otherwise",
+        "R20: a run resumes on weights that are stored as they were",
+        f"{CORE}/runs/checkpoints/resume.py",
+        "    return stored if any(stored.values()) else {}\n",
+        "    return {}\n",
+        (
+            "tests/reliability/test_r20_quantized_runs.py"
+            "::test_what_a_stage_or_a_resumed_run_stores_differently_is_refused",
+        ),
+    ),
+    Bug(
+        "lora_is_drawn_in_the_dtype_of_its_layer",
+        "LoRA starts from the same numbers, however its layer is stored",
+        f"{CORE}/lora/layers.py",
+        "without_quantizers(), _drawn_in_fp32(module):",
+        "without_quantizers():",
+        (
+            f"{TESTS}/models/quantization/test_linear.py"
+            "::test_lora_starts_from_the_same_numbers_whatever_the_layer_is_stored_as",
+        ),
+    ),
+    Bug(
+        "swapped_blocks_are_dropped_too_early",
+        "R21: a swapped block is there until its gradients are",
+        f"{CORE}/training/offload/block_swap.py",
+        "            if not _in_backward_pass():\n                self._drop(number)\n",
+        "            self._drop(number)\n",
+        (f"{TESTS}/training/offload/test_block_swap.py",),
+    ),
+    Bug(
+        "the_wrong_block_is_copied_ahead",
+        "R21: a swapped block is copied while the one before it computes",
+        f"{CORE}/training/offload/block_swap.py",
+        "            following = block.previous\n",
+        "            following = block.next\n",
+        (
+            f"{TESTS}/training/offload/test_block_swap.py"
+            "::test_a_block_is_on_its_way_while_the_one_before_it_computes",
+        ),
+    ),
+    Bug(
+        "swapped_blocks_stay_on_the_device",
+        "R21: no more than two swapped blocks are on the device",
+        f"{CORE}/training/offload/block_swap.py",
+        "        self._drop_all_but(wanted)\n",
+        "",
+        (f"{TESTS}/training/offload/test_block_swap.py",),
+    ),
+    Bug(
+        "swapped_weights_are_copied_back",
+        "R21: frozen weights in RAM never change",
+        f"{CORE}/models/execution/ram.py",
+        'and no numbers."""\n        self._copy = None\n',
+        'and no numbers."""\n'
+        "        if self._copy is not None:\n"
+        "            self._ram.copy_(self._copy)\n"
+        "        self._copy = None\n",
+        (f"{TESTS}/training/offload/test_block_swap.py",),
+    ),
+    Bug(
+        "values_of_a_whole_image_for_its_tiles",
+        "keys of cached values have the tiles of the VAE",
+        f"{CORE}/models/needed_components.py",
+        '            parts.append({"tiles": found.tiles[name].identity})\n',
+        "            pass\n",
+        (
+            f"{TESTS}/pipeline/test_tile_choice.py"
+            "::test_only_the_digests_of_vaes_change_and_equal_tiles_have_equal_ones",
+        ),
+    ),
+    Bug(
+        "the_average_is_not_saved",
+        "an average over the steps resumes exactly",
+        f"{CORE}/runs/checkpoints/resume.py",
+        '    averaged.load(state.average, int(state.average_facts["steps"]))\n',
+        "    averaged.restart()\n",
+        (
+            f"{TESTS}/runs/checkpoints/test_resume.py"
+            "::test_the_average_over_the_steps_resumes_exactly",
+        ),
+    ),
+    Bug(
+        "the_average_counts_steps_twice",
+        "an average is that of the weights of every step",
+        f"{CORE}/runs/loop.py",
+        "                run.ema.update()\n",
+        "                run.ema.update()\n                run.ema.update()\n",
+        (
+            f"{TESTS}/runs/checkpoints/test_outputs.py"
+            "::test_the_average_is_that_of_the_weights_of_every_step",
+        ),
+    ),
+    Bug(
+        "validation_draws_from_training",
+        "training is the same with and without validation",
+        f"{CORE}/runs/validation_loss.py",
+        "    with run.weights_to_use(), undisturbed(module.pipeline), bar:\n",
+        "    with run.weights_to_use(), torch.no_grad(), bar:\n",
+        (f"{TESTS}/runs/test_validation_loss.py",),
+    ),
+    Bug(
+        "each_process_rounds_by_chances_of_its_own",
+        "bf16 weights are rounded alike on all processes",
+        f"{CORE}/runs/loop.py",
+        '    seed_global((run.setup.config.seed, run.step), "optimizer")\n',
+        '    seed_global((run.setup.config.seed, run.step, run.processes.rank), "optimizer")\n',
+        (f"{TESTS}/training/optimizers/test_runs.py::test_two_processes_round_alike",),
+    ),
+    Bug(
+        "a_matrices_learn_at_a_multiple",
+        "--loraplus_lr_ratio is of B matrices",
+        f"{CORE}/training/optimizers/groups.py",
+        "        if UP.search(name):\n",
+        "        if not UP.search(name):\n",
+        (
+            f"{TESTS}/training/optimizers/test_groups.py"
+            "::test_b_matrices_learn_at_a_multiple",
+        ),
+    ),
+    Bug(
+        "weights_in_training_are_saved",
+        "weights that an optimizer averages are saved averaged",
+        f"{CORE}/runs/checkpoints/outputs.py",
+        "            with in_eval_mode(run.optimizer):\n                for",
+        "            if names:\n                for",
+        (
+            f"{TESTS}/training/optimizers/test_runs.py"
+            "::test_averaged_weights_are_saved_and_those_in_training_resumed",
+        ),
+    ),
+    Bug(
+        "rows_of_another_process",
+        "a process resumes with its own rows",
+        f"{CORE}/training/sharded_networks.py",
+        "        return _own_rows(len(owner), owner.device_mesh)\n",
+        "        own = _own_rows(len(owner), owner.device_mesh)\n"
+        "        return slice(len(owner) - own.stop, len(owner) - own.start)\n",
+        (f"{TESTS}/training/test_sharded_networks.py",),
+    ),
+    Bug(
+        "clipped_by_the_norm_of_own_rows",
+        "divided gradients are clipped by their whole norm",
+        f"{CORE}/training/optimizers/clipping.py",
+        "    dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))\n",
+        "",
+        (
+            f"{TESTS}/training/test_sharded_networks.py"
+            "::test_gradients_and_their_norm_are_those_of_one_process",
+        ),
+    ),
+    Bug(
+        "all_weights_are_read_first",
+        "a weight is free before the next is read",
+        f"{CORE}/models/networks.py",
+        "in weights.read(wanted, dtype, rows):\n",
+        "in list(weights.read(wanted, dtype, rows)):\n",
+        (
+            f"{TESTS}/pipeline/test_loading.py"
+            "::test_a_weight_is_free_before_the_next_is_read",
+        ),
+    ),
+    Bug(
+        "a_launchers_file_is_ignored",
+        "what a launcher's file says is done or refused",
+        f"{CORE}/runs/launch/settings.py",
+        "    if switched_on(environment, DEEPSPEED):\n",
+        "    if switched_on(environment, DEEPSPEED) and flags:\n",
+        (f"{TESTS}/runs/launch/test_settings.py",),
     ),
 )

@@ -224,6 +224,25 @@ def test_weights_that_are_dropped_too_early_are_noticed(
         assert not same(step_of(swapped, call, 0), wanted)
 
 
+def test_a_block_is_on_its_way_while_the_one_before_it_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the forward pass and, backwards, in the backward pass."""
+    turns: list[tuple[int, bool]] = []
+    before = BlockSwap._before
+
+    def noted(self: BlockSwap, number: int, module: nn.Module) -> None:
+        turns.append((number, number in self.present))
+        before(self, number, module)
+
+    monkeypatch.setattr(BlockSwap, "_before", noted)
+    network = ready(partial(Dit, 8, 3))
+    BlockSwap(CPU).add("dit", network, 3)
+    step_of(network, tiny, 0)
+    forward = [(0, False), (1, True), (2, True)]
+    assert turns == [*forward, (2, False), (1, True), (0, True)]
+
+
 def test_networks_that_take_turns_have_two_blocks_present_together() -> None:
     """As the experts of a denoiser do, and a network that a loss calls several times."""
     losses = []
