@@ -51,7 +51,7 @@ def methods_of_layers(
             if other.method != entries[0].method:
                 raise UsageError(
                     other.flag,
-                    f"both {component}:{entries[0]} and {component}:{other} store {name}",
+                    f"both {component}:{entries[0]} and {component}:{other} quantize {name}",
                     f"exclude it from one of them: --quant_options {component}:METHOD/EXCLUDED,...",
                 )
         if entries:
