@@ -85,8 +85,9 @@ def store_of(case: Case) -> Place:
         return keep
     family = load_family(WORKLOADS[case.model].family)
     component = components_of(family)[family.default_trainable]
-    kept = Kept((StoredLayers(METHODS[case.method]),))
-    return LayerStore(kept, component.name, component.unquantized)
+    methods = (StoredLayers(METHODS[case.method]),)
+    kept = Kept(methods, unquantized=component.unquantized)
+    return LayerStore(kept, component.name)
 
 
 def ready(case: Case, device: torch.device, tiny: bool) -> Ready:
