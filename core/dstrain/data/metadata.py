@@ -72,18 +72,22 @@ def metadata_files(base_path: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def find_metadata(base_path: Path) -> Path:
+def find_metadata(base_path: Path, option: str = "--dataset") -> Path:
     """Return the only metadata file in a folder; raise UsageError if there is none, or
     more than one.
+
+    Args:
+        base_path: The folder.
+        option: How the options begin that name it and its metadata file.
     """
     if not base_path.is_dir():
-        raise UsageError("--dataset_base_path", f"{base_path} is not a folder")
+        raise UsageError(f"{option}_base_path", f"{base_path} is not a folder")
     found = metadata_files(base_path)
     if len(found) == 1:
         return found[0]
     names = " and ".join(path.name for path in found)
     what = f"has {names or 'no metadata' + ' or '.join(SUFFIXES)}"
-    raise UsageError(base_path, what, "name one with --dataset_metadata_path")
+    raise UsageError(base_path, what, f"name one with {option}_metadata_path")
 
 
 def read_metadata(path: Path) -> Table:

@@ -48,12 +48,18 @@ def kept_components(
     known = components_of(family)
     names = _Names(config, known, spec, given_expert(spec, family, models))
     requests = parse_storage(config.fp8_models, config.quant_options)
+    fp8 = [one for one in requests if one.flag == FP8_FLAG]
     methods = known_methods(extensions()) if config.quant_options else METHODS
     stored: dict[str, dict[StoredLayers, None]] = {}
     for one in requests:
         method = method_named(one.method, methods, one.flag)
-        by_files = one.flag == FP8_FLAG and names.are_files(one.what)
-        entry = StoredLayers(method, one.only, one.excluded, one.flag, by_files)
+        entry = StoredLayers(
+            method,
+            one.only,
+            one.excluded,
+            one.flag,
+            is_among_others=one.flag == FP8_FLAG and len(fp8) > 1,
+        )
         for name in names.meant(one.flag, one.what):
             stored.setdefault(name, {})[entry] = None
     offloaded = dict.fromkeys(
@@ -184,10 +190,6 @@ class _Names:
     def entries(self) -> dict[str, ModelConfig]:
         """Return the files of the model flags by how they were typed."""
         return _entries(self.config)
-
-    def are_files(self, what: str) -> bool:
-        """Return whether a flag names files, and no component."""
-        return what not in self.with_weights and what in self.entries
 
     def meant(self, flag: str, what: str) -> list[str]:
         """Return the components that an entry of a flag names, by the name or by the

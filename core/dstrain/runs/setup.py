@@ -103,22 +103,23 @@ class Setup:
         """Return the run with the second dataset in place of its own; None without one.
 
         So all that is done with the rows of a dataset is done in the same way with those.
-        Raises UsageError if there is no such folder; stage 2 reads nothing of it.
+        Raises UsageError if there is no such folder, or no metadata file in it; stage 2
+        reads nothing of it.
         """
         config = self.config
         base = config.validation_dataset_base_path
         if base is None:
             return None
-        if self.stage != "train" and not base.is_dir():
-            raise UsageError(
-                "--validation_dataset_base_path", f"{base} is not a folder"
-            )
+        metadata = config.validation_dataset_metadata_path
+        if self.stage != "train" and (metadata is None or not base.is_dir()):
+            # Refused here, by the names of the second dataset's own options.
+            find_metadata(base, "--validation_dataset")
         # Where the cache is named as the dataset, as in DiffSynth-Studio's commands.
         cache_path = self.cache_path if self.stage == "train" else config.feature_cache
         second = replace(
             config,
             dataset_base_path=base,
-            dataset_metadata_path=config.validation_dataset_metadata_path,
+            dataset_metadata_path=metadata,
             validation_dataset_base_path=None,
             validation_dataset_metadata_path=None,
             feature_cache=cache_path,

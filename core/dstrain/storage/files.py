@@ -54,8 +54,14 @@ def set_aside(folder: Path) -> Path:
     return _named(folder, ".replaced-")
 
 
+def nameable(path: Path) -> Path:
+    """Return the path with a name at its end, which '.' and '..' have not."""
+    return path if path.name not in ("", "..") else Path(os.path.abspath(path))
+
+
 def unused_name(path: Path) -> Path:
     """Return this path, or one beside it with a number behind its name, where nothing is."""
+    path = nameable(path)
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
     return next(one for one in chain([path], numbered) if not os.path.lexists(one))
 

@@ -99,6 +99,23 @@ def test_tiles_are_a_part_of_what_is_trained_on(data: Path, tmp_path: Path) -> N
         image(tiled=True, tile_size=20)
 
 
+def test_previews_are_decoded_in_tiles_in_stage_2_too(
+    data: Path, tmp_path: Path
+) -> None:
+    given = {"preview_prompt": ("a dog",), "height": SIDE, "width": SIDE, **TILES}
+    given["max_steps"] = 1
+    start(data, "sft:data_process", **given)
+    start(data, "sft:train", **given)
+    start(data, output_path=tmp_path / "whole", **given)
+    images = {
+        path.relative_to(tmp_path / "whole"): path.read_bytes()
+        for path in (tmp_path / "whole/previews").rglob("*.png")
+    }
+    assert images
+    for path, content in images.items():
+        assert (tmp_path / "out" / path).read_bytes() == content
+
+
 def test_a_script_asks_for_tiles_of_its_pipeline(tmp_path: Path) -> None:
     models = write_toy(load_family("qwen_image"), "base", tmp_path)
     pipeline = Pipeline.from_pretrained(

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from dstrain.errors import CacheError, StateError, UsageError
 from dstrain.pipeline.pipeline import Pipeline
 from dstrain.randomness import SampleKey
 from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import LIST
+from dstrain.runs.stage_1 import precompute
+from dstrain.runs.stage_1.keyed_samples import KeyedSamples
 from dstrain.runs.validation_loss import COLUMNS, held_out_losses
 
 from tests.support.family import write_data
@@ -147,6 +151,29 @@ def test_stage_1_loads_the_encoders_once_and_encodes_nothing_twice(
     assert len(list((tmp_path / "both/plans").iterdir())) == 2
 
 
+def test_a_model_that_is_replaced_between_the_datasets_is_loaded_again(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+    load = Pipeline.from_found
+    key_rows = precompute.key_rows
+
+    def count(*args: Any, **named: Any) -> Any:
+        loaded.append(args)
+        return load(*args, **named)
+
+    def replaced(setup: Setup) -> KeyedSamples:
+        keyed = key_rows(setup)
+        if not setup.is_validation:
+            return keyed
+        return replace(keyed, components={**keyed.components, "vae": "of another file"})
+
+    monkeypatch.setattr(Pipeline, "from_found", count)
+    monkeypatch.setattr(precompute, "key_rows", replaced)
+    fill(here, tmp_path / "cache", **second(here))
+    assert len(loaded) == 2
+
+
 def test_a_cache_without_it_is_refused_with_the_command_that_fills_it(
     here: Path, tmp_path: Path
 ) -> None:
@@ -218,6 +245,19 @@ def test_bad_rows_are_named_or_skipped_as_those_of_the_dataset(
         feature_cache=tmp_path / "cache", on_bad_sample="skip", **own,
     )  # fmt: skip
     assert table(tmp_path / "split") == table(tmp_path / "out")
+
+
+def test_a_folder_without_a_table_is_refused_by_the_option_of_its_own(
+    here: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(here / "val", tmp_path / "val")
+    (tmp_path / "val/metadata.json").unlink()
+    with pytest.raises(UsageError, match="--validation_dataset_metadata_path"):
+        train(
+            here,
+            output_path=tmp_path / "out",
+            validation_dataset_base_path=tmp_path / "val",
+        )
 
 
 def test_a_dry_run_names_it_and_refuses_what_the_run_refuses(

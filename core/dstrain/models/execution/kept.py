@@ -27,8 +27,9 @@ class StoredLayers:
     """Patterns of layers that it does not quantize."""
     flag: str = field(default="--quant_options", compare=False)
     """The option that asks for it, for errors."""
-    by_files: bool = field(default=False, compare=False)
-    """Whether it names files; one of their components may have no linear layer."""
+    is_among_others: bool = field(default=False, compare=False)
+    """Whether the option names other components, too; this one may have no linear layer,
+    as the VAE in commands that name every component."""
 
     def __str__(self) -> str:
         return f"{self.method.identity}{self.patterns}"

@@ -39,7 +39,7 @@ def methods_of_layers(
     every = storable_layers(network)
     layers = [name for name in every if kept.may_store(name)]
     for entry in kept.methods:
-        if not layers and not entry.by_files:
+        if not layers and not entry.is_among_others:
             what = f"{component} has no linear layer that can be quantized"
             raise UsageError(entry.flag, f"{component}:{entry}: {what}")
         for pattern in (*entry.only, *entry.excluded):

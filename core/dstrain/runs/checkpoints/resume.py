@@ -51,6 +51,17 @@ MODIFIERS = "plugins that change steps"
 """Entry of these versions: what `modifiers_in_words` returns."""
 NO_MODIFIERS = "none"
 NO_FLAG = "no flag differs: other rows are skipped or have other sizes, or the model is another"
+OF_TRAINED_WEIGHTS = frozenset(
+    {
+        "model",
+        "lora_alpha",
+        "lora_base_model",
+        "lora_rank",
+        "lora_target_modules",
+        "trainable_models",
+    }
+)
+"""Options that say which weights are trained, and of which shapes."""
 STANDS_FOR = MappingProxyType(
     {
         "lr_scheduler_num_cycles": 1,
@@ -178,13 +189,13 @@ def config_digest(run: TrainingRun) -> str:
 
 
 def stored_components(run: TrainingRun) -> dict[str, list[str]]:
-    """Return the methods by which the components that the run uses are stored, nothing
-    where all are as they are loaded.
+    """Return how the components that the run uses are quantized, those that are as they
+    are loaded left out: the place of weights changes no number.
     """
     kept = run.setup.kept
     used = sorted(run.module.used_components & kept.keys())
-    stored = {name: kept[name].identity for name in used}
-    return stored if any(stored.values()) else {}
+    identities = {name: kept[name].identity for name in used}
+    return {name: identity for name, identity in identities.items() if identity}
 
 
 def optimizer_identity(setup: Setup) -> dict[str, Any]:
@@ -251,12 +262,15 @@ def load_training_state(
     or of another dataset.
     """
     if state.config_digest != config_digest(run):
+        differing = _differing(run)
+        # A new run cannot start from weights of other shapes.
+        has_same_weights = not differing.keys() & OF_TRAINED_WEIGHTS
         raise StateError(
             "--resume",
             "the saved run had different settings that affect the result",
-            _differing(run) or NO_FLAG,
+            "; ".join(differing.values()) or NO_FLAG,
             "resume with those that were saved",
-            *_new_run(run),
+            *(_new_run(run) if has_same_weights else ()),
         )
     changed = [
         name
@@ -278,14 +292,16 @@ def load_training_state(
         if name not in buffers
     }
     own = {name: list(parameter.shape) for name, parameter in parameters.items()}
-    differing = [
+    other_shapes = [
         f"{name}: saved {saved.get(name)}, this run {own.get(name)}"
         for name in saved | own
         if saved.get(name) != own.get(name)
     ]
-    if differing:
-        what = f"the saved run trains {len(differing)} parameters with different shapes"
-        raise StateError("--resume", what, "; ".join(differing[:3]))
+    if other_shapes:
+        what = (
+            f"the saved run trains {len(other_shapes)} parameters with different shapes"
+        )
+        raise StateError("--resume", what, "; ".join(other_shapes[:3]))
     for name, parameter in parameters.items():
         parameter.copy_(state.trainable[name])
     for name, buffer in buffers.items():
@@ -334,9 +350,9 @@ def _new_run(run: TrainingRun) -> list[str]:
     return [f"or start a new run from the saved weights; run: {command}"]
 
 
-def _differing(run: TrainingRun) -> str:
-    """Return what differs from the run whose state is resumed, with both values; ''
-    where nothing does that has a name.
+def _differing(run: TrainingRun) -> dict[str, str]:
+    """Return the options that differ from the run whose state is resumed, each with both
+    values in words; none where nothing differs that has a name.
     """
     config = run.setup.config
     folder = run.setup.output
@@ -345,7 +361,7 @@ def _differing(run: TrainingRun) -> str:
     try:
         recorded = read_resolved(folder)
     except StateError:
-        return ""
+        return {}
     versions = recorded.get("versions", {})
     size = str(run.processes.size)
     saved = _resolved(run, {**recorded, PROCESSES: versions.get(PROCESSES, size)})
@@ -356,15 +372,15 @@ def _differing(run: TrainingRun) -> str:
         for name in OF_SAMPLES:
             saved.pop(name, None)
             now.pop(name, None)
-    words = []
+    words = {}
     for name, value in now.items():
         # Versions before a flag did not record it.
         if name in saved and saved[name] != value:
             flag = name if name in (PROCESSES, MODIFIERS) else f"--{name}"
-            words.append(
+            words[name] = (
                 f"{flag}: saved {_shown(saved[name])}, this run {_shown(value)}"
             )
-    return "; ".join(words)
+    return words
 
 
 def _resolved(run: TrainingRun, flags: Mapping[str, Any]) -> dict[str, Any]:

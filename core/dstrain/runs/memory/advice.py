@@ -7,11 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config.fields import flags
 from dstrain.config.options.train import TrainConfig
 from dstrain.config.serialize import command_line
 from dstrain.config.validation import validate
 from dstrain.errors import UsageError
+from dstrain.storage.files import nameable
 from dstrain.training.optimizers.choice import choose_optimizer
 
 PLANNED = MappingProxyType({"dry_run": False, "device_memory": None})
@@ -78,6 +78,8 @@ class Possible:
     has_bitsandbytes: bool = False
     can_choose_optimizer: bool = True
     """Whether another optimizer, and weights in bf16, may be advised."""
+    resumes: bool = False
+    """Whether it resumes, so that nothing may change that its numbers depend on."""
 
 
 def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
@@ -88,6 +90,9 @@ def ways(config: TrainConfig, possible: Possible) -> Iterator[Way]:
     if not config.checkpoints:
         way = way.with_changes(use_gradient_checkpointing=True)
         yield way
+    if possible.resumes:
+        yield from _in_other_places(way, possible)
+        return
     if possible.can_split and not config.stage:
         way = way.with_changes(
             task=f"{config.task_name}:train", feature_cache=_cache_of(config)
@@ -163,9 +168,7 @@ def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
         way = way.with_changes(quant_options=_joined(given, options))
         yield way
     if not config.use_gradient_checkpointing_offload:
-        way = way.with_changes(
-            use_gradient_checkpointing=False, use_gradient_checkpointing_offload=True
-        )
+        way = _with_inputs_in_ram(way)
         yield way
     for count in range(1, blocks // 2 + 1):
         yield way.with_changes(blocks_to_swap=count)
@@ -179,6 +182,21 @@ def _with_fewer_bytes(way: Way, possible: Possible) -> Iterator[Way]:
     for count in range(1, blocks + 1):
         way = way.with_changes(blocks_to_swap=count)
         yield way
+
+
+def _in_other_places(way: Way, possible: Possible) -> Iterator[Way]:
+    """Yield ways that move to RAM what is on the device, and change no number."""
+    if not way.config.use_gradient_checkpointing_offload:
+        way = _with_inputs_in_ram(way)
+        yield way
+    for count in range(1, 1 + (0 if way.config.swaps_blocks else possible.blocks)):
+        yield way.with_changes(blocks_to_swap=count)
+
+
+def _with_inputs_in_ram(way: Way) -> Way:
+    return way.with_changes(
+        use_gradient_checkpointing=False, use_gradient_checkpointing_offload=True
+    )
 
 
 def _joined(*options: str | None) -> str:
@@ -226,16 +244,24 @@ def as_commands(config: TrainConfig, way: Way) -> list[str]:
         for changes in stages:
             validate(replace(config, **changes))
     except UsageError:
-        return [f"add {added_flags(changes)}" for changes in added]
+        return [_in_words(changes) for changes in added]
     return [command_line(config, **changes) for changes in stages]
 
 
+def _in_words(changes: Mapping[str, Any]) -> str:
+    """Say how a command that was typed is to be changed."""
+    words = f"add {added_flags(changes)}"
+    gone = [f"--{name}" for name, value in changes.items() if value == ()]
+    return f"{words}, without {', '.join(gone)}" if gone else words
+
+
 def added_flags(changes: Mapping[str, Any]) -> str:
-    """Return the flags that make these changes as they are typed."""
+    """Return the flags that make these changes as they are typed; with values that are
+    the defaults, too, since the command may have others.
+    """
     words = []
-    defaults = {flag.name: flag.default for flag in flags(TrainConfig)}
     for name, value in changes.items():
-        if value == defaults[name] or value is False:
+        if name in PLANNED or value is None or value is False:
             continue
         for one in value if isinstance(value, tuple) else (value,):
             words.append(f"--{name}")
@@ -248,5 +274,5 @@ def _cache_of(config: TrainConfig) -> Path:
     """Return a folder for the feature cache of a run."""
     if config.feature_cache is not None:
         return config.feature_cache
-    output = config.output_path or Path("output")
+    output = nameable(config.output_path or Path("output"))
     return output.with_name(f"{output.name}-features")

@@ -15,6 +15,7 @@ from dstrain.models.components import components_of
 from dstrain.models.execution.kept import AS_LOADED
 from dstrain.pipeline.kept_choice import kept_components
 from dstrain.pipeline.tile_choice import can_tile
+from dstrain.runs.checkpoints.state import states
 from dstrain.runs.launch.variables import machine_size, world_size
 from dstrain.runs.memory.advice import Possible, Way, encoding_ways, first_stage, ways
 from dstrain.runs.memory.estimate import Choice, Estimate, estimate, state_bytes
@@ -33,6 +34,8 @@ class PlannedRun:
     facts: Facts
     dataset: Dataset | None = None
     """Its rows, if they are here."""
+    typed: TrainConfig | None = None
+    """Its flags as they were given, where files that they name are not here."""
 
     def components(self, stage: str) -> tuple[str, ...]:
         """Return the components that a stage loads."""
@@ -172,10 +175,19 @@ class PlannedRun:
             has_tiles=not setup.config.tiled and can_tile(setup.family, setup.spec),
             has_bitsandbytes=find_spec("bitsandbytes") is not None,
             can_choose_optimizer=setup.sharding is None,
+            resumes=_resumes(setup),
         )
 
     def _is_as_loaded(self, name: str) -> bool:
         return not self.setup.kept.get(name, AS_LOADED).methods
+
+
+def _resumes(setup: Setup) -> bool:
+    """Return whether a saved state is there to resume."""
+    config = setup.config
+    if config.resume is None or config.output_path is None:
+        return False
+    return config.resume != "auto" or any(states(config.output_path))
 
 
 def with_flags(setup: Setup, config: TrainConfig, stage: str) -> Setup:

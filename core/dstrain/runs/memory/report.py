@@ -154,14 +154,20 @@ def _fit(run: PlannedRun, found: Estimate) -> Iterator[str]:
 
 def _advice(run: PlannedRun, size: int) -> Iterator[str]:
     """Yield the commands with which it fits."""
-    config = run.setup.config
     way = run.cheapest(size)
     if way is None:
         yield "    no flags are known with which it fits"
         if run.setup.sharding is not None:
             yield from (f"        {line}" for line in run.setup.sharding.advice())
         return
-    commands = as_commands(config, way)
+    if run.setup.sharding is not None:
+        # The launcher and its file are not among the flags of a command.
+        added = [way.stage_1, way.changes] if way.is_split else [way.changes]
+        commands = [
+            f"add {added_flags(one)}, behind the same launcher" for one in added
+        ]
+    else:
+        commands = as_commands(run.typed or run.setup.config, way)
     if not way.is_split:
         found = run.estimate(way.config, run.setup.stage)
         yield f"    it fits, with {_needs(found)}:"

@@ -41,6 +41,7 @@ def as_summary(setup: Setup) -> str:
     weights, decodes no image and asks no hub.
     """
     absent: list[str] = []
+    typed = setup.config
     setup = _without_absent_weights(setup, absent)
     _check_output(setup, absent)
     dataset = _dataset(setup, absent)
@@ -58,7 +59,7 @@ def as_summary(setup: Setup) -> str:
         lines += ["", "memory: not known, since no model files are given"]
     else:
         facts = facts_of(setup, plans, loaded, data, dataset)
-        run = PlannedRun(setup, plans, facts, dataset)
+        run = PlannedRun(setup, plans, facts, dataset, typed)
         lines += report(run, length.steps, length.per_epoch, length.rows)
     if absent:
         lines += ["", "to fetch", *(f"    {line}" for line in dict.fromkeys(absent))]

@@ -72,7 +72,7 @@ class Previews:
         more = Pipeline.from_found(
             setup.family,
             setup.spec,
-            Found(files, found.configs),
+            replace(found, files=files),
             setup.device,
             setup.dtype,
         )

@@ -2,8 +2,9 @@
 in the feature cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from dstrain.runs.stage_1.keyed_samples import (
     missing_work,
 )
 from dstrain.runs.stage_1.plan_writer import name_in, write_plan
-from dstrain.storage.files import lock
+from dstrain.storage.files import lock, nameable
 from dstrain.training.batching import MicroBatch
 from dstrain.training.loader import DecodedSamples, load_batches
 
@@ -48,6 +49,15 @@ logger = get_logger(__name__)
 
 REST = ("shards", "plans", LOG)
 """What stage 1 makes beside the marker before anything else."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A pipeline that computes values."""
+
+    pipeline: Pipeline
+    components: Mapping[str, str]
+    """Component -> digest of what it was loaded from."""
 
 
 def data_process(setup: Setup, processes: ProcessGroup) -> None:
@@ -67,21 +77,19 @@ def data_process(setup: Setup, processes: ProcessGroup) -> None:
             FeatureCache.create(setup.cache_path)
             open_log(setup.cache_path / LOG)
             write_list(setup)
-        pipeline = None
+        loaded = None
         for one in setup.datasets:
-            pipeline = fill(one, processes, pipeline)
+            loaded = fill(one, processes, loaded)
         if processes.is_main:
             logger.info(f"to train on it, run: {_stage_2(setup)}")
         processes.wait()
 
 
-def fill(
-    setup: Setup, processes: ProcessGroup, pipeline: Pipeline | None
-) -> Pipeline | None:
+def fill(setup: Setup, processes: ProcessGroup, loaded: Loaded | None) -> Loaded | None:
     """Fill the feature cache with the values of one dataset, and write its plan.
 
-    Returns the pipeline that was loaded, if there was anything to compute: the next
-    dataset needs the same one, or components that only some rows use.
+    Returns what was loaded, if there was anything to compute: the next dataset needs the
+    same, or components that only some rows use.
     """
     if processes.is_main:
         keyed = key_rows(setup)
@@ -105,8 +113,8 @@ def fill(
     if work:
         part = work[processes.rank :: processes.size]
         writer = ShardWriter(cache, setup.versions)
-        pipeline = _pipeline_of(setup, keyed, pipeline)
-        compute(setup, pipeline, part, writer, long_prompts, processes.rank)
+        loaded = _load(setup, keyed, loaded)
+        compute(setup, loaded.pipeline, part, writer, long_prompts, processes.rank)
     processes.wait()
     if processes.is_main:
         # Also of rows that share a prompt, or whose values were there already.
@@ -114,26 +122,29 @@ def fill(
         long_prompts.conclude()
         write_plan(setup, keyed)
     processes.wait()
-    return pipeline
+    return loaded
 
 
-def _pipeline_of(
-    setup: Setup, keyed: KeyedSamples, loaded: Pipeline | None
-) -> Pipeline:
-    """Load the components of the samples, unless that was done."""
-    pipeline = loaded
+def _load(setup: Setup, keyed: KeyedSamples, loaded: Loaded | None) -> Loaded:
+    """Load the components of the samples, unless just these were loaded: keys say from
+    which files values are, and files may have been replaced since.
+    """
     found = keyed.found
     if (
-        pipeline is None
-        or found.files.keys() - pipeline.components.keys()
-        or found.configs.keys() - pipeline.configs.keys()
+        loaded is None
+        or found.configs.keys() - loaded.pipeline.configs.keys()
+        or any(
+            loaded.components.get(name) != keyed.components[name]
+            for name in found.files
+        )
     ):
         pipeline = Pipeline.from_found(
             setup.family, setup.spec, found, setup.device, setup.dtype
         )
+        loaded = Loaded(pipeline, keyed.components)
     for component in found.files.values():
         keyed.digests.check_unchanged(component.paths)
-    return pipeline
+    return loaded
 
 
 def _stage_2(setup: Setup) -> str:
@@ -141,7 +152,8 @@ def _stage_2(setup: Setup) -> str:
     output = config.output_path
     if output is None or config.feature_cache is None:
         # DiffSynth-Studio's commands fill the output folder.
-        output = setup.cache_path.with_name(f"{setup.cache_path.name}-trained")
+        cache = nameable(setup.cache_path)
+        output = cache.with_name(f"{cache.name}-trained")
     return command_line(
         config,
         task=f"{config.task_name}:train",

@@ -106,7 +106,7 @@ def test_a_network_without_such_layers_is_refused() -> None:
 
 def test_files_without_such_layers_may_be_among_those_that_a_flag_names() -> None:
     network = nn.Sequential(nn.Conv2d(3, 3, 1))
-    assert stored(StoredLayers(FP8, by_files=True), network=network) == {}
+    assert stored(StoredLayers(FP8, is_among_others=True), network=network) == {}
 
 
 def test_a_fault_names_the_flag_that_it_came_from() -> None:

@@ -212,6 +212,8 @@ def test_a_run_with_other_numbers_is_not_resumed_and_what_must_be_equal_is_named
         name == "lr_scheduler"
     )  # which ends at the last step
     assert "None" not in str(caught.value)
+    offers_new_run = "start a new run from the saved weights" in str(caught.value)
+    assert offers_new_run == (name != "what is trained")  # weights of other shapes
     assert load_state(states(held)[0]).step == 2
     assert len(log(held)) == 2
 
@@ -241,6 +243,15 @@ def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
                 loraplus_lr_ratio=1.0,
             )
         assert caught.value.help_lines[0] == "--seed: saved 0, this run 1"
+
+
+def test_the_place_of_weights_may_change_where_others_are_quantized(
+    here: Path, tmp_path: Path
+) -> None:
+    given = {"output_path": tmp_path / "out", "quant_options": "text_encoder:fp8"}
+    train(here, max_steps=1, **given)
+    train(here, max_steps=2, resume="auto", blocks_to_swap=1, **given)
+    assert len(log(tmp_path / "out")) == 2
 
 
 def test_a_rate_for_the_only_component_is_that_for_all(

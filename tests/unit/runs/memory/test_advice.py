@@ -37,7 +37,7 @@ def test_the_cheapest_comes_first_and_keeps_what_is_before_it() -> None:
     checkpointing = "--use_gradient_checkpointing"
     split = f"{checkpointing} --task sft:train --feature_cache out-features"
     mixed = f"{split} --mixed_precision bf16"
-    small = f"{mixed} --gradient_accumulation_steps 4"
+    small = f"{mixed} --batch_size 1 --gradient_accumulation_steps 4"
     assert found[:4] == [checkpointing, split, mixed, small]
     assert "--use_gradient_checkpointing_offload" in found[-1].split()
     assert "--use_gradient_checkpointing" not in found[-1].split()
@@ -51,6 +51,31 @@ def test_what_is_given_is_not_advised() -> None:
         trainable_dtype="bf16",
     )
     assert list(ways(config, ONE_RUN)) == []
+
+
+def test_a_run_that_resumes_keeps_what_its_numbers_depend_on() -> None:
+    possible = Possible(
+        "no",
+        can_split=True,
+        blocks=2,
+        lora=("dit",),
+        has_bitsandbytes=True,
+        resumes=True,
+    )
+    in_ram = "--use_gradient_checkpointing_offload"
+    assert added(TrainConfig(**GIVEN, batch_size=4), possible) == [
+        "--use_gradient_checkpointing",
+        in_ram,
+        f"{in_ram} --blocks_to_swap 1",
+        f"{in_ram} --blocks_to_swap 2",
+    ]
+
+
+def test_a_folder_without_a_name_gets_its_cache_beside_it() -> None:
+    config = TrainConfig(**{**GIVEN, "output_path": Path(".")})
+    here = Path.cwd()
+    cache = split_way(config, Possible("bf16", can_split=True)).config.feature_cache
+    assert cache == here.with_name(f"{here.name}-features")
 
 
 def test_a_run_of_stage_2_is_not_split_again() -> None:
@@ -160,6 +185,11 @@ def test_of_a_command_that_is_not_complete_the_flags_are_said() -> None:
     config = TrainConfig(model="tiny", dry_run=True, device_memory="24GB")
     way = next(ways(config, ONE_RUN))
     assert as_commands(config, way) == ["add --use_gradient_checkpointing"]
+    typed = replace(config, optimizer_args=("foreach=False",))
+    changes = {"optimizer": "adamw8bit", "optimizer_args": ()}
+    assert as_commands(typed, Way(typed).with_changes(**changes)) == [
+        "add --optimizer adamw8bit, without --optimizer_args"
+    ]
     way = split_way(config, Possible("bf16", can_split=True))
     first = next(encoding_ways(first_stage(config, way), ONE_RUN))
     cache = "--feature_cache output-features"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dstrain.cli.main import main
 from dstrain.console import get_logger
-from dstrain.runs.memory.advice import added_flags, ways
+from dstrain.runs.memory.advice import Way, added_flags, ways
 from dstrain.runs.memory.planning import PlannedRun
 from dstrain.runs.offload import check_offloaded
 from dstrain.runs.setup import Setup
@@ -190,8 +190,29 @@ def test_sharding_divides_what_is_trained_and_is_advised_nothing_that_it_refuses
         assert bytes_of(divided, name) == bytes_of(alone, name)
     assert "start more processes" in dry_run(capsys, words, "0.001")
     assert advised and not any(flag in " ".join(advised) for flag in refused)
+    monkeypatch.setattr(PlannedRun, "cheapest", first_way)
+    way = "add --use_gradient_checkpointing, behind the same launcher"
+    assert way in dry_run(capsys, words, "0.001")
     monkeypatch.setenv("RANK", "1")
     assert dry_run(capsys, words, "24") == ""
+
+
+def first_way(run: PlannedRun, size: int) -> Way:
+    return next(ways(run.setup.config, run.possible))
+
+
+def test_advised_commands_have_files_that_are_not_here(
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PlannedRun, "cheapest", first_way)
+    preset = ["--preset_lora_path", "absent.safetensors", "--preset_lora_model", "dit"]
+    out = dry_run(capsys, [*words, *preset], "0.001")
+    (command,) = re.findall(
+        r"^ +(dstrain .*--use_gradient_checkpointing.*)$", out, re.M
+    )
+    assert "--preset_lora_path absent.safetensors" in command
 
 
 def test_the_size_goes_with_a_dry_run(
