@@ -142,27 +142,13 @@ def read_right(folder: Path, run_folder: Path, each: int, judge: Any) -> float:
     )
 
 
-def rows_of(
-    out: Path, full_steps: int, lora_steps: int, seeds: int, each: int, count: int
-) -> Iterator[tuple[str, ...]]:
-    """Train and judge; yield the rows of the table."""
-    sys.path.insert(0, str(DEMO))
-    from digits import LOOK, LOOK_IMAGES, TRAIN, Judge, caption, paint, strokes, write
+def base_of(out: Path, demo: Path | None, full_steps: int) -> list[str]:
+    """Return the files of the base: those that `make demo` left, or else trained here."""
+    if demo is not None:
+        (out / "model").symlink_to((demo / "model").resolve())
+        return [str(next((demo / "full").glob("step-*.safetensors")))]
     from model import main as write_model
 
-    judge = Judge()
-    write(out / "digits", count=min(TRAIN, count))
-    write(out / "look", LOOK, min(LOOK_IMAGES, count))
-    held = out / "held-out"
-    held.mkdir()
-    images, digits = strokes()
-    lines = ["image,prompt"]
-    for index in range(TRAIN, TRAIN + min(HELD_OUT, count)):
-        name = f"{index}.png"
-        paint(images[index], LOOK).save(held / name)
-        lines.append(f'{name},"{caption(digits[index], LOOK)}"')
-    (held / "metadata.csv").write_text("\n".join(lines) + "\n")
-    assert LOOK_IMAGES <= TRAIN
     write_model.main([str(out / "model")], standalone_mode=False)
     shards = sorted(map(str, (out / "model/transformer").glob("*.safetensors")))
     full = train_config(
@@ -181,7 +167,35 @@ def rows_of(
     )
     # The base is that of `make demo`, in fp32: only what LoRA is trained on is stored.
     two_stages(replace(full, mixed_precision="no"))
-    base = [str(out / f"full/step-{full_steps}.safetensors")]
+    return [str(out / f"full/step-{full_steps}.safetensors")]
+
+
+def rows_of(
+    out: Path,
+    demo: Path | None,
+    full_steps: int,
+    lora_steps: int,
+    seeds: int,
+    each: int,
+    count: int,
+) -> Iterator[tuple[str, ...]]:
+    """Train and judge; yield the rows of the table."""
+    sys.path.insert(0, str(DEMO))
+    from digits import LOOK, LOOK_IMAGES, TRAIN, Judge, caption, paint, strokes, write
+
+    judge = Judge()
+    write(out / "digits", count=min(TRAIN, count))
+    write(out / "look", LOOK, min(LOOK_IMAGES, count))
+    held = out / "held-out"
+    held.mkdir()
+    images, digits = strokes()
+    lines = ["image,prompt"]
+    for index in range(TRAIN, TRAIN + min(HELD_OUT, count)):
+        name = f"{index}.png"
+        paint(images[index], LOOK).save(held / name)
+        lines.append(f'{name},"{caption(digits[index], LOOK)}"')
+    (held / "metadata.csv").write_text("\n".join(lines) + "\n")
+    base = base_of(out, demo, full_steps)
     losses: dict[str, list[float]] = {method: [] for method in METHODS}
     shares: dict[str, list[float]] = {method: [] for method in METHODS}
     for seed, (method, options) in product(range(seeds), METHODS.items()):
@@ -224,10 +238,19 @@ def rows_of(
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--each", default=10, show_default=True, help="Images of each digit.")
 @click.option("--images", default=1500, show_default=True, help="Digits to train on.")
-def main(full_steps: int, lora_steps: int, seeds: int, each: int, images: int) -> None:
+@click.option("--demo", type=Path, help="The demo_output of `make demo`, for its base.")
+def main(
+    full_steps: int,
+    lora_steps: int,
+    seeds: int,
+    each: int,
+    images: int,
+    demo: Path | None,
+) -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = rows_of(Path(folder), full_steps, lora_steps, seeds, each, images)
+        out = Path(folder)
+        rows = rows_of(out, demo, full_steps, lora_steps, seeds, each, images)
         click.echo(table(HEAD, list(rows)))
 
 

@@ -1,5 +1,5 @@
-"""The table of docs/guide/hardware.md: for each family and card the cheapest flags with
-which LoRA fits, and the peak, computed from shapes.
+"""The tables of docs/guide/hardware.md: for each family and card the cheapest flags with
+which LoRA fits, or full training, and the peak, computed from shapes.
 
     python -m benchmarks.gpu.cards
     python -m benchmarks.gpu.cards check   exit status 1 where the page differs
@@ -22,6 +22,18 @@ from dstrain.training.module import TrainingModule
 
 PAGE = Path(__file__).parents[2] / "docs/guide/hardware.md"
 CARDS = ("80GB", "48GB", "32GB", "24GB", "16GB", "12GB")
+WAN: Mapping[str, Any] = MappingProxyType(
+    {
+        "model": "wan",
+        "model_id_with_origin_paths": (
+            "Wan-AI/Wan2.1-T2V-14B:diffusion_pytorch_model*.safetensors,"
+            "Wan-AI/Wan2.1-T2V-14B:models_t5_umt5-xxl-enc-bf16.pth,"
+            "Wan-AI/Wan2.1-T2V-14B:Wan2.1_VAE.pth"
+        ),
+        "height": 480,
+        "width": 832,
+    }
+)
 MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Qwen-Image, 1024 x 1024": {
@@ -41,19 +53,13 @@ MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "black-forest-labs/FLUX.1-dev:vae/*.safetensors"
             ),
         },
-        "Wan 2.1 14B, 81 frames of 832 x 480": {
-            "model": "wan",
-            "model_id_with_origin_paths": (
-                "Wan-AI/Wan2.1-T2V-14B:diffusion_pytorch_model*.safetensors,"
-                "Wan-AI/Wan2.1-T2V-14B:models_t5_umt5-xxl-enc-bf16.pth,"
-                "Wan-AI/Wan2.1-T2V-14B:Wan2.1_VAE.pth"
-            ),
-            "height": 480,
-            "width": 832,
-        },
+        "Wan 2.1 14B, 81 frames of 832 x 480": WAN,
+        "Wan 2.1 14B, 33 frames of 832 x 480": {**WAN, "num_frames": 33},
     }
 )
-
+FULL_CARDS = ("192GB", "150GB", "80GB")
+FULL: Mapping[str, Any] = MappingProxyType({"trainable_models": "dit"})
+"""Full training, in place of LoRA of rank 32."""
 
 TABLE = """\
 | model | card | stage 1 | peak | stage 2 | peak | weights in RAM |
@@ -63,10 +69,13 @@ LEFT_OUT = ("task", "feature_cache")
 
 
 def plan(flags: Mapping[str, Any]) -> PlannedRun:
-    """Plan LoRA of rank 32 at batch 1, in bf16, from configurations alone."""
+    """Plan LoRA of rank 32, or full training, at batch 1, in bf16, from configurations
+    alone.
+    """
+    trained = {} if "trainable_models" in flags else {"lora_rank": 32}
     config = TrainConfig(
         **flags,
-        lora_rank=32,
+        **trained,
         output_path=Path("output"),
         dry_run=True,
         device_memory="24GB",
@@ -115,6 +124,13 @@ def rows() -> Iterator[str]:
         run = plan(flags)
         for card in CARDS:
             yield row(model, run, card)
+    yield TABLE
+    for model, flags in MODELS.items():
+        if "num_frames" in flags:
+            continue
+        run = plan({**flags, **FULL})
+        for card in FULL_CARDS:
+            yield row(f"{model}, in full", run, card)
 
 
 def main(words: Sequence[str]) -> int:
