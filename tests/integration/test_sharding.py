@@ -4,20 +4,18 @@ all of it, and save the same; what one number of processes saved, another resume
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from dstrain.cli.main import main
 from dstrain.runs.checkpoints.state import load_state
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.family import weights_of
-from tests.support.launchers import FSDP_2, handed_on
+from tests.support.launchers import FSDP_2, launched
 from tests.support.processes import commands, in_processes, words
 from tests.support.runs import files, log, same, warm_project
 
@@ -66,25 +64,6 @@ def flags(here: Path, output: Path, processes: int, **changes: Any) -> list[str]
             **changes,
         }
     )  # fmt: skip
-
-
-def launched(*lines: tuple[Mapping[str, Any], list[str]]) -> Callable[[int], int]:
-    """Work that runs these command lines, each as `accelerate launch` does under a
-    configuration file with these settings.
-    """
-
-    def work(rank: int) -> int:
-        for settings, line in lines:
-            with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-                for name, value in handed_on(settings, Path(folder)).items():
-                    if name.startswith(("ACCELERATE_", "FSDP_")):
-                        patch.setenv(name, value)
-                patch.setenv("ACCELERATE_USE_CPU", "1")
-                if code := main(line):
-                    return code
-        return 0
-
-    return work
 
 
 @pytest.fixture(scope="module")

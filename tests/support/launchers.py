@@ -1,10 +1,12 @@
 """What `accelerate launch` hands on to the processes that it starts."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import (
@@ -12,6 +14,7 @@ from accelerate.utils.launch import (
     prepare_multi_gpu_env,
     prepare_simple_launcher_cmd_env,
 )
+from dstrain.cli.main import main
 
 FILES: Mapping[str, Mapping[str, Any]] = {
     one["name"]: one["settings"]
@@ -88,3 +91,22 @@ def handed_on(
     return {
         name: value for name, value in environment.items() if name.startswith(known)
     }
+
+
+def launched(*lines: tuple[Mapping[str, Any], list[str]]) -> Callable[[int], int]:
+    """Work that runs these command lines, each as `accelerate launch` does under a
+    configuration file with these settings.
+    """
+
+    def work(rank: int) -> int:
+        for settings, line in lines:
+            with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+                for name, value in handed_on(settings, Path(folder)).items():
+                    if name.startswith(("ACCELERATE_", "FSDP_")):
+                        patch.setenv(name, value)
+                patch.setenv("ACCELERATE_USE_CPU", "1")
+                if code := main(line):
+                    return code
+        return 0
+
+    return work
