@@ -349,7 +349,7 @@ BUGS = (
         "resumed_on_weights_stored_otherwise",
         "R20: a run resumes on weights that are stored as they were",
         f"{CORE}/runs/checkpoints/resume.py",
-        "    return stored if any(stored.values()) else {}\n",
+        "    return {name: identity for name, identity in identities.items() if identity}\n",
         "    return {}\n",
         (
             "tests/reliability/test_r20_quantized_runs.py"
