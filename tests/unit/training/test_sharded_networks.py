@@ -1,10 +1,10 @@
-"""Networks sharded between two processes: whole tensors, norms and rows come out as
+"""Networks sharded between two processes, or on two machines of two each: whole tensors, norms and rows come out as
 those of one process.
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tests.support.processes import in_processes
+
+SAMPLES = (1.0, -1.0, 0.5, 1.5)
+"""Those of a step, of all processes together."""
 
 
 class Net(nn.Module):
@@ -77,7 +80,7 @@ def memory(net: nn.Module) -> int:
     return sum(one.untyped_storage().nbytes() for one in net.parameters())
 
 
-def gradients(module: Any, samples: list[float]) -> float:
+def gradients(module: Any, samples: Sequence[float]) -> float:
     """Backward passes of these samples; the norm of the mean gradient, clipped."""
     for number, sample in enumerate(samples):
         prediction = module.networks["dit"](torch.full((1, 3), sample))
@@ -129,6 +132,18 @@ def loaded(folder: Path, rank: int) -> int:
     return read
 
 
+def write_and_read(path: Path, parameters: dict[str, Any], rank: int) -> None:
+    """Write a file of whole tensors; what this process reads of it are its rows."""
+    (write_tensors(path, parameters, {}) if not rank else take_part(parameters))
+    torch.distributed.barrier()
+    read = read_own_rows(path, parameters.get)
+    for key, parameter in parameters.items():
+        back: Any = read[key]
+        assert isinstance(back, DTensor)
+        assert torch.equal(back.to_local(), parameter.to_local())
+        assert back.placements == parameter.placements
+
+
 def of_two(rank: int, folder: Path) -> dict[str, Any]:
     """What one of two processes finds."""
     found: dict[str, Any] = {}
@@ -150,7 +165,7 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
         assert not any(after[name] is one for name, one in before.items())
         assert sharded_networks(module) == [module.networks["dit"]]
         found[name] = {
-            "norm": gradients(module, [0.5, 1.5] if rank else [1.0, -1.0]),
+            "norm": gradients(module, SAMPLES[2:] if rank else SAMPLES[:2]),
             "grads": {k: whole(p.grad).tolist() for k, p in after.items()},
             "loaded": module.bytes_loaded,
             "rows": {k: len(p.to_local()) for k, p in after.items()},
@@ -161,14 +176,7 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
             other = module.networks["dit"](torch.ones(1, 3))
         found[name]["moved"] = (other - output).item()
         if name in ("full", "hybrid"):
-            (write_tensors(folder / name, after, {}) if not rank else take_part(after))
-            torch.distributed.barrier()
-            read = read_own_rows(folder / name, after.get)
-            for key, parameter in after.items():
-                back: Any = read[key]
-                assert isinstance(back, DTensor)
-                assert torch.equal(back.to_local(), parameter.to_local())
-                assert back.placements == parameter.placements
+            write_and_read(folder / name, after, rank)
     low: Any = Module(False).bfloat16()
     with pytest.raises(UsageError, match="trained in fp32, not in bf16"):
         Division(Sharding(), torch.device("cpu")).divide(low)
@@ -186,37 +194,75 @@ def of_two(rank: int, folder: Path) -> dict[str, Any]:
     return found
 
 
+def of_four(rank: int, folder: Path) -> dict[str, Any]:
+    """What one of two processes on each of two machines finds, with hybrid."""
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    division = Division(Sharding("hybrid"), torch.device("cpu"))
+    module: Any = Module(False, division.keep_rows)
+    division.divide(module)
+    norm = gradients(module, SAMPLES[rank : rank + 1])
+    parameters = module.trained.parameters
+    write_and_read(folder / "hybrid", parameters, rank)
+    return {
+        "norm": norm,
+        "grads": {k: whole(p.grad).tolist() for k, p in parameters.items()},
+        "weights": {k: whole(p).tolist() for k, p in parameters.items()},
+        "rows": {k: len(p.to_local()) for k, p in parameters.items()},
+    }
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the two processes find."""
-    folder = tmp_path_factory.mktemp("two")
+    return found_by(2, of_two, tmp_path_factory.mktemp("two"))
+
+
+def found_by(
+    count: int, of_one: Callable[[int, Path], dict[str, Any]], folder: Path
+) -> list[dict[str, Any]]:
+    """What each of so many processes finds, which meet."""
 
     def work(rank: int) -> None:
         torch.distributed.init_process_group("gloo")
-        (folder / f"{rank}.json").write_text(json.dumps(of_two(rank, folder)))
+        (folder / f"{rank}.json").write_text(json.dumps(of_one(rank, folder)))
         torch.distributed.destroy_process_group()
 
-    ended = in_processes(2, work, folder)
-    assert ended.codes == (0, 0), ended.said
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    ended = in_processes(count, work, folder)
+    assert set(ended.codes) == {0}, ended.said
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
 @pytest.mark.parametrize("kind", ["full", "kept whole", "LoRA", "hybrid"])
 def test_gradients_and_their_norm_are_those_of_one_process(
     found: list[dict[str, Any]], kind: str
 ) -> None:
-    alone = Module(kind == "LoRA")
-    norm = gradients(alone, [1.0, -1.0, 0.5, 1.5])
+    assert_gradients_of_one([one[kind] for one in found], kind == "LoRA")
+
+
+def assert_gradients_of_one(found: list[dict[str, Any]], lora: bool) -> None:
+    """Norms and gradients that processes found are those of one with all samples."""
+    alone = Module(lora)
+    norm = gradients(alone, SAMPLES)
     for one in found:
-        assert one[kind]["norm"] == pytest.approx(norm, rel=1e-5)
+        assert one["norm"] == pytest.approx(norm, rel=1e-5)
         for name, parameter in alone.trained.parameters.items():
             assert parameter.grad is not None
             torch.testing.assert_close(
-                torch.tensor(one[kind]["grads"][name]),
+                torch.tensor(one["grads"][name]),
                 parameter.grad,
                 rtol=1e-4,
                 atol=1e-7,
             )
+
+
+def test_two_machines_of_two_processes_shard_each_for_itself(tmp_path: Path) -> None:
+    found = found_by(4, of_four, tmp_path)
+    assert_gradients_of_one(found, lora=False)
+    for name, rows in (("dit.first.weight", (3, 2)), ("dit.last.weight", (1, 0))):
+        assert tuple(one["rows"][name] for one in found) == rows * 2
+    for name, parameter in Module(False).trained.parameters.items():
+        for one in found:
+            assert one["weights"][name] == parameter.tolist()
 
 
 @pytest.mark.parametrize("kind", ["full", "kept whole", "hybrid"])
