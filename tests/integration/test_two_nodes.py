@@ -1,5 +1,6 @@
-"""Two machines, each with a torchrun of its own, train as one that has both processes;
-where a process of one machine dies, the other machine's says so and ends.
+"""Two machines, each with a torchrun of its own, train as one that has both processes,
+with copies of what is trained and with shards of it; where a process of one machine
+dies, the other machine's says so and ends.
 """
 
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from dstrain.config.options.train import TrainConfig
 from dstrain.runs.resolve import resolve
 from dstrain.testing.rows import write_rows
@@ -32,11 +34,14 @@ def die(*given):
 
 
 assert main([*sys.argv[1:], "--output_path", "two"]) == 0
+os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+assert main([*sys.argv[1:], "--output_path", "sharded"]) == 0
+os.environ["ACCELERATE_USE_FSDP"] = "false"
 if os.environ["RANK"] == "1":
     loop.clip_gradients = die
 sys.exit(main([*sys.argv[1:], "--output_path", "dead"]))
 """
-"""Trains, and trains again until the second process dies in a step."""
+"""Trains, trains with shards, and trains again until the second process dies in a step."""
 
 
 def test_two_machines_train_as_one_until_a_process_dies(
@@ -52,10 +57,16 @@ def test_two_machines_train_as_one_until_a_process_dies(
     codes, said = torchrun_on_two_machines(line)
     ended = in_processes(2, commands([*line, "--output_path", "one"]), tmp_path)
     assert ended.codes == (0, 0), ended.said
-    one, two = Path("one"), Path("two")
+    one, two, sharded = Path("one"), Path("two"), Path("sharded")
     assert len(log(one)) == 2, said
     assert log(two) == log(one)
     assert same(files(two), files(one))
+    said_of_it = (sharded / "logs/dstrain.log").read_text()
+    assert "sharding: dit sharded over all processes, 2 processes" in said_of_it
+    for a, b in zip(log(one), log(sharded), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    for name, weights in files(one).items():
+        torch.testing.assert_close(files(sharded)[name], weights, rtol=1e-4, atol=1e-5)
     assert codes == [1, 1]
     errors = [
         text.count("processes: another process of the run ended") for text in said
