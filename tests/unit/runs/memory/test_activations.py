@@ -15,6 +15,7 @@ from dstrain.training.loader import Sample
 from dstrain.training.module import TrainingModule
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from tests.support.runs import config, project
 
@@ -76,16 +77,19 @@ def test_it_is_what_autograd_saves(tmp_path: Path, flags: dict[str, Any]) -> Non
     assert counted.kept(False, False) - counted.working == pytest.approx(wanted, 0.15)
 
 
-def test_with_checkpointing_it_is_inputs_of_blocks_and_one_block(
-    tmp_path: Path,
-) -> None:
-    counted, module, batch = counted_and_module(tmp_path, trainable_models="dit")
+def saved_in_blocks(
+    module: TrainingModule, batch: list[Sample], component: str
+) -> tuple[int, int, int]:
+    """The bytes that autograd really saves outside of a component's blocks, those of the
+    blocks' inputs, and the most that one block saves by itself.
+    """
     inputs: dict[int, Tensor] = {}
     blocks: list[int] = []
 
-    def block(function: Callable[..., Any], *args: Any) -> Any:
-        """Keep the inputs, and count what one block saves by itself."""
-        inputs.update({one.untyped_storage().data_ptr(): one for one in args})
+    def block(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        for one in tree_leaves((args, named)):
+            if isinstance(one, Tensor):
+                inputs[one.untyped_storage().data_ptr()] = one
         saved: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -94,22 +98,30 @@ def test_with_checkpointing_it_is_inputs_of_blocks_and_one_block(
             return tensor
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            result = function(*args)
+            result = function(*args, **named)
         own = {one.untyped_storage().data_ptr() for one in function.parameters()}  # type: ignore[attr-defined]  # a module
         blocks.append(sum(size for key, size in saved.items() if key not in own))
         return result
 
-    for name, network in module.networks.items():
-        if name == "dit":
-            checkpoint_through(name, network, block)
+    checkpoint_through(component, module.networks[component], block)
     outside = saved_bytes(module, batch)
+    sizes = {
+        key: one.untyped_storage().nbytes() for key, one in inputs.items()
+    }.values()
+    return outside, sum(sizes), max(blocks)
+
+
+def test_with_checkpointing_it_is_inputs_of_blocks_and_one_block(
+    tmp_path: Path,
+) -> None:
+    counted, module, batch = counted_and_module(tmp_path, trainable_models="dit")
+    outside, inputs, block = saved_in_blocks(module, batch, "dit")
     assert counted.outside == pytest.approx(outside, 0.15)
-    assert counted.largest_block == max(blocks)
-    wanted = outside + max(blocks)
+    assert counted.largest_block == block
     offloaded = counted.kept(True, True) - counted.working
-    assert offloaded == pytest.approx(wanted, 0.15)
+    assert offloaded == pytest.approx(outside + block, 0.15)
     kept = counted.kept(True, False) - counted.working
-    assert offloaded < kept <= offloaded + sum(one.nbytes for one in inputs.values())
+    assert offloaded < kept <= offloaded + inputs
 
 
 def test_what_stage_1_stores_of_a_sample_is_counted(tmp_path: Path) -> None:
