@@ -5,10 +5,7 @@ from the forward to the backward pass, and those of bitsandbytes have a state th
 sharding nor moving a layer knows.
 """
 
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dstrain.lazy import quiet
 from dstrain.models.quantization.encodings import FP8, by_rows
 
 NF4_BLOCK = 64
@@ -89,27 +87,14 @@ def _stored_by_torchao(weight: Tensor, config: str, **settings: Any) -> Any:
     layer = nn.Linear(columns, rows, bias=False, device="meta")
     # In fp32, since torchao computes scales in the dtype of the weight.
     layer.weight = nn.Parameter(weight.float(), requires_grad=False)
-    with _quiet():
+    with quiet():
         quantization.quantize_(layer, getattr(quantization, config)(**settings))
     return layer.weight
 
 
 def _library(module: str) -> Any:
-    with _quiet():
+    with quiet():
         return import_module(module)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out what the libraries report of their own optional parts: none is used."""
-    earlier = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(earlier)
 
 
 to_nf4 = partial(to_4bit, "nf4")

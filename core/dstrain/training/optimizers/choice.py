@@ -5,6 +5,7 @@ loaded.
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from dstrain.config.learning_rates import LearningRates, parse_learning_rates
 from dstrain.config.options.optimizer import OptimizerOptions
 from dstrain.errors import UsageError, nearest
+from dstrain.lazy import quiet
 from dstrain.training.optimizers.arguments import (
     check_arguments,
     parameters_of,
@@ -145,7 +147,8 @@ def _import(flag: str, name: str, entry: NamedOptimizer) -> type:
         )
         raise UsageError(flag, what, "use --optimizer adamw8bit")
     try:
-        with warnings.catch_warnings():
+        # Those with a name are of libraries that warn of parts that they lack.
+        with warnings.catch_warnings(), quiet() if entry.install else nullcontext():
             # Libraries warn of themselves as they are imported.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)

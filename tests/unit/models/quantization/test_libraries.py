@@ -68,12 +68,19 @@ def test_errors_are_within_those_that_the_guide_states(name: str, bound: float) 
         assert bound / 4 < error(METHODS[name], weight) < bound
 
 
-def test_importing_the_libraries_prints_nothing() -> None:
-    code = (
+@pytest.mark.parametrize(
+    "code",
+    [
         "import torch; from dstrain.models.quantization.libraries import *\n"
         "weight = torch.ones(2, 64)\n"
-        "to_4bit('nf4', weight), to_int8_rows(weight), to_fp8_rows(weight)"
-    )
+        "to_4bit('nf4', weight), to_int8_rows(weight), to_fp8_rows(weight)",
+        "from dstrain.config.options.train import TrainConfig\n"
+        "from dstrain.training.optimizers.choice import choose_optimizer\n"
+        "choose_optimizer(TrainConfig(model='tiny', optimizer='adamw8bit'))",
+    ],
+    ids=["methods", "optimizer"],
+)
+def test_importing_the_libraries_prints_nothing(code: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
