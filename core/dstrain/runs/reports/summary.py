@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from torch import nn
+
 from dstrain.console import get_logger
 from dstrain.graph.inputs import Column
 from dstrain.graph.noise_schedule import STRATA
 from dstrain.graph.plan import make_plan
 from dstrain.graph.spec import PipelineSpec
 from dstrain.models.components import components_of
+from dstrain.models.execution.kept import described
+from dstrain.models.quantization.linear import StoredLinear
 from dstrain.pipeline.sampling import generate_task
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage.run_files import averaged_name
@@ -36,7 +40,7 @@ def log_start(run: TrainingRun) -> None:
         f"{run.processes.size} process(es)"
     )
     count = sum(parameter.numel() for parameter in module.trained_parameters)
-    total = sum(parameter.numel() for parameter in module.networks.parameters())
+    total = _weights_of(module.networks)
     logger.info(
         f"training {', '.join(module.trained.components)}: {count:,} parameters, "
         f"{count / total:.1%} of those used in a step"
@@ -46,6 +50,8 @@ def log_start(run: TrainingRun) -> None:
         logger.info(
             f"sharding: {components} {setup.sharding}, {run.processes.size} processes"
         )
+    for name, words in described(setup.kept, sorted(module.used_components)).items():
+        logger.info(f"{name}: {words}")
     for component, matched_modules in module.trained.matched_modules.items():
         layers = [f"{pattern} x{number}" for pattern, number in matched_modules.items()]
         logger.info(f"LoRA on {component}: {', '.join(layers)}")
@@ -79,6 +85,15 @@ def log_start(run: TrainingRun) -> None:
             f"validation: {len(ids)} samples of {rows} rows, {STRATA} timesteps each"
         )
     logger.info(f"writing to {setup.output}")
+
+
+def _weights_of(networks: nn.Module) -> int:
+    """Return how many weights networks have; a quantized one may be half a number."""
+    count = sum(parameter.numel() for parameter in networks.parameters())
+    for layer in networks.modules():
+        if isinstance(layer, StoredLinear):
+            count += layer.in_features * layer.out_features - layer.weight.numel()
+    return count
 
 
 @dataclass

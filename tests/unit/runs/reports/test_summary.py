@@ -25,6 +25,19 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
+def test_the_start_says_how_weights_are_kept_and_counts_them_as_without(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(here, output_path=tmp_path / "plain", max_steps=1)
+    share = re.compile(r"128 parameters, ([\d.]+)% of those used")
+    plain = share.findall(said(capsys))
+    flags = {"quant_options": "dit:bitsandbytes_nf4", "blocks_to_swap": 1}
+    train(here, output_path=tmp_path / "kept", max_steps=1, **flags)
+    printed = said(capsys)
+    assert "dit: bitsandbytes_nf4, 1 block swapped\n" in printed
+    assert share.findall(printed) == plain
+
+
 def test_the_start_says_samples_shapes_batch_schedule_and_previews(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
